@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain RoCEv2: Ethernet / IPv4 / UDP 4791 / BTH / [RETH] / payload / ICRC.  No header of our own on any link.
+#ifndef HEADERS_P4
+#define HEADERS_P4
+#include "sizes.p4"
+
+typedef bit<48>         mac_t;
+typedef bit<32>         ipv4_addr_t;
+typedef bit<PORT_BITS>  port_t;
+typedef bit<WORD_BITS>  word_t;
+typedef bit<24>         psn_t;
+typedef bit<16>         child_t;
+
+header ethernet_t {
+    mac_t   dst;
+    mac_t   src;
+    bit<16> type;
+}
+
+header ipv4_t {
+    bit<4>      version;
+    bit<4>      ihl;
+    bit<6>      dscp;
+    bit<2>      ecn;
+    bit<16>     total_len;
+    bit<16>     id;
+    bit<3>      flags;
+    bit<13>     frag_offset;
+    bit<8>      ttl;
+    bit<8>      protocol;
+    bit<16>     checksum;
+    ipv4_addr_t src;
+    ipv4_addr_t dst;
+}
+
+header udp_t {
+    bit<16> sport;          // the flow's entropy: it pins the path
+    bit<16> dport;
+    bit<16> length;
+    bit<16> checksum;
+}
+
+header bth_t {
+    bit<8>  opcode;
+    bit<8>  flags;          // solicited event, migration, pad count, transport version
+    bit<16> pkey;
+    bit<8>  fecn_becn;      // FECN, BECN, reserved: masked in the ICRC
+    bit<24> dest_qp;        // says which tree, which child, which operation
+    bit<8>  ack_req;
+    psn_t   psn;            // says which slot
+}
+
+header reth_t {
+    bit<64> address;
+    bit<32> rkey;
+    bit<32> length;
+}
+
+header lanes_t {
+    word_t  w;
+}
+
+header icrc_t {
+    bit<32> crc;            // little endian on the wire
+}
+
+@controller_header("packet_out")
+header packet_out_t {
+    port_t                  egress_port;
+    bit<(16 - PORT_BITS)>   _pad;
+}
+
+@controller_header("packet_in")
+header packet_in_t {
+    port_t                  ingress_port;
+    bit<(16 - PORT_BITS)>   _pad;
+}
+
+struct headers_t {
+    packet_out_t    packet_out;
+    packet_in_t     packet_in;
+    ethernet_t      ethernet;
+    ipv4_t          ipv4;
+    udp_t           udp;
+    bth_t           bth;
+    reth_t          reth;
+    lanes_t[WORDS]  lanes;
+    icrc_t          icrc;
+}
+
+// What the connection table says of a contribution or a result; see fold.p4
+struct meta_t {
+    bit<1>      folded;     // this packet leaves rewritten (replica.p4)
+    bit<16>     group;      // multicast group of the tree = its number on this switch
+    child_t     child;      // who the packet came from, then who it is for
+}
+#endif

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// RoCEv2's invariant CRC: CRC-32 over 8 bytes of ones, the IPv4 header (TOS, TTL and checksum as ones), UDP (checksum
+// as ones), BTH (FECN/BECN byte as ones), [RETH] and payload; sent little endian.
+#ifndef ICRC_P4
+#define ICRC_P4
+#include "headers.p4"
+
+#define ICRC_BEFORE_PAYLOAD                                                                     \
+    64w0xffffffffffffffff,                                                                      \
+    hdr.ipv4.version, hdr.ipv4.ihl, 8w0xff, hdr.ipv4.total_len, hdr.ipv4.id, hdr.ipv4.flags,    \
+    hdr.ipv4.frag_offset, 8w0xff, hdr.ipv4.protocol, 16w0xffff, hdr.ipv4.src, hdr.ipv4.dst,     \
+    hdr.udp.sport, hdr.udp.dport, hdr.udp.length, 16w0xffff,                                    \
+    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, hdr.bth.dest_qp, hdr.bth.ack_req, hdr.bth.psn
+#define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
+#define ICRC_PAYLOAD    hdr.lanes[0].w, hdr.lanes[1].w, hdr.lanes[2].w, hdr.lanes[3].w
+
+control Icrc(in headers_t hdr, out bit<32> icrc) {
+    bit<32> crc;
+
+    action with_reth() {
+        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD }, 64w0x100000000);
+    }
+    action without_reth() {
+        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_PAYLOAD }, 64w0x100000000);
+    }
+    apply {
+        if (hdr.reth.isValid()) {
+            with_reth();
+        } else {
+            without_reth();
+        }
+        icrc = crc[7:0] ++ crc[15:8] ++ crc[23:16] ++ crc[31:24];
+    }
+}
+#endif

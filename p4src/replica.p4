@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// A folded packet gets the addresses and the queue pair of whom it is for: rank r+1 sees a packet of rank r, as if the
+// switch were not there; a switch sees one of its neighbour.  Then the ICRC is made anew.
+#ifndef REPLICA_P4
+#define REPLICA_P4
+#include "headers.p4"
+#include "icrc.p4"
+
+control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+    action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport, bit<24> dest_qp,
+                   bit<32> rkey) {
+        hdr.ethernet.src = src_mac;
+        hdr.ethernet.dst = dst_mac;
+        hdr.ipv4.src = src;
+        hdr.ipv4.dst = dst;
+        hdr.ipv4.ttl = 64;
+        // IDs that count with the PSN let a sender's NIC or kernel cut a run of these packets from one super-packet
+        hdr.ipv4.id = hdr.bth.psn[15:0];
+        hdr.udp.sport = sport;
+        hdr.bth.dest_qp = dest_qp;
+        hdr.bth.fecn_becn = 0;
+        hdr.reth.rkey = rkey;
+    }
+    action lost() {
+        mark_to_drop(sm);
+    }
+    direct_counter(CounterType.packets_and_bytes) replica_packets;
+    table replica {
+        key = {
+            meta.group: exact @name("group");
+            meta.child: exact @name("child");
+        }
+        actions = { rewrite; @defaultonly lost; }
+        const default_action = lost();
+        counters = replica_packets;
+        size = 4096;
+    }
+
+    Icrc() icrc_new;
+    apply {
+        if (sm.instance_type == REPLICATED) {
+            meta.child = sm.egress_rid;
+        }
+        if (replica.apply().hit) {
+            icrc_new.apply(hdr, hdr.icrc.crc);
+        }
+    }
+}
+#endif

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every number of the program, in one place.  wire/roce.py holds the same ones; tests/test_wire.py compares the two.
+#ifndef SIZES_P4
+#define SIZES_P4
+
+// A word is p4c's widest type: 64 lanes of 32 bits.  A path MTU of payload is WORDS of them.
+#define WORD_BITS   2048
+#define WORDS       4                     // 4 * 256 bytes = path MTU 1024
+#define PAYLOAD     1024
+
+// One slot holds the words of one packet: 16384 of them are 16 MiB.  Jobs get disjoint, power-of-two ranges.
+#define SLOTS       16384
+
+#define ETHERTYPE_IPV4  0x0800
+#define PROTO_UDP       17
+#define ROCE_PORT       4791
+
+// BTH opcodes, reliable connection (InfiniBand spec, table 38)
+#define WRITE_FIRST     0x06
+#define WRITE_MIDDLE    0x07
+#define WRITE_LAST      0x08
+#define WRITE_ONLY      0x0a
+
+// UDP lengths of a full data packet: UDP 8 + BTH 12 [+ RETH 16] + payload + ICRC 4
+#define UDP_LEN_DATA    (8 + 12 + PAYLOAD + 4)
+#define UDP_LEN_RETH    (8 + 12 + 16 + PAYLOAD + 4)
+
+#define ECN_CE          3
+
+#define PORT_BITS       9
+#define CPU_PORT        510
+#define PARENT          0xffff            // `child` of the rewriting entry that leads up the tree
+
+// BMv2 numbers packets that the replication engine made so
+#define REPLICATED      5
+
+#endif

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the job service, between a rank (host/) and the controller.
+
+gRPC carries them as JSON; msgspec checks every field at the border, so no generated code ties us to a protobuf version.
+A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+SERVICE: Final = "netfold.Jobs"
+PROTOCOL: Final = 1
+"""Raised whenever packets or messages change their meaning: mismatched sides refuse each other."""
+
+
+class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank asks to take part.  All ranks of a job must agree on everything but rank and addresses."""
+
+    job: str
+    world: int
+    rank: int
+    address: str
+    """IPv4 address on the fabric, where results are to arrive."""
+    tcp: str
+    """``address:port`` where this rank's TCP ring listens."""
+    path_mtu: int
+    protocol: int = PROTOCOL
+    timeout: float = 30.0
+    """Seconds to wait for the other ranks."""
+    token: str = ""
+
+
+class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One queue pair of one rank: contributions leave for the ring's next rank, results arrive under ``qp``."""
+
+    peer: str
+    """IPv4 address of rank + 1: where contributions are addressed."""
+    peer_qp: int
+    """Destination QP of contributions: rank + 1's ``qp``."""
+    qp: int
+    """Destination QP of the results that this rank gets."""
+    source_port: int
+    """UDP source port of contributions: the flow's entropy."""
+    psn: int
+    """First PSN."""
+    slots: int
+    """Slots that the switches hold for this stream, a power of two; the window is half of it."""
+
+
+class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One aggregation tree: a stream for sums and one for the maxima of exponents."""
+
+    name: str
+    """Of the root switch."""
+    weight: float
+    sum: Stream
+    max: Stream
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rank: int
+    address: str
+    tcp: str
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rank needs to know.  ``trees`` is empty where nothing folds: ``reason`` then says why."""
+
+    job: str
+    epoch: int
+    rank: int
+    world: int
+    peers: list[Peer]
+    trees: list[Tree]
+    reason: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank's totals, for `netfold status` and the demo's table."""
+
+    job: str
+    rank: int
+    epoch: int
+    operations: int
+    bytes_reduced: int
+    packets_sent: int
+    retransmissions: int
+    by_tree: dict[str, int] = {}
+    """Payload bytes folded by each tree."""
+
+
+class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    job: str
+    rank: int
+    epoch: int
+    reason: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to Report and Leave."""
