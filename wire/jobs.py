@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the job service, between a rank (host/) and the controller.
 
-gRPC carries them as JSON; msgspec checks every field at the border, so no generated code ties us to a protobuf version.
+gRPC carries them as JSON and msgspec checks every field at the border: no generated code ties us to one protobuf.
 A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it.
 """
 

@@ -64,7 +64,7 @@ def data_packet_bytes(opcode: Opcode) -> int:
 def icrc(ip_packet: bytes) -> bytes:
     """Invariant CRC of an IPv4 RoCEv2 packet.
 
-    ``ip_packet`` runs from the IPv4 header to the last payload byte, without the ICRC itself (InfiniBand annex A17.3.3).
+    ``ip_packet`` runs from the IPv4 header to the last payload byte, without the ICRC (InfiniBand annex A17.3.3).
     Returns the 4 bytes as they stand on the wire.
     """
     masked = bytearray(ip_packet)
