@@ -49,6 +49,8 @@ typedef struct ss_packet {            /* first member of every program's `state`
     bool resubmit_asked;   uint32_t resubmit_list;
     bool recirculate_asked; uint32_t recirculate_list;
     bool exited;                      /* `exit` ran: skip the rest of this control */
+    int32_t length_change;            /* setValid() that made a header valid adds its bytes, setInvalid() subtracts them:
+                                         BMv2's packet_length in egress = length at ingress + this */
 } ss_packet;
 #define SS_NO_LIST 0xffffffffu
 
@@ -91,6 +93,7 @@ typedef struct ss_program {
     const char *source;               /* file name of the main P4 file, for messages */
     size_t state_size;                /* sizeof(state); copied whole for replicas */
     void (*init)(void *state);        /* headers invalid, metadata zero, standard metadata untouched */
+    void (*reset_metadata)(void *state);  /* user metadata zero; headers and standard metadata untouched (clones) */
     /* Each returns nothing; parse fills payload/payload_len and parser_error (it never rejects: v1model goes on). */
     void (*parse)(ss_switch *, void *state, const uint8_t *frame, uint32_t len);
     void (*verify_checksum)(ss_switch *, void *state);
