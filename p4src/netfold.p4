@@ -12,7 +12,7 @@
 #include "replica.p4"
 #include "route.p4"
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Fault() fault_in;
     Fold()  fold;
     Route() routing;
@@ -39,7 +39,7 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
 }
 
-control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Replica() replicas;
     Fault()   fault_out;
     counter(512, CounterType.packets_and_bytes) port_out;
@@ -61,7 +61,7 @@ control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t
     }
 }
 
-control VerifyChecksum(inout headers_t hdr, inout meta_t meta) {
+control CheckIpv4(inout headers_t hdr, inout meta_t meta) {
     apply {
         verify_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,
             { hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_len, hdr.ipv4.id,
@@ -75,7 +75,7 @@ control VerifyChecksum(inout headers_t hdr, inout meta_t meta) {
     hdr.udp.sport, hdr.udp.dport, hdr.udp.length,                                                           \
     hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, hdr.bth.fecn_becn, hdr.bth.dest_qp, hdr.bth.ack_req, hdr.bth.psn
 
-control ComputeChecksum(inout headers_t hdr, inout meta_t meta) {
+control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
     apply {
         update_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,
             { hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_len, hdr.ipv4.id,
@@ -89,4 +89,4 @@ control ComputeChecksum(inout headers_t hdr, inout meta_t meta) {
     }
 }
 
-V1Switch(Parse(), VerifyChecksum(), Ingress(), Egress(), ComputeChecksum(), Deparse()) main;
+V1Switch(Parse(), CheckIpv4(), SwitchIngress(), SwitchEgress(), MakeChecksums(), Deparse()) main;

@@ -7,11 +7,11 @@
 parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     state start {
         transition select(sm.ingress_port) {
-            CPU_PORT: packet_out;
+            CPU_PORT: from_cpu;
             default:  ethernet;
         }
     }
-    state packet_out {
+    state from_cpu {
         pkt.extract(hdr.packet_out);
         transition ethernet;
     }
