@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where something stands in a P4 program, and errors that draw it.
+
+    fold.p4:12:9: error: no field 'dstAddr' in header ethernet_t; did you mean 'dst'?
+       12 |     hdr.eth.dstAddr = 0;
+          |             ^^^^^^^
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Pos:
+    """A place in the source: 1-based line and column, length in characters, and the whole line for drawing."""
+
+    file: str
+    line: int
+    col: int
+    length: int = 1
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+NOWHERE = Pos("<builtin>", 0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One message about one place."""
+
+    pos: Pos
+    message: str
+
+    def __str__(self) -> str:
+        pos = self.pos
+        head = f"{pos.file}:{pos.line}:{pos.col}: error: {self.message}"
+        if not pos.text:
+            return head
+        number = f"{pos.line:5d}"
+        pad = "".join("\t" if c == "\t" else " " for c in pos.text[: pos.col - 1])
+        carets = "^" * max(1, min(pos.length, len(pos.text) - pos.col + 1))
+        return f"{head}\n{number} | {pos.text}\n{' ' * len(number)} | {pad}{carets}"
+
+
+class P4Error(Exception):
+    """A mistake in the program, on its way to the nearest place that can go on with the rest."""
+
+    def __init__(self, pos: Pos, message: str) -> None:
+        super().__init__(message)
+        self.diagnostic = Diagnostic(pos, message)
+
+
+class CompileError(Exception):
+    """The program was refused; `diagnostics` lists every error found and str() draws them."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = list(diagnostics)
+        super().__init__("\n".join(str(d) for d in self.diagnostics))
+
+
+@dataclass
+class Errors:
+    """Collects errors so that one run reports them all; stops after `limit`, beyond which they are echoes."""
+
+    limit: int = 20
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def add(self, error: P4Error) -> None:
+        """Keeps an error (once) and gives up when there are too many."""
+        if error.diagnostic not in self.found:
+            self.found.append(error.diagnostic)
+        if len(self.found) >= self.limit:
+            self.stop_if_any()
+
+    def stop_if_any(self) -> None:
+        """Raises CompileError where an error was found."""
+        if self.found:
+            raise CompileError(sorted(self.found, key=lambda d: (d.pos.file, d.pos.line, d.pos.col)))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing."""
+    import difflib
+
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean '{match[0]}'?" if match else ""

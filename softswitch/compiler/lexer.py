@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Splits preprocessed P4 text into tokens."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from softswitch.compiler.diagnostics import P4Error, Pos
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """kind: "id" (names and keywords), "int", "str", "op" or "end"; `value` (value, width or None, signed) of an int."""
+
+    kind: str
+    text: str
+    file: str
+    line: int
+    col: int
+    source: str
+    value: tuple[int, int | None, bool] = (0, None, False)
+
+    @property
+    def pos(self) -> Pos:
+        return Pos(self.file, self.line, self.col, max(1, len(self.text)), self.source)
+
+    def touches(self, other: Token) -> bool:
+        """No white space between this token and the one after it: `> >` is not a shift."""
+        return self.line == other.line and self.col + len(self.text) == other.col
+
+
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\f\v\r]+)
+    |(?P<int>(?:\d+[ws])?(?:0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|0[dD][0-9_]+|\d[\d_]*)(?![A-Za-z]))
+    |(?P<id>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<str>"(?:\\.|[^"\\])*")
+    |(?P<op>\|\+\|=|\|-\|=|<<=|\+\+=|&&&|\.\.\.|\|\+\||\|-\||<<|<=|>=|==|!=|&&|\|\||\+\+|\.\.
+        |\+=|-=|\*=|/=|%=|&=|\|=|\^=|[-+*/%&|^~!<>=?:;,.(){}\[\]@\#_])
+    """,
+    re.VERBOSE,
+)
+_LINE = re.compile(r'#line (\d+) "(.*)"')
+_BASES = {"x": 16, "b": 2, "o": 8, "d": 10}
+
+
+def lex(text: str) -> list[Token]:
+    """All tokens, ended by one of kind "end". Raises P4Error at a character that begins no token."""
+    out: list[Token] = []
+    file, number = "<text>", 0
+    for line in text.split("\n"):
+        number += 1
+        if line.startswith("#"):
+            mark = _LINE.match(line)
+            if mark:
+                number, file = int(mark.group(1)) - 1, mark.group(2)
+                continue
+        at = 0
+        while at < len(line):
+            match = _TOKEN.match(line, at)
+            if match is None:
+                what = "a string that does not end" if line[at] == '"' else f"unexpected character '{line[at]}'"
+                raise P4Error(Pos(file, number, at + 1, 1, line), what)
+            kind = match.lastgroup or ""
+            if kind != "space":
+                text_ = match.group()
+                value = _number(text_, Pos(file, number, at + 1, len(text_), line)) if kind == "int" else (0, None, False)
+                out.append(Token(kind, text_, file, number, at + 1, line, value))
+            at = match.end()
+    last = out[-1] if out else None
+    if last is None:
+        out.append(Token("end", "", file, max(number, 1), 1, ""))
+    else:
+        out.append(Token("end", "", last.file, last.line, last.col + len(last.text), last.source))
+    return out
+
+
+def _number(text: str, pos: Pos) -> tuple[int, int | None, bool]:
+    width: int | None = None
+    signed = False
+    digits = text
+    prefix = re.match(r"(\d+)([ws])", text)
+    if prefix:
+        width, signed = int(prefix.group(1)), prefix.group(2) == "s"
+        digits = text[prefix.end() :]
+        if width == 0:
+            raise P4Error(pos, f"'{text}' has width 0")
+    digits = digits.replace("_", "")
+    base = _BASES.get(digits[1:2].lower(), 10) if digits[:1] == "0" else 10
+    try:
+        value = int(digits[2:] if digits[1:2].isalpha() else digits, base)
+    except ValueError:
+        raise P4Error(pos, f"'{text}' is not a number") from None
+    if width is not None:
+        value &= (1 << width) - 1
+        if signed and value >> (width - 1):
+            value -= 1 << width
+    return value, width, signed

@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsing of expressions and types, and the token cursor.
+
+P4 is not context free: in `(x) - 1` and `f<x>(y)` it matters whether x is a type. `type_names` holds every name that
+was declared as a type so far; a base type needs no look-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from softswitch.compiler import ast as A
+from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.lexer import Token
+
+BASE_TYPES = {"bit", "int", "varbit", "bool", "error", "string", "void", "match_kind", "tuple", "list"}
+RESERVED = {
+    "action", "bit", "bool", "break", "const", "continue", "control", "default", "else", "enum", "exit", "extern",
+    "false", "for", "header", "header_union", "if", "in", "inout", "int", "out", "package", "parser", "return",
+    "select", "string", "struct", "switch", "table", "this", "transition", "true", "tuple", "typedef", "value_set",
+    "varbit", "void",
+}  # fmt: skip
+"""Words that cannot be names. (`apply`, `key`, `type`, `state`... can.)"""
+
+ASSIGN_OPS = {"+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", "|+|=", "|-|=", "++="}
+
+_BINARY: list[tuple[str, ...]] = [
+    ("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("|",), ("^",), ("&",),
+    ("<<", ">>"), ("++", "+", "-", "|+|", "|-|"), ("*", "/", "%"),
+]  # fmt: skip
+
+
+class ExprParser:
+    """The cursor and everything up to expressions."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens = tokens
+        self.i = 0
+        self.type_names: set[str] = set()
+
+    # ---- cursor -------------------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> Token:
+        return self.tokens[self.i]
+
+    def peek(self, ahead: int) -> Token:
+        return self.tokens[min(self.i + ahead, len(self.tokens) - 1)]
+
+    def take(self) -> Token:
+        token = self.tokens[self.i]
+        if token.kind != "end":
+            self.i += 1
+        return token
+
+    def at(self, text: str) -> bool:
+        token = self.tokens[self.i]
+        return token.text == text and token.kind != "str"
+
+    def accept(self, text: str) -> bool:
+        if self.at(text):
+            self.i += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> Token:
+        if not self.at(text):
+            raise self.unexpected(f"'{text}'")
+        return self.take()
+
+    def unexpected(self, expected: str) -> P4Error:
+        token = self.token
+        got = "end of file" if token.kind == "end" else f"'{token.text}'"
+        return P4Error(token.pos, f"expected {expected}, got {got}")
+
+    def name(self) -> Token:
+        token = self.token
+        if token.kind != "id":
+            raise self.unexpected("a name")
+        if token.text in RESERVED:
+            raise P4Error(token.pos, f"expected a name, got the reserved word '{token.text}'")
+        return self.take()
+
+    def type_name(self) -> Token:
+        """The name in a type's declaration, known as a type from here on."""
+        token = self.name()
+        self.type_names.add(token.text)
+        return token
+
+    @contextlib.contextmanager
+    def scope(self, names: Iterable[str]) -> Iterator[None]:
+        """Makes type parameters known as types for a while."""
+        added = [n for n in names if n not in self.type_names]
+        self.type_names.update(added)
+        yield
+        self.type_names.difference_update(added)
+
+    # ---- annotations --------------------------------------------------------------------------------------------
+
+    def annotations(self) -> list[A.Annotation]:
+        found = []
+        while self.at("@"):
+            pos = self.take().pos
+            name = self.take().text
+            args: list[A.Expr] = []
+            text: list[str] = []
+            if self.token.text in ("(", "["):
+                close = {"(": ")", "[": "]"}[self.take().text]
+                start, depth = self.i, 0
+                while depth or not self.at(close):
+                    if self.token.kind == "end":
+                        raise self.unexpected(f"'{close}' to end the annotation @{name}")
+                    token = self.take()
+                    depth += (token.text in "([{") - (token.text in ")]}") if token.kind == "op" else 0
+                    text.append(token.text)
+                end = self.i
+                self.i = start
+                # Annotations hold anything; those that we read hold expressions.
+                with contextlib.suppress(P4Error):
+                    parsed = [] if start == end else self.expressions(close)
+                    args = parsed if self.i == end else []
+                self.i = end
+                self.expect(close)
+            found.append(A.Annotation(name, args, text, pos=pos))
+        return found
+
+    # ---- types --------------------------------------------------------------------------------------------------
+
+    def try_type(self) -> A.TypeSyntax | None:
+        """A type, or None (and no token taken)."""
+        mark = self.i
+        try:
+            return self.type()
+        except P4Error:
+            self.i = mark
+            return None
+
+    def type(self) -> A.TypeSyntax:
+        token = self.token
+        text = token.text
+        result: A.TypeSyntax
+        if text in ("bit", "int", "varbit"):
+            self.take()
+            if self.accept("<"):
+                result = A.TypeSyntax(text, width=self.width(), pos=token.pos)
+                self.expect(">")
+            elif text == "varbit":
+                raise self.unexpected("'<' and the largest size of the varbit")
+            elif text == "bit":
+                result = A.TypeSyntax("bit", width=A.IntLit(1, pos=token.pos), pos=token.pos)
+            else:
+                result = A.TypeSyntax("infint", pos=token.pos)
+        elif text in ("bool", "error", "string", "void", "match_kind"):
+            self.take()
+            result = A.TypeSyntax(text, pos=token.pos)
+        elif text in ("tuple", "list") and self.peek(1).text == "<":
+            self.take()
+            result = A.TypeSyntax(text, args=self.type_args(), pos=token.pos)
+        elif text == "_":
+            self.take()
+            result = A.TypeSyntax("dontcare", pos=token.pos)
+        else:
+            absolute = self.accept(".")
+            name = self.name() if token.kind == "id" or absolute else None
+            if name is None:
+                raise self.unexpected("a type")
+            args = self.type_args() if self.at("<") else []
+            result = A.TypeSyntax("name", name.text, args, absolute=absolute, pos=name.pos)
+        while self.at("["):
+            self.take()
+            size = self.expression()
+            self.expect("]")
+            result = A.TypeSyntax("stack", args=[result], width=size, pos=token.pos)
+        return result
+
+    def width(self) -> A.Expr:
+        """bit<8> or bit<(expression)>; a bare comparison could not be told from the closing bracket."""
+        return self.shift_operand()
+
+    def shift_operand(self) -> A.Expr:
+        return self.binary(8)
+
+    def type_args(self) -> list[A.TypeSyntax]:
+        self.expect("<")
+        args = [self.type()]
+        while self.accept(","):
+            args.append(self.type())
+        self.expect(">")
+        return args
+
+    def is_type(self, syntax: A.TypeSyntax) -> bool:
+        """Do we know that this is a type?"""
+        if syntax.kind == "name":
+            return syntax.name in self.type_names
+        if syntax.kind == "stack":
+            return self.is_type(syntax.args[0])
+        return True
+
+    def call_type_args(self) -> list[A.TypeSyntax]:
+        """Reads `<T, ...>` where it stands before a call's parenthesis; else takes nothing."""
+        if not self.at("<"):
+            return []
+        mark = self.i
+        try:
+            args = self.type_args()
+            if self.at("(") and all(map(self.is_type, args)):
+                return args
+        except P4Error:
+            pass
+        self.i = mark
+        return []
+
+    # ---- expressions --------------------------------------------------------------------------------------------
+
+    def expressions(self, close: str) -> list[A.Expr]:
+        items = []
+        while not self.at(close):
+            items.append(self.initializer())
+            if not self.accept(","):
+                break
+        return items
+
+    def initializer(self) -> A.Expr:
+        return self.expression()
+
+    def expression(self) -> A.Expr:
+        condition = self.binary(0)
+        token = self.token
+        if self.accept("?"):
+            then = self.expression()
+            self.expect(":")
+            return A.Mux(condition, then, self.expression(), pos=token.pos)
+        return condition
+
+    def binary_op(self, level: int) -> Token | None:
+        """Takes an operator of this level; `>` `>` written together is a shift, and `>` `>=` is `>>=`."""
+        token = self.token
+        if token.text == ">" and token.kind == "op":
+            after = self.peek(1)
+            if after.text in (">", ">=") and token.touches(after):
+                if after.text == ">" and ">>" in _BINARY[level]:
+                    self.take()
+                    self.take()
+                    return Token("op", ">>", token.file, token.line, token.col, token.source)
+                return None
+        if token.kind == "op" and token.text in _BINARY[level]:
+            return self.take()
+        return None
+
+    def binary(self, level: int) -> A.Expr:
+        if level == len(_BINARY):
+            return self.unary()
+        left = self.binary(level + 1)
+        while True:
+            op = self.binary_op(level)
+            if op is None:
+                return left
+            left = A.Binary(op.text, left, self.binary(level + 1), pos=op.pos)
+
+    def unary(self) -> A.Expr:
+        token = self.token
+        if token.kind == "op" and token.text in ("!", "~", "-", "+"):
+            self.take()
+            return A.Unary(token.text, self.unary(), pos=token.pos)
+        if token.text == "(" and token.kind == "op":
+            cast = self.cast()
+            if cast is not None:
+                return cast
+        return self.postfix()
+
+    def cast(self) -> A.Expr | None:
+        """`(type) operand`, or None where the parenthesis holds an expression."""
+        mark = self.i
+        pos = self.take().pos
+        syntax = self.try_type()
+        if syntax is None or not self.at(")") or not self.is_type(syntax):
+            self.i = mark
+            return None
+        self.take()
+        if not (self.token.kind in ("id", "int", "str") or self.token.text in ("(", "!", "~", "-", "+", "{", ".")):
+            self.i = mark
+            return None
+        return A.Cast(syntax, self.unary(), pos=pos)
+
+    def postfix(self) -> A.Expr:
+        expr = self.primary()
+        while True:
+            token = self.token
+            if token.kind != "op":
+                return expr
+            if token.text == ".":
+                self.take()
+                name = self.token
+                if name.kind != "id":
+                    raise self.unexpected("a member's name")
+                self.take()
+                expr = A.Member(expr, name.text, pos=name.pos)
+            elif token.text == "[":
+                self.take()
+                first = self.expression()
+                if self.accept(":"):
+                    expr = A.Slice(expr, first, self.expression(), pos=token.pos)
+                elif self.at("+") and self.peek(1).text == ":":
+                    self.take()
+                    self.take()
+                    expr = A.Slice(expr, first, first, self.expression(), pos=token.pos)
+                else:
+                    expr = A.Index(expr, first, pos=token.pos)
+                self.expect("]")
+            elif token.text == "(":
+                expr = A.Call(expr, [], self.arguments(), pos=expr.pos)
+            elif token.text == "<" and isinstance(expr, A.Name | A.Member):
+                args = self.call_type_args()
+                if not args:
+                    return expr
+                if isinstance(expr, A.Name) and expr.name in self.type_names:
+                    syntax = A.TypeSyntax("name", expr.name, args, pos=expr.pos)
+                    expr = A.Call(A.TypeExpr(syntax, pos=expr.pos), [], self.arguments(), pos=expr.pos)
+                else:
+                    expr = A.Call(expr, args, self.arguments(), pos=expr.pos)
+            else:
+                return expr
+
+    def arguments(self) -> list[A.Arg]:
+        self.expect("(")
+        args = []
+        while not self.at(")"):
+            token = self.token
+            if token.kind == "id" and self.peek(1).text == "=":
+                self.take()
+                self.take()
+                args.append(A.Arg(self.argument(), token.text, pos=token.pos))
+            else:
+                args.append(A.Arg(self.argument(), pos=token.pos))
+            if not self.accept(","):
+                break
+        self.expect(")")
+        return args
+
+    def argument(self) -> A.Expr:
+        token = self.token
+        if token.text == "_" and self.peek(1).text in (",", ")"):
+            self.take()
+            return A.DontCare(pos=token.pos)
+        return self.initializer()
+
+    def primary(self) -> A.Expr:
+        token = self.token
+        text, pos = token.text, token.pos
+        if token.kind == "int":
+            self.take()
+            value, width, signed = token.value
+            return A.IntLit(value, width, signed, pos=pos)
+        if token.kind == "str":
+            self.take()
+            return A.StrLit(text[1:-1].replace('\\"', '"').replace("\\n", "\n").replace("\\\\", "\\"), pos=pos)
+        if text in ("true", "false") and token.kind == "id":
+            self.take()
+            return A.BoolLit(text == "true", pos=pos)
+        if text == "(":
+            self.take()
+            expr = self.expression()
+            self.expect(")")
+            return expr
+        if text == "{":
+            return self.braces()
+        if text == "...":
+            self.take()
+            return A.DefaultValue(pos=pos)
+        if text == "this":
+            raise P4Error(pos, "'this' is not supported")
+        if text == ".":
+            self.take()
+            name = self.name()
+            return A.Name(name.text, absolute=True, pos=name.pos)
+        if text == "error" and self.peek(1).text == ".":
+            self.take()
+            return A.TypeExpr(A.TypeSyntax("error", pos=pos), pos=pos)
+        if text in BASE_TYPES and token.kind == "id" and (text not in ("list", "tuple") or self.peek(1).text == "<"):
+            return A.TypeExpr(self.type(), pos=pos)
+        if token.kind == "id" and text in self.type_names and self.peek(1).text == "<":
+            # H<bit<8>>.minSizeInBits(), or C<T>() as an argument
+            mark = self.i
+            syntax = self.try_type()
+            if syntax is not None and self.token.text in (".", "("):
+                return A.TypeExpr(syntax, pos=pos)
+            self.i = mark
+        if token.kind == "id":
+            if text in RESERVED:
+                raise self.unexpected("an expression")
+            self.take()
+            return A.Name(text, pos=pos)
+        raise self.unexpected("an expression")
+
+    def braces(self) -> A.Expr:
+        """{a, b}, {f = a, g = b}, {#}, {...}"""
+        pos = self.expect("{").pos
+        if self.accept("#"):
+            self.expect("}")
+            return A.InvalidHeader(pos=pos)
+        fields: list[tuple[str, A.Expr]] = []
+        items: list[A.Expr] = []
+        rest = False
+        while not self.at("}"):
+            if self.at("..."):
+                self.take()
+                rest = True
+                self.accept(",")
+                break
+            if self.token.kind == "id" and self.peek(1).text == "=":
+                name = self.take().text
+                self.take()
+                fields.append((name, self.initializer()))
+            else:
+                token = self.token
+                if token.text == "_" and self.peek(1).text in (",", "}"):
+                    self.take()
+                    items.append(A.DontCare(pos=token.pos))
+                else:
+                    items.append(self.initializer())
+            if not self.accept(","):
+                break
+        if fields and items:
+            raise P4Error(pos, "a list mixes named and unnamed fields")
+        self.expect("}")
+        return A.StructExpr(fields, rest, pos=pos) if fields else A.ListExpr(items, rest, pos=pos)

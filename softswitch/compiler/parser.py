@@ -1,0 +1,653 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recursive descent from tokens to declarations and statements; expressions and types are in parse_expr.py.
+
+After an error the parser skips to the end of the declaration and goes on, so one run shows the errors of several.
+"""
+
+from __future__ import annotations
+
+from softswitch.compiler import ast as A
+from softswitch.compiler.diagnostics import Errors, P4Error
+from softswitch.compiler.lexer import lex
+from softswitch.compiler.parse_expr import ASSIGN_OPS, BASE_TYPES, ExprParser
+
+
+def parse(text: str, errors: Errors) -> A.Program:
+    """Parses preprocessed text. Errors are collected; raises CompileError at the end if there were any."""
+    try:
+        parser = _Parser(lex(text))
+    except P4Error as error:
+        errors.add(error)
+        errors.stop_if_any()
+        raise
+    program = A.Program(parser.program(errors))
+    errors.stop_if_any()
+    return program
+
+
+class _Parser(ExprParser):
+    # ---- declarations -------------------------------------------------------------------------------------------
+
+    def program(self, errors: Errors) -> list[A.Decl]:
+        decls: list[A.Decl] = []
+        while self.token.kind != "end":
+            start = self.i
+            try:
+                if not self.accept(";"):
+                    decls.append(self.declaration())
+            except P4Error as error:
+                errors.add(error)
+                self.skip_declaration(start)
+        return decls
+
+    def skip_declaration(self, start: int) -> None:
+        """To just behind the `;` or `}` that ends the declaration that began at token `start`."""
+        self.i = start
+        depth = 0
+        while self.token.kind != "end":
+            text = self.take().text
+            depth += (text == "{") - (text == "}")
+            if depth <= 0 and (text == ";" or text == "}"):
+                self.accept(";")
+                return
+
+    def declaration(self) -> A.Decl:
+        notes = self.annotations()
+        token = self.token
+        match token.text:
+            case "const":
+                return self.const(notes)
+            case "error" | "match_kind" if self.peek(1).text == "{":
+                return self.names(notes)
+            case "enum":
+                return self.enum(notes)
+            case "struct" | "header" | "header_union":
+                return self.struct(notes)
+            case "typedef":
+                return self.typedef(notes)
+            case "type" if self.peek(1).kind == "id":
+                return self.typedef(notes)
+            case "extern":
+                return self.extern(notes)
+            case "action":
+                return self.action(notes)
+            case "parser" | "control":
+                return self.block_decl(notes)
+            case "package":
+                return self.package(notes)
+        return self.function_or_instance(notes)
+
+    def const(self, notes: list[A.Annotation]) -> A.ConstDecl:
+        self.expect("const")
+        syntax = self.type()
+        name = self.name()
+        self.expect("=")
+        value = self.initializer()
+        self.expect(";")
+        return A.ConstDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
+
+    def names(self, notes: list[A.Annotation]) -> A.NamesDecl:
+        kind = self.take()
+        self.expect("{")
+        names = []
+        while not self.at("}"):
+            self.annotations()
+            token = self.name()
+            names.append((token.text, token.pos))
+            if not self.accept(","):
+                break
+        self.expect("}")
+        return A.NamesDecl(pos=kind.pos, name=kind.text, annotations=notes, kind=kind.text, names=names)
+
+    def enum(self, notes: list[A.Annotation]) -> A.EnumDecl:
+        self.expect("enum")
+        syntax = None if self.peek(1).text == "{" else self.type()
+        name = self.type_name()
+        self.expect("{")
+        members: list[tuple[str, A.Expr | None, A.Pos]] = []
+        while not self.at("}"):
+            self.annotations()
+            token = self.name()
+            value = self.expression() if self.accept("=") else None
+            members.append((token.text, value, token.pos))
+            if not self.accept(","):
+                break
+        self.expect("}")
+        return A.EnumDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, members=members)
+
+    def struct(self, notes: list[A.Annotation]) -> A.StructDecl:
+        kind = self.take().text
+        name = self.type_name()
+        params = self.type_params()
+        self.expect("{")
+        fields = []
+        while not self.accept("}"):
+            field_notes = self.annotations()
+            syntax = self.type()
+            field = self.name()
+            self.expect(";")
+            fields.append(A.FieldDecl(pos=field.pos, name=field.text, annotations=field_notes, syntax=syntax))
+        return A.StructDecl(
+            pos=name.pos, name=name.text, annotations=notes, kind=kind, type_params=params, fields=fields
+        )
+
+    def typedef(self, notes: list[A.Annotation]) -> A.TypedefDecl:
+        distinct = self.take().text == "type"
+        syntax = self.type()
+        name = self.type_name()
+        self.expect(";")
+        return A.TypedefDecl(
+            pos=name.pos, name=name.text, annotations=notes, syntax=syntax, distinct=distinct
+        )
+
+    def extern(self, notes: list[A.Annotation]) -> A.Decl:
+        self.expect("extern")
+        # `extern T f(...)` or `extern E<T> { ... }`: a type followed by a name is a function.
+        if self.token.kind == "id" and self.token.text not in BASE_TYPES:
+            mark = self.i
+            name = self.type_name()
+            params = self.type_params()
+            if self.accept("{"):
+                methods = []
+                while not self.accept("}"):
+                    methods.append(self.method(name.text))
+                self.accept(";")
+                return A.ExternDecl(
+                    pos=name.pos, name=name.text, annotations=notes, type_params=params, methods=methods
+                )
+            if self.at(";"):  # forward declaration
+                self.take()
+                return A.ExternDecl(
+                    pos=name.pos, name=name.text, annotations=notes, type_params=params, methods=[]
+                )
+            self.i = mark
+        function = self.prototype(notes)
+        self.expect(";")
+        return function
+
+    def method(self, extern: str) -> A.FunctionDecl:
+        notes = self.annotations()
+        if self.token.text == "abstract":
+            raise P4Error(self.token.pos, "abstract extern methods are not supported")
+        if self.token.text == extern and self.peek(1).text == "(":
+            name = self.take()
+            params = self.params()
+            self.expect(";")
+            return A.FunctionDecl(
+                pos=name.pos, name=name.text, annotations=notes, type_params=[], result=None, params=params, body=None
+            )
+        method = self.prototype(notes)
+        self.expect(";")
+        return method
+
+    def prototype(self, notes: list[A.Annotation]) -> A.FunctionDecl:
+        """result name<type parameters>(parameters)"""
+        # The result type may be one of the type parameters that follow the name.
+        mark = self.i
+        for token in self.tokens[mark : mark + 64]:
+            if token.text in ("(", ";", "{"):
+                break
+        result = self.type()
+        name = self.name()
+        type_params = self.type_params()
+        params = self.params()
+        return A.FunctionDecl(
+            pos=name.pos, name=name.text, annotations=notes,
+            type_params=type_params, result=result, params=params, body=None,
+        )  # fmt: skip
+
+    def function_or_instance(self, notes: list[A.Annotation]) -> A.Decl:
+        mark = self.i
+        syntax = self.type()
+        if self.at("("):  # Type(arguments) name;
+            args = self.arguments()
+            name = self.name()
+            body = None
+            if self.accept("="):
+                raise P4Error(name.pos, "instances with an initializer block are not supported")
+            self.expect(";")
+            call = A.Call(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
+            return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call, body=body)
+        if self.token.kind == "id" and self.peek(1).text in ("(", "<"):
+            self.i = mark
+            function = self.prototype(notes)
+            with self.scope(p.name for p in function.type_params):
+                function.body = self.block()
+            return function
+        if self.token.kind == "id" and self.peek(1).text in ("=", ";"):
+            raise P4Error(self.token.pos, "variables cannot be declared here, at the top level")
+        raise self.unexpected("a declaration")
+
+    def action(self, notes: list[A.Annotation]) -> A.ActionDecl:
+        self.expect("action")
+        name = self.name()
+        params = self.params()
+        body = self.block()
+        return A.ActionDecl(pos=name.pos, name=name.text, annotations=notes, params=params, body=body)
+
+    def block_decl(self, notes: list[A.Annotation]) -> A.BlockDecl:
+        kind = self.take().text
+        name = self.type_name()
+        type_params = self.type_params()
+        with self.scope(p.name for p in type_params):
+            params = self.params()
+            decl = A.BlockDecl(
+                pos=name.pos, name=name.text, annotations=notes, kind=kind, type_params=type_params, params=params,
+                ctor_params=[], locals=[], states=[], apply=None, is_type=False,
+            )  # fmt: skip
+            if self.accept(";"):
+                decl.is_type = True
+                return decl
+            if self.at("("):
+                decl.ctor_params = self.params()
+            self.expect("{")
+            while not self.accept("}"):
+                self.block_item(decl)
+        return decl
+
+    def block_item(self, decl: A.BlockDecl) -> None:
+        notes = self.annotations()
+        token = self.token
+        match token.text:
+            case "state" if decl.kind == "parser" and self.peek(1).kind == "id":
+                decl.states.append(self.state(notes))
+            case "apply" if decl.kind == "control" and self.peek(1).text == "{":
+                self.take()
+                if decl.apply is not None:
+                    raise P4Error(token.pos, f"control {decl.name} has two apply blocks")
+                decl.apply = self.block()
+            case "action" if decl.kind == "control":
+                decl.locals.append(self.action(notes))
+            case "table" if decl.kind == "control":
+                decl.locals.append(self.table(notes))
+            case "value_set" if decl.kind == "parser":
+                decl.locals.append(self.value_set(notes))
+            case ";":
+                self.take()
+            case _:
+                local = self.local_declaration(notes)
+                if local is None:
+                    raise self.unexpected(f"a declaration in {decl.kind} {decl.name}")
+                decl.locals.append(local)
+
+    def local_declaration(self, notes: list[A.Annotation]) -> A.Decl | None:
+        """A constant, variable or instance; None where what follows is none of them."""
+        if self.at("const"):
+            return self.const(notes)
+        syntax = self.try_type()
+        if syntax is None:
+            return None
+        if self.at("("):
+            args = self.arguments()
+            name = self.name()
+            if self.at("="):
+                raise P4Error(name.pos, "instances with an initializer block are not supported")
+            self.expect(";")
+            call = A.Call(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
+            return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call)
+        name = self.name()
+        value = self.initializer() if self.accept("=") else None
+        self.expect(";")
+        return A.VarDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
+
+    def package(self, notes: list[A.Annotation]) -> A.PackageDecl:
+        self.expect("package")
+        name = self.type_name()
+        type_params = self.type_params()
+        params = self.params()
+        self.expect(";")
+        return A.PackageDecl(
+            pos=name.pos, name=name.text, annotations=notes, type_params=type_params, ctor_params=params
+        )
+
+    def type_params(self) -> list[A.TypeParam]:
+        params: list[A.TypeParam] = []
+        if self.at("<"):
+            self.take()
+            while True:
+                token = self.name()
+                params.append(A.TypeParam(pos=token.pos, name=token.text))
+                if not self.accept(","):
+                    break
+            self.expect(">")
+        return params
+
+    def params(self) -> list[A.Param]:
+        self.expect("(")
+        params: list[A.Param] = []
+        while not self.at(")"):
+            notes = self.annotations()
+            direction = ""
+            if self.token.text in ("in", "out", "inout"):
+                direction = self.take().text
+            syntax = self.type()
+            name = self.name()
+            default = self.expression() if self.accept("=") else None
+            params.append(
+                A.Param(
+                    pos=name.pos, name=name.text, annotations=notes, direction=direction, syntax=syntax, default=default
+                )
+            )
+            if not self.accept(","):
+                break
+        self.expect(")")
+        return params
+
+    # ---- parser states and tables -------------------------------------------------------------------------------
+
+    def state(self, notes: list[A.Annotation]) -> A.StateDecl:
+        self.expect("state")
+        name = self.name()
+        self.expect("{")
+        body: list[A.Stmt] = []
+        state = A.StateDecl(
+            pos=name.pos, name=name.text, annotations=notes, body=body,
+            next_state="reject", next_pos=name.pos, select=None, cases=[],
+        )  # fmt: skip
+        while not self.at("}"):
+            if self.at("transition"):
+                self.take()
+                self.transition(state)
+                break
+            body.append(self.statement())
+        self.expect("}")
+        return state
+
+    def transition(self, state: A.StateDecl) -> None:
+        if not self.at("select"):
+            token = self.name()
+            state.next_state, state.next_pos = token.text, token.pos
+            self.expect(";")
+            return
+        state.next_pos = self.take().pos
+        state.next_state = None
+        self.expect("(")
+        state.select = self.expressions(")")
+        self.expect(")")
+        self.expect("{")
+        while not self.at("}"):
+            pos = self.token.pos
+            keys = self.keyset()
+            self.expect(":")
+            target = self.name()
+            self.expect(";")
+            state.cases.append(A.SelectCase(pos=pos, keys=keys, state=target.text, state_pos=target.pos))
+        self.expect("}")
+        self.accept(";")
+
+    def keyset(self) -> list[A.Expr]:
+        """One key, or a parenthesised tuple of keys."""
+        mark = self.i
+        if self.accept("("):
+            keys = [self.key_expression()]
+            while self.accept(","):
+                if self.at(")"):
+                    break
+                keys.append(self.key_expression())
+            # `(a) &&& b : ...` begins with a parenthesis too
+            if self.accept(")") and self.token.text in (":", "@"):
+                return keys
+            self.i = mark
+        return [self.key_expression()]
+
+    def key_expression(self) -> A.Expr:
+        token = self.token
+        if token.text in ("default", "_"):
+            self.take()
+            return A.DontCare(pos=token.pos)
+        left = self.expression()
+        op = self.token
+        if op.text in ("&&&", ".."):
+            self.take()
+            return A.Binary(op.text, left, self.expression(), pos=op.pos)
+        return left
+
+    def value_set(self, notes: list[A.Annotation]) -> A.ValueSetDecl:
+        self.expect("value_set")
+        self.expect("<")
+        syntax = self.type()
+        self.expect(">")
+        self.expect("(")
+        size = self.expression()
+        self.expect(")")
+        name = self.name()
+        self.expect(";")
+        return A.ValueSetDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, size=size)
+
+    def table(self, notes: list[A.Annotation]) -> A.TableDecl:
+        self.expect("table")
+        name = self.name()
+        table = A.TableDecl(
+            pos=name.pos, name=name.text, annotations=notes,
+            keys=[], actions=[], entries=None, const_entries=False, properties={},
+        )  # fmt: skip
+        self.expect("{")
+        while not self.accept("}"):
+            prop_notes = self.annotations()
+            const = self.accept("const")
+            prop = self.name()
+            self.expect("=")
+            if prop.text == "key":
+                self.expect("{")
+                while not self.accept("}"):
+                    table.keys.append(self.key_element())
+                self.accept(";")
+            elif prop.text == "actions":
+                self.expect("{")
+                while not self.accept("}"):
+                    action_notes = self.annotations()
+                    expr = self.expression()
+                    table.actions.append(A.ActionRef(pos=expr.pos, expr=expr, annotations=action_notes))
+                    self.expect(";")
+                self.accept(";")
+            elif prop.text == "entries":
+                table.entries, table.const_entries = [], const
+                self.expect("{")
+                while not self.accept("}"):
+                    table.entries.append(self.entry())
+                self.accept(";")
+            else:
+                value = self.initializer()
+                self.expect(";")
+                if prop.text in table.properties:
+                    raise P4Error(prop.pos, f"table {table.name} has two properties '{prop.text}'")
+                table.properties[prop.text] = A.TableProperty(
+                    pos=prop.pos, name=prop.text, value=value, const=const, annotations=prop_notes
+                )
+        return table
+
+    def key_element(self) -> A.KeyElement:
+        value = self.expression()
+        self.expect(":")
+        match = self.name()
+        notes = self.annotations()
+        self.expect(";")
+        return A.KeyElement(pos=value.pos, value=value, match=match.text, annotations=notes, match_pos=match.pos)
+
+    def entry(self) -> A.EntryDecl:
+        pos = self.token.pos
+        self.annotations()
+        const = self.accept("const")
+        priority = None
+        if self.token.text == "priority" and self.peek(1).text == "=":
+            self.take()
+            self.take()
+            if self.accept("("):
+                priority = self.expression()
+                self.expect(")")
+            else:
+                priority = self.expression()
+            self.expect(":")
+        keys = self.keyset()
+        self.expect(":")
+        action = self.expression()
+        notes = self.annotations()
+        self.expect(";")
+        return A.EntryDecl(
+            pos=pos, keys=keys, action=action, priority=priority, const=const, annotations=notes
+        )
+
+    # ---- statements ---------------------------------------------------------------------------------------------
+
+    def block(self) -> A.Block:
+        self.annotations()
+        pos = self.expect("{").pos
+        body: list[A.Stmt] = []
+        while not self.accept("}"):
+            body.append(self.statement())
+        return A.Block(body, pos=pos)
+
+    def statement(self) -> A.Stmt:
+        notes = self.annotations()
+        token = self.token
+        match token.text:
+            case "{":
+                return self.block()
+            case ";":
+                self.take()
+                return A.Block([], pos=token.pos)
+            case "if":
+                return self.if_()
+            case "switch":
+                return self.switch()
+            case "for":
+                return self.for_()
+            case "return":
+                self.take()
+                value = None if self.at(";") else self.initializer()
+                self.expect(";")
+                return A.Return(value, pos=token.pos)
+            case "exit" | "break" | "continue":
+                self.take()
+                self.expect(";")
+                kinds: dict[str, type[A.Stmt]] = {"exit": A.Exit, "break": A.Break, "continue": A.Continue}
+                return kinds[token.text](pos=token.pos)
+            case "const":
+                return A.DeclStmt(self.const(notes), pos=token.pos)
+        if self.declares():
+            decl = self.local_declaration(notes)
+            assert decl is not None
+            return A.DeclStmt(decl, pos=token.pos)
+        stmt = self.simple_statement()
+        self.expect(";")
+        return stmt
+
+    def declares(self) -> bool:
+        """Is what follows `Type name` or `Type(arguments) name`, rather than an assignment or call?"""
+        mark = self.i
+        syntax = self.try_type()
+        try:
+            if syntax is None:
+                return False
+            if self.token.kind == "id" and self.peek(1).text in ("=", ";", "in"):
+                return True
+            if self.at("(") and syntax.kind == "name":  # an instance, or a call f(...)
+                self.arguments()
+                return self.token.kind == "id" and self.peek(1).text in (";", "=")
+            return False
+        except P4Error:
+            return False
+        finally:
+            self.i = mark
+
+    def simple_statement(self) -> A.Stmt:
+        """An assignment or a call, without the semicolon."""
+        target = self.expression()
+        token = self.token
+        if token.text == "=":
+            self.take()
+            return A.Assign(target, self.initializer(), pos=token.pos)
+        op = self.assign_op()
+        if op:
+            return A.Assign(target, self.expression(), op, pos=token.pos)
+        if not isinstance(target, A.Call):
+            raise self.unexpected("'=' or a call" if token.text != ";" else "an assignment or a call before")
+        return A.CallStmt(target, pos=target.pos)
+
+    def assign_op(self) -> str:
+        text = self.token.text
+        if text in ASSIGN_OPS:
+            self.take()
+            return text[:-1]
+        if text == ">" and self.peek(1).text == ">=" and self.token.touches(self.peek(1)):
+            self.take()
+            self.take()
+            return ">>"
+        return ""
+
+    def if_(self) -> A.If:
+        pos = self.expect("if").pos
+        self.expect("(")
+        condition = self.expression()
+        self.expect(")")
+        then = self.statement()
+        other = self.statement() if self.accept("else") else None
+        return A.If(condition, then, other, pos=pos)
+
+    def switch(self) -> A.Switch:
+        pos = self.expect("switch").pos
+        self.expect("(")
+        value = self.expression()
+        self.expect(")")
+        self.expect("{")
+        cases = []
+        while not self.accept("}"):
+            token = self.token
+            label: A.Expr
+            if token.text in ("default", "_"):
+                self.take()
+                label = A.DontCare(pos=token.pos)
+            else:
+                label = self.expression()
+            self.expect(":")
+            body = self.block() if self.token.text in ("{", "@") else None
+            cases.append(A.SwitchCase(label, body, pos=token.pos))
+        return A.Switch(value, cases, pos=pos)
+
+    def for_(self) -> A.Stmt:
+        pos = self.expect("for").pos
+        self.expect("(")
+        mark = self.i
+        notes = self.annotations()
+        syntax = self.try_type()
+        if syntax is not None and self.token.kind == "id" and self.peek(1).text == "in":
+            name = self.take()
+            self.take()
+            variable = A.VarDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=None)
+            return self.for_in(pos, variable)
+        self.i = mark
+        if self.token.kind == "id" and self.peek(1).text == "in":
+            name = self.take()
+            self.take()
+            return self.for_in(pos, A.Name(name.text, pos=name.pos))
+        init: list[A.Stmt] = []
+        while not self.at(";"):
+            if self.declares():
+                declared = self.try_type()
+                assert declared is not None
+                name = self.name()
+                self.expect("=")
+                decl = A.VarDecl(pos=name.pos, name=name.text, syntax=declared, value=self.initializer())
+                init.append(A.DeclStmt(decl, pos=name.pos))
+            else:
+                init.append(self.simple_statement())
+            if not self.accept(","):
+                break
+        self.expect(";")
+        condition = self.expression()
+        self.expect(";")
+        update: list[A.Stmt] = []
+        while not self.at(")"):
+            update.append(self.simple_statement())
+            if not self.accept(","):
+                break
+        self.expect(")")
+        return A.For(init, condition, update, self.statement(), pos=pos)
+
+    def for_in(self, pos: A.Pos, variable: A.VarDecl | A.Expr) -> A.Stmt:
+        values = self.expression()
+        op = self.token
+        if self.accept(".."):
+            values = A.Binary("..", values, self.expression(), pos=op.pos)
+        self.expect(")")
+        return A.ForIn(variable, values, self.statement(), pos=pos)
