@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job gets of the switches: slot ranges, multicast groups, queue pairs, an epoch; and their return.
+
+Every number here separates a job from the others.  Slots are the scarce ones: a job is refused, with the figures,
+where a switch on one of its trees has not enough left; it then runs its ring without the switches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from netfold.controller.trees import Tree
+from netfold.wire import roce
+
+SLOTS: Final = 16384
+"""Of one switch: SLOTS of p4src/sizes.p4."""
+MAX_GROUP: Final = 4095
+"""Multicast groups that BMv2 takes are 1..4095."""
+EPOCHS: Final = 2**16 - 1
+"""Epochs are 1..65535; 0 is a slot never used."""
+MIN_QP: Final = 2
+"""Queue pairs 0 and 1 are InfiniBand's own; the last one, 0xffffff, is for multicast."""
+MAX_QP: Final = 2**24 - 2
+EPHEMERAL: Final = 0xC000
+"""UDP source ports are drawn from here upwards, as RoCEv2 (annex A17.9.3) has it."""
+
+
+class Refused(Exception):
+    """The switches have not enough left for a job; says of what, where, and how much."""
+
+
+class Op(IntEnum):
+    """What a stream's slots do with words: OP_* of p4src/fold.p4."""
+
+    SUM = 0
+    MAX = 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Slots that each stream asks for, powers of two.  A host's window is half of them."""
+
+    sum: int
+    max: int
+    quota: int = SLOTS // 2
+    """Of any one switch, for one job: a job of many trees gets smaller ranges rather than all the slots."""
+
+    def fitted(self, trees: int) -> Sizes:
+        """The sizes that keep so many trees through one switch within the quota."""
+        size = self.sum
+        while size > self.max and trees * (size + self.max) > self.quota:
+            size //= 2
+        return Sizes(size, self.max, self.quota)
+
+
+SIZES: Final[Mapping[str, Sizes]] = {
+    "softswitch": Sizes(sum=2048, max=128),
+    # an egress queue of BMv2 holds 64 packets, and P4Runtime cannot make it longer
+    "bmv2": Sizes(sum=64, max=16),
+}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One operation on one tree of one job: everything that tells its packets from all others.
+
+    ``qps`` and ``source_ports`` are the ranks', in order; ``bases`` and ``groups`` are by switch; ``up`` and ``down``
+    are the queue pairs of the link between a switch and its parent, by the lower switch's name.
+    """
+
+    tree: Tree
+    op: Op
+    epoch: int
+    slots: int
+    psn: int
+    qps: tuple[int, ...]
+    source_ports: tuple[int, ...]
+    bases: Mapping[str, int]
+    groups: Mapping[str, int]
+    up: Mapping[str, int]
+    """Destination queue pair, at the parent, of sums that go up."""
+    down: Mapping[str, int]
+    """Destination queue pair, at the lower switch, of results that come down."""
+
+
+@dataclass
+class Cycle:
+    """Numbers low..high, handed out in a circle, so that one given back is the last to come again."""
+
+    low: int
+    high: int
+    next: int
+    used: set[int] = field(default_factory=set)
+
+    def take(self, what: str) -> int:
+        """A number not in use.  Raises Refused where all are."""
+        size = self.high - self.low + 1
+        if len(self.used) >= size:
+            raise Refused(f"all {size} {what} are in use")
+        while self.next in self.used:
+            self.next = self._after(self.next)
+        number, self.next = self.next, self._after(self.next)
+        self.used.add(number)
+        return number
+
+    def _after(self, number: int) -> int:
+        return self.low if number == self.high else number + 1
+
+
+@dataclass
+class Slots:
+    """The slots of one switch; ranges are powers of two and aligned, since a slot is base + (PSN & mask)."""
+
+    size: int = SLOTS
+    ranges: dict[int, int] = field(default_factory=dict)
+    """base -> length"""
+
+    @property
+    def used(self) -> int:
+        """Slots in all ranges."""
+        return sum(self.ranges.values())
+
+    def take(self, length: int) -> int:
+        """The base of a free range.  Raises Refused with the figures."""
+        if length < 1 or length & (length - 1):
+            raise ValueError(f"slots: expected a power of two, got {length}")
+        for base in range(0, self.size - length + 1, length):
+            if not any(b < base + length and base < b + n for b, n in self.ranges.items()):
+                self.ranges[base] = length
+                return base
+        raise Refused(f"no {length} slots in a row, {self.size - self.used} of {self.size} are free in all")
+
+
+class Ledger:
+    """Who holds what, on all switches.  ``rng`` draws where circles and PSNs begin, so that a controller that was
+    started anew does not continue with the numbers of packets still on their way."""
+
+    def __init__(self, switches: Iterable[str], sizes: Sizes, rng: random.Random, *, slots: int = SLOTS) -> None:
+        self.sizes = sizes
+        self._rng = rng
+        self._slots = {name: Slots(slots) for name in switches}
+        self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
+        self._qps = Cycle(MIN_QP, MAX_QP, rng.randint(MIN_QP, MAX_QP))
+        self._epochs = Cycle(1, EPOCHS, rng.randint(1, EPOCHS))
+        self._returns: dict[str, list[Callable[[], object]]] = {}
+
+    def used(self) -> dict[str, int]:
+        """Slots in use by switch."""
+        return {name: slots.used for name, slots in self._slots.items()}
+
+    def admit(self, job: str, trees: Sequence[Tree], world: int) -> list[Stream]:
+        """The job's streams, tree by tree, each a sum and then a max; all or nothing.  Raises Refused."""
+        if job in self._returns:
+            raise ValueError(f"job {job} was admitted already")
+        self._returns[job] = []
+        through = [fold.switch for tree in trees for fold in tree.folds]
+        most = max((through.count(switch) for switch in set(through)), default=0)
+        sizes = self.sizes.fitted(most)
+        if most * (sizes.sum + sizes.max) > sizes.quota:
+            del self._returns[job]
+            raise Refused(f"{most} trees through one switch need {most * (sizes.sum + sizes.max)} slots at the least, "
+                          f"a job may have {sizes.quota} of a switch")
+        try:
+            epoch = self._take(job, self._epochs, "epochs")
+            return [
+                self._stream(job, tree, op, epoch, length, world)
+                for tree in trees
+                for op, length in ((Op.SUM, sizes.sum), (Op.MAX, sizes.max))
+            ]
+        except Refused:
+            self.release(job)
+            raise
+
+    def release(self, job: str) -> None:
+        """Take back all that the job holds; unknown jobs hold nothing."""
+        for give_back in self._returns.pop(job, ()):
+            give_back()
+
+    def _stream(self, job: str, tree: Tree, op: Op, epoch: int, length: int, world: int) -> Stream:
+        bases, groups = {}, {}
+        for fold in tree.folds:
+            slots = self._slots[fold.switch]
+            try:
+                base = slots.take(length)
+            except Refused as refusal:
+                raise Refused(f"{fold.switch} has {refusal}") from None
+            self._returns[job].append(lambda slots=slots, base=base: slots.ranges.pop(base))  # type: ignore[misc]
+            bases[fold.switch] = base
+            groups[fold.switch] = self._take(job, self._groups[fold.switch], f"multicast groups of {fold.switch}")
+        lower = [fold.switch for fold in tree.folds if not fold.is_root]
+        return Stream(
+            tree, op, epoch, length,
+            psn=self._rng.randint(0, roce.PSN_MASK),
+            qps=tuple(self._qp(job) for _ in range(world)),
+            source_ports=tuple(self._rng.randint(EPHEMERAL, 0xFFFF) for _ in range(world)),
+            bases=bases,
+            groups=groups,
+            up={switch: self._qp(job) for switch in lower},
+            down={switch: self._qp(job) for switch in lower},
+        )  # fmt: skip
+
+    def _qp(self, job: str) -> int:
+        return self._take(job, self._qps, "queue pairs")
+
+    def _take(self, job: str, cycle: Cycle, what: str) -> int:
+        number = cycle.take(what)
+        self._returns[job].append(lambda: cycle.used.discard(number))
+        return number

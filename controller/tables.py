@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From plans to the entries of p4src's tables: the one module that knows the program's names.
+
+    routes   -> route, uplink           streams -> connection, replica, multicast groups
+    losses   -> fault (on the way in and out)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from netfold.controller.entities import Entity, Entry, Multicast
+from netfold.controller.fabric import End, Fabric, Host
+from netfold.controller.routes import Hop, Route
+from netfold.controller.slots import Stream
+from netfold.controller.trees import Child, Fold
+
+CONNECTION: Final = "SwitchIngress.fold.connection"
+CONTRIBUTION: Final = "SwitchIngress.fold.contribution"
+RESULT: Final = "SwitchIngress.fold.result"
+REPLICA: Final = "SwitchEgress.replicas.replica"
+REWRITE: Final = "SwitchEgress.replicas.rewrite"
+ROUTE: Final = "SwitchIngress.routing.route"
+UPLINK: Final = "SwitchIngress.routing.uplink"
+FORWARD: Final = "SwitchIngress.routing.forward"
+SPREAD: Final = "SwitchIngress.routing.spread"
+FAULT_IN: Final = "SwitchIngress.fault_in"
+FAULT_OUT: Final = "SwitchEgress.fault_out"
+PORT_IN: Final = "SwitchIngress.port_in"
+PORT_OUT: Final = "SwitchEgress.port_out"
+CORRUPT: Final = "SwitchIngress.fold.corrupt"
+LOST_IN: Final = f"{FAULT_IN}.fault_lost"
+LOST_OUT: Final = f"{FAULT_OUT}.fault_lost"
+
+MANAGED: Final = (ROUTE, UPLINK, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault")
+"""Tables whose entries are the controller's alone."""
+
+PARENT: Final = 0xFFFF
+"""`child` of the replica entry that leads up the tree: PARENT of p4src/sizes.p4."""
+
+BySwitch = dict[str, list[Entity]]
+
+
+def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
+    """Entries of `route`, and of `uplink` for every set of equally short ways."""
+    result: BySwitch = defaultdict(list)
+    groups: dict[str, dict[tuple[Hop, ...], int]] = defaultdict(dict)
+    for route in sorted(routes, key=lambda r: (r.switch, _ip(fabric.host(r.host).address))):
+        key = (("dst", (_ip(fabric.host(route.host).address), 32)),)
+        if len(route.hops) == 1:
+            entry = Entry(ROUTE, key, FORWARD, _forward(fabric, route.switch, route.hops[0]))
+        else:
+            known = groups[route.switch]
+            if route.hops not in known:
+                known[route.hops] = group = len(known) + 1
+                result[route.switch] += [
+                    Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(fabric, route.switch, hop))
+                    for member, hop in enumerate(route.hops)
+                ]
+            entry = Entry(ROUTE, key, SPREAD, (("group_", known[route.hops]), ("members", len(route.hops))))
+        result[route.switch].append(entry)
+    return result
+
+
+def losses(fabric: Fabric) -> BySwitch:
+    """Entries of `fault`: a link loses where it enters a switch, and towards a host where it leaves one."""
+    result: BySwitch = defaultdict(list)
+    switches = {switch.name for switch in fabric.switches}
+    for link in fabric.links:
+        if link.loss == 0:
+            continue
+        a, b = link.ends
+        for sender, receiver in ((a, b), (b, a)):
+            at, control = (receiver, FAULT_IN) if receiver.node in switches else (sender, FAULT_OUT)
+            threshold = min(round(link.loss * 2**32), 2**32 - 1)
+            params = (("seed", _seed(fabric, sender, receiver)), ("threshold", threshold))
+            result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.lossy", params))
+    return result
+
+
+def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
+    """Entries and groups of one stream on every switch of its tree.  ``ranks`` are the hosts in order of ranks."""
+    result: BySwitch = {}
+    for fold in stream.tree.folds:
+        entities: list[Entity] = [
+            Entry(CONNECTION, _connection_key(fabric, ranks, stream, fold, child), CONTRIBUTION,
+                  _contribution(stream, fold, number))
+            for number, child in enumerate(fold.children)
+        ]
+        entities += [
+            Entry(REPLICA, _replica_key(stream, fold, number), REWRITE, _to_child(fabric, ranks, stream, fold, child))
+            for number, child in enumerate(fold.children)
+        ]
+        entities.append(Multicast(stream.groups[fold.switch],
+                                  tuple((child.port, number) for number, child in enumerate(fold.children))))
+        if fold.parent is not None:
+            here, parent = fabric.switch(fold.switch), fabric.switch(fold.parent)
+            down = (("ingress_port", fold.parent_port), ("dst", _ip(here.address)),
+                    ("dest_qp", stream.down[fold.switch]))
+            entities.append(Entry(CONNECTION, down, RESULT, _slot_range(stream, fold)))
+            entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
+                here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
+        result[fold.switch] = entities
+    return result
+
+
+def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:
+    """All parts together, by switch."""
+    result: BySwitch = defaultdict(list)
+    for part in parts:
+        for switch, entities in part.items():
+            result[switch] += entities
+    return result
+
+
+# ---- connection -----------------------------------------------------------------------------------------------------
+
+
+def _connection_key(
+    fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, child: Child
+) -> tuple[tuple[str, int], ...]:
+    """What arrives from a child: a rank addresses its ring neighbour, a switch addresses this switch."""
+    if child.rank is None:
+        dst, qp = fabric.switch(fold.switch).address, stream.up[child.node]
+    else:
+        neighbour = (child.rank + 1) % len(ranks)
+        dst, qp = ranks[neighbour].address, stream.qps[neighbour]
+    return (("ingress_port", child.port), ("dst", _ip(dst)), ("dest_qp", qp))
+
+
+def _contribution(stream: Stream, fold: Fold, number: int) -> tuple[tuple[str, int], ...]:
+    group, *slot_range = _slot_range(stream, fold)
+    first_hop = fold.children[number].rank is not None  # between switches the ICRC was made by the switch before
+    return (group, ("child", number), *slot_range, ("op_", int(stream.op)), ("root_", int(fold.is_root)),
+            ("check_", int(first_hop)), ("parent_port_", fold.parent_port))
+
+
+def _slot_range(stream: Stream, fold: Fold) -> tuple[tuple[str, int], ...]:
+    return (("group", stream.groups[fold.switch]), ("children", (1 << len(fold.children)) - 1),
+            ("epoch_", stream.epoch), ("base_", stream.bases[fold.switch]), ("mask_", stream.slots - 1))
+
+
+# ---- replica --------------------------------------------------------------------------------------------------------
+
+
+def _replica_key(stream: Stream, fold: Fold, child: int) -> tuple[tuple[str, int], ...]:
+    return (("group", stream.groups[fold.switch]), ("child", child))
+
+
+def _to_child(
+    fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, child: Child
+) -> tuple[tuple[str, int], ...]:
+    """A rank sees a packet of its ring predecessor, a switch one of this switch."""
+    here = fabric.switch(fold.switch)
+    if child.rank is None:
+        below = fabric.switch(child.node)
+        return _rewrite(here.mac, below.mac, here.address, below.address, stream.source_ports[0],
+                        stream.down[child.node])
+    host, predecessor = ranks[child.rank], (child.rank - 1) % len(ranks)
+    return _rewrite(here.mac, host.mac, ranks[predecessor].address, host.address, stream.source_ports[predecessor],
+                    stream.qps[child.rank])
+
+
+def _rewrite(src_mac: str, dst_mac: str, src: str, dst: str, sport: int, qp: int) -> tuple[tuple[str, int], ...]:
+    # every rank sends rkey 0: results land where the receiver's own bookkeeping says, not in registered memory
+    return (("src_mac", _mac(src_mac)), ("dst_mac", _mac(dst_mac)), ("src", _ip(src)), ("dst", _ip(dst)),
+            ("sport", sport), ("dest_qp", qp), ("rkey", 0))
+
+
+# ---- the rest -------------------------------------------------------------------------------------------------------
+
+
+def _forward(fabric: Fabric, switch: str, hop: Hop) -> tuple[tuple[str, int], ...]:
+    return (("port", hop.port), ("src_mac", _mac(fabric.switch(switch).mac)),
+            ("dst_mac", _mac(fabric.node(hop.node).mac)))
+
+
+def _seed(fabric: Fabric, sender: End, receiver: End) -> int:
+    return zlib.crc32(f"{fabric.seed} {sender}>{receiver}".encode())
+
+
+def _ip(address: str) -> int:
+    return int(ipaddress.IPv4Address(address))
+
+
+def _mac(mac: str) -> int:
+    return int(mac.replace(":", ""), 16)

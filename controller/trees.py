@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Aggregation trees: which switches fold for a job, who their children are, and in what order.
+
+    spine1            one tree for each spine: breadth first from its root, pruned to the switches that lead to ranks;
+    |  \\              then the root moves down while it has an only child that is a switch, so that ranks under one
+    leaf1 leaf2       leaf are folded right there.  Any depth: the same program serves every level.
+    | |   | |
+    0 1   2 3
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import networkx as nx
+
+MAX_CHILDREN: Final = 64
+"""Width of the bitmap in p4src/fold.p4."""
+
+
+class NoTree(Exception):
+    """No switch can fold for these ranks; says why."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """One contributor of a switch: its place among the children is its bit in the bitmap."""
+
+    node: str
+    port: int
+    """Port of the folding switch that leads to the child."""
+    rank: int | None
+    """None where the child is a switch."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One switch of a tree."""
+
+    switch: str
+    children: tuple[Child, ...]
+    parent: str | None
+    """None at the root."""
+    parent_port: int
+    """Port that leads to the parent; 0 at the root."""
+
+    @property
+    def is_root(self) -> bool:
+        """True where sums turn into results."""
+        return self.parent is None
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree over all ranks of a job; ``folds`` has parents before their children."""
+
+    root: str
+    weight: float
+    """Share of the job's bytes; the weights of a job's trees add up to 1."""
+    folds: tuple[Fold, ...]
+
+    def fold(self, switch: str) -> Fold:
+        """What that switch does; KeyError where it is not in the tree."""
+        for fold in self.folds:
+            if fold.switch == switch:
+                return fold
+        raise KeyError(switch)
+
+    @property
+    def depth(self) -> int:
+        """Levels of switches."""
+        level: dict[str, int] = {}
+        for fold in self.folds:
+            level[fold.switch] = 1 if fold.parent is None else level[fold.parent] + 1
+        return max(level.values())
+
+
+def plan(graph: nx.MultiGraph[str], ranks: Sequence[str]) -> list[Tree]:
+    """One tree for each spine that reaches all ranks, the shallowest ones only.
+
+    ``graph`` is `Fabric.graph`, less whatever is down; ``ranks`` are host names in the order of ranks.  Where no spine
+    makes a shallowest tree, other switches are the roots.  Raises NoTree.
+    """
+    for rank, host in enumerate(ranks):
+        if host not in graph or graph.degree(host) == 0:
+            raise NoTree(f"rank {rank}: no link to {host} is up")
+    switches = graph.subgraph(n for n, kind in graph.nodes(data="kind") if kind == "switch")
+    rooted: dict[str, Tree] = {}
+    for start in switches:
+        tree = _tree(graph, switches, start, ranks)
+        if tree is not None:
+            rooted.setdefault(tree.root, tree)
+    if not rooted:
+        raise NoTree(f"no switch reaches all {len(ranks)} ranks over links that are up")
+    shallow = min(tree.depth for tree in rooted.values())
+    trees = [tree for tree in rooted.values() if tree.depth == shallow]
+    trees = [tree for tree in trees if switches.nodes[tree.root]["role"] == "spine"] or trees
+    fitting = [tree for tree in trees if all(len(fold.children) <= MAX_CHILDREN for fold in tree.folds)]
+    if not fitting:
+        widest = max((fold for fold in trees[0].folds), key=lambda fold: len(fold.children))
+        raise NoTree(f"{widest.switch} would fold {len(widest.children)} children, expected at most {MAX_CHILDREN}; "
+                     "spread the ranks over more leaves")
+    return _weighted(graph, fitting)
+
+
+def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, ranks: Sequence[str]) -> Tree | None:
+    """The tree under ``start``, its root moved down as far as it goes; None where a rank is out of reach."""
+    parent: dict[str, str] = {child: up for up, child in nx.bfs_edges(switches, start)}
+    children: dict[str, list[Child]] = {start: []}
+    for rank, host in enumerate(ranks):
+        below = next(iter(graph.adj[host]))
+        if below not in parent and below != start:
+            return None
+        children.setdefault(below, []).append(Child(host, port(graph, below, host), rank))
+        while below != start and below not in (child.node for child in children.setdefault(parent[below], [])):
+            up = parent[below]
+            children[up].append(Child(below, port(graph, up, below), None))
+            below = up
+    root = start
+    while len(children[root]) == 1 and children[root][0].rank is None:
+        root = children[root][0].node
+
+    folds: list[Fold] = []
+    queue = [root]
+    for switch in queue:
+        queue += [child.node for child in children[switch] if child.rank is None]
+        above = None if switch == root else parent[switch]
+        folds.append(Fold(switch, tuple(children[switch]), above, port(graph, switch, above) if above else 0))
+    return Tree(root, 1.0, tuple(folds))
+
+
+def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
+    """The port of ``here`` that leads to ``there``: of parallel links the first."""
+    data = graph.adj[here][there]
+    return int(data[min(data)]["ports"][here])
+
+
+def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree]) -> list[Tree]:
+    """Weights in proportion to what the narrowest link between switches leaves to each tree."""
+    links = {tree.root: [(f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees}
+    sharers = Counter(link for tree_links in links.values() for link in tree_links)
+
+    def width(tree: Tree) -> float:
+        rates: list[float] = []
+        for a, b in links[tree.root]:
+            data = graph.adj[a][b]
+            rate = data[min(data)]["rate"]
+            if rate is not None:
+                rates.append(rate / sharers[a, b])
+        return min(rates, default=0.0)
+
+    widths = [width(tree) for tree in trees]
+    if not all(widths):  # a tree without rates is not comparable: equal shares
+        widths = [1.0] * len(trees)
+    return [Tree(tree.root, w / sum(widths), tree.folds) for tree, w in zip(trees, widths, strict=True)]
