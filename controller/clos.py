@@ -97,6 +97,14 @@ class Clos:
         """Live links of a switch towards the next tier, by number."""
         return tuple(self._up[switch])
 
+    def hop(self, tail: str, head: str) -> Hop:
+        """The link from switch to switch: of parallel live ones the first.  Raises PlanError where none is live."""
+        low, high = sorted((tail, head), key=self.tier.__getitem__)
+        for link, _, top in self._up[low]:
+            if top == high:
+                return Hop(link, tail, head)
+        raise PlanError(f"no live link between {tail} and {head}")
+
     def climbs(self, leaf: str) -> Mapping[str, Sequence[Path]]:
         """For every switch above a leaf, the live ways up to it."""
         if leaf not in self._climbs:

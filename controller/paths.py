@@ -28,6 +28,7 @@ from math import gcd
 from typing import Literal, NamedTuple
 
 from netfold.controller.clos import Clos, Hop, Path, PlanError
+from netfold.controller.trees import Tree
 
 Share = int | Fraction
 
@@ -80,13 +81,12 @@ def fewest_pieces(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 
     paths = _check(sizes, shares, unit, start)
     total, whole = sum(sizes), sum(Fraction(shares[p]) for p in paths)
     cuts: list[Cut] = []
-    position = begin = 0  # bytes laid so far; where the present flow begins
     bounds: list[Fraction] = []
     reached = Fraction(0)
     for p in paths:
         reached += Fraction(shares[p])
         bounds.append(total * reached / whole)
-    turn = 0
+    begin = turn = 0  # where the present flow begins on the line; whose share it is
     for flow, size in enumerate(sizes):
         offset = 0
         while offset < size:
@@ -94,9 +94,9 @@ def fewest_pieces(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 
             if end > offset:
                 cuts.append(Cut(flow, paths[turn], offset, end - offset))
                 offset = end
-            if offset < size or bounds[turn] == begin + size:
-                turn = min(turn + 1, len(paths) - 1)
-        begin = position = position + size
+            if bounds[turn] <= begin + size and turn < len(paths) - 1:
+                turn += 1
+        begin += size
     return cuts
 
 
@@ -164,10 +164,10 @@ class Plan:
     flows: tuple[Flow, ...]
     pieces: tuple[Piece, ...]
     """In order of flow, then of offset."""
-    background: Mapping[Hop, int]
+    background: Mapping[Hop, Share]
     """Bytes of folded trees on each hop."""
 
-    def loads(self) -> dict[Hop, int]:
+    def loads(self) -> dict[Hop, Share]:
         """Bytes on each hop between switches, trees included."""
         loads = dict(self.background)
         for piece in self.pieces:
@@ -186,7 +186,7 @@ def plan(
     *,
     planner: Planner = fewest_pieces,
     scope: Literal["leaf", "host"] = "leaf",
-    background: Mapping[Hop, int] | None = None,
+    background: Mapping[Hop, Share] | None = None,
     unit: int = 1,
 ) -> Plan:
     """Paths for all flows of a step.
@@ -234,55 +234,20 @@ def plan(
     return Plan(tuple(flows), tuple(sorted(pieces, key=lambda p: (p.flow, p.offset))), background)
 
 
-def _part(group: int, everything: int, hops: Path, background: Mapping[Hop, int]) -> Fraction:
+def _part(group: int, everything: int, hops: Path, background: Mapping[Hop, Share]) -> Fraction:
     return Fraction(group, everything) * max((background.get(hop, 0) for hop in hops), default=0)
 
 
-def stripe(clos: Clos, leaves: Sequence[str], size: int, *, roots: Sequence[str] | None = None,
-           unit: int = 1) -> dict[str, int]:
-    """How many of a job's ``size`` bytes each folding tree takes: as much as its slowest link carries.
+def tree_loads(clos: Clos, trees: Sequence[Tree], size: int) -> dict[Hop, Fraction]:
+    """Bytes that folding ``size`` bytes over a job's trees puts on every hop between switches.
 
-    leaves   the job's leaves; every tree spans them all
-    roots    switches that may root a tree; None: all at the lowest tier that all leaves reach
-    Returns root -> bytes, adding up to ``size``.  Raises PlanError where no root reaches every leaf.
+    Each link of a tree carries the tree's share once up, as partial sums, and once down, as results.
     """
-    trees = {root: tree for root in (_common(clos, leaves) if roots is None else roots)
-             if (tree := _tree(clos, leaves, root)) is not None}
-    if not trees:
-        raise PlanError(f"no live switch reaches all of {', '.join(leaves)}: no folding tree is possible")
-    shares = [min((clos.capacity(hop) for hop in tree), default=1) for tree in trees.values()]
-    names = list(trees)
-    taken = dict.fromkeys(names, 0)
-    for cut in fewest_pieces([size], shares, unit=unit) if size else []:
-        taken[names[cut.path]] += cut.size
-    return taken
-
-
-def tree_loads(clos: Clos, leaves: Sequence[str], stripes: Mapping[str, int]) -> dict[Hop, int]:
-    """Bytes that folding puts on every hop: each link of a tree carries the tree's stripe once up and once down."""
-    loads: dict[Hop, int] = {}
-    for root, size in stripes.items():
-        tree = _tree(clos, leaves, root)
-        if tree is None:
-            raise PlanError(f"{root} does not reach all of {', '.join(leaves)}")
-        for hop in tree:
-            for way in (hop, Hop(hop.link, hop.head, hop.tail)):
-                loads[way] = loads.get(way, 0) + size
+    loads: dict[Hop, Fraction] = {}
+    for tree in trees:
+        share = size * Fraction(tree.weight).limit_denominator(2**20)  # a weight is a float near some small fraction
+        for fold in tree.folds:
+            if fold.parent is not None:
+                for hop in (clos.hop(fold.switch, fold.parent), clos.hop(fold.parent, fold.switch)):
+                    loads[hop] = loads.get(hop, Fraction(0)) + share
     return loads
-
-
-def _common(clos: Clos, leaves: Sequence[str]) -> list[str]:
-    common = set.intersection(*(set(clos.climbs(leaf)) for leaf in leaves))
-    lowest = min((clos.tier[switch] for switch in common), default=0)
-    return sorted(switch for switch in common if clos.tier[switch] == lowest)
-
-
-def _tree(clos: Clos, leaves: Sequence[str], root: str) -> set[Hop] | None:
-    """The upward hops of the tree from ``root`` to all leaves; None where a leaf cannot reach it."""
-    hops: set[Hop] = set()
-    for leaf in leaves:
-        ways = clos.climbs(leaf).get(root)
-        if not ways:
-            return None
-        hops.update(ways[0])
-    return hops
