@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slot protocol as a state space, explored exhaustively.
+
+Hosts under one leaf, or under several leaves and a spine, reduce PSNs 0 .. psns-1.  The network is the worst there is:
+a packet in flight may arrive at any time, any number of times, in any order, or be lost, and a copy of any contribution
+that a host ever sent may turn up late.  Hosts repeat what they miss, whenever they like: ranks run ahead and lag.
+
+Two properties over all reachable states (docs/protocol.md, DESIGN 3.2):
+
+* safety: a packet that a switch emits holds each child's contribution for its PSN exactly once;
+* liveness: wherever the worst network leads, hosts' repeats alone can still finish from there (no stuck host).
+
+`explore(..., slots=2 * window)` proves both for the sizes given; with fewer slots it finds the stuck host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Slot(NamedTuple):
+    """What a switch remembers: PSN (-1: never used), children's bitmap, done, and what the words add up to."""
+
+    psn: int
+    bitmap: int
+    done: bool
+    words: frozenset[tuple[int, int]]
+    """(rank, psn) of every contribution in the words."""
+
+
+FREE = Slot(-1, 0, False, frozenset())
+
+
+class WrongSum(Exception):
+    """A switch emitted words that are not each child's contribution once."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """``leaves[i]`` ranks hang on leaf i; one leaf is its own root, more have a spine above them."""
+
+    leaves: tuple[int, ...]
+    window: int
+    slots: int
+    psns: int
+    psn_bits: int = 24
+    first_psn: int = 0
+    """Wire PSN of PSN 0, so that a small ``psn_bits`` makes the numbers wrap."""
+
+    @property
+    def ranks(self) -> int:
+        return sum(self.leaves)
+
+    def leaf_of(self, rank: int) -> int:
+        for leaf, count in enumerate(self.leaves):
+            if rank < count:
+                return leaf
+            rank -= count
+        raise ValueError(f"no rank {rank}")
+
+    def ranks_of(self, leaf: int) -> range:
+        first = sum(self.leaves[:leaf])
+        return range(first, first + self.leaves[leaf])
+
+    def age(self, psn: int, other: int) -> int:
+        """Serial arithmetic on the wire's PSNs, as the P4 program has it."""
+        half = 1 << (self.psn_bits - 1)
+        ahead = ((psn + self.first_psn) - (other + self.first_psn)) % (half * 2)
+        return ahead - half * 2 if ahead >= half else ahead
+
+
+class State(NamedTuple):
+    """Sets of PSNs are bit masks.  The last three are packets in flight between switches and to hosts."""
+
+    received: tuple[int, ...]  # by each rank: results it has
+    leaves: tuple[tuple[Slot, ...], ...]
+    spine: tuple[Slot, ...]
+    partials: tuple[int, ...]  # by each leaf: partial sums on their way up
+    to_leaf: tuple[int, ...]  # to each leaf: results on their way down
+    to_rank: tuple[int, ...]  # to each rank: results on their way down
+
+
+@dataclass
+class Report:
+    """What an exploration found."""
+
+    states: int = 0
+    stuck: list[State] = field(default_factory=list)
+    """States from which no network, however kind, leads to the end."""
+
+    @property
+    def live(self) -> bool:
+        return not self.stuck
+
+
+def lowest_missing(received: int) -> int:
+    psn = 0
+    while received >> psn & 1:
+        psn += 1
+    return psn
+
+
+class _Switch:
+    """One slot's behaviour, the verdict table of p4src/fold.p4 in Python."""
+
+    def __init__(self, fabric: Fabric, full: int, *, root: bool, honours_age: bool = True) -> None:
+        self.fabric, self.full, self.root, self.honours_age = fabric, full, root, honours_age
+
+    def contribution(self, slot: Slot, psn: int, child: int, words: frozenset[tuple[int, int]]) -> tuple[Slot, str]:
+        """Returns the slot afterwards and who gets a packet: nobody, parent, asker or all."""
+        bit = 1 << child
+        age = 1 if slot.psn < 0 else self.fabric.age(psn, slot.psn)
+        if age < 0 and self.honours_age:
+            return slot, "nobody"
+        if age != 0:
+            slot = Slot(psn, bit, False, words)
+        elif slot.done:
+            return slot, "asker"
+        elif slot.bitmap & bit:
+            return slot, "parent" if slot.bitmap == self.full else "nobody"
+        else:
+            if slot.words & words:
+                raise WrongSum(f"PSN {psn}: child {child} added twice")
+            slot = slot._replace(bitmap=slot.bitmap | bit, words=slot.words | words)
+        if slot.bitmap != self.full:
+            return slot, "nobody"
+        return (slot._replace(done=True), "all") if self.root else (slot, "parent")
+
+    def result(self, slot: Slot, psn: int, words: frozenset[tuple[int, int]]) -> tuple[Slot, str]:
+        if slot.psn >= 0 and slot.psn == psn and slot.bitmap == self.full and not slot.done:
+            return slot._replace(done=True, words=words), "all"
+        return slot, "nobody"
+
+
+class Exploration:
+    """Breadth first over every state that the worst network can bring about."""
+
+    def __init__(self, fabric: Fabric, *, honours_age: bool = True) -> None:
+        self.fabric = fabric
+        one = len(fabric.leaves) == 1
+        self.leaf = [_Switch(fabric, (1 << n) - 1, root=one, honours_age=honours_age) for n in fabric.leaves]
+        self.spine = _Switch(fabric, (1 << len(fabric.leaves)) - 1, root=True, honours_age=honours_age)
+        self.all_psns = (1 << fabric.psns) - 1
+        self.whole = [frozenset((r, p) for r in range(fabric.ranks)) for p in range(fabric.psns)]
+        self.part = [
+            [frozenset((r, p) for r in fabric.ranks_of(leaf)) for p in range(fabric.psns)]
+            for leaf in range(len(fabric.leaves))
+        ]
+
+    def start(self) -> State:
+        fabric = self.fabric
+        ranks, leaves = fabric.ranks, len(fabric.leaves)
+        free = (FREE,) * fabric.slots
+        return State((0,) * ranks, (free,) * leaves, free, (0,) * leaves, (0,) * leaves, (0,) * ranks)
+
+    def successors(self, state: State) -> tuple[list[State], list[State]]:
+        """States one step on: by what hosts and switches do, and by what only a bad network does."""
+        fabric = self.fabric
+        found: list[State] = []
+        bad: list[State] = []
+        alive = self._alive(state)
+        for rank, received in enumerate(state.received):
+            # delivery leaves the packet in flight: it may arrive again
+            for psn in _bits(state.to_rank[rank] & ~received):
+                found.append(state._replace(received=_put(state.received, rank, received | 1 << psn)))
+            for psn in range(min(lowest_missing(received) + fabric.window, fabric.psns)):
+                if not received >> psn & 1:
+                    found.append(self._to_leaf_up(state, rank, psn))
+                elif alive >> psn & 1:
+                    bad.append(self._to_leaf_up(state, rank, psn))  # a copy from long ago
+        for leaf in range(len(fabric.leaves)):
+            for psn in _bits(state.partials[leaf] & alive):
+                found.append(self._to_spine(state, leaf, psn))
+            for psn in _bits(state.to_leaf[leaf] & alive):
+                found.append(self._to_leaf_down(state, leaf, psn))
+        for name in ("partials", "to_leaf", "to_rank"):
+            flying: tuple[int, ...] = getattr(state, name)
+            for index, mask in enumerate(flying):
+                for psn in _bits(mask):
+                    bad.append(state._replace(**{name: _put(flying, index, mask & ~(1 << psn))}))
+        steps = {self._settled(s) for s in found} - {state}
+        return list(steps), list({self._settled(s) for s in bad} - {state} - steps)
+
+    def run(self, *, limit: int = 5_000_000) -> Report:
+        """Explores all states; raises WrongSum, or OverflowError past ``limit`` states."""
+        start = self.start()
+        number: dict[State, int] = {start: 0}
+        before: list[list[int]] = [[]]
+        final: list[int] = []
+        states = [start]
+        queue = deque([0])
+        while queue:
+            here = queue.popleft()
+            state = states[here]
+            if all(received == self.all_psns for received in state.received):
+                final.append(here)
+            steps, misfortunes = self.successors(state)
+            for i, then in enumerate([*steps, *misfortunes]):
+                there = number.get(then)
+                if there is None:
+                    there = number[then] = len(states)
+                    if there >= limit:
+                        raise OverflowError(f"more than {limit} states: choose a smaller fabric")
+                    states.append(then)
+                    before.append([])
+                    queue.append(there)
+                if i < len(steps):  # finishing must not need misfortune's help
+                    before[there].append(here)
+        can_finish = bytearray(len(states))
+        stack = list(final)
+        for state_number in final:
+            can_finish[state_number] = 1
+        while stack:
+            for earlier in before[stack.pop()]:
+                if not can_finish[earlier]:
+                    can_finish[earlier] = 1
+                    stack.append(earlier)
+        return Report(len(states), [states[i] for i in range(len(states)) if not can_finish[i]])
+
+    def _settled(self, state: State) -> State:
+        """Without the packets that can change nothing any more: repeats to whoever has it, and to slots gone on.
+
+        Slots and ranks only move forward, so such a packet never matters again; leaving it out merges equal states.
+        """
+        fabric = self.fabric
+        to_rank = tuple(mask & ~had for mask, had in zip(state.to_rank, state.received, strict=True))
+        to_leaf = tuple(
+            sum(1 << p for p in _bits(mask) if not (slots[p % fabric.slots].psn > p or slots[p % fabric.slots].done))
+            for mask, slots in zip(state.to_leaf, state.leaves, strict=True)
+        )
+        partials = tuple(
+            sum(1 << p for p in _bits(mask) if state.spine[p % fabric.slots].psn <= p) for mask in state.partials
+        )
+        return state._replace(to_rank=to_rank, to_leaf=to_leaf, partials=partials)
+
+    # ---- one delivery each -----------------------------------------------------------------------------------------
+    def _alive(self, state: State) -> int:
+        """PSNs whose packets can still be in the network: a packet does not outlive half the PSN space."""
+        newest = max(lowest_missing(r) for r in state.received) + self.fabric.window
+        oldest = max(0, newest - (1 << (self.fabric.psn_bits - 1)) + 1)
+        return self.all_psns & ~((1 << oldest) - 1)
+
+    def _to_leaf_up(self, state: State, rank: int, psn: int) -> State:
+        leaf = self.fabric.leaf_of(rank)
+        child = rank - self.fabric.ranks_of(leaf).start
+        index = psn % self.fabric.slots
+        words = frozenset({(rank, psn)})
+        slot, who = self.leaf[leaf].contribution(state.leaves[leaf][index], psn, child, words)
+        state = state._replace(leaves=_put(state.leaves, leaf, _put(state.leaves[leaf], index, slot)))
+        if who == "parent":
+            if slot.words != self.part[leaf][psn]:
+                raise WrongSum(f"leaf {leaf} sent {sorted(slot.words)} up as PSN {psn}")
+            return state._replace(partials=_put(state.partials, leaf, state.partials[leaf] | 1 << psn))
+        return self._down(state, leaf, slot, psn, who, rank)
+
+    def _to_leaf_down(self, state: State, leaf: int, psn: int) -> State:
+        index = psn % self.fabric.slots
+        slot, who = self.leaf[leaf].result(state.leaves[leaf][index], psn, self.whole[psn])
+        state = state._replace(leaves=_put(state.leaves, leaf, _put(state.leaves[leaf], index, slot)))
+        return self._down(state, leaf, slot, psn, who, None)
+
+    def _down(self, state: State, leaf: int, slot: Slot, psn: int, who: str, asker: int | None) -> State:
+        if who == "nobody":
+            return state
+        if slot.words != self.whole[psn]:
+            raise WrongSum(f"leaf {leaf} sent {sorted(slot.words)} down as PSN {psn}")
+        receivers = self.fabric.ranks_of(leaf) if who == "all" else [asker]
+        to_rank = state.to_rank
+        for rank in receivers:
+            assert rank is not None
+            to_rank = _put(to_rank, rank, to_rank[rank] | 1 << psn)
+        return state._replace(to_rank=to_rank)
+
+    def _to_spine(self, state: State, leaf: int, psn: int) -> State:
+        index = psn % self.fabric.slots
+        slot, who = self.spine.contribution(state.spine[index], psn, leaf, self.part[leaf][psn])
+        state = state._replace(spine=_put(state.spine, index, slot))
+        if who == "nobody":
+            return state
+        if slot.words != self.whole[psn]:
+            raise WrongSum(f"the spine sent {sorted(slot.words)} down as PSN {psn}")
+        to_leaf = state.to_leaf
+        for receiver in range(len(self.fabric.leaves)) if who == "all" else [leaf]:
+            to_leaf = _put(to_leaf, receiver, to_leaf[receiver] | 1 << psn)
+        return state._replace(to_leaf=to_leaf)
+
+
+def explore(fabric: Fabric, *, honours_age: bool = True, limit: int = 5_000_000) -> Report:
+    """Explores every reachable state of ``fabric``; raises WrongSum at the first wrong sum.
+
+    ``honours_age=False`` breaks the protocol on purpose: late contributions take slots over.
+    """
+    return Exploration(fabric, honours_age=honours_age).run(limit=limit)
+
+
+def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _bits(mask: int) -> list[int]:
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]
