@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folded Clos fabrics by number, for thousands of hosts: which directed link is which, and which links a path takes.
+
+    two tiers     hosts - leaves - spines                   pods=1, cores=0; "aggs" are the spines
+    three tiers   hosts - leaves - aggs - cores             every pod has the same leaves and aggs; agg a of every pod
+                                                            is cabled to the same `cores` core switches
+
+Directed links are numbered in six blocks, each block the mirror of its neighbour:
+
+    0 host up | 1 host down | 2 leaf up | 3 leaf down | 4 core up | 5 core down
+    [host]      [host]        [leaf, agg]               [pod, agg, core]
+
+A path is one number: the agg where source and destination share a pod, agg x cores + core where they do not.
+packet.c knows the same numbering; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import networkx as nx
+
+
+class Cable(NamedTuple):
+    """A full-duplex link inside the fabric: ``Cable("leaf", leaf, agg)`` or ``Cable("core", pod, agg, core)``."""
+
+    tier: Literal["leaf", "core"]
+    a: int
+    b: int
+    c: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Sizes, rates and delays.  The default is Ethereal's leaf-spine: 256 hosts, 16 leaves, 16 spines, 400 Gb/s."""
+
+    hosts: int = 16
+    """Hosts on each leaf."""
+    leaves: int = 16
+    """Leaves in each pod."""
+    aggs: int = 16
+    """Aggregation switches in each pod; the spines of a two-tier fabric."""
+    pods: int = 1
+    cores: int = 0
+    """Core switches above each agg; 0: two tiers."""
+    host_rate: float = 400e9
+    """Bit/s of the links between hosts and leaves."""
+    leaf_rate: float = 400e9
+    """Bit/s of the links between leaves and aggs."""
+    core_rate: float = 400e9
+    """Bit/s of the links between aggs and cores."""
+    delay: float = 500e-9
+    """Seconds of propagation over one link."""
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "leaves", "aggs", "pods"):
+            if not 1 <= getattr(self, name) <= 65535:
+                raise ValueError(f"topology.{name}: expected 1..65535, got {getattr(self, name)}")
+        if self.cores < 0 or (self.pods > 1) != (self.cores > 0):
+            raise ValueError(f"topology: {self.pods} pods with {self.cores} cores an agg; more than one pod "
+                             "needs cores, one pod has none")
+        for name in ("host_rate", "leaf_rate", "core_rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"topology.{name}: expected bit/s above 0, got {getattr(self, name)}")
+        if not self.delay >= 0:
+            raise ValueError(f"topology.delay: expected seconds of at least 0, got {self.delay}")
+
+    @property
+    def size(self) -> int:
+        """Number of hosts."""
+        return self.hosts * self.leaves * self.pods
+
+    @property
+    def blocks(self) -> tuple[int, int, int, int, int, int]:
+        """Sizes of the six blocks of directed links."""
+        leaf, core = self.pods * self.leaves * self.aggs, self.pods * self.aggs * self.cores
+        return self.size, self.size, leaf, leaf, core, core
+
+    @property
+    def links(self) -> int:
+        """Number of directed links."""
+        return sum(self.blocks)
+
+    def leaf(self, host: int) -> int:
+        """The leaf of a host, counted through all pods."""
+        return host // self.hosts
+
+    def paths(self, source_leaf: int, destination_leaf: int) -> int:
+        """How many paths lead from leaf to leaf; 1, the empty one, from a leaf to itself."""
+        if source_leaf == destination_leaf:
+            return 1
+        same_pod = source_leaf // self.leaves == destination_leaf // self.leaves
+        return self.aggs if same_pod else self.aggs * self.cores
+
+    def route(self, source: int, destination: int, path: int) -> list[int]:
+        """Directed links from host to host."""
+        leaf, to = self.leaf(source), self.leaf(destination)
+        return [source, *self.between(leaf, to, path), self.size + destination]
+
+    def between(self, leaf: int, to: int, path: int) -> list[int]:
+        """Directed links from leaf to leaf."""
+        if leaf == to:
+            return []
+        up = 2 * self.size
+        down = up + self.blocks[2]
+        pod, to_pod = leaf // self.leaves, to // self.leaves
+        if pod == to_pod:
+            return [up + leaf * self.aggs + path, down + to * self.aggs + path]
+        agg, core = divmod(path, self.cores)
+        core_up = down + self.blocks[3]
+        core_down = core_up + self.blocks[4]
+        return [
+            up + leaf * self.aggs + agg,
+            core_up + (pod * self.aggs + agg) * self.cores + core,
+            core_down + (to_pod * self.aggs + agg) * self.cores + core,
+            down + to * self.aggs + agg,
+        ]
+
+    def directions(self, cable: Cable) -> tuple[int, int]:
+        """A cable's two directed links, the upward one first.  Raises ValueError where there is no such cable."""
+        up = 2 * self.size
+        if cable.tier == "leaf" and 0 <= cable.a < self.leaves * self.pods and 0 <= cable.b < self.aggs:
+            first = up + cable.a * self.aggs + cable.b
+            return first, first + self.blocks[2]
+        if cable.tier == "core" and cable.a < self.pods and cable.b < self.aggs and cable.c < self.cores:
+            first = up + 2 * self.blocks[2] + (cable.a * self.aggs + cable.b) * self.cores + cable.c
+            return first, first + self.blocks[4]
+        raise ValueError(f"{cable}: the fabric has {self.leaves * self.pods} leaves with {self.aggs} uplinks, and "
+                         f"{self.pods} pods of {self.aggs} aggs with {self.cores} uplinks")
+
+    def dead(self, cables: Iterable[Cable]) -> frozenset[int]:
+        """All directed links of cables."""
+        return frozenset(link for cable in cables for link in self.directions(cable))
+
+    def live_paths(self, leaf: int, to: int, dead: frozenset[int]) -> list[int]:
+        """Paths that touch no dead link."""
+        return [p for p in range(self.paths(leaf, to)) if not dead or dead.isdisjoint(self.between(leaf, to, p))]
+
+    def rate(self, link: int) -> float:
+        """Bit/s of a directed link."""
+        if link < 2 * self.size:
+            return self.host_rate
+        return self.leaf_rate if link < 2 * self.size + 2 * self.blocks[2] else self.core_rate
+
+    def graph(self) -> nx.MultiGraph[str]:
+        """The same fabric as the controller's planners see it (`Fabric.graph`), edges numbered by their upward link."""
+        graph: nx.MultiGraph[str] = nx.MultiGraph()
+        for host in range(self.size):
+            graph.add_node(f"h{host}", kind="host")
+        for number, low, high in self._cables():
+            for node in (low, high):
+                if node not in graph:
+                    graph.add_node(node, kind="switch")
+            graph.add_edge(low, high, number, rate=round(self.rate(number)), loss=0.0)
+        return graph
+
+    def _cables(self) -> Iterator[tuple[int, str, str]]:
+        """(upward link, lower node, upper node) of every cable."""
+        for host in range(self.size):
+            yield host, f"h{host}", f"leaf{self.leaf(host)}"
+        for leaf in range(self.leaves * self.pods):
+            for agg in range(self.aggs):
+                yield self.directions(Cable("leaf", leaf, agg))[0], f"leaf{leaf}", f"agg{leaf // self.leaves}.{agg}"
+        for pod in range(self.pods):
+            for agg in range(self.aggs):
+                for core in range(self.cores):
+                    number, _ = self.directions(Cable("core", pod, agg, core))
+                    yield number, f"agg{pod}.{agg}", f"core{agg}.{core}"
+
+
+def leaf_spine(*, hosts: int = 256, leaves: int = 16, spines: int = 16, rate: float = 400e9,
+               delay: float = 500e-9) -> Topology:
+    """``hosts`` in all, spread over the leaves.  Raises ValueError where they do not divide."""
+    if leaves < 1 or hosts % leaves:
+        raise ValueError(f"leaf_spine: {hosts} hosts do not divide over {leaves} leaves")
+    return Topology(hosts=hosts // leaves, leaves=leaves, aggs=spines, host_rate=rate, leaf_rate=rate, delay=delay)
+
+
+def paper_fat_tree() -> Topology:
+    """Ethereal's three-tier fabric: 512 hosts, 32 leaves, 32 aggs, 16 cores, fabric links of 1600 Gb/s, no
+    oversubscription."""
+    return Topology(hosts=16, leaves=4, aggs=4, pods=8, cores=4, leaf_rate=1600e9, core_rate=1600e9)
