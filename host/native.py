@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native engine (native/*.c) from Python: built on first use, bound with ctypes, which lets go of the GIL.
+
+``Core`` is the sans-I/O fold: packets in, packets out, next deadline.  ``Io`` runs a core over real sockets.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netfold.host.rail import Flat
+from netfold.wire.jobs import Stream, Tree
+from softswitch import cc
+
+SOURCES = ("crc.c", "quantise.c", "stream.c", "fold.c", "io.c", "abi.c")
+NEVER = (1 << 63) - 1
+"""A deadline that never comes."""
+RUN_PACKETS = 60
+FIELDS = ("operation number", "dtype", "average", "elements", "elements / 2^31", "world size", "trees")
+"""nf_field: what the signature of an operation holds."""
+MAX, SUM = 0, 1
+"""nf_kind."""
+DTYPE_CODES = {"float32": 0, "int32": 1}
+SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
+DONE, AGAIN, FAILED, OS_ERROR = range(4)
+"""nf_run_status."""
+
+
+class StreamPlan(C.Structure):
+    _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "window")]
+
+
+class TreePlan(C.Structure):
+    _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2)]
+
+
+class Failure(C.Structure):
+    """nf_failure."""
+
+    error: int
+    tree: int
+    kind: int
+    psn: int
+    expected_opcode: int
+    got_opcode: int
+    expected_length: int
+    got_length: int
+    expected_address: int
+    got_address: int
+    low: Sequence[int]
+    high: Sequence[int]
+    _fields_ = [
+        ("error", C.c_int32), ("tree", C.c_uint32), ("kind", C.c_uint32),
+        ("low", C.c_uint32 * 7), ("high", C.c_uint32 * 7),
+        ("psn", C.c_uint32), ("expected_opcode", C.c_uint32), ("got_opcode", C.c_uint32),
+        ("expected_length", C.c_uint32), ("got_length", C.c_uint32),
+        ("expected_address", C.c_uint64), ("got_address", C.c_uint64),
+    ]  # fmt: skip
+
+
+COUNTERS = ("sent", "received", "retransmitted", "timeouts", "duplicates", "marks")
+STANDING = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", "srtt")
+
+
+class Counters(C.Structure):
+    sent: int
+    received: int
+    retransmitted: int
+    timeouts: int
+    duplicates: int
+    marks: int
+    _fields_ = [(name, C.c_uint64) for name in COUNTERS]
+
+
+class Standing(C.Structure):
+    """nf_standing: where one stream is in the current operation.  Times in nanoseconds."""
+
+    sent_ahead: int
+    results: int
+    packets: int
+    una_psn: int
+    window: int
+    rto: int
+    srtt: int
+    counters: Counters
+    _fields_ = [*((name, C.c_int64) for name in STANDING), ("counters", Counters)]
+
+
+class Route(C.Structure):
+    _fields_ = [("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16)]
+
+
+class RunStruct(C.Structure):
+    _fields_ = [
+        ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
+        ("route", Route), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
+    ]  # fmt: skip
+
+
+class Sender(C.Structure):
+    _fields_ = [("port", C.c_uint32), ("fd", C.c_int32)]
+
+
+@functools.cache
+def library() -> C.CDLL:
+    """The engine, compiled for this CPU on first use.  Raises softswitch.cc.BuildError."""
+    home = Path(__file__).parent / "native"
+    path = cc.build(
+        [home / name for name in SOURCES],
+        kind="shared",
+        name="netfold-host",
+        # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
+        flags=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=default"],
+        optional_flags=["-march=native"],
+        libs=["-lpthread"],
+    )
+    lib = C.CDLL(str(path))
+    pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
+
+    def declare(name: str, result: Any, *arguments: Any) -> None:
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+
+    declare("nf_abi_size", u32, u32)
+    declare("nf_crc32", u32, u32, C.c_char_p, C.c_size_t)
+    declare("nf_headroom", C.c_uint, u32)
+    declare("nf_exponents_of", None, pointer, u64, pointer)
+    declare("nf_quantise_all", None, pointer, u64, pointer, u32, pointer)
+    declare("nf_dequantise_all", None, pointer, u64, pointer, u32, C.c_float, pointer)
+    declare("nf_fold_open", pointer, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p))
+    declare("nf_fold_close", None, pointer)
+    declare("nf_fold_start", C.c_bool, pointer, u32, C.c_int, pointer, pointer, u64, C.c_float, i64)
+    declare("nf_fold_send", C.c_bool, pointer, i64, C.POINTER(RunStruct))
+    declare("nf_fold_unsent", None, pointer, C.POINTER(RunStruct), u32)
+    declare("nf_fold_no_runs", None, pointer)
+    declare("nf_fold_receive", None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, i64)
+    declare("nf_fold_tick", None, pointer, i64)
+    declare("nf_fold_deadline", i64, pointer)
+    declare("nf_fold_finished", C.c_bool, pointer)
+    declare("nf_fold_failure", C.POINTER(Failure), pointer)
+    declare("nf_fold_progress", i64, pointer)
+    declare("nf_fold_foreign", u64, pointer)
+    declare("nf_fold_elements", u64, pointer, u32)
+    declare("nf_fold_standing", None, pointer, u32, C.c_int, C.POINTER(Standing))
+    declare("nf_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
+    declare("nf_io_close", None, pointer)
+    declare("nf_io_run", C.c_int, pointer, i64, C.POINTER(C.c_int32))
+    declare("nf_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
+    declare("nf_now", i64)
+    for which, kind in enumerate((TreePlan, Failure, Standing, RunStruct, Sender)):
+        if lib.nf_abi_size(which) != C.sizeof(kind):
+            raise cc.BuildError(
+                f"{path}: {kind.__name__} has {lib.nf_abi_size(which)} bytes in C and {C.sizeof(kind)} in Python: "
+                "host/native.py and host/native/*.h are of different versions"
+            )
+    return lib
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of packets for one super-packet: UDP payloads of ``segment`` bytes each, the last one maybe shorter."""
+
+    data: bytes
+    segment: int
+    source_port: int
+    destination: str
+
+    def packets(self) -> list[bytes]:
+        """The UDP payloads one by one."""
+        return [self.data[i : i + self.segment] for i in range(0, len(self.data), self.segment)]
+
+
+class Core:
+    """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller hands in."""
+
+    def __init__(
+        self, address: str, world: int, trees: Sequence[Tree], *, max_run: int = RUN_PACKETS, max_window: int = 1 << 19
+    ) -> None:
+        self._lib = library()
+        self.trees = tuple(trees)
+
+        def stream(plan: Stream) -> StreamPlan:
+            window = min(plan.slots // 2, 1 << (max_window.bit_length() - 1))
+            return StreamPlan(_number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window)
+
+        plans = (TreePlan * len(trees))(
+            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.max), stream(tree.sum))) for tree in trees)
+        )
+        why = C.c_char_p()
+        self.handle = self._lib.nf_fold_open(_number(address), world, len(trees), plans, max_run, C.byref(why))
+        if not self.handle:
+            raise ValueError(f"fold engine: {(why.value or b'').decode()} (world {world}, {len(trees)} trees)")
+        self._run = RunStruct()
+        self._keep: tuple[Flat, Flat] | None = None
+
+    def start(self, number: int, source: Flat, out: Flat, divisor: float, now: int) -> None:
+        """Begins an operation; both arrays stay in use until it is finished or the core is closed."""
+        self._keep = (source, out)
+        code = DTYPE_CODES[source.dtype.name]
+        if not self._lib.nf_fold_start(
+            self.handle, number, code, source.ctypes.data, out.ctypes.data, source.size, divisor, now
+        ):
+            raise MemoryError(f"no memory for the exponents of {source.size} elements")
+
+    def send(self, now: int) -> Run | None:
+        """The next run of packets to send, or None."""
+        if not self._lib.nf_fold_send(self.handle, now, C.byref(self._run)):
+            return None
+        run = self._run
+        return Run(
+            C.string_at(run.bytes, run.length),
+            run.segment,
+            run.route.source_port,
+            str(ipaddress.IPv4Address(run.route.destination)),
+        )
+
+    def receive(self, data: bytes, now: int, *, segment: int = 0, marked: bool = False) -> None:
+        """Takes UDP payloads that came in, cut every ``segment`` bytes (0: one packet)."""
+        self._lib.nf_fold_receive(self.handle, data, len(data), segment or max(1, len(data)), marked, now)
+
+    def tick(self, now: int) -> None:
+        """Runs the retransmission timers that are due."""
+        self._lib.nf_fold_tick(self.handle, now)
+
+    def deadline(self) -> int:
+        """When to tick next; NEVER where nothing is outstanding."""
+        return int(self._lib.nf_fold_deadline(self.handle))
+
+    def finished(self) -> bool:
+        """All results are in."""
+        return bool(self._lib.nf_fold_finished(self.handle))
+
+    def failure(self) -> Failure:
+        """Why the operation failed; ``error`` is 0 where it did not."""
+        failure: Failure = self._lib.nf_fold_failure(self.handle).contents
+        return failure
+
+    def progress(self) -> int:
+        """When the last new result came, or the operation began."""
+        return int(self._lib.nf_fold_progress(self.handle))
+
+    def foreign(self) -> int:
+        """Packets received that belong to none of our streams."""
+        return int(self._lib.nf_fold_foreign(self.handle))
+
+    def elements(self, tree: int) -> int:
+        """Elements of the current operation in a tree's stripe."""
+        return int(self._lib.nf_fold_elements(self.handle, tree))
+
+    def standing(self, tree: int, kind: int) -> Standing:
+        """Where a stream stands."""
+        standing = Standing()
+        self._lib.nf_fold_standing(self.handle, tree, kind, C.byref(standing))
+        return standing
+
+    def close(self) -> None:
+        """Frees it; safe to call twice."""
+        if self.handle:
+            self._lib.nf_fold_close(self.handle)
+            self.handle = None
+        self._keep = None
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.close()
+
+
+class Io:
+    """A core over sockets: one that receives, one that sends for each UDP source port."""
+
+    def __init__(self, core: Core, receiver: socket.socket, senders: dict[int, socket.socket]) -> None:
+        self._lib = library()
+        self._core = core
+        self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
+        table = (Sender * len(senders))(*(Sender(port, sender.fileno()) for port, sender in senders.items()))
+        self._handle = self._lib.nf_io_open(core.handle, receiver.fileno(), len(senders), table)
+        if not self._handle:
+            raise MemoryError("no memory for receive buffers")
+
+    def run(self, until: int) -> tuple[int, int]:
+        """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns (status, errno)."""
+        error = C.c_int32()
+        return int(self._lib.nf_io_run(self._handle, until, C.byref(error))), error.value
+
+    def setbacks(self) -> tuple[int, int]:
+        """How often the kernel had no way for a packet, and the last such errno."""
+        count, error = C.c_uint64(), C.c_int32()
+        self._lib.nf_io_setbacks(self._handle, C.byref(count), C.byref(error))
+        return count.value, error.value
+
+    def close(self) -> None:
+        """Frees it and closes the sockets; safe to call twice."""
+        if self._handle:
+            self._lib.nf_io_close(self._handle)
+            self._handle = None
+        for sock in self._sockets:
+            sock.close()
+
+
+# ---- numbers, array-wide: for tests and benchmarks ---------------------------------------------------------------------
+def headroom(world: int) -> int:
+    """Bits that a sum of ``world`` lanes may need beyond one lane's."""
+    return int(library().nf_headroom(world))
+
+
+def exponents(x: Flat) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """Biased exponent of each block of 256 float32, 256 where it holds Inf or NaN."""
+    out = np.empty(-(-x.size // 256), np.uint16)
+    library().nf_exponents_of(x.ctypes.data, x.size, out.ctypes.data)
+    return out
+
+
+def quantise(x: Flat, agreed: np.ndarray[Any, Any], world: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Lanes of x, as many as whole blocks hold, in this machine's byte order."""
+    wire = np.empty(-(-x.size // 256) * 256, ">i4")
+    library().nf_quantise_all(x.ctypes.data, x.size, agreed.ctypes.data, world, wire.ctypes.data)
+    return wire.astype(np.int32)
+
+
+def dequantise(
+    lanes: np.ndarray[Any, Any], size: int, agreed: np.ndarray[Any, Any], world: int, divisor: float = 1.0
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The first ``size`` values of the lanes' sums."""
+    wire = np.ascontiguousarray(lanes, ">i4")
+    out = np.empty(size, np.float32)
+    library().nf_dequantise_all(wire.ctypes.data, size, agreed.ctypes.data, world, divisor, out.ctypes.data)
+    return out
+
+
+def _number(address: str) -> int:
+    try:
+        return int(ipaddress.IPv4Address(address))
+    except ValueError:
+        raise ValueError(f"address {address!r}: expected a dotted IPv4 address") from None

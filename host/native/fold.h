@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One allreduce over T aggregation trees, without sockets or clocks: packets in, packets out, next deadline.
+ *
+ *   tensor | block | block | ... | block |  256 elements each, one packet each
+ *          |--- tree 0 ---|--- tree 1 ---|  one contiguous stripe of blocks for each tree, sized by weight
+ *
+ *   each tree:  max stream   [signature, tree 0 only] exponents of blocks 0..255 | of blocks 256..511 | ...
+ *               sum stream    block 0 | block 1 | ...        leaves once its exponent is agreed on
+ *
+ * The max stream runs a few packets ahead, so that exponents are there when the window reaches their blocks.  Packets
+ * are made from the tensor when they leave, and made again when they must leave again: there is no send buffer, and the
+ * result of a block is written over its place only when nobody needs the contribution any more.
+ *
+ * The signature: every operation starts with one packet of pairs (v, 2^31 - 1 - v) for what all ranks must agree on.
+ * After the MAX fold a pair's two halves tell every rank the largest and the smallest v of all ranks.
+ */
+#ifndef NF_FOLD_H
+#define NF_FOLD_H
+#include "roce.h"
+#include "stream.h"
+
+#define NF_MAX_TREES 64
+#define NF_RUN_PACKETS 60              /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
+
+typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1 } nf_dtype;
+typedef enum { NF_MAX_STREAM = 0, NF_SUM_STREAM = 1 } nf_kind;
+
+typedef struct {                       /* wire.jobs.Stream */
+    uint32_t peer;                     /* IPv4 address, host byte order */
+    uint32_t peer_qp, qp, source_port, psn, window;
+} nf_stream_plan;
+
+typedef struct {                       /* wire.jobs.Tree */
+    double weight;
+    nf_stream_plan streams[2];         /* by nf_kind */
+} nf_tree_plan;
+
+typedef enum {                         /* what the signature holds, and what can be wrong */
+    NF_FIELD_NUMBER, NF_FIELD_DTYPE, NF_FIELD_AVERAGE, NF_FIELD_COUNT_LOW, NF_FIELD_COUNT_HIGH, NF_FIELD_WORLD,
+    NF_FIELD_TREES, NF_FIELDS,
+} nf_field;
+
+typedef enum { NF_OK = 0, NF_SIGNATURES_DIFFER = 1, NF_HEADERS_DIFFER = 2 } nf_error;
+
+typedef struct {                       /* why an operation failed */
+    int32_t error;                     /* nf_error */
+    uint32_t tree, kind;
+    uint32_t low[NF_FIELDS], high[NF_FIELDS];           /* NF_SIGNATURES_DIFFER: smallest and largest of all ranks */
+    uint32_t psn, expected_opcode, got_opcode, expected_length, got_length;         /* NF_HEADERS_DIFFER */
+    uint64_t expected_address, got_address;
+} nf_failure;
+
+typedef struct {                       /* where a stream stands, for messages and statistics */
+    uint64_t sent_ahead, results, packets;              /* of this operation */
+    uint64_t una_psn, window;
+    int64_t rto, srtt;
+    nf_counters counters;
+} nf_standing;
+
+typedef struct {                       /* a run of packets for one destination, in one super-packet */
+    const uint8_t *bytes;
+    uint32_t length, segment;          /* every packet but the last has `segment` bytes */
+    uint32_t packets;
+    nf_route route;
+    /* which they are, for nf_fold_unsent */
+    uint32_t tree, kind;
+    uint64_t seqs[NF_RUN_PACKETS];
+} nf_run;
+
+typedef struct nf_fold nf_fold;
+
+/* max_run: packets in a super-packet, 1 where the kernel has no UDP_SEGMENT.  NULL with *why set where memory is short
+ * or a number is out of range. */
+nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t n_trees, const nf_tree_plan *trees, uint32_t max_run,
+                      const char **why);
+void nf_fold_close(nf_fold *);
+
+/* Begins operation `number`: `count` elements of `source` (untouched until the end, unless it is `out`); each result is
+ * divided by `divisor`.  The last operation must be finished.  False where memory is short. */
+bool nf_fold_start(nf_fold *, uint32_t number, nf_dtype, const void *source, void *out, uint64_t count, float divisor,
+                   int64_t now);
+
+/* The next run to send now, in a buffer that stays until the next call; false: none. */
+bool nf_fold_send(nf_fold *, int64_t now, nf_run *);
+/* The kernel did not take the packets of a run from the `from`-th on. */
+void nf_fold_unsent(nf_fold *, const nf_run *, uint32_t from);
+/* Single packets from now on: the kernel refuses super-packets on this path. */
+void nf_fold_no_runs(nf_fold *);
+
+/* UDP payloads that came in: `n` bytes cut every `segment` bytes.  marked: the IP header said congestion experienced. */
+void nf_fold_receive(nf_fold *, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now);
+
+/* Retransmission timers. */
+void nf_fold_tick(nf_fold *, int64_t now);
+int64_t nf_fold_deadline(const nf_fold *);      /* when to tick; NF_NEVER: nothing to wait for */
+
+bool nf_fold_finished(const nf_fold *);
+const nf_failure *nf_fold_failure(const nf_fold *);
+int64_t nf_fold_progress(const nf_fold *);      /* when the last new result came, or the operation began */
+uint64_t nf_fold_foreign(const nf_fold *);      /* packets that belong to none of our streams */
+uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);      /* of this operation, in this tree's stripe */
+void nf_fold_standing(const nf_fold *, uint32_t tree, nf_kind, nf_standing *);
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The loop between a fold and the kernel's UDP sockets: everything that nf_fold does not know of. */
+#ifndef NF_IO_H
+#define NF_IO_H
+#include "fold.h"
+
+typedef struct nf_io nf_io;
+
+typedef enum { NF_RUN_DONE = 0, NF_RUN_AGAIN = 1, NF_RUN_FAILED = 2, NF_RUN_OS_ERROR = 3 } nf_run_status;
+
+typedef struct {                       /* a socket bound to (our address, port), for streams with this source port */
+    uint32_t port;
+    int32_t fd;
+} nf_sender;
+
+/* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.  NULL: no memory. */
+nf_io *nf_io_open(nf_fold *, int receiver, uint32_t n_senders, const nf_sender *);
+void nf_io_close(nf_io *);
+
+/* Runs the current operation until it is done, until CLOCK_MONOTONIC is `until`, or a signal came (NF_RUN_AGAIN), until
+ * it failed (see nf_fold_failure), or until the kernel refused something for good (NF_RUN_OS_ERROR, *error = errno). */
+nf_run_status nf_io_run(nf_io *, int64_t until, int32_t *error);
+
+/* Times the kernel had no room or no way for a packet just then, and the last such errno. */
+void nf_io_setbacks(const nf_io *, uint64_t *count, int32_t *error);
+
+int64_t nf_now(void);                  /* CLOCK_MONOTONIC, nanoseconds */
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loops that the compiler vectorises; nothing here branches per element but in blocks with Inf or NaN. */
+#include "quantise.h"
+
+#include <math.h>
+
+typedef uint32_t lane __attribute__((aligned(1), may_alias));
+
+#define PLUS_INF (1u << 0)
+#define MINUS_INF (1u << 10)
+#define NOT_A_NUMBER (1u << 20)
+#define COUNT 1023u
+
+unsigned nf_headroom(uint32_t world)
+{
+    unsigned bits = 0;
+    while (world >> bits)
+        bits++;                                                 /* bits of N */
+    bool power = (world & (world - 1)) == 0;
+    return world <= 128 && power ? bits - 1 : bits;             /* ceil(log2 N) up to 128 */
+}
+
+static inline uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+static inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+static inline float power_of_two(int e) { return float_of((uint32_t)(e + 127) << 23); }      /* -126 <= e <= 127 */
+
+uint32_t nf_block_exponent(const float *x, size_t n)
+{
+    uint32_t top = 0;                                           /* magnitudes order like their bits */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
+        top = magnitude > top ? magnitude : top;
+    }
+    return top >> 23 == 255 ? NF_SPECIAL : top >> 23;
+}
+
+static void count_specials(const float *x, size_t n, lane *wire)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word = isnan(x[i]) ? NOT_A_NUMBER : isinf(x[i]) ? (x[i] > 0 ? PLUS_INF : MINUS_INF) : 0;
+        wire[i] = __builtin_bswap32(word);
+    }
+}
+
+static void read_specials(const lane *wire, size_t n, float *x)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word = __builtin_bswap32(wire[i]);
+        bool plus = word & COUNT * PLUS_INF, minus = word & COUNT * MINUS_INF, nan = word & COUNT * NOT_A_NUMBER;
+        x[i] = float_of(nan || plus == minus ? 0x7fc00000 : plus ? 0x7f800000 : 0xff800000);
+    }
+}
+
+/* 2^k is no float32 for every k (|k| <= 157): two factors are, and as scaling by a power of two is exact, nothing is
+ * lost, but for x so small against the block that it becomes 0 either way. */
+static inline void split(int k, float *one, float *other)
+{
+    *one = power_of_two(k / 2);
+    *other = power_of_two(k - k / 2);
+}
+
+void nf_quantise(const float *restrict x, size_t n, uint32_t exponent, unsigned headroom, uint8_t *restrict bytes)
+{
+    lane *wire = (lane *)bytes;
+    if (exponent == NF_SPECIAL) {
+        count_specials(x, n, wire);
+    } else {
+        float one, other;
+        split(157 - (int)headroom - (int)exponent, &one, &other);
+        for (size_t i = 0; i < n; i++)
+            wire[i] = __builtin_bswap32((uint32_t)(int32_t)__builtin_rintf(x[i] * one * other));
+    }
+    if (n < NF_LANES)
+        memset(bytes + 4 * n, 0, 4 * (NF_LANES - n));
+}
+
+void nf_dequantise(const uint8_t *restrict bytes, size_t n, uint32_t exponent, unsigned headroom, float divisor,
+                   float *restrict x)
+{
+    const lane *wire = (const lane *)bytes;
+    if (exponent == NF_SPECIAL) {
+        read_specials(wire, n, x);
+        return;
+    }
+    float one, other;
+    split((int)exponent + (int)headroom - 157, &one, &other);
+    for (size_t i = 0; i < n; i++)
+        x[i] = (float)(int32_t)__builtin_bswap32(wire[i]) * one * other;
+    if (divisor != 1)
+        for (size_t i = 0; i < n; i++)
+            x[i] /= divisor;
+}
+
+void nf_to_lanes(const int32_t *restrict x, size_t n, uint8_t *restrict bytes)
+{
+    lane *wire = (lane *)bytes;
+    for (size_t i = 0; i < n; i++)
+        wire[i] = __builtin_bswap32((uint32_t)x[i]);
+    if (n < NF_LANES)
+        memset(bytes + 4 * n, 0, 4 * (NF_LANES - n));
+}
+
+void nf_from_lanes(const uint8_t *restrict bytes, size_t n, int32_t *restrict x)
+{
+    const lane *wire = (const lane *)bytes;
+    for (size_t i = 0; i < n; i++)
+        x[i] = (int32_t)__builtin_bswap32(wire[i]);
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * RoCEv2 on the wire: IPv4 / UDP 4791 / BTH / [RETH] / payload / ICRC.  The numbers are those of wire/roce.py and
+ * p4src/sizes.p4 (tests/test_host_wire.py compares).  A socket gives and takes what follows the UDP header.
+ */
+#ifndef NF_ROCE_H
+#define NF_ROCE_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define NF_UDP_PORT 4791
+#define NF_PATH_MTU 1024               /* payload bytes of every packet */
+#define NF_LANES 256                   /* int32 lanes in a payload, big endian */
+#define NF_MESSAGE_PACKETS 256         /* longest message: FIRST, MIDDLE..., LAST */
+#define NF_PKEY 0xffff
+#define NF_PSN_MASK 0xffffffu
+#define NF_ECN_CE 3
+
+#define NF_WRITE_FIRST 0x06
+#define NF_WRITE_MIDDLE 0x07
+#define NF_WRITE_LAST 0x08
+#define NF_WRITE_ONLY 0x0a
+
+#define NF_IPV4_BYTES 20
+#define NF_UDP_BYTES 8
+#define NF_BTH_BYTES 12
+#define NF_RETH_BYTES 16
+#define NF_ICRC_BYTES 4
+#define NF_PACKET_BYTES (NF_BTH_BYTES + NF_PATH_MTU + NF_ICRC_BYTES)        /* MIDDLE, LAST: 1040 */
+#define NF_PACKET_BYTES_RETH (NF_PACKET_BYTES + NF_RETH_BYTES)              /* FIRST, ONLY: 1056 */
+
+static inline bool nf_has_reth(uint8_t opcode) { return opcode == NF_WRITE_FIRST || opcode == NF_WRITE_ONLY; }
+static inline size_t nf_packet_bytes(uint8_t opcode)
+{
+    return nf_has_reth(opcode) ? NF_PACKET_BYTES_RETH : NF_PACKET_BYTES;
+}
+
+static inline void nf_put16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
+static inline void nf_put32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
+static inline void nf_put64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
+static inline uint32_t nf_get32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
+static inline uint64_t nf_get64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
+
+typedef struct {                       /* the header fields of one packet */
+    uint8_t opcode;
+    uint32_t dest_qp, psn;
+    uint64_t address;                  /* RETH, on FIRST and ONLY */
+    uint32_t length;
+} nf_header;
+
+typedef struct {                       /* where a packet goes: what its ICRC covers besides itself; host byte order */
+    uint32_t source, destination;
+    uint16_t source_port;
+} nf_route;
+
+/* Writes the headers; returns where the payload goes.  rkey is 0: the switches rewrite it. */
+static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h)
+{
+    bool last = h->opcode == NF_WRITE_LAST || h->opcode == NF_WRITE_ONLY;
+    packet[0] = h->opcode;
+    packet[1] = 0;                                              /* no solicited event, no padding, version 0 */
+    nf_put16(packet + 2, NF_PKEY);
+    nf_put32(packet + 4, h->dest_qp & NF_PSN_MASK);             /* top byte: FECN, BECN, reserved */
+    nf_put32(packet + 8, (h->psn & NF_PSN_MASK) | (last ? 0x80000000u : 0));    /* acknowledge requested at the end */
+    packet += NF_BTH_BYTES;
+    if (nf_has_reth(h->opcode)) {
+        nf_put64(packet, h->address);
+        nf_put32(packet + 8, 0);
+        nf_put32(packet + 12, h->length);
+        packet += NF_RETH_BYTES;
+    }
+    return packet;
+}
+
+/* Reads and checks the headers of a packet of `n` bytes; returns its payload, or NULL where it is none of ours.
+ * The ICRC is not checked here: it covers fields of the IP and UDP headers that a socket does not show, the first
+ * switch has checked the contributions', and the kernel has checked the UDP checksum, which covers all of this. */
+static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, nf_header *h)
+{
+    if (n < NF_PACKET_BYTES)
+        return NULL;
+    h->opcode = packet[0];
+    h->dest_qp = nf_get32(packet + 4) & NF_PSN_MASK;
+    h->psn = nf_get32(packet + 8) & NF_PSN_MASK;
+    h->address = 0;
+    h->length = 0;
+    if (h->opcode != NF_WRITE_FIRST && h->opcode != NF_WRITE_MIDDLE && h->opcode != NF_WRITE_LAST &&
+        h->opcode != NF_WRITE_ONLY)
+        return NULL;
+    if (n != nf_packet_bytes(h->opcode))
+        return NULL;
+    packet += NF_BTH_BYTES;
+    if (nf_has_reth(h->opcode)) {
+        h->address = nf_get64(packet);
+        h->length = nf_get32(packet + 12);
+        packet += NF_RETH_BYTES;
+    }
+    return packet;
+}
+
+/* Writes the ICRC behind a packet whose headers and payload stand.  `id` is the IPv4 ID that the kernel will write:
+ * an unconnected UDP socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends DF and ID 0, and 0, 1, 2, ... in the
+ * segments of one super-packet (UDP_SEGMENT).  crc.c */
+void nf_write_icrc(uint8_t *packet, const nf_route *route, uint16_t id);
+
+/* CRC-32 (IEEE 802.3, reflected); start with 0 and hand the result in to go on, like zlib's. */
+uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n);
+#endif

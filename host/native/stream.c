@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "stream.h"
+
+#include <stdlib.h>
+
+static inline nf_sent *at(const nf_stream *s, uint64_t seq) { return &s->ring[seq & (s->window - 1)]; }
+
+static inline uint32_t window_now(const nf_stream *s)
+{
+    return s->allowed < s->window ? (uint32_t)s->allowed : s->window;
+}
+
+bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window)
+{
+    *s = (nf_stream){ .first_psn = first_psn, .window = window, .rto = NF_RTO_FIRST, .deadline = NF_NEVER,
+                      .sample = -1, .allowed = window, .marked_share = 1 };
+    s->ring = calloc(window, sizeof *s->ring);
+    return s->ring != NULL;
+}
+
+void nf_stream_close(nf_stream *s) { free(s->ring); s->ring = NULL; }
+
+uint64_t nf_stream_sendable(const nf_stream *s, uint64_t limit)
+{
+    uint64_t end = s->una + window_now(s);
+    if (end > limit)
+        end = limit;
+    return s->n_lost + (end > s->next ? end - s->next : 0);
+}
+
+uint64_t nf_stream_peek(const nf_stream *s)
+{
+    uint64_t seq = s->next;
+    if (s->n_lost)
+        for (seq = s->lost_from > s->una ? s->lost_from : s->una; at(s, seq)->state != NF_LOST;)
+            seq++;
+    return seq;
+}
+
+void nf_stream_send(nf_stream *s, int64_t now)
+{
+    uint64_t seq = nf_stream_peek(s);
+    nf_sent *sent = at(s, seq);
+    sent->again = s->n_lost > 0;
+    if (sent->again) {
+        s->n_lost--;
+        s->lost_from = seq + 1;
+        s->counters.retransmitted++;
+    } else {
+        s->flowing = s->flowing && s->next != s->una;
+        s->next++;
+    }
+    sent->at = now;
+    sent->order = ++s->order;
+    sent->state = NF_FLIGHT;
+    s->counters.sent++;
+    if (s->deadline == NF_NEVER)
+        s->deadline = now + s->rto;
+}
+
+static void lose(nf_stream *s, uint64_t seq, bool probe)
+{
+    nf_sent *sent = at(s, seq);
+    if (s->n_lost == 0 || seq < s->lost_from)
+        s->lost_from = seq;
+    sent->state = NF_LOST;
+    sent->probe = probe;
+    s->n_lost++;
+}
+
+bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
+{
+    /* serial arithmetic: a PSN is at most 2^23 away from the window's start */
+    int32_t ahead = (int32_t)((psn - nf_stream_psn(s, s->una)) << 8) >> 8;
+    s->counters.received++;
+    *seq = s->una + (uint64_t)(int64_t)ahead;
+    if (ahead < 0 || *seq >= s->next || at(s, *seq)->state == NF_DONE) {
+        s->counters.duplicates++;
+        return false;
+    }
+    return true;
+}
+
+static void overtake(nf_stream *s, uint64_t order, uint64_t suspects)
+{
+    if (order > s->overtaker) {
+        s->overtaker = order;
+        s->suspects = suspects > s->suspects ? suspects : s->suspects;
+    }
+}
+
+void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
+{
+    nf_sent *sent = at(s, seq);
+    if (sent->state == NF_LOST)
+        s->n_lost--;
+    if (!sent->again) {
+        s->sample = now - sent->at;
+        s->burst = 0;
+        overtake(s, sent->order, seq);
+    } else if (!sent->probe && sent->state == NF_FLIGHT && s->srtt && now - sent->at >= s->srtt) {
+        /* Old enough to be the repetition's result (RFC 8985, 6.2).  A probe's is none: what answers it is mostly a late
+         * rank, and nothing was lost. */
+        overtake(s, sent->order, s->next);
+    }
+    sent->state = NF_DONE;
+    while (s->una < s->next && at(s, s->una)->state == NF_DONE)
+        at(s, s->una++)->state = NF_FREE;
+    s->flowing = s->news = s->batch = true;
+    s->round_results++;
+    if (marked) {
+        s->round_marks++;
+        s->counters.marks++;
+    }
+}
+
+static int64_t base_rto(const nf_stream *s)
+{
+    int64_t rto = s->srtt ? s->srtt + 4 * s->rttvar : NF_RTO_FIRST;
+    return rto < NF_RTO_MIN ? NF_RTO_MIN : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
+}
+
+static void measure(nf_stream *s)
+{
+    if (s->sample >= 0 && s->sample <= NF_RTO_MAX) {            /* longer: some rank was late, the network was not */
+        if (s->srtt == 0) {
+            s->srtt = s->sample;
+            s->rttvar = s->sample / 2;
+        } else {
+            int64_t error = s->sample - s->srtt;
+            s->rttvar += ((error < 0 ? -error : error) - s->rttvar) / 4;
+            s->srtt += error / 8;
+        }
+    }
+    s->sample = -1;
+    s->rto = base_rto(s);
+}
+
+static void adapt_window(nf_stream *s)
+{
+    if (s->una < s->round_end || s->round_results == 0)
+        return;
+    double share = (double)s->round_marks / s->round_results;
+    s->marked_share += (share - s->marked_share) / 16;
+    if (s->round_marks)
+        s->allowed *= 1 - s->marked_share / 2;
+    else
+        s->allowed += 1 + s->window / 32;
+    s->allowed = s->allowed < 1 ? 1 : s->allowed > s->window ? s->window : s->allowed;
+    s->round_end = s->next;
+    s->round_results = s->round_marks = 0;
+}
+
+void nf_stream_settle(nf_stream *s, int64_t now)
+{
+    if (!s->batch)
+        return;
+    s->batch = false;
+    measure(s);
+    adapt_window(s);
+    for (uint64_t seq = s->una; seq < s->suspects; seq++)
+        if (at(s, seq)->state == NF_FLIGHT && at(s, seq)->order + NF_REORDER <= s->overtaker)
+            lose(s, seq, false);
+    s->suspects = 0;
+    s->deadline = s->una < s->next ? now + s->rto : NF_NEVER;
+}
+
+void nf_stream_tick(nf_stream *s, int64_t now)
+{
+    if (now < s->deadline)
+        return;
+    s->counters.timeouts++;
+    if (s->news && s->burst)
+        s->burst = s->burst < s->window ? 2 * s->burst : s->window;
+    else if (!s->flowing || !s->burst)
+        s->burst = 1;
+    if (!s->news) {
+        int64_t most = s->flowing && 4 * base_rto(s) < NF_RTO_MAX ? 4 * base_rto(s) : NF_RTO_MAX;
+        s->rto = 2 * s->rto < most ? 2 * s->rto : most;
+    }
+    s->news = false;
+    uint32_t left = s->burst;
+    for (uint64_t seq = s->una; seq < s->next && left; seq++) {
+        nf_sent *sent = at(s, seq);
+        if (sent->state == NF_LOST) {
+            left--;
+        } else if (sent->state == NF_FLIGHT) {
+            lose(s, seq, true);
+            left--;
+        }
+    }
+    s->deadline = now + s->rto;
+}
+
+void nf_stream_unsent(nf_stream *s, uint64_t seq)
+{
+    nf_sent *sent = at(s, seq);
+    if (seq >= s->una && seq < s->next && sent->state == NF_FLIGHT)
+        lose(s, seq, false);
+}

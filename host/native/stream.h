@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One queue pair's window: what was sent, what has its result, what must be sent again, and when.
+ *
+ *        una                next            una + window
+ *   done  |  done . lost . in flight  |  may be sent  |  must wait
+ *   ------+---------------------------+---------------+------------>   sequence number = PSN without its wrap
+ *
+ * A result is the acknowledgement of one's own packet.  The window is half of the switches' slots: when a slot is taken
+ * over, every rank has the result that it held (docs/protocol.md, "Reuse").
+ *
+ * Loss is noticed in two ways.  A packet sent well before another whose result is here has lost its way, or somebody
+ * else's has: it is sent again (fast retransmit; order of sending, not of PSN, so that a repeated packet can be found
+ * lost again).  Otherwise the timer of RFC 6298 runs out; the earliest packet then asks alone, with back-off, because
+ * silence mostly means that another rank is late; each time-out that does bring a result doubles how many go at once.
+ *
+ * Nothing here knows packets or clocks: times are nanoseconds handed in.
+ */
+#ifndef NF_STREAM_H
+#define NF_STREAM_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#define NF_NEVER INT64_MAX
+#define NF_REORDER 3                   /* packets sent later that may overtake, as RFC 5681's three duplicates */
+#define NF_RTO_FIRST 20000000ll        /* before the first round trip is known */
+#define NF_RTO_MIN 4000000ll           /* ranks share cores: shorter ones would fire at a scheduler's time slice */
+#define NF_RTO_MAX 50000000ll          /* bounds how long a repaired path stays unused */
+
+typedef enum { NF_FREE, NF_FLIGHT, NF_LOST, NF_DONE } nf_state;
+
+typedef struct {
+    int64_t at;                        /* when it was sent last */
+    uint64_t order;                    /* how many packets this stream had sent by then */
+    uint8_t state;
+    bool again;                        /* sent more than once: its round trip is ambiguous (Karn) */
+    bool probe;                        /* ... the last time because the timer ran out */
+} nf_sent;
+
+typedef struct {                       /* counted since the stream began */
+    uint64_t sent, received, retransmitted, timeouts, duplicates, marks;
+} nf_counters;
+
+typedef struct {
+    uint32_t first_psn, window;        /* window: a power of two, at most half of the slots */
+    uint64_t una, next;                /* lowest sequence number without result; lowest never sent */
+    nf_sent *ring;                     /* of `window` entries, by sequence number modulo window */
+    uint32_t n_lost;
+    uint64_t lost_from;                /* none is lost below this */
+    uint64_t order;                    /* packets sent so far */
+    uint64_t overtaker;                /* highest order whose result is surely that sending's */
+    uint64_t suspects;                 /* packets below this may have been overtaken since nf_stream_settle */
+    /* timer */
+    int64_t srtt, rttvar, rto, deadline;
+    int64_t sample;                    /* round trip seen in this batch, or -1 */
+    uint32_t burst;                    /* packets to repeat at the next time-out, if this one brings something */
+    bool flowing;                      /* results since the stream was last idle: all ranks are in */
+    bool news;                         /* results since the last time-out */
+    bool batch;                        /* results since nf_stream_settle */
+    /* congestion, after DCTCP (RFC 8257): the window shrinks by half the share of marked results, once a window */
+    double allowed, marked_share;
+    uint64_t round_end;
+    uint32_t round_results, round_marks;
+    nf_counters counters;
+} nf_stream;
+
+bool nf_stream_open(nf_stream *, uint32_t first_psn, uint32_t window);
+void nf_stream_close(nf_stream *);
+
+static inline uint32_t nf_stream_psn(const nf_stream *s, uint64_t seq) { return (s->first_psn + (uint32_t)seq) & 0xffffff; }
+
+/* How many packets may leave now, of those below `limit`: lost ones and new ones together. */
+uint64_t nf_stream_sendable(const nf_stream *, uint64_t limit);
+/* The next one: lost ones first.  Only after nf_stream_sendable() > 0. */
+uint64_t nf_stream_peek(const nf_stream *);
+/* It leaves. */
+void nf_stream_send(nf_stream *, int64_t now);
+
+/* Which outstanding packet a result answers; false for a repeated one, or one that was never asked for. */
+bool nf_stream_find(nf_stream *, uint32_t psn, uint64_t *seq);
+/* Takes its result in. */
+void nf_stream_result(nf_stream *, uint64_t seq, bool marked, int64_t now);
+/* After a batch of results: round trip, timer, and whom they overtook. */
+void nf_stream_settle(nf_stream *, int64_t now);
+/* Does what is due by now; the next time is s->deadline. */
+void nf_stream_tick(nf_stream *, int64_t now);
+/* The kernel did not take a packet that left: it is to be sent again. */
+void nf_stream_unsent(nf_stream *, uint64_t seq);
+#endif
