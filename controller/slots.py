@@ -8,9 +8,11 @@ where a switch on one of its trees has not enough left; it then runs its ring wi
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Final
 
 from netfold.controller.trees import Tree
@@ -146,41 +148,39 @@ class Ledger:
         self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
         self._qps = Cycle(MIN_QP, MAX_QP, rng.randint(MIN_QP, MAX_QP))
         self._epochs = Cycle(1, EPOCHS, rng.randint(1, EPOCHS))
-        self._returns: dict[str, list[Callable[[], object]]] = {}
+        self._returns: dict[int, list[Callable[[], object]]] = {}
 
     def used(self) -> dict[str, int]:
         """Slots in use by switch."""
         return {name: slots.used for name, slots in self._slots.items()}
 
-    def admit(self, job: str, trees: Sequence[Tree], world: int) -> list[Stream]:
-        """The job's streams, tree by tree, each a sum and then a max; all or nothing.  Raises Refused."""
-        if job in self._returns:
-            raise ValueError(f"job {job} was admitted already")
-        self._returns[job] = []
-        through = [fold.switch for tree in trees for fold in tree.folds]
-        most = max((through.count(switch) for switch in set(through)), default=0)
-        sizes = self.sizes.fitted(most)
-        if most * (sizes.sum + sizes.max) > sizes.quota:
-            del self._returns[job]
-            raise Refused(f"{most} trees through one switch need {most * (sizes.sum + sizes.max)} slots at the least, "
-                          f"a job may have {sizes.quota} of a switch")
-        try:
-            epoch = self._take(job, self._epochs, "epochs")
-            return [
-                self._stream(job, tree, op, epoch, length, world)
-                for tree in trees
-                for op, length in ((Op.SUM, sizes.sum), (Op.MAX, sizes.max))
-            ]
-        except Refused:
-            self.release(job)
-            raise
+    def open(self) -> int:
+        """A new job's epoch, which is also its name here.  Raises Refused."""
+        epoch = self._epochs.take("epochs")
+        self._returns[epoch] = [partial(self._epochs.used.discard, epoch)]
+        return epoch
 
-    def release(self, job: str) -> None:
+    def admit(self, epoch: int, trees: Sequence[Tree], world: int) -> list[Stream]:
+        """The job's streams, tree by tree, each a sum and then a max.  Raises Refused: `release` what it has then."""
+        through = Counter(fold.switch for tree in trees for fold in tree.folds)
+        most = max(through.values(), default=0)
+        sizes = self.sizes.fitted(most)
+        need = most * (sizes.sum + sizes.max)
+        if need > sizes.quota:
+            raise Refused(f"{most} trees through one switch need {need} slots at the least, a job may have "
+                          f"{sizes.quota} of a switch")
+        return [
+            self._stream(epoch, tree, op, length, world)
+            for tree in trees
+            for op, length in ((Op.SUM, sizes.sum), (Op.MAX, sizes.max))
+        ]
+
+    def release(self, epoch: int) -> None:
         """Take back all that the job holds; unknown jobs hold nothing."""
-        for give_back in self._returns.pop(job, ()):
+        for give_back in self._returns.pop(epoch, ()):
             give_back()
 
-    def _stream(self, job: str, tree: Tree, op: Op, epoch: int, length: int, world: int) -> Stream:
+    def _stream(self, epoch: int, tree: Tree, op: Op, length: int, world: int) -> Stream:
         bases, groups = {}, {}
         for fold in tree.folds:
             slots = self._slots[fold.switch]
@@ -188,25 +188,25 @@ class Ledger:
                 base = slots.take(length)
             except Refused as refusal:
                 raise Refused(f"{fold.switch} has {refusal}") from None
-            self._returns[job].append(lambda slots=slots, base=base: slots.ranges.pop(base))  # type: ignore[misc]
+            self._returns[epoch].append(partial(slots.ranges.pop, base))
             bases[fold.switch] = base
-            groups[fold.switch] = self._take(job, self._groups[fold.switch], f"multicast groups of {fold.switch}")
+            groups[fold.switch] = self._take(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(
             tree, op, epoch, length,
             psn=self._rng.randint(0, roce.PSN_MASK),
-            qps=tuple(self._qp(job) for _ in range(world)),
+            qps=tuple(self._qp(epoch) for _ in range(world)),
             source_ports=tuple(self._rng.randint(EPHEMERAL, 0xFFFF) for _ in range(world)),
             bases=bases,
             groups=groups,
-            up={switch: self._qp(job) for switch in lower},
-            down={switch: self._qp(job) for switch in lower},
+            up={switch: self._qp(epoch) for switch in lower},
+            down={switch: self._qp(epoch) for switch in lower},
         )  # fmt: skip
 
-    def _qp(self, job: str) -> int:
-        return self._take(job, self._qps, "queue pairs")
+    def _qp(self, epoch: int) -> int:
+        return self._take(epoch, self._qps, "queue pairs")
 
-    def _take(self, job: str, cycle: Cycle, what: str) -> int:
+    def _take(self, epoch: int, cycle: Cycle, what: str) -> int:
         number = cycle.take(what)
-        self._returns[job].append(lambda: cycle.used.discard(number))
+        self._returns[epoch].append(partial(cycle.used.discard, number))
         return number

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller: one process that holds every switch of a fabric to its state, and serves jobs.
+
+    async with Controller(load(Path("lab.toml"))) as controller:      # every switch is up, jobs are served
+        await controller.run()                                        # until cancelled
+
+Leaving the block leaves the switches as they are: a controller that starts again finds the pipeline in place and what
+it wants to be there already, and takes away what it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Final
+
+import grpc
+import networkx as nx
+
+from netfold.controller import operator, pipeline, routes, rpc, slots, tables
+from netfold.controller.entities import Entity
+from netfold.controller.fabric import End, Fabric, Switch
+from netfold.controller.jobs import Job, Jobs
+from netfold.controller.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.pipeline import Pipeline
+from netfold.controller.switch import Count, Session, SwitchError
+from netfold.controller.target import Client, Target
+from netfold.wire import jobs as wire
+
+log = logging.getLogger("netfold.controller")
+
+START_TIMEOUT: Final = 60.0
+"""Seconds for all switches to come up: connected, pipeline compiled and loaded, entries in place."""
+CONNECT_TIMEOUT: Final = 10.0
+"""Seconds for one attempt to connect to a switch."""
+STOP_GRACE: Final = 1.0
+
+_COUNTERS: Final = (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT)
+
+Counters = dict[str, dict[int, Count]]
+
+
+class StartError(Exception):
+    """The controller cannot start; says which switch or address, and what to check."""
+
+
+class Controller:
+    """Of one fabric.  ``election_id`` decides between controllers: the higher one has the switches, and by default
+    the one started later."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        *,
+        pipeline: Pipeline | None = None,
+        rng: random.Random | None = None,
+        election_id: int | None = None,
+        start_timeout: float = START_TIMEOUT,
+    ) -> None:
+        self.fabric = fabric
+        self._pipeline = pipeline
+        self._start_timeout = start_timeout
+        self._election_id = election_id if election_id is not None else time.time_ns() // 1_000_000
+        self._targets = {switch.name: Target(switch.name, partial(self._connect, switch)) for switch in fabric.switches}
+        ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
+        self._ledger = ledger
+        self.jobs = Jobs(fabric, ledger, self, self.graph)
+        self._server: grpc.aio.Server | None = None
+        self._ready = time.monotonic()
+
+    async def __aenter__(self) -> Controller:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Bring all switches to their state, then serve.  Raises StartError, PipelineError."""
+        if self._pipeline is None:
+            self._pipeline = await asyncio.to_thread(pipeline.build, self.fabric.engine)
+        await self._nobody_else_serves()
+        base = tables.merge([tables.routing(self.fabric, routes.plan(self.fabric.graph())), tables.losses(self.fabric)])
+        for target in self._targets.values():
+            target.preset("fabric", base[target.name])
+            target.start()
+        outcomes = await asyncio.gather(
+            *(target.wait_up(self._start_timeout) for target in self._targets.values()), return_exceptions=True
+        )
+        problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if problems:
+            text = "\n".join(map(str, problems))
+            raise StartError(f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name} did not "
+                             f"come up:\n{text}")
+        await self._serve()
+        self._ready = time.monotonic()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        if self._server is None:
+            raise RuntimeError("Controller.run before start")
+        await self._server.wait_for_termination()
+
+    async def stop(self) -> None:
+        """End the service and the sessions; the switches stay as they are."""
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE)
+            self._server = None
+        await asyncio.gather(*(target.stop() for target in self._targets.values()))
+
+    def graph(self) -> nx.MultiGraph[str]:
+        """The fabric less the switches that are down."""
+        graph = self.fabric.graph()
+        graph.remove_nodes_from(target.name for target in self._targets.values() if not target.is_up)
+        return graph
+
+    # ---- jobs.Installer ------------------------------------------------------------------------------------------
+
+    async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
+        """Write to all switches at once; where one fails, take it back from all and raise SwitchError."""
+        outcomes = await asyncio.gather(
+            *(self._targets[name].install(part, wanted) for name, wanted in entities.items()), return_exceptions=True
+        )
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if failures:
+            await self.uninstall(part)
+            for failure in failures:
+                if not isinstance(failure, SwitchError):
+                    raise failure
+            raise SwitchError("; ".join(map(str, failures)))
+
+    async def uninstall(self, part: str) -> None:
+        """Take it out everywhere; a switch that is down is cleaned when it comes back."""
+        await asyncio.gather(*(target.uninstall(part) for target in self._targets.values()))
+
+    # ---- connections ---------------------------------------------------------------------------------------------
+
+    async def _connect(self, switch: Switch) -> Client:
+        assert self._pipeline is not None
+        return await Session.open(
+            switch.name,
+            switch.grpc,
+            device_id=switch.device_id,
+            pipeline=self._pipeline,
+            election_id=self._election_id,
+            timeout=min(CONNECT_TIMEOUT, self._start_timeout),
+        )
+
+    async def _nobody_else_serves(self) -> None:
+        # gRPC would take over another process's unix socket without a word
+        with contextlib.suppress(rpc.Unreachable):
+            other = await operator.status(self.fabric.jobs, timeout=2.0)
+            raise StartError(f"a controller of the fabric {other.fabric} is running at {self.fabric.jobs} already: stop "
+                             "it, or give this fabric another address (fabric.jobs)")
+
+    async def _serve(self) -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((
+            rpc.service(wire.SERVICE, {
+                "Join": (wire.Join, self.jobs.join),
+                "Report": (wire.Report, self.jobs.report),
+                "Leave": (wire.Leave, self.jobs.leave),
+            }),
+            rpc.service(operator.SERVICE, {
+                "Status": (operator.Ask, self._answer_status),
+                "Drop": (operator.Drop, self._answer_drop),
+            }),
+        ))  # fmt: skip
+        try:
+            bound = server.add_insecure_port(self.fabric.jobs)
+        except RuntimeError as error:
+            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: {error}. Is the address in use, or the folder "
+                             "of the socket missing?") from error
+        if bound == 0:
+            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: the address cannot be bound")
+        await server.start()
+        self._server = server
+
+    # ---- status --------------------------------------------------------------------------------------------------
+
+    async def status(self) -> Status:
+        """Everything an operator sees, with counters read from the switches at this moment."""
+        names = list(self._targets)
+        counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
+        used = self._ledger.used()
+        return Status(
+            fabric=self.fabric.name,
+            engine=self.fabric.engine,
+            uptime=time.monotonic() - self._ready,
+            switches=[
+                _switch_status(switch, self._targets[switch.name], used[switch.name], counters[switch.name])
+                for switch in self.fabric.switches
+            ],
+            links=[
+                LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, *link.ends),
+                           _traffic(counters, *link.ends[::-1]))
+                for link in self.fabric.links
+            ],
+            jobs=[_job_status(job) for job in self.jobs.all()],
+        )  # fmt: skip
+
+    async def _counters(self, name: str) -> Counters:
+        """Of one switch; empty where it is down."""
+        try:
+            client = self._targets[name].client
+            return {counter: await client.read_counter(counter) for counter in _COUNTERS}
+        except SwitchError as error:
+            log.debug("no counters: %s", error)
+            return {counter: {} for counter in _COUNTERS}
+
+    async def _answer_status(self, _: operator.Ask) -> Status:
+        return await self.status()
+
+    async def _answer_drop(self, request: operator.Drop) -> operator.Dropped:
+        return operator.Dropped(await self.jobs.drop(request.job))
+
+
+_NOTHING: Final = Count(0, 0)
+
+
+def _switch_status(switch: Switch, target: Target, used: int, counters: Counters) -> SwitchStatus:
+    return SwitchStatus(
+        switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
+        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets,
+    )  # fmt: skip
+
+
+def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
+    """A switch counts what it sends, after losses on the way out; a host does not, so its switch counts arrivals,
+    before losses on the way in."""
+    sent = counters.get(sender.node, {}).get(tables.PORT_OUT, {}).get(sender.port)
+    arrived = counters.get(receiver.node, {}).get(tables.PORT_IN, {}).get(receiver.port)
+    if sender.node in counters and receiver.node in counters:
+        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
+        count = sent or _NOTHING
+    elif sender.node in counters:
+        lost = counters[sender.node][tables.LOST_OUT].get(sender.port, _NOTHING).packets
+        count = sent or _NOTHING
+    else:
+        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
+        count = arrived or _NOTHING
+    return Traffic(count.packets, count.bytes, lost)
+
+
+def _job_status(job: Job) -> JobStatus:
+    joined = sorted(job.joins)
+    return JobStatus(
+        name=job.name,
+        state=job.state,
+        epoch=job.epoch,
+        world=job.world,
+        joined=joined,
+        left=sorted(job.left),
+        hosts=[job.joins[rank].address for rank in joined],
+        slots=job.slots,
+        trees=[
+            TreeStatus(tree.root, tree.weight, {f.switch: [child.node for child in f.children] for f in tree.folds})
+            for tree in job.trees
+        ],
+        reason=job.reason,
+        reports=[job.reports[rank] for rank in sorted(job.reports)],
+    )

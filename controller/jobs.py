@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job service: ranks join, get their plan together, and leave.
+
+    gathering --all ranks in--> planning --installed, or refused with a reason--> active --last rank left--> gone
+        |  a rank's time is up: it alone is refused, with the names of the missing
+        '- its parameters contradict the others': refused at once
+
+A name may be joined anew as soon as a rank has left: its last incarnation ends when all of its ranks have left, or when
+the new one is complete, since then its ranks are all gone.  Ranks that die without a word are noticed by the others'
+time-outs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NoReturn, Protocol
+
+import networkx as nx
+
+from netfold.controller import slots, tables, trees
+from netfold.controller.entities import Entity
+from netfold.controller.fabric import Fabric, Host
+from netfold.controller.rpc import Code, Refusal
+from netfold.controller.slots import Ledger
+from netfold.controller.switch import SwitchError
+from netfold.wire.jobs import PROTOCOL, Done, Join, Leave, Peer, Plan, Report, Stream, Tree
+
+log = logging.getLogger("netfold.controller")
+
+MAX_WORLD: Final = 1023
+"""Ranks that the encoding of Inf and NaN can count."""
+MAX_TIMEOUT: Final = 600.0
+FINISHED: Final = 16
+"""Jobs that `netfold status` still shows after their end."""
+
+JobState = Literal["gathering", "planning", "active", "leaving", "broken", "finished"]
+
+
+class Installer(Protocol):
+    """Who writes to the switches."""
+
+    async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
+        """Write a part of the desired state to all of its switches, or raise SwitchError and leave nothing of it."""
+
+    async def uninstall(self, part: str) -> None:
+        """Take it out again everywhere."""
+
+
+@dataclass
+class Job:
+    """One incarnation of a job."""
+
+    name: str
+    world: int
+    state: JobState = "gathering"
+    joins: dict[int, Join] = field(default_factory=dict)
+    epoch: int = 0
+    trees: list[trees.Tree] = field(default_factory=list)
+    slots: int = 0
+    """Of each sum stream; 0 where nothing folds."""
+    reason: str = ""
+    """Why nothing folds, or why the job is broken."""
+    left: set[int] = field(default_factory=set)
+    reports: dict[int, Report] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    planning: asyncio.Task[list[Plan]] | None = None
+
+    def __str__(self) -> str:
+        return f"job {self.name!r}"
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not joined."""
+        return [rank for rank in range(self.world) if rank not in self.joins]
+
+    @property
+    def part(self) -> str:
+        """Its name among the parts of the switches' desired state."""
+        return f"job {self.name} epoch {self.epoch}"
+
+
+class Jobs:
+    """All jobs of one fabric.  ``graph`` gives the fabric less whatever is down at that moment."""
+
+    def __init__(
+        self, fabric: Fabric, ledger: Ledger, installer: Installer, graph: Callable[[], nx.MultiGraph[str]]
+    ) -> None:
+        self._fabric = fabric
+        self._ledger = ledger
+        self._installer = installer
+        self._graph = graph
+        self._jobs: dict[str, Job] = {}
+        self._ending: list[Job] = []
+        self._finished: deque[Job] = deque(maxlen=FINISHED)
+
+    def all(self) -> list[Job]:
+        """Every job that `netfold status` shows: present ones first."""
+        return [*self._jobs.values(), *self._ending, *self._finished]
+
+    # ---- the service ---------------------------------------------------------------------------------------------
+
+    async def join(self, request: Join) -> Plan:
+        """Wait for the other ranks, then for the switches; the plan of this rank.  Raises Refusal."""
+        self._check(request)
+        job = self._jobs.get(request.job)
+        if job is not None and job.state in ("leaving", "broken"):
+            self._ending.append(job)
+            job = None
+        if job is None:
+            job = self._jobs[request.job] = Job(request.job, request.world)
+        self._check_against(job, request)
+        job.joins[request.rank] = request
+        log.info("%s: rank %d of %d joined from %s", job, request.rank, job.world, request.address)
+        if not job.missing:
+            job.state = "planning"
+            job.planning = asyncio.create_task(self._plan(job), name=f"plan {job}")
+            job.complete.set()
+        try:
+            async with asyncio.timeout(request.timeout):
+                await job.complete.wait()
+        except TimeoutError:
+            missing = ", ".join(map(str, job.missing))
+            self._withdraw(job, request.rank, "its time was up")
+            _refuse(Code.DEADLINE_EXCEEDED, f"{job}: rank {request.rank} waited {request.timeout:g} s, and the ranks "
+                                            f"{missing} of {job.world} have not joined. Start them, or wait longer")
+        except asyncio.CancelledError:
+            self._withdraw(job, request.rank, "it went away while waiting")
+            raise
+        if job.planning is None:
+            _refuse(Code.ABORTED, f"{job}: {job.reason}")
+        try:
+            # one rank's disappearance must not cancel the plan of all
+            return (await asyncio.shield(job.planning))[request.rank]
+        except asyncio.CancelledError:
+            if job.planning.cancelled():
+                _refuse(Code.ABORTED, f"{job}: {job.reason}")
+            self._withdraw(job, request.rank, "it went away before it had its plan")
+            raise
+
+    async def report(self, request: Report) -> Done:
+        """Keep a rank's totals."""
+        job = self._find(request.job, request.epoch, request.rank)
+        job.reports[request.rank] = request
+        return Done()
+
+    async def leave(self, request: Leave) -> Done:
+        """Let a rank go; the last one takes the job's entries with it."""
+        job = self._find(request.job, request.epoch, request.rank)
+        job.left.add(request.rank)
+        if request.reason:
+            job.state, job.reason = "broken", f"rank {request.rank} left: {request.reason}"
+            log.warning("%s: %s", job, job.reason)
+        elif job.state == "active":
+            job.state = "leaving"
+        if len(job.left) == job.world:
+            await self._end(job)
+        return Done()
+
+    async def drop(self, name: str) -> bool:
+        """End every incarnation of a job, whatever its ranks think; False where there is none."""
+        jobs = [job for job in self.all() if job.name == name and job.state != "finished"]
+        for job in jobs:
+            job.reason = "dropped by the operator"
+            job.complete.set()
+            if job.planning is not None:
+                job.planning.cancel()
+                await asyncio.gather(job.planning, return_exceptions=True)
+            await self._end(job)
+        return bool(jobs)
+
+    # ---- checks --------------------------------------------------------------------------------------------------
+
+    def _check(self, r: Join) -> None:
+        """What a request must be by itself."""
+        who = f"job {r.job!r}, rank {r.rank}"
+        if not re.fullmatch(r"[\w.:@/+-]{1,128}", r.job):
+            _refuse(Code.INVALID_ARGUMENT, f"job: expected 1 to 128 letters, digits or any of _.:@/+-, got {r.job!r}")
+        if r.protocol != PROTOCOL:
+            _refuse(Code.FAILED_PRECONDITION, f"{who}: protocol: expected {PROTOCOL}, got {r.protocol}. Host and "
+                                              "controller are of different versions: install the same one")
+        if r.path_mtu != self._fabric.path_mtu:
+            _refuse(Code.FAILED_PRECONDITION, f"{who}: path_mtu: expected {self._fabric.path_mtu}, which the switches "
+                                              f"are made for, got {r.path_mtu}")
+        if not 1 <= r.world <= MAX_WORLD:
+            _refuse(Code.INVALID_ARGUMENT, f"{who}: world: expected 1..{MAX_WORLD}, got {r.world}")
+        if not 0 <= r.rank < r.world:
+            _refuse(Code.INVALID_ARGUMENT, f"{who}: rank: expected 0..{r.world - 1}, got {r.rank}")
+        if not 0 < r.timeout <= MAX_TIMEOUT:
+            _refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
+        if not re.fullmatch(r"\S+:\d{1,5}", r.tcp):
+            _refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: expected ADDRESS:PORT, got {r.tcp!r}")
+        if self._fabric.host_at(r.address) is None:
+            known = ", ".join(host.address for host in self._fabric.hosts[:8])
+            more = "" if len(self._fabric.hosts) <= 8 else f" and {len(self._fabric.hosts) - 8} more"
+            _refuse(Code.INVALID_ARGUMENT, f"{who}: address: no host of the fabric {self._fabric.name} has "
+                                           f"{r.address}; it has {known}{more}. Give the rank the address of its "
+                                           "fabric interface")
+
+    def _check_against(self, job: Job, r: Join) -> None:
+        """What it must be beside the ranks that joined before."""
+        if r.rank in job.joins:
+            _refuse(Code.ALREADY_EXISTS, f"{job}: rank {r.rank} has joined already, from {job.joins[r.rank].address}. "
+                                         "Give this job another name; if its ranks are dead, "
+                                         f"`netfold drop {job.name}` ends it")
+        if r.world != job.world:
+            first = min(job.joins)
+            _refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: world: expected {job.world}, as rank {first} "
+                                              f"has said, got {r.world}. Start all ranks with one world size")
+        for rank, other in job.joins.items():
+            if other.address == r.address:
+                _refuse(Code.ALREADY_EXISTS, f"{job}: rank {r.rank} and rank {rank} have one address, {r.address}. "
+                                             "Each rank needs a host of its own")
+
+    def _find(self, name: str, epoch: int, rank: int) -> Job:
+        for job in (*self._jobs.values(), *self._ending):
+            if job.name == name and job.epoch == epoch and rank in job.joins:
+                return job
+        _refuse(Code.FAILED_PRECONDITION, f"job {name!r}: no rank {rank} of epoch {epoch} is in it; it may have ended, "
+                                          "or the controller was started anew")
+
+    # ---- planning ------------------------------------------------------------------------------------------------
+
+    async def _plan(self, job: Job) -> list[Plan]:
+        """Trees, slots, entries on the switches: or a plan without trees, and why.  One plan for each rank."""
+        ranks = [self._fabric.host_at(job.joins[rank].address) for rank in range(job.world)]
+        hosts = [host for host in ranks if host is not None]
+        # a complete new incarnation means that nobody is left in an old one
+        for old in [old for old in self._ending if old.name == job.name]:
+            await self._end(old)
+        streams: list[slots.Stream] = []
+        try:
+            job.epoch = self._ledger.open()
+            if job.world == 1:
+                raise trees.NoTree("one rank has nothing to fold")
+            job.trees = trees.plan(self._graph(), [host.name for host in hosts])
+            streams = self._ledger.admit(job.epoch, job.trees, job.world)
+            await self._installer.install(
+                job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in streams)
+            )
+            job.slots = streams[0].slots
+        except (trees.NoTree, slots.Refused, SwitchError) as error:
+            job.reason, job.trees, streams = str(error), [], []
+            self._ledger.release(job.epoch)
+            log.warning("%s: not folded: %s", job, error)
+        except BaseException:
+            self._ledger.release(job.epoch)
+            self._jobs.pop(job.name, None)
+            raise
+        if job.state == "planning":
+            job.state = "active"
+        where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
+        log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
+        peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
+        return [
+            Plan(job.name, job.epoch, rank, job.world, peers, _trees(streams, hosts, rank), job.reason)
+            for rank in range(job.world)
+        ]
+
+    def _withdraw(self, job: Job, rank: int, why: str) -> None:
+        if job.state == "gathering":
+            log.info("%s: rank %d withdrawn: %s", job, rank, why)
+            del job.joins[rank]
+            if not job.joins:
+                del self._jobs[job.name]
+        elif job.state != "finished":
+            job.left.add(rank)
+            job.state, job.reason = "broken", f"rank {rank}: {why}"
+            log.warning("%s: %s", job, job.reason)
+
+    async def _end(self, job: Job) -> None:
+        if job.state == "finished":
+            return
+        job.state = "finished"
+        if self._jobs.get(job.name) is job:
+            del self._jobs[job.name]
+        if job in self._ending:
+            self._ending.remove(job)
+        self._finished.appendleft(job)
+        if job.trees:
+            await self._installer.uninstall(job.part)
+        self._ledger.release(job.epoch)
+        log.info("%s: epoch %d ended", job, job.epoch)
+
+
+def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[Tree]:
+    """One rank's view: its contributions go to the next rank, results come to its own queue pair."""
+    after = (rank + 1) % len(hosts)
+
+    def view(stream: slots.Stream) -> Stream:
+        return Stream(hosts[after].address, stream.qps[after], stream.qps[rank], stream.source_ports[rank], stream.psn,
+                      stream.slots)
+
+    pairs = zip(streams[::2], streams[1::2], strict=True)
+    return [Tree(sum_.tree.root, sum_.tree.weight, view(sum_), view(max_)) for sum_, max_ in pairs]
+
+
+def _refuse(code: Code, message: str) -> NoReturn:
+    raise Refusal(code, message)
