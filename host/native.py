@@ -306,7 +306,7 @@ class Io:
             sock.close()
 
 
-# ---- numbers, array-wide: for tests and benchmarks ---------------------------------------------------------------------
+# ---- numbers, array-wide: for tests and benchmarks -------------------------------------------------------------------
 def headroom(world: int) -> int:
     """Bits that a sum of ``world`` lanes may need beyond one lane's."""
     return int(library().nf_headroom(world))

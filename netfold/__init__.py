@@ -2,7 +2,7 @@
 """NetFold: the network folds the gradients.
 
     import netfold
-    netfold.init()                                   # NETFOLD_JOB, RANK, WORLD_SIZE, NETFOLD_ADDRESS, NETFOLD_CONTROLLER
+    netfold.init()         # NETFOLD_JOB, RANK, WORLD_SIZE, NETFOLD_ADDRESS, NETFOLD_CONTROLLER
     netfold.allreduce(gradient, out=gradient, op="average")
     netfold.shutdown()
 

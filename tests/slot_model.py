@@ -319,11 +319,13 @@ def run(
         times += [core.deadline() for rank, core in enumerate(cores) if busy[rank]]
         times += [start[rank] for rank in range(len(cores)) if todo[rank] and not busy[rank]]
         then = max(min(times), network.now)
-        assert then < limit, f"not done after {limit / SECOND:g} simulated seconds: {[c.standing(0, 1).results for c in cores]}"
+        assert then < limit, f"not done after {limit / SECOND:g} s: {[c.standing(0, 1).results for c in cores]}"
         network.step(then)
 
 
-def fold(fabric: Fabric, sources: Sequence[NDArray[Any]], *, divisor: float = 1.0, number: int = 1) -> list[NDArray[Any]]:
+def fold(
+    fabric: Fabric, sources: Sequence[NDArray[Any]], *, divisor: float = 1.0, number: int = 1
+) -> list[NDArray[Any]]:
     """One allreduce of every rank's array; returns every rank's result."""
     outs = [np.empty_like(source) for source in sources]
     calls = [[Call(source, out, divisor, number)] for source, out in zip(sources, outs, strict=True)]

@@ -11,8 +11,9 @@
  *
  * Loss is noticed in two ways.  A packet sent well before another whose result is here has lost its way, or somebody
  * else's has: it is sent again (fast retransmit; order of sending, not of PSN, so that a repeated packet can be found
- * lost again).  Otherwise the timer of RFC 6298 runs out; the earliest packet then asks alone, with back-off, because
- * silence mostly means that another rank is late; each time-out that does bring a result doubles how many go at once.
+ * lost again).  Otherwise the timer of RFC 6298 runs out, and the earliest packet asks alone; each time-out that brings a
+ * result doubles how many go at once.  Silence before the first result mostly means that another rank is late: there the
+ * timer backs off all the way, and later on only a little.
  *
  * Nothing here knows packets or clocks: times are nanoseconds handed in.
  */

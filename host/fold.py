@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rail "innet": the switches fold.  The native engine over UDP sockets; see native/fold.h for what happens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+
+from netfold.host import native
+from netfold.host.errors import CollectiveTimeout, NetFoldError, RankMismatch, TransportError
+from netfold.host.native import MAX, SUM, Core, Io, Standing
+from netfold.host.rail import Flat, Op, RailStats, TreeStats
+from netfold.wire import roce
+from netfold.wire.jobs import Plan
+
+SLICE = 0.1
+"""Seconds in native code between looks at Python's signals (Ctrl-C) and the timeout."""
+PIECE = 1 << 28
+"""Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
+SKB_BYTES = 2304
+"""What the kernel charges a socket's receive buffer for one unmerged packet of ours."""
+
+# <linux/udp.h>, <linux/in.h>, <asm/socket.h>; Python's socket module does not name them all
+UDP_SEGMENT, UDP_GRO = 103, 104
+IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
+IP_RECVTOS = 13
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+
+
+class FoldRail:
+    """Allreduce by the trees of a plan.
+
+    address  this rank's address on the fabric: results arrive at its UDP port 4791
+    timeout  seconds without any new result after which an operation gives up
+    """
+
+    name = "innet"
+
+    def __init__(self, plan: Plan, address: str, *, timeout: float) -> None:
+        self._plan = plan
+        self._timeout = timeout
+        self._operations = 0
+        self._bytes = [0] * len(plan.trees)
+        self._seconds = 0.0
+        self._final: RailStats | None = None  # once closed
+        streams = [stream for tree in plan.trees for stream in (tree.max, tree.sum)]
+        wanted = sum(stream.slots // 2 for stream in streams) * SKB_BYTES
+        with _CloseOnError() as opened:
+            self._receiver = opened.add(_bind(address, roce.UDP_PORT))
+            room = _grow(self._receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, wanted)
+            self._receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
+            _try(self._receiver, socket.IPPROTO_UDP, UDP_GRO, 1)
+            senders = {}
+            segments = True
+            for port in sorted({stream.source_port for stream in streams}):
+                sender = senders[port] = opened.add(_bind(address, port))
+                # So the kernel writes DF and the IPv4 ID 0, and 0, 1, 2... in a super-packet; see native/roce.h
+                sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+                sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
+                segments &= _try(sender, socket.IPPROTO_UDP, UDP_SEGMENT, 0)
+                _grow(sender, SO_SNDBUFFORCE, socket.SO_SNDBUF, 1 << 20)
+            # A window that the receive buffer cannot hold would turn every burst into loss.
+            most = max(2, room // SKB_BYTES // len(streams))
+            self._core = Core(
+                address, plan.world, plan.trees, max_run=native.RUN_PACKETS if segments else 1, max_window=most
+            )
+            self._windows = [self._core.standing(index, SUM).window for index in range(len(plan.trees))]
+            self._io = Io(self._core, self._receiver, senders)
+
+    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+        begin = time.monotonic()
+        divisor = float(self._plan.world) if op == "average" else 1.0
+        for first in range(0, source.size, PIECE):
+            piece = slice(first, first + PIECE)
+            self._core.start(number & 0xFFFFFFFF, source[piece], out[piece], divisor, native.library().nf_now())
+            self._drive(source[piece], number)
+            for tree in range(len(self._bytes)):
+                self._bytes[tree] += self._core.elements(tree) * source.itemsize
+        self._operations += 1
+        self._seconds += time.monotonic() - begin
+
+    def _drive(self, source: Flat, number: int) -> None:
+        timeout = int(self._timeout * 1e9)
+        while True:
+            now = native.library().nf_now()
+            if now >= self._core.progress() + timeout:
+                raise self._timed_out(source, number)
+            status, error = self._io.run(min(now + int(SLICE * 1e9), self._core.progress() + timeout))
+            if status == native.DONE:
+                return
+            if status == native.FAILED:
+                raise self._failed(source, number)
+            if status == native.OS_ERROR:
+                raise TransportError(
+                    error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}"
+                )
+
+    def stats(self) -> RailStats:
+        if self._final is not None:
+            return self._final
+        by_tree = {}
+        for index, tree in enumerate(self._plan.trees):
+            both = [self._core.standing(index, kind).counters for kind in (MAX, SUM)]
+            by_tree[tree.name] = TreeStats(
+                bytes_reduced=self._bytes[index],
+                packets_sent=sum(c.sent for c in both),
+                packets_received=sum(c.received for c in both),
+                retransmissions=sum(c.retransmitted for c in both),
+                timeouts=sum(c.timeouts for c in both),
+                duplicates=sum(c.duplicates for c in both),
+                ecn_marks=sum(c.marks for c in both),
+            )
+        return RailStats(
+            operations=self._operations,
+            bytes_reduced=sum(self._bytes),
+            packets_sent=sum(t.packets_sent for t in by_tree.values()),
+            retransmissions=sum(t.retransmissions for t in by_tree.values()),
+            seconds=self._seconds,
+            by_tree=by_tree,
+        )
+
+    def describe(self, nbytes: int) -> str:
+        total = sum(tree.weight for tree in self._plan.trees)
+        shares = ", ".join(f"{tree.weight / total:.0%} by {tree.name}" for tree in self._plan.trees)
+        packets = -(-nbytes // roce.PATH_MTU)
+        window = "/".join(str(w) for w in sorted(set(self._windows)))
+        return f"{nbytes} bytes fold in the network: {packets} packets, {shares}, window {window} packets"
+
+    def close(self) -> None:
+        if self._final is None:
+            self._final = self.stats()
+            self._io.close()
+            self._core.close()
+
+    # ---- errors ----------------------------------------------------------------------------------------------------
+    def _who(self, source: Flat, number: int) -> str:
+        plan = self._plan
+        return (
+            f"job {plan.job!r}, rank {plan.rank} of {plan.world}, operation {number} "
+            f"({source.size} x {source.dtype.name})"
+        )
+
+    def _timed_out(self, source: Flat, number: int) -> NetFoldError:
+        lines = [
+            f"{self._who(source, number)}: no result from the network for {self._timeout:g} s. Either a rank is gone, "
+            "stopped, or never called this operation, or a switch of a tree is. Where it stands:"
+        ]
+        for index, tree in enumerate(self._plan.trees):
+            for kind, label in ((MAX, "exponents"), (SUM, "sums")):
+                lines.append(f"  tree {tree.name}, {label}: {_where(self._core.standing(index, kind))}")
+        count, code = self._io.setbacks()
+        if count:
+            lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
+        if self._core.foreign():
+            lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
+        lines.append("  expected: every rank within the timeout; look at `netfold jobs`, or give a longer timeout=")
+        return CollectiveTimeout("\n".join(lines))
+
+    def _failed(self, source: Flat, number: int) -> NetFoldError:
+        failure = self._core.failure()
+        tree = self._plan.trees[failure.tree].name
+        who = f"{self._who(source, number)}, tree {tree}"
+        todo = "call the same operations in the same order on every rank, then join anew"
+        if failure.error == native.SIGNATURES_DIFFER:
+            apart = [
+                f"{name} {low} .. {high}"
+                for name, low, high in zip(native.FIELDS, failure.low, failure.high, strict=True)
+                if low != high
+            ]
+            return RankMismatch(f"{who}: the ranks disagree; over all ranks: {', '.join(apart)}; {todo}")
+        return RankMismatch(
+            f"{who}: the ranks disagree at PSN {failure.psn}: expected {_header(failure, 'expected')}, "
+            f"got {_header(failure, 'got')}; {todo}"
+        )
+
+
+def _where(s: Standing) -> str:
+    if s.packets == 0:
+        return "nothing to fold"
+    if s.results == s.packets:
+        return f"all {s.packets} results in"
+    return (
+        f"{s.results} of {s.packets} results in, {s.sent_ahead} sent, waiting for PSN {s.una_psn}, "
+        f"{s.counters.retransmitted} retransmissions and {s.counters.timeouts} time-outs so far"
+    )
+
+
+def _header(failure: native.Failure, side: str) -> str:
+    opcode = roce.Opcode(getattr(failure, f"{side}_opcode"))
+    if not opcode.has_reth:
+        return opcode.name
+    address = getattr(failure, f"{side}_address")
+    length = getattr(failure, f"{side}_length")
+    return f"{opcode.name} of operation {address >> 32}, offset {address & 0xFFFFFFFF}, {length} bytes"
+
+
+class _CloseOnError:
+    """Closes what was opened where the rest fails."""
+
+    def __init__(self) -> None:
+        self._opened: list[socket.socket] = []
+
+    def add(self, sock: socket.socket) -> socket.socket:
+        self._opened.append(sock)
+        return sock
+
+    def __enter__(self) -> _CloseOnError:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            for sock in self._opened:
+                sock.close()
+
+
+def _bind(address: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        sock.setblocking(False)
+        sock.bind((address, port))
+    except OSError as error:
+        sock.close()
+        hint = {
+            errno.EADDRINUSE: "another rank or program on this host has it: one rank a fabric address",
+            errno.EADDRNOTAVAIL: "this host has no such address: give the one on the fabric (`ip addr`)",
+        }.get(error.errno or 0, "see `ip addr` and `ss -lun`")
+        raise TransportError(
+            error.errno, f"cannot use UDP {address}:{port} for RoCEv2: {error.strerror}; {hint}"
+        ) from error
+    return sock
+
+
+def _try(sock: socket.socket, level: int, option: int, value: int) -> bool:
+    try:
+        sock.setsockopt(level, option, value)
+    except OSError:
+        return False
+    return True
+
+
+def _grow(sock: socket.socket, force: int, option: int, wanted: int) -> int:
+    """Asks for a socket buffer beyond the system's limit, or up to it; returns the bytes that packets may take."""
+    if not _try(sock, socket.SOL_SOCKET, force, wanted):
+        sock.setsockopt(socket.SOL_SOCKET, option, wanted)
+    return sock.getsockopt(socket.SOL_SOCKET, option)
