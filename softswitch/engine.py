@@ -60,7 +60,8 @@ from softswitch.entities import (
 from softswitch.transport import MESSAGE_MAX, InProcess, OverSocket, Transport
 
 RUNTIME = Path(__file__).parent / "runtime"
-CORE = ("pipeline.c", "tables.c", "entries.c", "profiles.c", "state.c", "pre.c", "hash.c", "control.c", "info.c")
+CORE = ("pipeline.c", "tables.c", "entries.c", "profiles.c", "state.c", "pre.c", "value_sets.c", "hash.c", "control.c",
+        "info.c")
 """The runtime's C files that every program links with."""
 
 _BATCH = 256 * 1024
@@ -92,7 +93,6 @@ class Stats:
     dropped_queue: int
     dropped_oversize: int
     dropped_passes: int
-    dropped_port: int
     parser_errors: int
     asserts_failed: int
     digests: int
@@ -379,7 +379,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """What happened to frames."""
-        return Stats(*struct.unpack("<14Q", self._one(_op(3))))
+        return Stats(*struct.unpack("<13Q", self._one(_op(3))))
 
     # ---- requests and replies ------------------------------------------------------------------------------
 
@@ -398,8 +398,9 @@ class Engine:
             with self._lock:
                 data = self._transport.exchange(b"".join(batch))
             answers = list(_split(data))
-            if len(answers) != len(batch):
+            if not 0 < len(answers) <= len(batch):
                 raise Internal(f"the switch gave {len(answers)} replies to {len(batch)} requests")
+            at -= len(batch) - len(answers)    # what found no room in the reply was not done
             replies += answers
         return replies
 
@@ -438,6 +439,8 @@ class LocalEngine(Engine):
         """Runs one frame through the switch: the (port, frame) pairs that leave, in order; reports go to `events`."""
         if now_us is not None:
             self.advance(now_us)
+        if not 0 <= port <= 511:
+            raise InvalidArgument(f"port {port} is not within 0..511")
         self._local.receive(port, frame)
         return self.take()
 

@@ -3,7 +3,7 @@
  * The contract between a compiled P4 program and the switch that runs it.
  *
  *   compiler/emit  writes one C file that defines `const ss_program ss_the_program`
- *   runtime/*.c    owns tables, registers, counters, meters, the replication engine, queues and packet I/O
+ *   runtime        owns tables, registers, counters, meters, the replication engine, queues and packet I/O
  *
  *   frame -> parse -> verify_checksum -> ingress -> traffic manager -> egress -> compute_checksum -> deparse -> frame
  *            `------ one `state` a packet ------'   (copies it for      `------------ once a copy ------------'
@@ -115,8 +115,9 @@ typedef struct ss_program {
 extern const ss_program ss_the_program;
 
 /* ---- what the runtime offers to the program ----------------------------------------------------------------------------- */
+#define SS_NO_ACTION 0xffffffffu      /* hit an empty selector group: no action runs (BMv2) */
 typedef struct ss_entry {
-    uint32_t action;                  /* index into ss_table_info.actions */
+    uint32_t action;                  /* index into ss_table_info.actions, or SS_NO_ACTION */
     bool hit;
     const uint8_t *params;            /* byte form; valid until the next control-plane write */
     void *direct;                     /* direct counter/meter cells of the entry, or NULL */

@@ -27,7 +27,8 @@ typedef struct { ss_event_kind kind; uint32_t id; uint64_t now_us; const uint8_t
 typedef struct ss_options {
     void *io;                                                   /* first argument of every callback */
     /* Where to build a frame of at most `cap` bytes for `port`; NULL: queue full or no such port (counted, frame lost).
-     * Every non-NULL reserve is followed by exactly one commit with the final length, before any other callback. */
+     * Every non-NULL reserve is followed by exactly one commit with the final length, before any other callback; length 0
+     * means: nothing to send after all. */
     uint8_t *(*reserve)(void *io, uint32_t port, uint32_t cap);
     void (*commit)(void *io, uint32_t port, uint32_t len);
     uint32_t (*depth)(void *io, uint32_t port);                 /* frames queued; NULL: always 0 */
@@ -42,16 +43,18 @@ void ss_close(ss_switch *);
 
 /* Runs one frame through the whole pipeline, with all its copies, resubmissions and recirculations.  `frame` must stay
  * untouched during the call and must not overlap what reserve returns.  A packet-out is a frame from cpu_port.
- * now_us: microseconds since the switch started, never going back.  Frames longer than SS_MAX_FRAME are dropped, counted. */
+ * now_us: microseconds since the switch started, never going back.  Frames longer than SS_MAX_FRAME and ports above 511
+ * are dropped, counted as oversize. */
 void ss_receive(ss_switch *, uint32_t port, const uint8_t *frame, uint32_t len, uint64_t now_us);
 
 /* Reports entries idle for too long; returns when to call again (UINT64_MAX: nothing to wait for; ask again after any
  * ss_control). */
 uint64_t ss_tick(ss_switch *, uint64_t now_us);
 
-/* Executes the requests in req[0..n), in order, and writes the replies; returns their length.  cap >= SS_REPLY_MIN.
- * Replies that would not fit are refused with SS_RESOURCE_EXHAUSTED; reads are paged, so none ever needs more.  A request
- * that is cut short ends the batch with one SS_INVALID_ARGUMENT reply. */
+/* Executes the requests in req[0..n), in order, and writes the replies; returns their length.  cap >= SS_REPLY_MIN; reads
+ * are paged, so no single reply needs more.  When there is no room for a further reply the rest of the batch is left
+ * undone: fewer replies than requests, and the client sends the rest again.  A request that is cut short ends the batch
+ * with one SS_INVALID_ARGUMENT reply. */
 #define SS_REPLY_MIN 65536u
 size_t ss_control(ss_switch *, uint64_t now_us, const uint8_t *req, size_t n, uint8_t *reply, size_t cap);
 
@@ -61,7 +64,6 @@ typedef struct {
     uint64_t dropped_queue;                     /* reserve said no */
     uint64_t dropped_oversize;                  /* frame in or out above SS_MAX_FRAME */
     uint64_t dropped_passes;                    /* too many resubmissions/recirculations/clones of one frame */
-    uint64_t dropped_port;                      /* egress port without cpu_port or beyond 511 */
     uint64_t parser_errors, asserts_failed, digests;
 } ss_stats;
 const ss_stats *ss_get_stats(const ss_switch *);

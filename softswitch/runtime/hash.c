@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hashes as BMv2 computes them, and the switch's random numbers.
+ *
+ * crc32 is the polynomial remainder of the bits, so 64 bytes at a time can be multiplied down by carry-less products
+ * (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", 2009); short inputs and other
+ * machines take eight table look-ups for eight bytes.
+ */
+#include "internal.h"
+
+#define CRC32_POLY 0xEDB88320u    /* 0x04C11DB7 reflected */
+#define CRC16_POLY 0xA001u        /* 0x8005 reflected */
+
+static uint32_t crc32_table[8][256];
+static uint16_t crc16_table[256];
+static bool have_clmul;
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+
+static bool cpu_has_clmul(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_PCLMUL) && (c & bit_SSE4_1);
+}
+
+/* Folds n >= 64 bytes, n a multiple of 16, into 16 bytes that have the same remainder. */
+__attribute__((target("pclmul,sse4.1")))
+static void crc32_fold(uint32_t crc, const uint8_t *p, size_t n, uint8_t out[16]) {
+    const __m128i by512 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);      /* x^(512-32), x^(512+32) mod P, reflected */
+    const __m128i by128 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);      /* x^(128-32), x^(128+32) mod P, reflected */
+#define LOAD(i) _mm_loadu_si128((const __m128i *)(p + 16 * (i)))
+#define FOLD(x, k, next) _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)), next)
+    __m128i a = _mm_xor_si128(LOAD(0), _mm_cvtsi32_si128((int)crc)), b = LOAD(1), c = LOAD(2), d = LOAD(3);
+    for (p += 64, n -= 64; n >= 64; p += 64, n -= 64) {
+        a = FOLD(a, by512, LOAD(0));
+        b = FOLD(b, by512, LOAD(1));
+        c = FOLD(c, by512, LOAD(2));
+        d = FOLD(d, by512, LOAD(3));
+    }
+    a = FOLD(a, by128, b);
+    a = FOLD(a, by128, c);
+    a = FOLD(a, by128, d);
+    for (; n >= 16; p += 16, n -= 16) a = FOLD(a, by128, LOAD(0));
+    _mm_storeu_si128((__m128i *)out, a);
+#undef LOAD
+#undef FOLD
+}
+#else
+static bool cpu_has_clmul(void) { return false; }
+static void crc32_fold(uint32_t crc, const uint8_t *p, size_t n, uint8_t out[16]) { (void)crc, (void)p, (void)n, (void)out; }
+#endif
+
+__attribute__((constructor))
+static void make_tables(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t c32 = i, c16 = i;
+        for (int bit = 0; bit < 8; bit++) {
+            c32 = c32 >> 1 ^ (c32 & 1 ? CRC32_POLY : 0);
+            c16 = c16 >> 1 ^ (c16 & 1 ? CRC16_POLY : 0);
+        }
+        crc32_table[0][i] = c32;
+        crc16_table[i] = (uint16_t)c16;
+    }
+    for (int k = 1; k < 8; k++)
+        for (uint32_t i = 0; i < 256; i++)
+            crc32_table[k][i] = crc32_table[k - 1][i] >> 8 ^ crc32_table[0][crc32_table[k - 1][i] & 0xff];
+    have_clmul = cpu_has_clmul();
+}
+
+static uint32_t crc32_by_table(uint32_t crc, const uint8_t *p, size_t n) {
+    for (; n >= 8; p += 8, n -= 8) {
+        uint64_t w;
+        memcpy(&w, p, 8);
+        w ^= crc;
+        crc = crc32_table[7][w & 0xff] ^ crc32_table[6][w >> 8 & 0xff] ^ crc32_table[5][w >> 16 & 0xff] ^
+              crc32_table[4][w >> 24 & 0xff] ^ crc32_table[3][w >> 32 & 0xff] ^ crc32_table[2][w >> 40 & 0xff] ^
+              crc32_table[1][w >> 48 & 0xff] ^ crc32_table[0][w >> 56];
+    }
+    while (n--) crc = crc >> 8 ^ crc32_table[0][(crc ^ *p++) & 0xff];
+    return crc;
+}
+
+static uint32_t crc32(const uint8_t *p, size_t n) {
+    uint32_t crc = 0xffffffffu;
+    if (have_clmul && n >= 64) {
+        uint8_t rest[16];
+        size_t folded = n & ~(size_t)15;
+        crc32_fold(crc, p, folded, rest);
+        crc = crc32_by_table(0, rest, 16);
+        p += folded, n -= folded;
+    }
+    return ~crc32_by_table(crc, p, n);
+}
+
+static uint16_t crc16(const uint8_t *p, size_t n) {
+    uint16_t crc = 0;
+    while (n--) crc = (uint16_t)(crc >> 8 ^ crc16_table[(crc ^ *p++) & 0xff]);
+    return crc;
+}
+
+/* The ones' complement sum of 16-bit words, in machine byte order, not folded; 4 x 64 bits at a time in vector registers. */
+typedef uint64_t lanes __attribute__((vector_size(32)));
+
+static uint64_t sum16(const uint8_t *p, size_t n) {
+    lanes low = {0}, high = {0};
+    for (; n >= sizeof(lanes); p += sizeof(lanes), n -= sizeof(lanes)) {
+        lanes w;
+        memcpy(&w, p, sizeof w);
+        low += w & 0xffffffffu;
+        high += w >> 32;
+    }
+    uint64_t sum = low[0] + low[1] + low[2] + low[3] + high[0] + high[1] + high[2] + high[3];
+    for (; n >= 4; p += 4, n -= 4) {
+        uint32_t w;
+        memcpy(&w, p, 4);
+        sum += w;
+    }
+    if (n >= 2) {
+        uint16_t w;
+        memcpy(&w, p, 2);
+        sum += w;
+        p += 2, n -= 2;
+    }
+    return n ? sum + *p : sum;    /* an odd byte is the upper half of a big-endian word */
+}
+
+uint16_t ss_csum16(const uint8_t *bytes, uint32_t n, const uint8_t *more, uint32_t n_more) {
+    uint64_t sum = sum16(bytes, n) + sum16(more, n_more);
+    sum = (sum & 0xffffffffu) + (sum >> 32);
+    sum = (sum & 0xffffffffu) + (sum >> 32);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    return __builtin_bswap16((uint16_t)~sum);
+}
+
+static uint64_t identity(const uint8_t *p, uint32_t n) {     /* BMv2: the first 8 bytes */
+    uint64_t v = 0;
+    for (uint32_t i = 0; i < n && i < 8; i++) v = v << 8 | p[i];
+    return v;
+}
+
+static uint16_t xor16(const uint8_t *p, uint32_t n) {
+    uint16_t v = 0;
+    for (; n >= 2; p += 2, n -= 2) v ^= (uint16_t)(p[0] << 8 | p[1]);
+    return n ? (uint16_t)(v ^ p[0] << 8) : v;
+}
+
+static inline uint64_t rotate(uint64_t x, int k) { return x << k | x >> (64 - k); }
+
+static uint64_t prng_next(ss_prng *r) {      /* xoshiro256**, Blackman and Vigna */
+    uint64_t result = rotate(r->s[1] * 5, 7) * 9, t = r->s[1] << 17;
+    r->s[2] ^= r->s[0], r->s[3] ^= r->s[1], r->s[1] ^= r->s[2], r->s[0] ^= r->s[3];
+    r->s[2] ^= t;
+    r->s[3] = rotate(r->s[3], 45);
+    return result;
+}
+
+void ss_prng_seed(ss_prng *r, uint64_t seed) {      /* splitmix64: any seed gives four well mixed words */
+    for (int i = 0; i < 4; i++) {
+        uint64_t z = seed += 0x9E3779B97F4A7C15u;
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+        r->s[i] = z ^ z >> 31;
+    }
+}
+
+uint64_t ss_random(ss_switch *sw, uint64_t lo, uint64_t hi) {
+    if (lo >= hi) return lo;
+    uint64_t span = hi - lo + 1, bits = prng_next(&sw->prng);
+    if (span == 0) return bits;
+    uint64_t limit = -span % span;           /* draws below it would favour some values (Lemire) */
+    unsigned __int128 product = (unsigned __int128)bits * span;
+    while ((uint64_t)product < limit) product = (unsigned __int128)prng_next(&sw->prng) * span;
+    return lo + (uint64_t)(product >> 64);
+}
+
+uint64_t ss_hash(ss_switch *sw, uint32_t algo, const uint8_t *bytes, uint32_t n) {
+    switch (algo) {
+    case SS_CRC32: case SS_CRC32_CUSTOM: return crc32(bytes, n);    /* BMv2's custom ones start as the plain ones */
+    case SS_CRC16: case SS_CRC16_CUSTOM: return crc16(bytes, n);
+    case SS_RANDOM: return prng_next(&sw->prng);
+    case SS_IDENTITY: return identity(bytes, n);
+    case SS_CSUM16: return ss_csum16(bytes, n, NULL, 0);
+    case SS_XOR16: return xor16(bytes, n);
+    default: return 0;
+    }
+}

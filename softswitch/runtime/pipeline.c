@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The v1model pipeline, as BMv2's simple_switch runs it:
+ *
+ *   parse, verify checksum, ingress
+ *      clone asked           -> copies of the frame as it came, parsed anew, metadata of the field list
+ *      resubmit asked        -> again from the start; else
+ *      mcast_grp != 0        -> one copy a replica; else
+ *      egress_spec == 511    -> dropped; else egress_spec
+ *   egress, for each copy
+ *      clone asked           -> copies as they are now, through egress again
+ *      egress_spec == 511    -> dropped; else
+ *      compute checksum, deparse
+ *      recirculate asked     -> the deparsed frame again from the start; else out
+ *
+ * Where BMv2 surprises, we do what it does: metadata of clones, resubmitted and recirculated packets starts at zero, their
+ * ingress_port and timestamps too; truncate() in ingress does not reach multicast copies and recirculated frames;
+ * counters and meters see the length of the frame that came in.
+ *
+ * The packet at hand runs through directly; egress clones, resubmitted and recirculated ones wait in sw->work until it is
+ * done.  One received frame causes at most SS_MAX_PASSES such passes, so that a program that circulates packets for ever
+ * cannot stop the switch.
+ */
+#include "internal.h"
+
+#define SS_MAX_PASSES 4096u
+#define SS_MASK48 0xffffffffffffull
+
+typedef struct { const uint8_t *bytes; uint32_t len; } frame_ref;
+
+void ss_report(ss_switch *sw, ss_event_kind kind, uint32_t id, const void *data, uint32_t len) {
+    if (!sw->options.event) return;
+    ss_event event = {kind, id, sw->now_us, data, len};
+    sw->options.event(sw->options.io, &event);
+}
+
+/* ---- states and waiting packets -------------------------------------------------------------------------------------- */
+
+static size_t state_bytes(const ss_switch *sw) { return (sw->program->state_size + 63) & ~(size_t)63; }
+
+static void *take_state(ss_switch *sw) {
+    if (sw->n_spare) return sw->spare[--sw->n_spare];
+    if (sw->n_spare == sw->cap_spare) {       /* room to give it back is made now, so that give_state cannot fail */
+        uint32_t cap = sw->cap_spare + 16;
+        void **spare = realloc(sw->spare, cap * sizeof *spare);
+        if (!spare) return NULL;
+        sw->spare = spare;
+        sw->cap_spare = cap;
+    }
+    return aligned_alloc(64, state_bytes(sw));
+}
+
+static void give_state(ss_switch *sw, void *state) {
+    if (sw->n_spare < sw->cap_spare) sw->spare[sw->n_spare++] = state;
+    else free(state);
+}
+
+/* A fresh packet: headers invalid, all metadata zero. */
+static ss_packet *fresh(ss_switch *sw, void *state) {
+    memset(state, 0, sizeof(ss_packet));
+    sw->program->init(state);
+    return state;
+}
+
+static bool wait(ss_switch *sw, ss_work work) {
+    if (sw->work_tail == sw->work_cap) {
+        if (sw->work_head) {
+            memmove(sw->work, sw->work + sw->work_head, (sw->work_tail - sw->work_head) * sizeof *sw->work);
+            sw->work_tail -= sw->work_head;
+            sw->work_head = 0;
+        } else {
+            uint32_t cap = sw->work_cap ? 2 * sw->work_cap : 16;
+            ss_work *grown = cap <= SS_MAX_PASSES ? realloc(sw->work, cap * sizeof *grown) : NULL;
+            if (!grown) return false;
+            sw->work = grown;
+            sw->work_cap = cap;
+        }
+    }
+    sw->work[sw->work_tail++] = work;
+    return true;
+}
+
+static void lose(ss_switch *sw, void *state) {
+    if (sw->stats.dropped_passes++ == 0) {
+        static const char text[] = "a frame went round too often: the rest of its copies are dropped (stats: dropped_passes)";
+        ss_report(sw, SS_EVENT_LOG, 0, text, sizeof text - 1);
+    }
+    if (state) give_state(sw, state);
+}
+
+/* ---- out --------------------------------------------------------------------------------------------------------------- */
+
+/* The frame in out[0..): header bytes, payload, truncation; 0 where it is longer than any frame may be. */
+static uint32_t build(ss_switch *sw, void *state, uint8_t *out, bool truncate) {
+    ss_packet *p = state;
+    uint32_t header = sw->program->deparse(sw, state, out);
+    uint64_t len = (uint64_t)header + p->payload_len;
+    bool cut = truncate && p->truncate_to && p->truncate_to < len;
+    if (cut) len = p->truncate_to;
+    if (len > SS_MAX_FRAME) { sw->stats.dropped_oversize++; return 0; }
+    if (len > header) memcpy(out + header, p->payload, len - header);
+    return (uint32_t)len;
+}
+
+static void to_controller(ss_switch *sw, void *state) {
+    uint32_t len = build(sw, state, sw->scratch, true);
+    if (!len) return;
+    sw->stats.packet_ins++;
+    ss_report(sw, SS_EVENT_PACKET_IN, sw->ingress_port, sw->scratch, len);
+}
+
+static void recirculate(ss_switch *sw, void *state, uint32_t cap) {
+    ss_packet *old = state;
+    if (sw->n_held == sw->cap_held) {
+        uint32_t n = sw->cap_held + 16;
+        uint8_t **held = realloc(sw->held, n * sizeof *held);
+        if (!held) { lose(sw, NULL); return; }
+        sw->held = held;
+        sw->cap_held = n;
+    }
+    uint8_t *frame = malloc(cap);
+    void *next = take_state(sw);
+    if (!frame || !next) { free(frame); lose(sw, next); return; }
+    sw->held[sw->n_held++] = frame;
+    uint32_t len = build(sw, state, frame, false);
+    if (!len) { give_state(sw, next); return; }
+    ss_packet *p = fresh(sw, next);
+    if (old->recirculate_list != SS_NO_LIST) sw->program->keep_fields(next, state, old->recirculate_list);
+    p->instance_type = SS_RECIRC;
+    p->packet_length = len;
+    ss_work work = {.state = next, .frame = frame, .frame_len = len, .length = len, .counted = len};
+    if (!wait(sw, work)) lose(sw, next);
+}
+
+/* Sends copies of `state`, which are `length` long at the start of egress, to all that a clone session names. */
+static void clone_to(ss_switch *sw, const ss_clone *session, void *state, frame_ref frame, uint32_t length, bool now);
+
+/* One packet through egress and out; `state` may be changed. */
+static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance, frame_ref frame, uint32_t length) {
+    const ss_program *program = sw->program;
+    ss_packet *p = state;
+    uint32_t depth = sw->options.depth ? sw->options.depth(sw->options.io, port) : 0;
+    p->egress_port = port;
+    p->egress_rid = instance;
+    p->egress_spec = 0;
+    p->packet_length = length;
+    p->enq_timestamp = sw->now_us & 0xffffffffu;
+    p->enq_qdepth = p->deq_qdepth = depth & 0x7ffff;
+    p->deq_timedelta = 0;
+    p->egress_global_timestamp = sw->now_us & SS_MASK48;
+    p->clone_asked = p->exited = false;
+    p->length_change = 0;
+    program->egress(sw, state);
+    if (unlikely(p->clone_asked)) {
+        const ss_clone *session = ss_idmap_get(&sw->clones, p->clone_session);
+        void *copy = session ? take_state(sw) : NULL;
+        if (copy) {
+            memcpy(copy, state, program->state_size);
+            ss_packet *c = memset(copy, 0, sizeof *c);
+            c->payload = p->payload;
+            c->payload_len = p->payload_len;
+            c->instance_type = SS_EGRESS_CLONE;
+            c->truncate_to = session->truncate_to;
+            program->reset_metadata(copy);
+            if (p->clone_list != SS_NO_LIST) program->keep_fields(copy, state, p->clone_list);
+            clone_to(sw, session, copy, frame, (uint32_t)((int64_t)length + p->length_change), false);
+            give_state(sw, copy);
+        }
+        p->clone_asked = false;
+    }
+    if (p->egress_spec == SS_DROP_PORT) { sw->stats.dropped_egress++; return; }
+    p->exited = false;
+    program->compute_checksum(sw, state);
+    uint32_t cap = frame.len + SS_MAX_ADDED;
+    if (unlikely(p->recirculate_asked)) { recirculate(sw, state, cap); return; }
+    if (unlikely(port == sw->options.cpu_port)) { to_controller(sw, state); return; }
+    uint8_t *out = sw->options.reserve(sw->options.io, port, cap);
+    if (unlikely(!out)) { sw->stats.dropped_queue++; return; }
+    uint32_t len = build(sw, state, out, true);
+    sw->options.commit(sw->options.io, port, len);
+    sw->stats.sent += len != 0;
+    sw->stats.sent_bytes += len;
+}
+
+/* A copy through egress, now or when the packet at hand is done. */
+static void copy_out(ss_switch *sw, const void *state, ss_replica to, frame_ref frame, uint32_t length, bool now) {
+    void *copy = take_state(sw);
+    if (!copy) { lose(sw, NULL); return; }
+    memcpy(copy, state, sw->program->state_size);
+    if (now) {
+        egress(sw, copy, to.port, to.instance, frame, length);
+        give_state(sw, copy);
+        return;
+    }
+    ss_work work = {.egress = true, .state = copy, .frame = frame.bytes, .frame_len = frame.len, .port = to.port,
+                    .instance = to.instance, .length = length, .counted = sw->counted};
+    if (!wait(sw, work)) lose(sw, copy);
+}
+
+static void clone_to(ss_switch *sw, const ss_clone *session, void *state, frame_ref frame, uint32_t length, bool now) {
+    const ss_multicast *group = session->group ? ss_idmap_get(&sw->multicasts, session->group) : NULL;
+    for (uint32_t i = 0; group && i < group->n; i++) copy_out(sw, state, group->replicas[i], frame, length, now);
+    for (uint32_t i = 0; i < session->n; i++) copy_out(sw, state, session->replicas[i], frame, length, now);
+}
+
+/* ---- in ---------------------------------------------------------------------------------------------------------------- */
+
+static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref frame, uint32_t length) {
+    ss_packet *old = state;
+    const ss_clone *session = ss_idmap_get(&sw->clones, old->clone_session);
+    void *copy = session ? take_state(sw) : NULL;
+    if (!copy) return;
+    ss_packet *p = fresh(sw, copy);
+    p->ingress_port = port;          /* for parsers that look at it; then forgotten, as in BMv2 */
+    sw->program->parse(sw, copy, frame.bytes, frame.len);
+    const uint8_t *payload = p->payload;
+    uint32_t payload_len = p->payload_len;
+    memset(p, 0, sizeof *p);
+    p->payload = payload;
+    p->payload_len = payload_len;
+    p->instance_type = SS_INGRESS_CLONE;
+    p->truncate_to = session->truncate_to;
+    sw->program->reset_metadata(copy);
+    if (old->clone_list != SS_NO_LIST) sw->program->keep_fields(copy, state, old->clone_list);
+    clone_to(sw, session, copy, frame, length, true);
+    give_state(sw, copy);
+}
+
+static void resubmit(ss_switch *sw, void *state, frame_ref frame, uint32_t length) {
+    ss_packet *old = state;
+    void *next = take_state(sw);
+    if (!next) { lose(sw, NULL); return; }
+    ss_packet *p = fresh(sw, next);
+    if (old->resubmit_list != SS_NO_LIST) sw->program->keep_fields(next, state, old->resubmit_list);
+    p->instance_type = SS_RESUBMIT;
+    p->packet_length = length;
+    ss_work work = {.state = next, .frame = frame.bytes, .frame_len = frame.len, .length = length, .counted = sw->counted};
+    if (!wait(sw, work)) lose(sw, next);
+}
+
+/* Copies N-1 times: the last replica has the packet itself. */
+static void replicate(ss_switch *sw, void *state, uint32_t group_id, frame_ref frame, uint32_t length) {
+    const ss_multicast *group = ss_idmap_get(&sw->multicasts, group_id);
+    ss_packet *p = state;
+    if (!group || !group->n) { sw->stats.dropped_ingress++; return; }
+    p->instance_type = SS_REPLICATION;
+    uint32_t truncate_to = p->truncate_to;
+    if (group->n > 1 || truncate_to) p->truncate_to = 0;
+    for (uint32_t i = 0; i + 1 < group->n; i++) copy_out(sw, state, group->replicas[i], frame, length, true);
+    egress(sw, state, group->replicas[group->n - 1].port, group->replicas[group->n - 1].instance, frame, length);
+}
+
+/* One packet from its parser on; `state` holds its metadata and may be changed. */
+static void ingress(ss_switch *sw, void *state, frame_ref frame, uint32_t length) {
+    const ss_program *program = sw->program;
+    ss_packet *p = state;
+    uint32_t port = (uint32_t)p->ingress_port;
+    program->parse(sw, state, frame.bytes, frame.len);
+    sw->stats.parser_errors += p->parser_error != 0;
+    program->verify_checksum(sw, state);
+    p->exited = false;
+    p->length_change = 0;
+    program->ingress(sw, state);
+    if (unlikely(p->clone_asked)) clone_ingress(sw, state, port, frame, length);
+    p->clone_asked = false;
+    if (unlikely(p->resubmit_asked)) { resubmit(sw, state, frame, length); return; }
+    length = (uint32_t)((int64_t)length + p->length_change);
+    p->recirculate_asked = false;
+    if (p->mcast_grp) { replicate(sw, state, (uint32_t)p->mcast_grp, frame, length); return; }
+    if (p->egress_spec == SS_DROP_PORT) { sw->stats.dropped_ingress++; return; }
+    p->instance_type = SS_NORMAL;
+    egress(sw, state, (uint32_t)p->egress_spec, (uint32_t)p->egress_rid, frame, length);
+}
+
+void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len, uint64_t now_us) {
+    sw->now_us = now_us;
+    sw->stats.received++;
+    sw->stats.received_bytes += len;
+    if (unlikely(len > SS_MAX_FRAME || port > SS_DROP_PORT)) { sw->stats.dropped_oversize++; return; }
+    ss_packet *p = fresh(sw, sw->state);
+    p->ingress_port = port;
+    p->packet_length = len;
+    p->ingress_global_timestamp = now_us & SS_MASK48;
+    sw->ingress_port = port;
+    sw->counted = len;
+    ingress(sw, sw->state, (frame_ref){frame, len}, len);
+    for (uint32_t passes = 0; unlikely(sw->work_head < sw->work_tail); passes++) {
+        ss_work work = sw->work[sw->work_head++];
+        if (passes == SS_MAX_PASSES) lose(sw, NULL);
+        if (passes >= SS_MAX_PASSES) { give_state(sw, work.state); continue; }
+        frame_ref ref = {work.frame, work.frame_len};
+        sw->counted = work.counted;
+        if (work.egress) egress(sw, work.state, work.port, work.instance, ref, work.length);
+        else ingress(sw, work.state, ref, work.length);
+        give_state(sw, work.state);
+    }
+    sw->work_head = sw->work_tail = 0;
+    while (unlikely(sw->n_held)) free(sw->held[--sw->n_held]);
+}
+
+/* ---- what programs report ----------------------------------------------------------------------------------------------- */
+
+void ss_digest(ss_switch *sw, uint32_t digest, const uint8_t *bytes, uint32_t n) {
+    sw->stats.digests++;
+    ss_report(sw, SS_EVENT_DIGEST, digest, bytes, n);
+}
+
+void ss_log(ss_switch *sw, const char *text) { ss_report(sw, SS_EVENT_LOG, 0, text, (uint32_t)strlen(text)); }
+
+void ss_assert_failed(ss_switch *sw, const char *where) {
+    sw->stats.asserts_failed++;
+    ss_log(sw, where);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------------------ */
+
+ss_switch *ss_open(const ss_program *program, const ss_options *options, const char **why) {
+    if (program->abi != SS_ABI) { *why = "the program was compiled for another version of the runtime"; return NULL; }
+    if (options->cpu_port > SS_DROP_PORT && options->cpu_port != SS_NO_PORT) { *why = "cpu_port is above 511"; return NULL; }
+    if (!options->reserve || !options->commit) { *why = "options lack reserve or commit"; return NULL; }
+    *why = "out of memory, or a table or register is too large";
+    ss_switch *sw = calloc(1, sizeof *sw);
+    if (!sw) return NULL;
+    sw->program = program;
+    sw->options = *options;
+    sw->state = aligned_alloc(64, state_bytes(sw));
+    sw->scratch = malloc(SS_MAX_FRAME + SS_MAX_ADDED);
+    ss_prng_seed(&sw->prng, options->seed);
+    if (!sw->state || !sw->scratch || !ss_tables_open(sw) || !ss_profiles_open(sw) || !ss_state_open(sw) ||
+        !ss_value_sets_open(sw) || !ss_entries_const(sw)) {
+        ss_close(sw);
+        return NULL;
+    }
+    *why = NULL;
+    return sw;
+}
+
+void ss_close(ss_switch *sw) {
+    if (!sw) return;
+    ss_tables_close(sw);
+    ss_profiles_close(sw);
+    ss_state_close(sw);
+    ss_pre_reset(sw);
+    ss_value_sets_close(sw);
+    while (sw->n_spare) free(sw->spare[--sw->n_spare]);
+    free(sw->spare), free(sw->work), free(sw->held), free(sw->state), free(sw->scratch), free(sw);
+}
+
+const ss_stats *ss_get_stats(const ss_switch *sw) { return &sw->stats; }
