@@ -174,7 +174,7 @@ int ss_do_table_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     }
     rule->cookie = cookie;
     rule->idle_us = idle_us;
-    rule->idle_reported = false;
+    rule->idle_reported = 0;
     if (idle_us) sw->idle_wanted = true, sw->idle_due = 0;
     put_u64(w, rule->handle);
     return SS_OK;
@@ -379,8 +379,10 @@ uint64_t ss_tick(ss_switch *sw, uint64_t now_us) {
             if (!rule || !rule->idle_us) continue;
             wanted = true;
             uint64_t ends = rule->last_hit + rule->idle_us;
-            if (now_us < ends) rule->idle_reported = false;
-            else if (!rule->idle_reported) rule->idle_reported = true, report_idle(sw, i, rule);
+            if (now_us >= ends && rule->idle_reported != rule->last_hit + 1) {    /* once for each last hit */
+                rule->idle_reported = rule->last_hit + 1;
+                report_idle(sw, i, rule);
+            }
             if (now_us >= ends) ends = now_us + rule->idle_us;     /* look again whether it was hit meanwhile */
             if (ends < due) due = ends;
         }

@@ -28,10 +28,10 @@ typedef struct ss_rule {          /* an entry, one piece of memory, so that a hi
     uint32_t slot;                /* lowest free number when inserted: BMv2's tie breaker */
     int32_t priority;
     uint8_t kind;                 /* SS_DO_* */
-    bool idle_reported;
     uint32_t target;              /* action index, member id or group id */
     uint32_t n_params;
     uint64_t cookie, idle_us, last_hit;
+    uint64_t idle_reported;       /* the last hit after which idleness was reported, plus 1 */
     ss_count_cell count;
     ss_meter_cell meter;
     uint32_t color;               /* of the last hit's meter run */
