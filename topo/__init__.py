@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fabrics of real processes on one machine: Mininet topologies, switch classes, the demo.
+
+Importing this package makes Debian's ``mininet`` importable (mininet_path.py); nothing else happens.
+"""
+
+from netfold.topo import mininet_path
+
+mininet_path.install()

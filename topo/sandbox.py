@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Namespaces of one's own for a command, which the kernel clears away whatever happens.
+
+    launcher (this program) --unshare, fork--> init, process 1 of the new PID namespace --fork--> the command
+
+When init ends, the kernel kills every process in its PID namespace, and with them go their network namespaces and
+interfaces.  Init ends with the command; it dies with the launcher (PR_SET_PDEATHSIG), be that by SIGKILL.  So Ctrl-C,
+a crash, or `kill -9` on anything leave nothing behind.  Who is not root gets a user namespace around it all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+INSIDE: Final = "NETFOLD_SANDBOX"
+"""Environment: the network namespace of the sandbox, so that its processes know that they are in it."""
+RUNDIR: Final = "NETFOLD_RUNDIR"
+"""Environment: a folder for sockets, made by the launcher and removed by it."""
+
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
+_PR_SET_PDEATHSIG = 1
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+HOW_TO_GET_ON: Final = (
+    "This needs root, or a kernel that lets ordinary users make namespaces. Ways on: run it with sudo (sudo make demo); "
+    "or, where the kernel restricts user namespaces, allow them: sudo sysctl kernel.unprivileged_userns_clone=1 "
+    "user.max_user_namespaces=10000 (Debian), sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu). "
+    "In a container, start it with --privileged."
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class SandboxError(OSError):
+    """The kernel does not let us make namespaces: says which step it refused, and ways on."""
+
+
+def inside() -> bool:
+    """Whether this process runs in a sandbox that this module made."""
+    return os.environ.get(INSIDE) == _network_namespace()
+
+
+def rundir() -> Path:
+    """The sandbox's folder for sockets: a short path, since unix socket addresses end at 107 bytes."""
+    return Path(os.environ[RUNDIR])
+
+
+def command(argv: Sequence[str], *, with_parent: bool = False) -> list[str]:
+    """The command line that runs ``argv`` in a sandbox; ``with_parent``: it dies when the process that started it does."""
+    flag = ["--with-parent"] if with_parent else []
+    return [sys.executable, "-m", "netfold.topo.sandbox", *flag, "--", *argv]
+
+
+def enter() -> None:
+    """Start this very program again, with the same arguments, inside a sandbox.  Returns only if it is in one already."""
+    if inside():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    argv = command([sys.executable, *sys.orig_argv[1:]])
+    os.execv(argv[0], argv)
+
+
+def run(
+    argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``argv`` in a sandbox for at most ``timeout`` seconds and give back its status and output.
+
+    Raises subprocess.TimeoutExpired when its time is up: then everything inside is gone as well.
+    """
+    return subprocess.run(
+        command(argv, with_parent=True),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout,
+        env=None if env is None else dict(env), check=False,
+    )  # fmt: skip
+
+
+# ---- the launcher -----------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str]) -> int:
+    """The launcher: ``[--with-parent] -- COMMAND ARG...``; gives back the command's exit status."""
+    flags, dashes, wanted = _split(argv)
+    if not dashes or not wanted or set(flags) - {"--with-parent"}:
+        print("usage: python -m netfold.topo.sandbox [--with-parent] -- COMMAND ARG...", file=sys.stderr)
+        return 2
+    if flags:
+        _die_with_parent(os.getppid())
+    try:
+        _unshare()
+    except SandboxError as error:
+        print(f"cannot make namespaces: {error}", file=sys.stderr)
+        return 1
+    folder = tempfile.mkdtemp(prefix="netfold-")
+    os.environ[RUNDIR] = folder
+    try:
+        launcher = os.getpid()
+        child = os.fork()
+        if child == 0:
+            _init(wanted, launcher)
+        return _stand_by(child)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], bool, list[str]]:
+    at = argv.index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), at < len(argv), list(argv[at + 1 :])
+
+
+def _unshare() -> None:
+    """Move this process into fresh network, mount and (for its children) PID namespaces."""
+    uid, gid = os.getuid(), os.getgid()
+    flags = _CLONE_NEWNET | _CLONE_NEWNS | _CLONE_NEWPID
+    if uid == 0 and _libc.unshare(flags) == 0:
+        return
+    if _libc.unshare(flags | _CLONE_NEWUSER) != 0:
+        raise _refused("unshare(network, mount, PID, user)")
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    except OSError as error:
+        raise SandboxError(error.errno, f"mapping root to user {uid}: {error.strerror}. {HOW_TO_GET_ON}") from error
+
+
+def _stand_by(child: int) -> int:
+    """Wait for init; hand it what would end the launcher.  Ctrl-C reaches the command itself, by its terminal."""
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        os.kill(child, number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, hand_on)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# ---- process 1 --------------------------------------------------------------------------------------------------------
+
+
+def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
+    """Set the namespaces up, start the command, reap orphans, end with the command's status."""
+    status = 1
+    try:
+        _die_with_parent(launcher, inside=True)
+        _private_mounts()
+        _loopback_up()
+        os.environ[INSIDE] = _network_namespace()
+        pid = os.fork()
+        if pid == 0:
+            _exec(wanted)
+        status = _reap(pid)
+    except SandboxError as error:
+        print(f"cannot set up namespaces: {error}", file=sys.stderr)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _exec(wanted: Sequence[str]) -> NoReturn:
+    try:
+        os.execvp(wanted[0], list(wanted))
+    except OSError as error:
+        print(f"cannot run {wanted[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(127)
+
+
+def _reap(command_pid: int) -> int:
+    def hand_on(number: int, _: FrameType | None) -> None:
+        os.kill(command_pid, number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, hand_on)
+    while True:
+        pid, status = os.wait()
+        if pid == command_pid:
+            code = os.waitstatus_to_exitcode(status)
+            return 128 - code if code < 0 else code
+
+
+def _die_with_parent(parent: int, *, inside: bool = False) -> None:
+    """SIGKILL for this process as soon as its parent ends, or at once if it has ended already."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise _refused("prctl(PR_SET_PDEATHSIG)")
+    # in a new PID namespace a living parent outside of it is seen as 0, a dead one as ourselves
+    if os.getppid() != (0 if inside else parent):
+        os._exit(1)
+
+
+def _private_mounts() -> None:
+    """A /proc that shows this PID namespace; no mount of ours is seen outside."""
+    if _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
+        raise _refused("making mounts private")
+    if _libc.mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None) != 0:
+        raise _refused("mounting /proc")
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH14x", b"lo", 0)
+        try:
+            (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request), 16)
+            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+        except OSError as error:
+            raise SandboxError(error.errno, f"bringing lo up: {error.strerror}. {HOW_TO_GET_ON}") from error
+
+
+def _network_namespace() -> str:
+    return os.readlink("/proc/self/ns/net")
+
+
+def _refused(step: str) -> SandboxError:
+    number = ctypes.get_errno()
+    return SandboxError(number, f"{step}: {errno.errorcode.get(number, number)} ({os.strerror(number)}). {HOW_TO_GET_ON}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

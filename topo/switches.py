@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switch classes for Mininet: `SoftSwitch` runs ours, `Bmv2Switch` the reference one, with the same options.
+
+A switch is up when its P4Runtime server answers.  One that does not come up says why: its command line, the end of its
+log, its address and who else holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import grpc
+from mininet.node import Switch
+
+from netfold.controller.fabric import CPU_PORT, Engine
+
+READY_SECONDS: Final = 30.0
+"""For a switch to answer: several start at once on few cores."""
+STOP_SECONDS: Final = 5.0
+LOG_LINES: Final = 15
+
+
+class SwitchFailed(RuntimeError):
+    """A switch is not installed, did not come up, or ended on its own."""
+
+
+class P4Switch(Switch):  # type: ignore[misc]
+    """A P4Runtime target as a Mininet switch, without a program until a controller pushes one.
+
+    grpc       P4Runtime address, ``host:port`` or ``unix:/path``
+    device_id  P4Runtime device
+    cpu_port   port of packet-in and packet-out
+    log        file for its output; default: NAME.log in the temporary folder
+    pcap       folder for a capture of each port, or None
+    """
+
+    engine: ClassVar[Engine]
+    offload: ClassVar[bool]
+    """Whether it takes segmentation offload's super-packets."""
+    binaries: ClassVar[tuple[str, ...]]
+    missing: ClassVar[str]
+    """What to do where a binary is not installed."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        grpc: str,
+        device_id: int,
+        cpu_port: int = CPU_PORT,
+        log: str | Path | None = None,
+        pcap: str | Path | None = None,
+        **params: Any,
+    ) -> None:
+        self.grpc = grpc
+        self.device_id = device_id
+        self.cpu_port = cpu_port
+        self.log = Path(log) if log is not None else Path(tempfile.gettempdir()) / f"{name}.log"
+        self.pcap = None if pcap is None else Path(pcap)
+        self.child: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        params.setdefault("dpid", f"{device_id:x}")
+        params["inNamespace"] = False
+        super().__init__(name, **params)
+
+    # ---- to be said by the engine --------------------------------------------------------------------------------
+
+    def command(self) -> list[str]:
+        """The command line."""
+        raise NotImplementedError
+
+    # ---- Mininet's life of a switch ------------------------------------------------------------------------------
+
+    @classmethod
+    def setup(cls) -> None:
+        """Mininet asks before it builds anything: are the programs here?  Raises SwitchFailed."""
+        for binary in cls.binaries:
+            find_program(binary, cls.missing)
+
+    def start(self, controllers: Sequence[object]) -> None:
+        """Start the process; `batchStartup` waits for all."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._started = time.monotonic()
+        with self.log.open("wb") as log:
+            # a session of its own: Ctrl-C at the Mininet prompt is not meant for the switches
+            self.child = subprocess.Popen(
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    @classmethod
+    def batchStartup(cls, switches: Sequence[P4Switch]) -> Sequence[P4Switch]:  # noqa: N802 (Mininet's name)
+        """Wait until all answer.  Raises SwitchFailed for the first that does not."""
+        for switch in switches:
+            switch.wait_ready()
+        return switches
+
+    def stop(self, deleteIntfs: bool = True) -> None:  # noqa: N803 (Mininet's name)
+        """End the process that `start` started."""
+        if self.child is not None and self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM)
+            try:
+                self.child.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                self.child.wait(STOP_SECONDS)
+        super().stop(deleteIntfs)
+
+    # ---- readiness and failure -----------------------------------------------------------------------------------
+
+    def wait_ready(self, seconds: float = READY_SECONDS) -> None:
+        """Ask the P4Runtime server for its capabilities until it answers.  Raises SwitchFailed."""
+        assert self.child is not None, f"{self.name} was not started"
+        options = [("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 100),
+                   ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]  # fmt: skip
+        end = self._started + seconds
+        with grpc.insecure_channel(self.grpc, options=options) as channel:
+            ask = channel.unary_unary("/p4.v1.P4Runtime/Capabilities")
+            while True:
+                self.check()
+                try:
+                    # bytes in, bytes out: an empty CapabilitiesRequest is the empty string
+                    ask(b"", timeout=max(0.05, min(0.5, end - time.monotonic())), wait_for_ready=True)
+                    return
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                        raise SwitchFailed(self.account(f"answered {error.code().name}: {error.details()}")) from error
+                if time.monotonic() >= end:
+                    raise SwitchFailed(self.account(f"did not answer within {seconds:g} s"))
+
+    def check(self) -> None:
+        """Raise SwitchFailed where the process has ended."""
+        assert self.child is not None, f"{self.name} was not started"
+        status = self.child.poll()
+        if status is not None:
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            raise SwitchFailed(self.account(f"{how} {time.monotonic() - self._started:.1f} s after its start"))
+
+    def account(self, what: str) -> str:
+        """What happened, and all that helps to find out why."""
+        holder = holder_of(self.grpc, but_not=None if self.child is None else self.child.pid)
+        return "\n".join(
+            [
+                f"switch {self.name} ({self.engine}) {what}",
+                f"  command   {shlex.join(self.command())}",
+                f"  P4Runtime {self.grpc}" + (f", which {holder} holds" if holder else ""),
+                f"  log       {self.log}" + (", its end:" if tail(self.log) else " (empty)"),
+                *(f"    {line}" for line in tail(self.log)),
+            ]
+        )
+
+    def interfaces(self) -> list[tuple[int, str]]:
+        """Port numbers and interfaces."""
+        return sorted((port, intf.name) for port, intf in self.intfs.items() if intf.name != "lo")
+
+
+class SoftSwitch(P4Switch):
+    """The embedded P4 switch."""
+
+    engine = "softswitch"
+    offload = True
+    binaries = ("softswitch",)
+    missing = "it comes with NetFold: make setup"
+
+    def command(self) -> list[str]:
+        """`softswitch --no-p4 ...`: the program comes over P4Runtime."""
+        ports = [f"{port}@{name}" for port, name in self.interfaces()]
+        return [
+            find_program("softswitch", self.missing), "--no-p4", *(word for port in ports for word in ("-i", port)),
+            "--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port), "--device-id", str(self.device_id),
+            *(["--pcap", str(self.pcap)] if self.pcap else []),
+        ]  # fmt: skip
+
+
+class Bmv2Switch(P4Switch):
+    """BMv2's simple_switch_grpc."""
+
+    engine = "bmv2"
+    offload = False
+    binaries = ("simple_switch_grpc", "p4c-bm2-ss")
+    missing = (
+        "build p4lang/p4c and p4lang/behavioral-model, or install Debian packages of theirs, or use --switch softswitch"
+    )
+
+    def command(self) -> list[str]:
+        """`simple_switch_grpc --no-p4 ... -- ...`: target options come after the dashes."""
+        ports = [f"{port}@{name}" for port, name in self.interfaces()]
+        # its default is a path that depends on nothing but the device id: two fabrics would meet there
+        events = Path(tempfile.gettempdir()) / f"bmv2-{os.getpid()}-{self.name}.ipc"
+        return [
+            find_program("simple_switch_grpc", self.missing), "--no-p4",
+            *(word for port in ports for word in ("-i", port)),
+            "--device-id", str(self.device_id), "--log-level", "warn", "--notifications-addr", f"ipc://{events}",
+            "--thrift-port", str(thrift_port(self.device_id)),
+            *(["--pcap", str(self.pcap)] if self.pcap else []),
+            "--", "--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port),
+        ]  # fmt: skip
+
+
+CLASSES: Final[dict[Engine, type[P4Switch]]] = {"softswitch": SoftSwitch, "bmv2": Bmv2Switch}
+
+
+def thrift_port(device_id: int) -> int:
+    """BMv2 wants a port of its own for each process, whether or not anybody speaks Thrift to it."""
+    return 10_000 + device_id % 40_000
+
+
+def find_program(name: str, missing: str) -> str:
+    """Path of a program: of this environment's first, then of PATH.  Raises SwitchFailed."""
+    beside = Path(sys.prefix) / "bin" / name
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    if found is None:
+        raise SwitchFailed(f"{name} is neither in {beside.parent} nor on PATH: {missing}")
+    return found
+
+
+def holder_of(address: str, but_not: int | None = None) -> str | None:
+    """The process that listens on ``host:port``, as ``ss`` sees it, or None."""
+    port = address.rpartition(":")[2]
+    if address.startswith("unix:") or not port.isdecimal() or shutil.which("ss") is None:
+        return None
+    done = subprocess.run(
+        ["ss", "-Hltnp", f"sport = :{port}"], capture_output=True, text=True, timeout=5, check=False
+    )  # fmt: skip
+    for name, pid in re.findall(r'\("([^"]*)",pid=(\d+)', done.stdout):
+        if int(pid) != but_not:
+            return f"process {pid} ({name})"
+    return "another process" if done.stdout.strip() and "pid=" not in done.stdout else None
+
+
+def tail(path: Path, lines: int = LOG_LINES) -> list[str]:
+    """The last lines of a log; none if it does not exist."""
+    try:
+        return path.read_text(errors="replace").rstrip().splitlines()[-lines:]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fabrics as Mininet topologies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mininet.topo import Topo
+
+from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.topo.switches import CLASSES
+from netfold.topo.wiring import FabricHost, FabricLink
+
+
+class FabricTopo(Topo):  # type: ignore[misc]
+    """Any `Fabric`: its names, ports, addresses and rates.
+
+    logs  folder for the switches' logs; pcap  folder for captures of every switch port, or None
+    """
+
+    def build(self, fabric: Fabric, logs: Path | None = None, pcap: Path | None = None) -> None:
+        """Mininet calls this with the constructor's arguments."""
+        self.fabric = fabric
+        kind = CLASSES[fabric.engine]
+        gateways: dict[str, str] = {}
+        for link in fabric.links:
+            for here, there in (link.ends, link.ends[::-1]):
+                gateways[here.node] = fabric.node(there.node).mac
+        for switch in fabric.switches:
+            log = None if logs is None else str(logs / f"{switch.name}.log")
+            self.addSwitch(switch.name, grpc=switch.grpc, device_id=switch.device_id, log=log, pcap=pcap)
+        for host in fabric.hosts:
+            self.addHost(host.name, cls=FabricHost, address=host.address, gateway_mac=gateways[host.name])
+        # a switch's interfaces keep Mininet's random addresses: its kernel shall not take packets for its own
+        macs = {host.name: host.mac for host in fabric.hosts}
+        for link in fabric.links:
+            a, b = link.ends
+            addresses = {f"addr{i}": macs[end.node] for i, end in enumerate((a, b), 1) if end.node in macs}
+            self.addLink(
+                a.node, b.node, port1=a.port, port2=b.port, **addresses,
+                cls=FabricLink, rate=link.rate, offload=kind.offload,
+            )  # fmt: skip
+
+
+class LeafSpine(FabricTopo):
+    """``leafspine(leaves, spines, hosts, ...)``; ``save`` names a file that gets the fabric's TOML."""
+
+    def build(  # type: ignore[override]
+        self,
+        leaves: int = 2,
+        spines: int = 2,
+        hosts: int = 8,
+        rate: str | None = None,
+        loss: float = 0.0,
+        seed: int = 0,
+        engine: Engine = "softswitch",
+        base_port: int = 50050,
+        save: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Mininet calls this with the constructor's arguments."""
+        fabric = leafspine(
+            leaves, spines, hosts, rate=rate, loss=loss, seed=seed, engine=engine, base_port=base_port
+        )  # fmt: skip
+        if save is not None:
+            fabric.save(Path(save))
+        super().build(fabric, **options)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links and hosts of a fabric for Mininet: shaped veth pairs, and hosts that know nothing but their gateway.
+
+Every host has a /32 and a default route to 169.254.1.1, whose MAC is its leaf's, for good: a routed fabric, where
+nothing is ever broadcast.  IPv6 is off, so that no packet is on a link that nobody sent.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any, Final
+
+from mininet.link import Intf, Link
+from mininet.node import Host, Node
+
+from netfold.controller.fabric import bits_per_second
+
+GATEWAY: Final = "169.254.1.1"
+MTU: Final = 1500
+HTB_QUANTUM: Final = 60_000
+"""Bytes; HTB warns of larger ones, and a super-packet has up to 64 KiB."""
+NAME_LIMIT: Final = 15
+"""Characters of an interface's name."""
+
+
+class WiringError(RuntimeError):
+    """An interface or host could not be set up: says the command, where it ran, and what it said."""
+
+
+def execute(node: Node, script: str, what: str) -> str:
+    """Run a shell script in a node's namespaces, stopping at its first failure; its output.  Raises WiringError."""
+    attach = ["mnexec", "-a", str(node.pid)] if node.inNamespace else []
+    done = subprocess.run(
+        [*attach, "sh", "-exc", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, timeout=30, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise WiringError(f"{what} failed with status {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+class FabricIntf(Intf):  # type: ignore[misc]
+    """One end of a link.
+
+    rate     of what leaves here, in tc's units; None: unshaped
+    offload  whether segmentation and checksum offloads stay on: super-packets travel whole
+    """
+
+    def config(self, rate: str | None = None, offload: bool = True, mtu: int = MTU, **others: Any) -> dict[str, Any]:
+        """Bring the interface up.  Raises WiringError, ValueError for Mininet's delay, loss and the like."""
+        unknown = sorted(set(others) - {"ip", "ifconfig", "up"})
+        if unknown:
+            raise ValueError(
+                f"{self.name}: {', '.join(unknown)}: a fabric's link knows rate, offload and mtu. Losses are made by "
+                "the switches (link.loss in the fabric, --loss): this is no netem"
+            )
+        ipv6 = f"/proc/sys/net/ipv6/conf/{self.name}/disable_ipv6"
+        script = [f"if [ -e {ipv6} ]; then echo 1 > {ipv6}; fi"]
+        if not offload:
+            script.append(f"ethtool -K {self.name} rx off tx off sg off tso off gso off gro off >&2")
+        script.append(f"ip link set dev {self.name} mtu {mtu} up")
+        if rate is not None:
+            script += shaper(self.name, rate)
+        execute(self.node, "\n".join(script), f"setting up {self.name}")
+        return {}
+
+
+def shaper(name: str, rate: str) -> list[str]:
+    """tc commands that let ``rate`` leave an interface.
+
+    HTB, whose burst carries two super-packets (and 2 ms of a fast link, since the kernel's timer serves it in steps),
+    before a plain queue of 50 ms, at least 4 MB: the hosts' windows bound what is in flight, not a drop here.
+    """
+    bits = bits_per_second(rate)
+    burst = max(128 * 1024, bits // 8 // 500)
+    queue = max(4_000_000, bits // 8 // 20)
+    return [
+        f"tc qdisc add dev {name} root handle 1: htb default 1",
+        f"tc class add dev {name} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst {burst} cburst {burst} "
+        f"quantum {HTB_QUANTUM}",
+        f"tc qdisc add dev {name} parent 1:1 handle 10: bfifo limit {queue}",
+    ]
+
+
+class FabricLink(Link):  # type: ignore[misc]
+    """A veth pair with a `FabricIntf` at both ends."""
+
+    def __init__(self, node1: Node, node2: Node, **params: Any) -> None:
+        for node, port in ((node1, params.get("port1")), (node2, params.get("port2"))):
+            name = f"{node.name}-eth{port}"
+            if len(name) > NAME_LIMIT:
+                raise WiringError(
+                    f"interface name {name}: Linux takes {NAME_LIMIT} characters, got {len(name)}; give {node.name} "
+                    "a shorter name"
+                )
+        params["intf"] = FabricIntf
+        super().__init__(node1, node2, **params)
+
+
+class FabricHost(Host):  # type: ignore[misc]
+    """A host with one address, one link, and a gateway.
+
+    address      IPv4 address
+    gateway_mac  of its leaf; None on a host without a link
+    """
+
+    def __init__(self, name: str, address: str = "", gateway_mac: str | None = None, **params: Any) -> None:
+        self.address = address
+        self.gateway_mac = gateway_mac
+        super().__init__(name, **params)
+
+    def config(self, **_: Any) -> dict[str, Any]:
+        """Give the host its address and its way out."""
+        ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
+        script = [f"if [ -e {ipv6} ]; then echo 1 > {ipv6}; fi", "ip link set dev lo up"]
+        intf = self.defaultIntf()
+        if intf is not None and self.gateway_mac is not None:
+            script += [
+                f"ip address add {self.address}/32 dev {intf.name}",
+                f"ip route add {GATEWAY} dev {intf.name} scope link src {self.address}",
+                f"ip route add default via {GATEWAY} dev {intf.name} src {self.address}",
+                f"ip neigh replace {GATEWAY} lladdr {self.gateway_mac} dev {intf.name} nud permanent",
+            ]
+            intf.ip, intf.prefixLen = self.address, 32
+        execute(self, "\n".join(script), f"configuring host {self.name}")
+        return {}
