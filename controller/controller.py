@@ -15,7 +15,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final
@@ -59,6 +59,7 @@ class Controller:
         fabric: Fabric,
         *,
         pipeline: Pipeline | None = None,
+        connect: Callable[[Switch], Awaitable[Client]] | None = None,
         rng: random.Random | None = None,
         election_id: int | None = None,
         start_timeout: float = START_TIMEOUT,
@@ -67,7 +68,8 @@ class Controller:
         self._pipeline = pipeline
         self._start_timeout = start_timeout
         self._election_id = election_id if election_id is not None else time.time_ns() // 1_000_000
-        self._targets = {switch.name: Target(switch.name, partial(self._connect, switch)) for switch in fabric.switches}
+        self._opens_sessions = connect is None
+        self._targets = {s.name: Target(s.name, partial(connect or self._connect, s)) for s in fabric.switches}
         ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
         self._ledger = ledger
         self.jobs = Jobs(fabric, ledger, self, self.graph)
@@ -87,7 +89,7 @@ class Controller:
 
     async def start(self) -> None:
         """Bring all switches to their state, then serve.  Raises StartError, PipelineError."""
-        if self._pipeline is None:
+        if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.build, self.fabric.engine)
         await self._nobody_else_serves()
         base = tables.merge([tables.routing(self.fabric, routes.plan(self.fabric.graph())), tables.losses(self.fabric)])
@@ -99,9 +101,8 @@ class Controller:
         )
         problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if problems:
-            text = "\n".join(map(str, problems))
-            raise StartError(f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name} did not "
-                             f"come up:\n{text}")
+            count = f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name}"
+            raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
         await self._serve()
         self._ready = time.monotonic()
 
@@ -160,8 +161,8 @@ class Controller:
         # gRPC would take over another process's unix socket without a word
         with contextlib.suppress(rpc.Unreachable):
             other = await operator.status(self.fabric.jobs, timeout=2.0)
-            raise StartError(f"a controller of the fabric {other.fabric} is running at {self.fabric.jobs} already: stop "
-                             "it, or give this fabric another address (fabric.jobs)")
+            raise StartError(f"a controller of the fabric {other.fabric} is running at {self.fabric.jobs} already: "
+                             "stop it, or give this fabric another address (fabric.jobs)")
 
     async def _serve(self) -> None:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])

@@ -59,6 +59,7 @@ class Target:
         self._busy = asyncio.Lock()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._gave_up = False
 
     @property
     def is_up(self) -> bool:
@@ -92,15 +93,14 @@ class Target:
         """Wait for the switch to hold its desired state.  Raises SwitchError with the last problem."""
         try:
             async with asyncio.timeout(timeout):
-                while not self.is_up:
+                while not self.is_up and not self._gave_up:
                     self._changed.clear()
-                    if self._task is not None and self._task.done():
-                        break
                     await self._changed.wait()
         except TimeoutError:
             pass
         if not self.is_up:
-            raise SwitchError(f"{self.name} is not up after {timeout:g} s: {self.problem}")
+            waited = "" if self._gave_up else f"{self.name} is not up after {timeout:g} s: "
+            raise SwitchError(f"{waited}{self.problem}")
 
     def preset(self, part: str, entities: Iterable[Entity]) -> None:
         """Set a part of the desired state before `start`."""
@@ -173,6 +173,7 @@ class Target:
                 log.warning("%s: down: %s", self.name, self.problem)
             except NotPrimary as error:
                 # whoever took the switch meant to: fighting over it would cut both off
+                self._gave_up = True
                 self._note(str(error))
                 log.error("%s", error)
                 return
@@ -180,6 +181,11 @@ class Target:
                 if str(error) != self.problem:
                     log.warning("%s", error)
                 self._note(str(error))
+            except Exception as error:
+                self._gave_up = True
+                self._note(f"{self.name}: the controller failed: {error!r}")
+                log.exception("%s: the controller failed", self.name)
+                return
             finally:
                 self._client = None
                 if client is not None:

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `netfold`.  Errors are one clear paragraph and an exit status: 1 where something failed, 2 where what was
+asked for cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from netfold.controller import fabric as fabrics
+from netfold.controller.fabric import Engine, Fabric, FabricError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="In-network allreduce on P4 switches: fabrics, their controller, and a demo of the whole.",
+)
+
+CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
+"""gRPC address of the controller, where a command is not told otherwise; ranks use it too."""
+
+FAILED: Final = 1
+CANNOT: Final = 2
+
+FabricFile = Annotated[Path | None, typer.Argument(metavar="[FABRIC.toml]", help="The fabric's description.")]
+Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
+                                          help="Generate the fabric instead of reading it.")]
+SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
+Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit.")]
+Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
+Seed = Annotated[int, typer.Option(help="Of the losses: the same seed loses the same packets.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
+
+
+@app.command()
+def up(
+    file: FabricFile = None,
+    topo: Topo = None,
+    switch: SwitchKind = "softswitch",
+    rate: Rate = None,
+    loss: Loss = 0.0,
+    seed: Seed = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
+    verbose: Verbose = False,
+) -> None:
+    """Control the switches of FABRIC.toml until stopped; or bring up a whole fabric in Mininet with --topo.
+
+    With a file, the switches must be running: this connects to them, loads the program, installs routes, and serves
+    jobs. With --topo, switches and hosts are started as well, and Mininet's prompt comes up.
+    """
+    _logging(verbose)
+    if (file is None) == (topo is None):
+        _fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS")
+    if topo is not None:
+        fabric = _parse_topo(topo, switch, rate, loss, seed)
+        from netfold.topo.up import up as up_topo
+
+        raise typer.Exit(up_topo(fabric))
+    assert file is not None
+    _run(_serve(_load(file), timeout))
+
+
+async def _serve(fabric: Fabric, timeout: float) -> None:
+    from netfold.controller.controller import Controller
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    controller = Controller(fabric, start_timeout=timeout)
+    starting = asyncio.create_task(controller.start())
+    stopping = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            print(f"ready: fabric {fabric.name}, {len(fabric.switches)} switches ({fabric.engine}), jobs at "
+                  f"{fabric.jobs}", flush=True)
+            await stopped.wait()
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await controller.stop()
+
+
+@app.command()
+def status(
+    file: FabricFile = None,
+    controller: Annotated[str | None, typer.Option(help=f"Its gRPC address; default: ${CONTROLLER_VARIABLE}.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Show what a running controller sees: switches, links with their traffic, jobs with their trees."""
+    import msgspec
+
+    from netfold.controller import operator
+
+    answer = _run(operator.status(_address(file, controller)))
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        from netfold.controller.show import show
+
+        show(answer)
+
+
+@app.command()
+def drop(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    file: FabricFile = None,
+    controller: Annotated[str | None, typer.Option(help=f"Its gRPC address; default: ${CONTROLLER_VARIABLE}.")] = None,
+) -> None:
+    """End a job whose ranks are dead, and free its slots."""
+    from netfold.controller import operator
+
+    if not _run(operator.drop(_address(file, controller), job)):
+        _fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")
+
+
+@app.command()
+def plan(
+    file: FabricFile = None,
+    topo: Topo = None,
+    ranks: Annotated[str | None, typer.Option(help="Host names in order of ranks, with commas; default: all.")] = None,
+    entries: Annotated[bool, typer.Option("--entries", help="Every table entry, too.")] = False,
+) -> None:
+    """Show the trees that a job would get, and the writes that this means, without touching any switch."""
+    from netfold.controller import dryrun, slots, trees
+
+    if (file is None) == (topo is None):
+        _fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS")
+    fabric = _load(file) if file is not None else _parse_topo(topo or "", "softswitch", None, 0.0, 0)
+    names = ranks.split(",") if ranks else [host.name for host in fabric.hosts]
+    unknown = [name for name in names if name not in {host.name for host in fabric.hosts}]
+    if unknown or len(set(names)) != len(names):
+        _fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
+    try:
+        print(dryrun.plan(fabric, names, entries=entries), end="")
+    except (trees.NoTree, slots.Refused) as error:
+        _fail(FAILED, f"plan: {error}")
+
+
+@app.command("fabric")
+def fabric_(
+    topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS")],
+    switch: SwitchKind = "softswitch",
+    rate: Rate = None,
+    loss: Loss = 0.0,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
+) -> None:
+    """Write a FABRIC.toml to start from."""
+    text = _parse_topo(topo, switch, rate, loss, seed).dumps()
+    if out is None:
+        print(text, end="")
+    else:
+        try:
+            out.write_text(text)
+        except OSError as error:
+            _fail(FAILED, f"fabric: cannot write {out}: {error}")
+
+
+@app.command("compile")
+def compile_(
+    switch: SwitchKind = "softswitch",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
+) -> None:
+    """Compile the fold program: p4info, and what the switch loads."""
+    from google.protobuf import text_format
+
+    from netfold.controller import pipeline
+
+    engine = _engine(switch)
+    try:
+        built = pipeline.build(engine)
+        out.mkdir(parents=True, exist_ok=True)
+        config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
+        config.write_bytes(built.device_config)
+        (out / "netfold.p4info.txtpb").write_text(text_format.MessageToString(built.p4info))
+    except (pipeline.PipelineError, OSError) as error:
+        _fail(FAILED, f"compile: {error}")
+    print(f"{config}\n{out / 'netfold.p4info.txtpb'}\ncookie {built.cookie:#x}")
+
+
+@app.command()
+def demo(
+    ranks: Annotated[int, typer.Option(help="Workers.")] = 8,
+    leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
+    spines: Annotated[int, typer.Option(help="Spine switches.")] = 2,
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: what fits in a minute or so.")] = None,
+    switch: SwitchKind = "softswitch",
+    rate: Rate = None,
+    loss: Loss = 0.0,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the reports.")] = Path("build/demo"),
+) -> None:
+    """Train a real model over a leaf-spine fabric in Mininet, every gradient folded by the switches."""
+    _logging(False)
+    from netfold.topo.demo import demo as run_demo
+
+    options: dict[str, Any] = {} if steps is None else {"steps": steps}
+    _parse_topo(f"leafspine,{leaves},{spines},{ranks}", switch, rate, loss, seed)  # refuse early, in the same words
+    raise typer.Exit(
+        run_demo(ranks=ranks, leaves=leaves, spines=spines, switch=_engine(switch), rate=rate, loss=loss, seed=seed,
+                 out=out, **options)
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    print(f"netfold: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end; what a person can do something about becomes a paragraph."""
+    from netfold.controller.controller import StartError
+    from netfold.controller.pipeline import PipelineError
+    from netfold.controller.rpc import Unreachable
+
+    try:
+        return asyncio.run(work)
+    except (StartError, PipelineError, Unreachable) as error:
+        _fail(FAILED, str(error))
+
+
+def _checked(make: Callable[[], Fabric]) -> Fabric:
+    try:
+        return make()
+    except FabricError as error:
+        _fail(CANNOT, str(error))
+
+
+def _load(file: Path) -> Fabric:
+    return _checked(lambda: fabrics.load(file))
+
+
+def _engine(name: str) -> Engine:
+    match name:
+        case "softswitch" | "bmv2":
+            return name
+    _fail(CANNOT, f"--switch: expected softswitch or bmv2, got {name!r}")
+
+
+def _parse_topo(topo: str, switch: str, rate: str | None, loss: float, seed: int) -> Fabric:
+    kind, *numbers = topo.split(",")
+    if kind != "leafspine" or len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+        _fail(CANNOT, f"unknown topology {topo!r}: expected leafspine,LEAVES,SPINES,HOSTS, as leafspine,2,2,8")
+    leaves, spines, hosts = map(int, numbers)
+    return _checked(lambda: fabrics.leafspine(leaves, spines, hosts, rate=rate, loss=loss, seed=seed,
+                                              engine=_engine(switch)))
+
+
+def _address(file: Path | None, controller: str | None) -> str:
+    if controller:
+        return controller
+    if file is not None:
+        return _load(file).jobs
+    if address := os.environ.get(CONTROLLER_VARIABLE):
+        return address
+    _fail(CANNOT, f"which controller? Give a FABRIC.toml, --controller ADDRESS, or set {CONTROLLER_VARIABLE}")
+
+
+def _logging(verbose: bool) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr,
+                        format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would be written to an empty fabric, as text: trees, counts, and every entry if asked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from netfold.controller import routes, slots, tables, trees
+from netfold.controller.entities import state
+from netfold.controller.fabric import Fabric
+from netfold.controller.reconcile import diff, show
+
+
+def plan(fabric: Fabric, ranks: Sequence[str], *, entries: bool = False, seed: int = 0) -> str:
+    """The plan of one job of all ``ranks`` (host names), numbers drawn from ``seed``.  Raises NoTree, Refused."""
+    graph = fabric.graph()
+    planned = trees.plan(graph, ranks)
+    sizes = slots.SIZES[fabric.engine]
+    ledger = slots.Ledger([switch.name for switch in fabric.switches], sizes, random.Random(seed))
+    streams = ledger.admit(ledger.open(), planned, len(ranks))
+    hosts = [fabric.host(name) for name in ranks]
+    base = tables.merge([tables.routing(fabric, routes.plan(graph)), tables.losses(fabric)])
+    job = tables.merge(tables.folding(fabric, hosts, stream) for stream in streams)
+
+    text = ""
+    for tree, sum_ in zip(planned, streams[::2], strict=True):
+        text += f"tree {tree.root}: weight {tree.weight:.3f}, {tree.depth} levels, {sum_.slots} slots a switch\n"
+        for fold in tree.folds:
+            up = "root" if fold.parent is None else f"up port {fold.parent_port} to {fold.parent}"
+            below = " ".join(f"{child.port}:{child.node}" for child in fold.children)
+            text += f"  {fold.switch:12} {up}; children {below}\n"
+    used = ledger.used()
+    for switch in fabric.switches:
+        count = len(base.get(switch.name, ())) + len(job.get(switch.name, ()))
+        text += f"switch {switch.name}: {count} entries, {used[switch.name]} of {slots.SLOTS} slots\n"
+        if entries:
+            desired = state([*base.get(switch.name, ()), *job.get(switch.name, ())])
+            text += show(switch.name, diff({}, desired))
+    return text

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold status` for people: tables of switches, links and jobs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from netfold.controller.operator import JobStatus, Status, Traffic
+
+
+def show(status: Status, console: Console | None = None) -> None:
+    """Print a status."""
+    console = console or Console()
+    up = sum(switch.up for switch in status.switches)
+    console.print(f"fabric [bold]{status.fabric}[/bold] on {status.engine}, controller up {status.uptime:.0f} s, "
+                  f"{up} of {len(status.switches)} switches up")
+    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", box=None)
+    for s in status.switches:
+        state = "[green]up[/green]" if s.up else f"[red]down[/red]: {s.problem}"
+        switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt))
+    console.print(switches)
+    links = Table("link", "rate", "loss", "there", "back", "lost there/back", box=None)
+    for link in status.links:
+        there, back = link.a_to_b, link.b_to_a
+        links.add_row(f"{link.a} - {link.b}", link.rate or "-", f"{link.loss:g}", _traffic(there), _traffic(back),
+                      f"{there.lost}/{back.lost}")
+    console.print(links)
+    for job in status.jobs:
+        _job(console, job)
+    if not status.jobs:
+        console.print("no jobs")
+
+
+def _job(console: Console, job: JobStatus) -> None:
+    epoch = f", epoch {job.epoch}" if job.epoch else ""
+    console.print(f"job [bold]{job.name}[/bold]: {job.state}{epoch}, {len(job.joined)} of {job.world} ranks joined, "
+                  f"{len(job.left)} left")
+    if job.reason:
+        console.print(f"  {job.reason}", style="yellow")
+    for tree in job.trees:
+        ways = "; ".join(f"{switch} <- {' '.join(children)}" for switch, children in tree.switches.items())
+        console.print(f"  tree {tree.root}, weight {tree.weight:.2f}, {job.slots} slots: {ways}")
+    if job.reports:
+        console.print(f"  {sum(r.bytes_reduced for r in job.reports) / 1e6:.1f} MB reduced over all ranks, "
+                      f"{sum(r.packets_sent for r in job.reports)} packets sent, "
+                      f"{sum(r.retransmissions for r in job.reports)} sent again")
+
+
+def _traffic(traffic: Traffic) -> str:
+    return f"{traffic.packets} packets, {traffic.bytes / 1e6:.2f} MB"

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for the controller's tests: a switch in memory, and a P4Runtime server that a test scripts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+import grpc
+from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
+
+from netfold.controller.entities import Multicast, State
+from netfold.controller.reconcile import Update
+from netfold.controller.switch import Count, SwitchError
+
+T = TypeVar("T")
+BOUND = 20.0
+"""Seconds that no test may exceed; nothing here should take one."""
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a test's coroutine, bounded."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(BOUND):
+            return await work
+
+    return asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the condition holds; `run` bounds it."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+class MemorySwitch:
+    """A switch that survives its sessions: `connect` gives a new session with what it holds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: State = {}
+        self.has_pipeline = False
+        self.writes: list[list[Update]] = []
+        self.counters: dict[str, dict[int, Count]] = {}
+        self.refuse: Callable[[Update], bool] = lambda update: False
+        self.unreachable = False
+        self.sessions: list[MemorySession] = []
+
+    async def connect(self) -> MemorySession:
+        if self.unreachable:
+            raise SwitchError(f"{self.name}: nobody answers")
+        self.sessions.append(MemorySession(self))
+        return self.sessions[-1]
+
+    def break_session(self, why: str = "stream broke") -> None:
+        """End the newest session, as a switch that restarts does."""
+        self.sessions[-1].end.set_result(why)
+
+
+class MemorySession:
+    """Implements netfold.controller.target.Client with P4Runtime's rules on duplicates."""
+
+    def __init__(self, switch: MemorySwitch) -> None:
+        self.switch = switch
+        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def ensure_pipeline(self) -> bool:
+        pushed = not self.switch.has_pipeline
+        if pushed:
+            self.switch.has_pipeline, self.switch.state = True, {}
+        return pushed
+
+    async def read_state(self, tables: Iterable[str]) -> State:
+        wanted = set(tables)
+        return {k: e for k, e in self.switch.state.items() if isinstance(e, Multicast) or e.table in wanted}
+
+    async def read_counter(self, name: str) -> dict[int, Count]:
+        return self.switch.counters.get(name, {})
+
+    async def write(self, updates: list[Update]) -> None:
+        self.switch.writes.append(updates)
+        failed = []
+        for update in updates:  # as BMv2: go on after an error
+            key, held = update.entity.identity, update.entity.identity in self.switch.state
+            if self.switch.refuse(update) or held != (update.verb != "insert"):
+                failed.append(update)
+            elif update.verb == "delete":
+                del self.switch.state[key]
+            else:
+                self.switch.state[key] = update.entity
+        if failed:
+            raise SwitchError(f"{self.switch.name}: Write: " + "; ".join(map(str, failed)))
+
+    async def ended(self) -> str:
+        return await asyncio.shield(self.end)
+
+    async def close(self) -> None:
+        if not self.end.done():
+            self.end.set_result("closed")
+
+
+class ScriptedServer(p4r_grpc.P4RuntimeServicer):
+    """A P4Runtime server: arbitration by its own rule, and what the test puts into the fields."""
+
+    def __init__(self) -> None:
+        self.primary: int | None = None
+        """Election id of another controller that is primary."""
+        self.cookie: int | None = None
+        self.pushed: list[p4r.SetForwardingPipelineConfigRequest] = []
+        self.written: list[p4r.WriteRequest] = []
+        self.write_errors: list[p4r.Error] = []
+        self.entities: list[p4r.Entity] = []
+        self.to_send: asyncio.Queue[p4r.StreamMessageResponse | None] = asyncio.Queue()
+        self.received: list[p4r.StreamMessageRequest] = []
+
+    async def serve(self, address: str) -> grpc.aio.Server:
+        server = grpc.aio.server()
+        p4r_grpc.add_P4RuntimeServicer_to_server(self, server)
+        server.add_insecure_port(address)
+        await server.start()
+        return server
+
+    async def StreamChannel(self, requests: Any, context: Any) -> AsyncIterator[p4r.StreamMessageResponse]:
+        request = await anext(aiter(requests))
+        mine = request.arbitration.election_id
+        answer = p4r.MasterArbitrationUpdate(device_id=request.arbitration.device_id, election_id=mine)
+        if self.primary is not None and self.primary > mine.low:
+            answer.election_id.low = self.primary
+            answer.status.code = rpc_code.ALREADY_EXISTS
+        yield p4r.StreamMessageResponse(arbitration=answer)
+        reader = asyncio.create_task(self._receive(requests))
+        try:
+            while (message := await self.to_send.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+
+    async def _receive(self, requests: Any) -> None:
+        async for request in requests:
+            self.received.append(request)
+
+    async def GetForwardingPipelineConfig(self, request: Any, context: Any) -> Any:
+        if self.cookie is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "No forwarding pipeline config set")
+        answer = p4r.GetForwardingPipelineConfigResponse()
+        answer.config.cookie.cookie = self.cookie or 0
+        return answer
+
+    async def SetForwardingPipelineConfig(self, request: Any, context: Any) -> Any:
+        self.pushed.append(request)
+        self.cookie = request.config.cookie.cookie
+        return p4r.SetForwardingPipelineConfigResponse()
+
+    async def Write(self, request: Any, context: Any) -> Any:
+        self.written.append(request)
+        if self.write_errors:
+            status = rpc_status.Status(code=rpc_code.UNKNOWN)
+            for error in self.write_errors:
+                status.details.add().Pack(error)
+            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+            await context.abort(grpc.StatusCode.UNKNOWN, "")
+        return p4r.WriteResponse()
+
+    async def Read(self, request: Any, context: Any) -> AsyncIterator[p4r.ReadResponse]:
+        yield p4r.ReadResponse(entities=self.entities)
+
+
+def tiny_p4info() -> p4i.P4Info:
+    """One table with an exact and a longest-prefix key, one action, one counter, both packet headers."""
+    info = p4i.P4Info()
+    table = info.tables.add(size=8)
+    table.preamble.id, table.preamble.name = 0x02000001, "In.t"
+    table.match_fields.add(id=1, name="port", bitwidth=9, match_type=p4i.MatchField.EXACT)
+    table.match_fields.add(id=2, name="dst", bitwidth=32, match_type=p4i.MatchField.LPM)
+    table.action_refs.add(id=0x01000001)
+    action = info.actions.add()
+    action.preamble.id, action.preamble.name = 0x01000001, "In.go"
+    action.params.add(id=1, name="where", bitwidth=16)
+    counter = info.counters.add(size=4)
+    counter.preamble.id, counter.preamble.name = 0x12000001, "In.seen"
+    for name, field in (("packet_in", "ingress_port"), ("packet_out", "egress_port")):
+        header = info.controller_packet_metadata.add()
+        header.preamble.name = name
+        header.metadata.add(id=1, name=field, bitwidth=9)
+        header.metadata.add(id=2, name="_pad", bitwidth=7)
+    return info

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees, routes, slots and table entries: what must hold for any fabric and any set of ranks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.controller import dryrun, entities, reconcile, routes, slots, tables, trees
+from netfold.controller.entities import Entity, Entry, Multicast
+from netfold.controller.fabric import Fabric, Host, Link, Switch, leafspine
+from netfold.controller.slots import Cycle, Ledger, Refused, Sizes, Slots
+from netfold.controller.trees import NoTree
+
+GOLDEN = Path(__file__).parent / "test_controller_planners.golden.txt"
+
+
+@st.composite
+def fabrics_and_ranks(draw: st.DrawFn) -> tuple[Fabric, list[str]]:
+    """A leaf-spine fabric and some of its hosts in any order."""
+    fabric = leafspine(draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 20)))
+    names = draw(st.permutations([host.name for host in fabric.hosts]))
+    return fabric, names[: draw(st.integers(1, len(names)))]
+
+
+def three_tiers() -> Fabric:
+    """Two pods of two leaves and two spines each, and two cores: core i meets spine i of every pod."""
+    names = [f"leaf{i}" for i in range(1, 5)] + [f"agg{i}" for i in range(1, 5)] + ["core1", "core2"]
+    switches = tuple(
+        Switch(name, "leaf" if name.startswith("leaf") else "spine", i, f"127.0.0.1:{6000 + i}", f"10.255.0.{i}",
+               f"02:00:0a:ff:00:{i:02x}")
+        for i, name in enumerate(names, 1)
+    )
+    hosts = tuple(Host(f"h{i}", f"10.0.{i}.1", f"02:00:0a:00:{i:02x}:01") for i in range(1, 9))
+    links = [Link(f"leaf{(i + 1) // 2}:{1 + (i + 1) % 2}", f"h{i}:0") for i in range(1, 9)]
+    for pod in (0, 1):
+        for leaf in (1, 2):
+            links += [Link(f"leaf{2 * pod + leaf}:{2 + agg}", f"agg{2 * pod + agg}:{leaf}") for agg in (1, 2)]
+        links += [Link(f"agg{2 * pod + agg}:3", f"core{agg}:{pod + 1}") for agg in (1, 2)]
+    return Fabric("tiers", "softswitch", switches, hosts, tuple(links), jobs="127.0.0.1:5999")
+
+
+def check_tree(fabric: Fabric, tree: trees.Tree, ranks: list[str]) -> None:
+    """Every rank once; parents and children agree; every port is the graph's."""
+    graph = fabric.graph()
+    by_switch = {fold.switch: fold for fold in tree.folds}
+    found = [child for fold in tree.folds for child in fold.children if child.rank is not None]
+    assert sorted(child.rank or 0 for child in found) == list(range(len(ranks)))
+    assert all(child.node == ranks[child.rank] for child in found if child.rank is not None)
+    assert [fold.switch for fold in tree.folds if fold.is_root] == [tree.root] == [tree.folds[0].switch]
+    for fold in tree.folds:
+        for child in fold.children:
+            assert any(d["ports"][fold.switch] == child.port for d in graph.adj[fold.switch][child.node].values())
+            if child.rank is None:
+                assert by_switch[child.node].parent == fold.switch
+        if fold.parent is not None:
+            assert fold.switch in [child.node for child in by_switch[fold.parent].children]
+            assert any(d["ports"][fold.switch] == fold.parent_port
+                       for d in graph.adj[fold.switch][fold.parent].values())
+        assert len({child.port for child in fold.children}) == len(fold.children)
+    assert len(by_switch) == len(tree.folds)
+
+
+@given(fabrics_and_ranks())
+def test_every_rank_is_once_in_every_tree(case: tuple[Fabric, list[str]]) -> None:
+    """Trees are trees, over all ranks, on real links; one for each spine, or the leaf alone where one leaf has all."""
+    fabric, ranks = case
+    planned = trees.plan(fabric.graph(), ranks)
+    for tree in planned:
+        check_tree(fabric, tree, ranks)
+    below = {next(iter(fabric.graph().adj[host])) for host in ranks}
+    spines = {s.name for s in fabric.switches if s.role == "spine"}
+    assert {tree.root for tree in planned} == (below if len(below) == 1 else spines)
+    assert abs(sum(tree.weight for tree in planned) - 1) < 1e-9
+
+
+@given(fabrics_and_ranks(), st.integers(0, 3))
+def test_dead_spines_have_no_trees(case: tuple[Fabric, list[str]], dead: int) -> None:
+    """Planned without some spines, the others carry the job; without all, only ranks under one leaf are folded."""
+    fabric, ranks = case
+    graph = fabric.graph()
+    gone = [f"spine{i + 1}" for i in range(dead)]
+    graph.remove_nodes_from(gone)
+    below = {next(iter(fabric.graph().adj[host])) for host in ranks}
+    left = {s.name for s in fabric.switches if s.role == "spine"} - set(gone)
+    if len(below) > 1 and not left:
+        with pytest.raises(NoTree, match="reaches all"):
+            trees.plan(graph, ranks)
+    else:
+        roots = {tree.root for tree in trees.plan(graph, ranks)}
+        assert roots == (below if len(below) == 1 else left)
+
+
+def test_trees_of_three_tiers() -> None:
+    """A job over two pods folds at leaf, pod and core; one in a single pod stays in it."""
+    fabric = three_tiers()
+    everyone = [host.name for host in fabric.hosts]
+    planned = trees.plan(fabric.graph(), everyone)
+    assert {tree.root for tree in planned} == {"core1", "core2"}
+    for tree in planned:
+        check_tree(fabric, tree, everyone)
+        assert tree.depth == 3
+    pod = trees.plan(fabric.graph(), ["h1", "h2", "h3", "h4"])
+    assert {tree.root for tree in pod} == {"agg1", "agg2"}
+    assert all(tree.depth == 2 for tree in pod)
+
+
+def test_weights_follow_the_narrowest_link() -> None:
+    """A spine whose links are half as fast carries half as much."""
+    fast = leafspine(2, 2, 4, rate="1gbit")
+    links = tuple(Link(x.a, x.b, "500mbit") if "spine2" in x.b else x for x in fast.links)
+    slow = Fabric(fast.name, fast.engine, fast.switches, fast.hosts, links, fast.jobs)
+    weights = {tree.root: tree.weight for tree in trees.plan(slow.graph(), ["h1", "h3"])}
+    assert weights["spine1"] == pytest.approx(2 / 3)
+    assert weights["spine2"] == pytest.approx(1 / 3)
+
+
+def test_more_children_than_the_bitmap_are_refused_with_figures() -> None:
+    """64 hosts under a leaf fold, 65 do not."""
+    fabric = leafspine(1, 0, 65)
+    names = [host.name for host in fabric.hosts]
+    assert len(trees.plan(fabric.graph(), names[:64])[0].folds[0].children) == 64
+    with pytest.raises(NoTree, match="leaf1 would fold 65 children, expected at most 64"):
+        trees.plan(fabric.graph(), names)
+
+
+def test_a_rank_without_a_link_is_named() -> None:
+    """A host whose leaf is down cannot take part."""
+    fabric = leafspine(2, 1, 2)
+    graph = fabric.graph()
+    graph.remove_node("leaf2")
+    with pytest.raises(NoTree, match="rank 1: no link to h2"):
+        trees.plan(graph, ["h1", "h2"])
+
+
+@given(fabrics_and_ranks())
+def test_routes_shorten_the_way_at_every_hop(case: tuple[Fabric, list[str]]) -> None:
+    """From every switch every way leads to the host in as many hops as the shortest path has, by all equal ways."""
+    fabric, _ = case
+    graph = fabric.graph()
+    planned = list(routes.plan(graph))
+    assert len(planned) == len(fabric.switches) * len(fabric.hosts)
+    transit = graph.subgraph(s.name for s in fabric.switches)
+    for route in planned:
+        last = next(iter(graph.adj[route.host]))
+        if route.switch == last:
+            assert [hop.node for hop in route.hops] == [route.host]
+            continue
+        steps = nx.shortest_path_length(transit, route.switch, last)
+        nearer = {n for n in transit.adj[route.switch] if nx.shortest_path_length(transit, n, last) == steps - 1}
+        assert {hop.node for hop in route.hops} == nearer
+        for hop in route.hops:
+            assert any(d["ports"][route.switch] == hop.port for d in graph.adj[route.switch][hop.node].values())
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=60))
+def test_slot_ranges_are_aligned_and_disjoint(steps: list[tuple[bool, int]]) -> None:
+    """Whatever is taken and given back: ranges are aligned powers of two that no two holders share."""
+    pool = Slots(256)
+    for give_back, number in steps:
+        if give_back and pool.ranges:
+            pool.ranges.pop(sorted(pool.ranges)[number % len(pool.ranges)])
+            continue
+        length = 1 << number
+        free = [base for base in range(0, 256, length)
+                if not any(b < base + length and base < b + n for b, n in pool.ranges.items())]
+        if free:
+            assert pool.take(length) in free
+        else:
+            with pytest.raises(Refused, match=f"{256 - pool.used} of 256"):
+                pool.take(length)
+    cells = [cell for base, length in pool.ranges.items() for cell in range(base, base + length)]
+    assert len(cells) == len(set(cells)) == pool.used
+    assert not cells or max(cells) < 256
+
+
+def test_slots_are_not_wasted() -> None:
+    """All slots can be handed out, and given back."""
+    pool = Slots(64)
+    assert [pool.take(16) for _ in range(4)] == [0, 16, 32, 48]
+    with pytest.raises(Refused, match="no 16 slots in a row, 0 of 64 are free"):
+        pool.take(16)
+    with pytest.raises(ValueError, match="power of two"):
+        pool.take(3)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
+    """A number in use is never handed out, and one given back waits for the others."""
+    circle = Cycle(1, 5, 3)
+    held: list[int] = []
+    for take in steps:
+        if take and len(held) < 5:
+            number = circle.take("things")
+            assert number not in held
+            held.append(number)
+        elif take:
+            with pytest.raises(Refused, match="all 5 things are in use"):
+                circle.take("things")
+        elif held:
+            circle.used.discard(held.pop(0))
+    fresh = Cycle(1, 3, 2)
+    order = []
+    for _ in range(6):
+        order.append(fresh.take("things"))
+        fresh.used.clear()
+    assert order == [2, 3, 1, 2, 3, 1]
+
+
+def admitted(fabric: Fabric, ranks: list[str], ledger: Ledger) -> list[slots.Stream]:
+    """The streams of one more job."""
+    return ledger.admit(ledger.open(), trees.plan(fabric.graph(), ranks), len(ranks))
+
+
+def ledger_of(fabric: Fabric, sizes: Sizes | None = None, seed: int = 1) -> Ledger:
+    """A fresh ledger."""
+    return Ledger([s.name for s in fabric.switches], sizes or Sizes(64, 8), random.Random(seed))
+
+
+@given(fabrics_and_ranks(), st.integers(1, 4), st.integers(0, 2**32))
+def test_jobs_share_no_slot_group_or_queue_pair(case: tuple[Fabric, list[str]], jobs: int, seed: int) -> None:
+    """Streams of all jobs have slot ranges, groups and queue pairs of their own; a job has one epoch, none twice."""
+    fabric, ranks = case
+    ledger = ledger_of(fabric, seed=seed)
+    streams = [stream for _ in range(jobs) for stream in admitted(fabric, ranks, ledger)]
+    cells: list[tuple[str, int]] = []
+    groups: list[tuple[str, int]] = []
+    qps: list[int] = []
+    for stream in streams:
+        cells += [(s, cell) for s, base in stream.bases.items() for cell in range(base, base + stream.slots)]
+        groups += list(stream.groups.items())
+        qps += [*stream.qps, *stream.up.values(), *stream.down.values()]
+        assert all(base % stream.slots == 0 for base in stream.bases.values())
+        assert 0 <= stream.psn < 2**24
+        assert all(0xC000 <= port <= 0xFFFF for port in stream.source_ports)
+    assert len(cells) == len(set(cells))
+    assert len(groups) == len(set(groups))
+    assert all(1 <= group <= 4095 for _, group in groups)
+    assert len(qps) == len(set(qps))
+    assert all(1 < qp < 2**24 - 1 for qp in qps)
+    assert len({stream.epoch for stream in streams}) == jobs
+    assert all(1 <= stream.epoch <= 65535 for stream in streams)
+    for epoch in {stream.epoch for stream in streams}:
+        ledger.release(epoch)
+    assert set(ledger.used().values()) == {0}
+
+
+def test_a_job_too_many_is_refused_with_figures_and_leaves_nothing() -> None:
+    """When a switch is full the refusal names it and its figures; what the job got elsewhere goes back."""
+    fabric = leafspine(2, 1, 4)
+    ledger = ledger_of(fabric, Sizes(sum=4096, max=128, quota=16384))
+    epochs = [admitted(fabric, ["h1", "h3"], ledger)[0].epoch for _ in range(3)]
+    before = ledger.used()
+    epoch = ledger.open()
+    with pytest.raises(Refused, match=r"spine1 has no 4096 slots in a row, 3712 of 16384 are free"):
+        ledger.admit(epoch, trees.plan(fabric.graph(), ["h1", "h3"]), 2)
+    ledger.release(epoch)
+    assert ledger.used() == before
+    ledger.release(epochs[0])
+    assert admitted(fabric, ["h1", "h3"], ledger)
+
+
+def test_many_trees_get_smaller_ranges_within_the_quota() -> None:
+    """A job's trees through one switch keep to the quota; where even the least is too much, it is refused."""
+    fabric = leafspine(2, 8, 4)
+    ledger = ledger_of(fabric, Sizes(sum=2048, max=128, quota=8192))
+    streams = admitted(fabric, ["h1", "h3"], ledger)
+    assert {stream.slots for stream in streams[::2]} == {512}
+    assert max(ledger.used().values()) <= 8192
+    with pytest.raises(Refused, match=r"8 trees through one switch need 256 slots at the least, a job may have 100"):
+        admitted(fabric, ["h1", "h3"], ledger_of(fabric, Sizes(sum=64, max=16, quota=100)))
+
+
+def entries(fabric: Fabric, ranks: list[str], streams: list[slots.Stream]) -> dict[str, list[Entity]]:
+    """Everything that the streams need, by switch."""
+    hosts = [fabric.host(name) for name in ranks]
+    return tables.merge(tables.folding(fabric, hosts, stream) for stream in streams)
+
+
+@given(fabrics_and_ranks())
+def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[str]]) -> None:
+    """Walked through the entries alone: every rank's packet reaches the root, every result every rank, as if from its
+    ring predecessor."""
+    fabric, ranks = case
+    graph = fabric.graph()
+    streams = admitted(fabric, ranks, ledger_of(fabric))
+    states = {name: entities.state(made) for name, made in entries(fabric, ranks, streams).items()}
+    hosts = [fabric.host(name) for name in ranks]
+    peers = {(a, data["ports"][a]): (b, data["ports"][b])
+             for x, y, data in graph.edges(data=True) for a, b in ((x, y), (y, x))}
+
+    def ip(text: str) -> int:
+        return int.from_bytes(bytes(map(int, text.split("."))), "big")
+
+    def entry(switch: str, table: str, **key: int) -> dict[str, int]:
+        found = states[switch][table, tuple(key.items())]
+        assert isinstance(found, Entry)
+        return {"action": found.action, **dict(found.params)}  # type: ignore[dict-item]
+
+    def leave(switch: str, group: int, child: int, port: int) -> tuple[str, dict[str, int]]:
+        """Rewritten and sent: where it arrives, as what."""
+        packet = entry(switch, tables.REPLICA, group=group, child=child)
+        there, arrival = peers[switch, port]
+        return there, {"ingress_port": arrival, "dst": packet["dst"], "dest_qp": packet["dest_qp"], **packet}
+
+    for stream in streams:
+        reached: dict[str, set[int]] = {}
+        for rank, host in enumerate(hosts):
+            after = (rank + 1) % len(hosts)
+            switch, port = peers[host.name, 0]
+            packet = {"ingress_port": port, "dst": ip(hosts[after].address), "dest_qp": stream.qps[after]}
+            first = True
+            while True:
+                at = entry(switch, tables.CONNECTION, **packet)
+                assert at["action"] == tables.CONTRIBUTION
+                assert at["check_"] == first
+                assert (at["epoch_"], at["mask_"], at["op_"]) == (stream.epoch, stream.slots - 1, stream.op)
+                reached.setdefault(switch, set()).add(at["child"])
+                if at["root_"]:
+                    break
+                switch, arrived = leave(switch, at["group"], tables.PARENT, at["parent_port_"])
+                packet = {key: arrived[key] for key in ("ingress_port", "dst", "dest_qp")}
+                first = False
+            assert switch == stream.tree.root
+        for fold in stream.tree.folds:
+            assert reached[fold.switch] == set(range(len(fold.children)))
+
+        got: dict[str, int] = {}
+        down = [(stream.tree.root, stream.groups[stream.tree.root])]
+        while down:
+            switch, group = down.pop()
+            multicast = states[switch]["multicast", (("group", group),)]
+            assert isinstance(multicast, Multicast)
+            for port, rid in multicast.replicas:
+                there, packet = leave(switch, group, rid, port)
+                if there in states:
+                    at = entry(there, tables.CONNECTION, **{k: packet[k] for k in ("ingress_port", "dst", "dest_qp")})
+                    assert at["action"] == tables.RESULT
+                    down.append((there, at["group"]))
+                    continue
+                rank = ranks.index(there)
+                got[there] = got.get(there, 0) + 1
+                before = (rank - 1) % len(hosts)
+                assert packet["dst"] == ip(hosts[rank].address)
+                assert packet["dest_qp"] == stream.qps[rank]
+                assert packet["src"] == ip(hosts[before].address)
+                assert packet["sport"] == stream.source_ports[before]
+                assert packet["dst_mac"] == int(hosts[rank].mac.replace(":", ""), 16)
+        assert got == dict.fromkeys(ranks, 1)
+
+
+def test_entries_of_a_small_fabric() -> None:
+    """Every entry of a 2x2x4 fabric with losses and one job of all hosts, as text."""
+    fabric = leafspine(2, 2, 4, loss=0.01, seed=3)
+    text = dryrun.plan(fabric, [host.name for host in fabric.hosts], entries=True, seed=1)
+    assert text == GOLDEN.read_text(), f"if this is meant: write the new text to {GOLDEN.name}"
+
+
+def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:
+    """Each direction of a lossy link has one entry, with a seed of its own that the fabric's seed moves."""
+    fabric = leafspine(2, 1, 2, loss=0.25)
+    made = tables.losses(fabric)
+    found = [entity for part in made.values() for entity in part if isinstance(entity, Entry)]
+    assert len(found) == 2 * len(fabric.links)
+    assert {dict(e.params)["threshold"] for e in found} == {2**30}
+    seeds = {dict(e.params)["seed"] for e in found}
+    assert len(seeds) == len(found)
+    outs = [(switch, e.key) for switch, part in made.items() for e in part
+            if isinstance(e, Entry) and e.table == f"{tables.FAULT_OUT}.fault"]
+    assert outs == [("leaf1", (("port", 1),)), ("leaf2", (("port", 1),))]
+    other = tables.losses(leafspine(2, 1, 2, loss=0.25, seed=1))
+    assert seeds.isdisjoint(dict(e.params)["seed"] for p in other.values() for e in p if isinstance(e, Entry))
+    certain = tables.losses(leafspine(1, 0, 1, loss=1.0))
+    assert all(dict(e.params)["threshold"] == 2**32 - 1 for e in certain["leaf1"] if isinstance(e, Entry))
+
+
+ENTITY = st.one_of(
+    st.builds(lambda t, k, a: Entry(f"C.{t}", (("k", k),), "C.a", (("p", a),)),
+              st.sampled_from(["connection", "replica", "route", "uplink"]), st.integers(0, 3), st.integers(0, 2)),
+    st.builds(lambda g, p: Multicast(g, ((p, 0),)), st.integers(1, 3), st.integers(1, 3)),
+)
+STATES = st.lists(ENTITY, max_size=12, unique_by=lambda e: e.identity).map(entities.state)
+
+
+@given(STATES, STATES)
+def test_applying_a_difference_gives_the_desired_state(actual: entities.State, desired: entities.State) -> None:
+    """The writes turn one state into the other, a second difference is empty, and references never dangle."""
+    held = dict(actual)
+    updates = reconcile.diff(actual, desired)
+    for update in updates:
+        key = update.entity.identity
+        assert (key in held) == (update.verb != "insert")
+        if update.verb == "delete":
+            del held[key]
+        else:
+            held[key] = update.entity
+    assert held == desired
+    assert reconcile.diff(held, desired) == []
+    kinds = [(u.verb, isinstance(u.entity, Multicast)) for u in updates]
+    assert ("insert", True) not in kinds[kinds.index(("insert", False)):] if ("insert", False) in kinds else True
+    assert ("delete", False) not in kinds[kinds.index(("delete", True)):] if ("delete", True) in kinds else True
+    assert len(reconcile.show("s", updates).splitlines()) == len(updates)
+
+
+def test_contradictions_in_the_desired_state_are_errors() -> None:
+    """Two parts that want one entry to say different things are a bug that must not reach a switch."""
+    with pytest.raises(entities.Conflict, match="contradicts"):
+        entities.state([Multicast(1, ((1, 0),)), Multicast(1, ((2, 0),))])
