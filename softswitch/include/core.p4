@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The core library of P4_16 (specification, "P4 core library").
-#ifndef CORE_P4
-#define CORE_P4
+#ifndef _CORE_P4_
+#define _CORE_P4_
 
 error {
     NoError,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The v1model architecture, as BMv2's simple_switch implements it.  Names and signatures are p4c's.
-#ifndef V1MODEL_P4
-#define V1MODEL_P4
+#ifndef _V1_MODEL_P4_
+#define _V1_MODEL_P4_
 #include "core.p4"
 
 #ifndef V1MODEL_VERSION

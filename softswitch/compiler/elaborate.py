@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances: from `main` down, every control, parser, extern and table gets its object and its control-plane name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import ir
+from softswitch.compiler import types as T
+from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.lower_stmt import StmtLowering
+
+_UNITS = ["packets", "bytes", "packets_and_bytes"]  # CounterType
+_MATCHES = {"exact", "lpm", "ternary", "range", "optional", "selector"}
+_ARRAYS = {"counter": "counter", "direct_counter": "counter", "meter": "meter", "direct_meter": "meter",
+           "register": "register", "action_profile": "profile", "action_selector": "profile"}  # fmt: skip
+_MAX_CELLS = 1 << 26
+
+
+@dataclass(eq=False)
+class BlockInstance:
+    """A parser or control: its name, and what its constructor parameters and local instances stand for."""
+
+    decl: A.BlockDecl
+    name: str
+    members: dict[int, Any] = field(default_factory=dict)  # id(declaration) -> instance or value
+
+
+def control_plane_name(prefix: str, decl: A.Decl) -> str:
+    """Fully qualified name; @name("x") replaces the last part, @name(".x") all of it."""
+    name = decl.name
+    note = decl.annotation("name")
+    if note is not None and note.args and isinstance(note.args[0], A.StrLit):
+        name = note.args[0].value
+        if name.startswith("."):
+            return name[1:]
+    return f"{prefix}.{name}" if prefix else name
+
+
+class Elaboration(StmtLowering):
+    def instantiate(self, decl: Any, call: A.Call, name: str) -> Any:
+        """What `Type(arguments) name` makes."""
+        t = call.type
+        assert isinstance(t, T.Declared)
+        if t.kind == "extern":
+            return self.make_extern(t, call, name, decl)
+        if t.kind in ("control", "parser"):
+            return self.make_block(t.decl, call, name)
+        raise P4Error(call.pos, f"a {t.kind} cannot be instantiated here")
+
+    def make_block(self, decl: A.BlockDecl, call: A.Call, name: str) -> BlockInstance:
+        block = BlockInstance(decl, name)
+        for p in decl.ctor_params:
+            if p.name in call.bound:
+                block.members[id(p)] = self.constructor_argument(call.bound[p.name])
+        self.bindings.update(block.members)
+        for local in decl.locals:
+            member: Any
+            match local:
+                case A.InstanceDecl():
+                    member = self.instantiate(local, local.call, control_plane_name(name, local))
+                case A.TableDecl():
+                    member = self.make_table(local, name)
+                case A.ValueSetDecl():
+                    member = self.make_value_set(local, name)
+                case A.ActionDecl():
+                    member = control_plane_name(name, local)
+                case _:
+                    continue
+            block.members[id(local)] = member
+            self.bindings[id(local)] = member
+        return block
+
+    def constructor_argument(self, e: A.Expr) -> Any:
+        if isinstance(e, A.Call) and e.builtin == "new":
+            return self.instantiate(None, e, "")
+        if isinstance(e, A.Name) and not isinstance(e.decl, A.ConstDecl):
+            return self.bindings[id(e.decl)]
+        known = self.scalar_const(e)
+        return known if known is not None else e
+
+    def number(self, e: A.Expr) -> int:
+        """A constructor argument or property that is an integer."""
+        value = self.expr(e)
+        if not isinstance(value, ir.Const):
+            raise P4Error(e.pos, "expected a value known at compile time")
+        return value.value
+
+    # ---- externs ------------------------------------------------------------------------------------------------
+
+    def make_extern(self, t: T.Declared, call: A.Call, name: str, decl: Any) -> ir.ExternObject:
+        kind = t.name
+        array = _ARRAYS.get(kind)
+        if array is None:
+            if kind == "Checksum16":
+                return ir.ExternObject(kind, name, decl, 0)
+            raise P4Error(call.pos, f"extern {kind} is not supported")
+        objects = self.program.objects(array)
+        made = ir.ExternObject(kind, name, decl, len(objects))
+        args = call.bound
+        if "size" in args:
+            made.size = self.number(args["size"])
+            if made.size > _MAX_CELLS:
+                raise P4Error(call.pos, f"{kind} of {made.size} cells; at most {_MAX_CELLS} are supported")
+        if "type" in args:
+            units = _UNITS if "counter" in kind else ["packets", "bytes"]
+            made.unit = units[self.number(args["type"])]
+        if kind == "register":
+            made.type = self.type(t.args[0], call.pos)
+            if not isinstance(made.type, T.Bits) and made.type != T.BOOL:
+                raise P4Error(call.pos, f"a register of {t.args[0]}: only bit, int and bool are supported")
+        if kind == "action_selector":
+            made.algorithm = self.number(args["algorithm"])
+        objects.append(made)
+        return made
+
+    # ---- value sets ---------------------------------------------------------------------------------------------
+
+    def make_value_set(self, decl: A.ValueSetDecl, prefix: str) -> ir.ValueSet:
+        t = self.actual(decl.type)
+        fields: list[tuple[str, str, Any]] = []
+        if isinstance(t, T.Struct):
+            for f in t.decl.fields:
+                note = next((a for a in f.annotations if a.name == "match"), None)
+                match = note.text[0] if note and note.text else "exact"
+                fields.append((f.name, match, self.type(t.fields[f.name])))
+        elif isinstance(t, T.Tuple):
+            fields = [(f"f{i}", "exact", self.type(item)) for i, item in enumerate(t.items)]
+        else:
+            fields = [(decl.name, "exact", self.type(t, decl.pos))]
+        name = control_plane_name(prefix, decl)
+        made = ir.ValueSet(name, decl, len(self.program.value_sets), self.number(decl.size), fields)
+        self.program.value_sets.append(made)
+        return made
+
+    # ---- tables -------------------------------------------------------------------------------------------------
+
+    def make_table(self, decl: A.TableDecl, prefix: str) -> ir.Table:
+        table = ir.Table(control_plane_name(prefix, decl), decl, -1)
+        for k in decl.keys:
+            if k.match not in _MATCHES:
+                raise P4Error(k.match_pos, f"match_kind '{k.match}' is not supported by v1model")
+            t = self.type(k.value.type, k.pos)
+            assert isinstance(t, T.Bits | T.Basic)
+            table.keys.append(ir.Key(self.key_name(k), k.match, t, k))
+        lpm = [k for k in decl.keys if k.match == "lpm"]
+        if len(lpm) > 1:
+            raise P4Error(lpm[1].match_pos, f"table {decl.name} has two lpm keys; one is supported")
+        for ref in decl.actions:
+            params = [p for p in ref.decl.params if not p.direction]
+            action = ir.Action(
+                self.bindings.get(id(ref.decl)) or control_plane_name("", ref.decl),
+                ref.decl, [(p.name, self._param_type(p)) for p in params], ref,
+            )  # fmt: skip
+            table.actions.append(action)
+        self.add_default(table, decl)
+        props = decl.properties
+        if "size" in props:
+            table.size = self.number(props["size"].value)
+        if "support_timeout" in props:
+            table.idle_timeout = bool(self.number(props["support_timeout"].value))
+        table.profile = self.attached(table, "implementation", ("action_profile", "action_selector"))
+        table.counter = self.attached(table, "counters", ("direct_counter",))
+        table.meter = self.attached(table, "meters", ("direct_meter",))
+        if decl.entries is not None:
+            table.const_entries = decl.const_entries
+            self.add_entries(table, decl)
+        return table
+
+    def _param_type(self, p: A.Param) -> Any:
+        t = self.type(p.type, p.pos)
+        if not ir.is_scalar(t):
+            raise P4Error(p.pos, f"an action's data cannot be of type {p.type}")
+        return t
+
+    def add_default(self, table: ir.Table, decl: A.TableDecl) -> None:
+        ref = decl.default
+        if ref is None:
+            # p4c: a table without default_action has NoAction, for default only
+            found = [i for i, a in enumerate(table.actions) if a.name == "NoAction"]
+            if not found:
+                no_action = self.no_action()
+                table.actions.append(ir.Action("NoAction", no_action, [], A.ActionRef(
+                    expr=A.Name("NoAction"), annotations=[A.Annotation("defaultonly", [], [])], decl=no_action)))  # fmt: skip
+                found = [len(table.actions) - 1]
+            table.default = found[0]
+            return
+        table.default = next(i for i, a in enumerate(table.actions) if a.decl is ref.decl)
+        table.default_args = self.action_data(table.actions[table.default], ref)
+        table.const_default = decl.properties["default_action"].const
+
+    def no_action(self) -> A.ActionDecl:
+        raise NotImplementedError
+
+    def action_data(self, action: ir.Action, ref: A.ActionRef) -> list[int]:
+        values = []
+        for name, _ in action.params:
+            e = ref.bound.get(name)
+            if e is None:
+                raise P4Error(ref.pos, f"action {action.name}: no value for '{name}'")
+            values.append(self.number(e))
+        return values
+
+    def attached(self, table: ir.Table, name: str, kinds: tuple[str, ...]) -> ir.ExternObject | None:
+        prop = table.decl.properties.get(name)
+        if prop is None:
+            return None
+        if isinstance(prop.value, A.Call) and prop.value.builtin == "new":
+            note = next((a for a in prop.annotations if a.name == "name" and a.args), None)
+            made = self.instantiate(prop, prop.value, f"{table.name}.{name}")
+            if note is not None and isinstance(note.args[0], A.StrLit):
+                text = note.args[0].value
+                made.name = text[1:] if text.startswith(".") else f"{table.name.rpartition('.')[0]}.{text}"
+        else:
+            made = self.bindings.get(id(prop.value.decl)) if isinstance(prop.value, A.Name) else None
+        if not isinstance(made, ir.ExternObject) or made.kind not in kinds:
+            raise P4Error(prop.pos, f"'{name}' of a table needs a {' or '.join(kinds)}")
+        if made.kind.startswith("direct"):
+            if made.table is not None:
+                raise P4Error(prop.pos, f"{made.name} already belongs to table {made.table.name}")
+            made.table = table
+        return made
+
+    def key_name(self, k: A.KeyElement) -> str:
+        note = next((a for a in k.annotations if a.name == "name" and a.args), None)
+        if note is not None and isinstance(note.args[0], A.StrLit):
+            return note.args[0].value
+        return _text(k.value)
+
+    # ---- entries ------------------------------------------------------------------------------------------------
+
+    def add_entries(self, table: ir.Table, decl: A.TableDecl) -> None:
+        assert decl.entries is not None
+        explicit = [self._priority(e) for e in decl.entries]
+        largest_wins = True
+        delta = 1
+        if "largest_priority_wins" in decl.properties:
+            largest_wins = bool(self.number(decl.properties["largest_priority_wins"].value))
+        if "priority_delta" in decl.properties:
+            delta = self.number(decl.properties["priority_delta"].value)
+        ordered = any(k.match in ("ternary", "range", "optional") for k in table.keys)
+        priorities = _priorities(explicit, largest_wins, delta) if ordered else [0] * len(explicit)
+        for entry, priority in zip(decl.entries, priorities, strict=True):
+            keys = [
+                self.match_value(e, k) for e, k in zip(entry.keys, table.keys, strict=True) if k.match != "selector"
+            ]
+            action = next(i for i, a in enumerate(table.actions) if a.decl is entry.ref.decl)
+            args = self.action_data(table.actions[action], entry.ref)
+            table.entries.append(ir.Entry(keys, priority, action, args, entry.pos))
+
+    def _priority(self, entry: A.EntryDecl) -> int | None:
+        if entry.priority is not None:
+            return self.number(entry.priority)
+        note = next((a for a in entry.annotations if a.name == "priority" and a.args), None)
+        if note is not None and isinstance(note.args[0], A.IntLit):
+            return -note.args[0].value  # the annotation counts the other way: the smallest wins
+        return None
+
+    def match_value(self, e: A.Expr, key: ir.Key) -> tuple[int, int]:
+        """(value, mask), or (low, high) of a range."""
+        ones = (1 << ir.bits_of(key.type)) - 1
+        if isinstance(e, A.DontCare):
+            if key.match == "exact":
+                raise P4Error(e.pos, f"'_' for the exact key {key.name}")
+            return (0, ones) if key.match == "range" else (0, 0)
+        if isinstance(e, A.Binary) and e.op == "..":
+            low, high = self.number(e.left), self.number(e.right)
+            if key.match != "range":
+                raise P4Error(e.pos, f"a range for the {key.match} key {key.name}")
+            return low, high
+        if isinstance(e, A.Binary) and e.op == "&&&":
+            value, mask = self.number(e.left), self.number(e.right)
+            if key.match == "lpm":
+                if (mask ^ ones) & ((mask ^ ones) + 1):
+                    raise P4Error(e.pos, f"{hex(mask)} is not a prefix, for the lpm key {key.name}")
+            elif key.match != "ternary":
+                raise P4Error(e.pos, f"a mask for the {key.match} key {key.name}")
+            return value & mask, mask
+        value = self.number(e) & ones
+        return (value, value) if key.match == "range" else (value, ones)
+
+
+def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> list[int]:
+    """Priorities of entries, larger wins; those not given continue from the entry before, as the language says."""
+    out: list[int] = []
+    for i, given in enumerate(explicit):
+        if given is not None:
+            out.append(given)
+        elif i == 0:
+            out.append((len(explicit) - 1) * delta + 1 if largest_wins else 1)
+        else:
+            out.append(out[-1] - delta if largest_wins else out[-1] + delta)
+    if not largest_wins:
+        out = [-p for p in out]
+    low = min(out, default=1)
+    return [p - low + 1 for p in out] if low < 1 else out
+
+
+def _text(e: A.Expr) -> str:
+    """A key expression as p4c writes it into names."""
+    match e:
+        case A.Name():
+            return e.name
+        case A.Member():
+            return f"{_text(e.base)}.{e.name}"
+        case A.Index():
+            return f"{_text(e.base)}[{_text(e.index)}]"
+        case A.Slice():
+            return f"{_text(e.base)}[{_text(e.hi)}:{_text(e.lo)}]"
+        case A.Call():
+            return f"{_text(e.function)}()"
+        case A.IntLit():
+            return str(e.value)
+        case A.Binary():
+            return f"{_text(e.left)} {e.op} {_text(e.right)}"
+        case A.Cast() if e.to is None:
+            return _text(e.operand)
+    raise P4Error(e.pos, "this key needs a name for the control plane: ... : exact @name(\"...\")")

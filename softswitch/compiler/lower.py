@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline: from a checked program's `main` to the six functions of ir.Program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import ir
+from softswitch.compiler import types as T
+from softswitch.compiler.check import Checker
+from softswitch.compiler.diagnostics import NOWHERE, P4Error
+from softswitch.compiler.elaborate import BlockInstance, control_plane_name
+from softswitch.compiler.ir import U32
+from softswitch.compiler.lower_expr import ApplyResult
+from softswitch.compiler.lower_extern import ExternLowering
+from softswitch.compiler.lower_stmt import Frame
+
+_STAGES = ["parse", "verify_checksum", "ingress", "egress", "compute_checksum", "deparse"]
+_PARAMS = [["packet", "hdr", "meta", "standard"], ["hdr", "meta"], ["hdr", "meta", "standard"],
+           ["hdr", "meta", "standard"], ["hdr", "meta"], ["packet", "hdr"]]  # fmt: skip
+
+
+def lower(program: A.Program, checker: Checker, source: str) -> ir.Program:
+    """Raises P4Error for what has no meaning on v1model, or is not supported."""
+    return _Lowering(program, checker, source).run()
+
+
+class _Lowering(ExternLowering):
+    def __init__(self, program: A.Program, checker: Checker, source: str) -> None:
+        super().__init__(checker.specialize, source)
+        self.ast = program
+        self.checker = checker
+        self.program.errors = checker.error_names
+
+    def run(self) -> ir.Program:
+        main = self.find_main()
+        assert main.type is not None
+        blocks = self.elaborate(main)
+        self.make_state(main, blocks)
+        for stage, block, params in zip(_STAGES, blocks, _PARAMS, strict=True):
+            self.stage(stage, block, params)
+        self.program.annotations = main.annotations
+        for decl in self.ast.decls:
+            if isinstance(decl, A.StructDecl) and decl.annotation("controller_header"):
+                self.program.controller_headers.append(self.checker.specialize(decl, ()))
+        return self.program
+
+    def find_main(self) -> A.InstanceDecl:
+        for decl in self.ast.decls:
+            if isinstance(decl, A.InstanceDecl):
+                t = decl.type
+                if isinstance(t, T.Declared) and t.kind == "package" and decl.name == "main":
+                    if t.name != "V1Switch":
+                        raise P4Error(decl.pos, f"architecture {t.name} is not supported: main must be a V1Switch")
+                    return decl
+        raise P4Error(self.ast.decls[-1].pos if self.ast.decls else NOWHERE, "no 'main' instance of V1Switch")
+
+    def elaborate(self, main: A.InstanceDecl) -> list[BlockInstance]:
+        for decl in self.ast.decls:
+            if isinstance(decl, A.InstanceDecl) and decl is not main:
+                self.bindings[id(decl)] = self.instantiate(decl, decl.call, control_plane_name("", decl))
+            elif isinstance(decl, A.ActionDecl):
+                self.bindings[id(decl)] = control_plane_name("", decl)
+        blocks = []
+        for p in main.call.decl.ctor_params:
+            arg = main.call.bound[p.name]
+            if isinstance(arg, A.Call) and arg.builtin == "new":
+                block = self.instantiate(None, arg, control_plane_name("", arg.decl))
+            else:
+                block = self.instance_argument(arg)
+            if not isinstance(block, BlockInstance):
+                raise P4Error(arg.pos, f"expected a {p.type}")
+            blocks.append(block)
+        return blocks
+
+    def make_state(self, main: A.InstanceDecl, blocks: list[BlockInstance]) -> None:
+        params = blocks[0].decl.params
+        meta_type = self.actual(params[2].type)
+        hdr = ir.Var(self.type(params[1].type, params[1].pos), "hdr", "state")
+        meta = ir.Var(self.type(meta_type, params[2].pos), "meta", "state")
+        standard = self.type(params[3].type, params[3].pos)
+        self.standard = ir.Var(standard, "standard_metadata", "packet")
+        self.program.state = [hdr, meta]
+        self.collect_field_lists(meta_type, (), [])
+
+    def collect_field_lists(self, t: T.Type, path: tuple[str, ...], outer: list[int]) -> None:
+        """Paths of the user metadata that carry @field_list(n)."""
+        if not isinstance(t, T.Struct) or t.kind != "struct":
+            for number in outer:
+                self.program.field_lists.setdefault(number, []).append(path)
+            return
+        for field in t.decl.fields:
+            note = field.annotation("field_list")
+            numbers = outer
+            if note is not None:
+                self_numbers = [self.checker.constant(a) for a in note.args]
+                numbers = [*outer, *self_numbers]
+            self.collect_field_lists(self.actual(t.fields[field.name]), (*path, field.name), numbers)
+
+    def stage(self, name: str, block: BlockInstance, params: list[str]) -> None:
+        self.function = ir.Function(name)
+        self.program.functions[name] = self.function
+        self.out = self.function.body
+        self.frames, self.loops = [], []
+        values: dict[str, Any] = {v.name: v for v in self.program.state}
+        values["standard"] = self.standard
+        values["packet"] = None
+        for p, what in zip(block.decl.params, params, strict=True):
+            self.bindings[id(p)] = values[what]
+        self.bindings.update(block.members)
+        self.exit_label = self.function.exit = self.unique("exit")
+        if block.decl.kind == "parser":
+            self.in_parser = True
+            self.parser_body(block, self.exit_label)
+            self.in_parser = False
+        else:
+            self.control_body(block)
+        self.emit(ir.Label(self.exit_label))
+
+    def control_body(self, block: BlockInstance) -> None:
+        for local in block.decl.locals:
+            if isinstance(local, A.VarDecl):
+                self.pos = local.pos
+                self.declare(local)
+        assert block.decl.apply is not None
+        frame = Frame(self.unique("return"))
+        self.frames.append(frame)
+        self.stmt(block.decl.apply)
+        self.frames.pop()
+        if frame.returned:
+            self.emit(ir.Label(frame.label))
+
+    # ---- calls that need the whole ------------------------------------------------------------------------------
+
+    def type_vars(self, decl: A.FunctionDecl) -> list[T.TypeVar]:
+        return [self.checker.variable(p) for p in decl.type_params]
+
+    def no_action(self) -> A.ActionDecl:
+        found = self.checker.globals.find("NoAction")
+        assert isinstance(found, A.ActionDecl)
+        return found
+
+    def apply_block(self, e: A.Call) -> None:
+        assert isinstance(e.function, A.Member)
+        base = e.function.base
+        block: Any = None
+        if isinstance(base, A.Name) and base.decl is not None:
+            block = self.bindings.get(id(base.decl))
+        else:  # Control.apply(...): an instance without a name of its own
+            call = A.Call(base, [], [], pos=e.pos, type=base.type, decl=e.decl, builtin="new")
+            block = self.instantiate(None, call, e.decl.name)
+        if not isinstance(block, BlockInstance):
+            raise P4Error(e.pos, "expected a control or parser instance")
+        if block.decl.kind == "parser" and not self.in_parser:
+            raise P4Error(e.pos, f"parser {block.decl.name} is applied outside a parser")
+        values = {self.checker.variable(p): e.type_values.get(p.name) for p in block.decl.type_params}
+        types = {k: self.substitute(v, self.types) for k, v in values.items() if v is not None}
+
+        def body() -> None:
+            self.bindings.update(block.members)
+            if block.decl.kind == "parser":
+                self.parser_body(block, self.exit_label)
+            else:
+                self.control_body(block)
+
+        self.inline(block.decl.params, e.bound, body, types={**self.types, **types} if types else None)
+
+    def apply_table(self, table: ir.Table) -> ApplyResult:
+        if table.index < 0:
+            table.index = len(self.program.tables)
+            self.program.tables.append(table)
+        hit, run = self.local("hit", T.BOOL), self.local("run", U32)
+        keys, selectors = [], []
+        elements = [k.element.value for k in table.keys]
+        for i, key in enumerate(table.keys):
+            value = self.cast(self.saved(elements[i], *elements[i + 1 :]), key.type)
+            (selectors if key.match == "selector" else keys).append(value)
+        entry = self.unique("entry")
+        cases = []
+        outer = self.current_table, self.current_entry
+        for action in table.actions:
+            self.current_table, self.current_entry = table, entry
+            cases.append(self.action_case(action))
+            self.program.actions.setdefault(action.name, action.decl)
+        self.current_table, self.current_entry = outer
+        self.emit(ir.Apply(table, keys, selectors, hit, run, entry, cases))
+        return ApplyResult(table, hit, run)
+
+    def action_case(self, action: ir.Action) -> ir.ActionCase:
+        """An action of a table: data from the entry, other arguments as bound in the table's list."""
+        params = []
+        for p in action.decl.params:
+            if not p.direction:
+                var = self.local(p.name, self.type(p.type, p.pos))
+                params.append(var)
+                self.bindings[id(p)] = var
+        body: list[ir.Stmt] = []
+        with self.into(body):
+            directed = [p for p in action.decl.params if p.direction]
+            self.inline(directed, action.refs.bound, action.decl.body, outer_names=True)
+        return ir.ActionCase(params, body)

@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From typed syntax to IR: types, l-values and expressions.
+
+Lowering an expression returns a tree without effects; whatever has effects (calls, table applications, lookahead) was
+appended to `self.out` before. Where an operand on the right has effects, the one on the left is saved first.
+Values of struct, header and stack type are always l-values: a variable of the program or a temporary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import ir
+from softswitch.compiler import types as T
+from softswitch.compiler.consteval import ConstError, binary, concat, unary
+from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos
+from softswitch.compiler.ir import FALSE, TRUE, U32
+
+_PURE = {"isValid", "minSizeInBits", "minSizeInBytes", "maxSizeInBits", "maxSizeInBytes"}
+
+
+def has_effects(e: Any) -> bool:
+    """May evaluating this change anything, or emit statements?"""
+    if e is None or getattr(e, "const", None) is not None:
+        return False
+    match e:
+        case A.Call():
+            if e.builtin in _PURE:
+                return has_effects(e.function)
+            return True
+        case A.Member() | A.Slice():
+            return has_effects(e.base)
+        case A.Index():
+            return has_effects(e.base) or has_effects(e.index)
+        case A.Unary() | A.Cast():
+            return has_effects(e.operand)
+        case A.Binary():
+            return has_effects(e.left) or has_effects(e.right)
+        case A.Mux():
+            return any(map(has_effects, (e.condition, e.then, e.other)))
+        case A.ListExpr():
+            return any(map(has_effects, e.items))
+        case A.StructExpr():
+            return any(has_effects(v) for _, v in e.fields)
+    return False
+
+
+class ApplyResult:
+    """What table.apply() gives."""
+
+    def __init__(self, table: ir.Table, hit: ir.Var, run: ir.Var) -> None:
+        self.table, self.hit, self.run = table, hit, run
+
+
+class ExprLowering:
+    """State of one lowering run and its expression half."""
+
+    def __init__(self, specialize: Callable[[Any, tuple[T.Type, ...]], T.Type], source: str) -> None:
+        self.program = ir.Program(source)
+        self.function = ir.Function("")
+        self.out: list[ir.Stmt] = []
+        self.bindings: dict[int, Any] = {}  # id(declaration) -> l-value, constant, instance
+        self.types: dict[T.TypeVar, T.Type] = {}  # of the generic that is being lowered
+        self.substitute = T.Substitution(specialize)
+        self.records: dict[Any, ir.Rec] = {}
+        self.names: dict[str, int] = {}
+        self.pos: Pos = NOWHERE
+        self.in_parser = False
+        self.temps: set[int] = set()  # ids of variables that nothing but the one use sees
+
+    # ---- output -------------------------------------------------------------------------------------------------
+
+    def emit(self, stmt: ir.Stmt) -> None:
+        stmt.pos = self.pos
+        self.out.append(stmt)
+
+    @contextmanager
+    def into(self, body: list[ir.Stmt]) -> Iterator[None]:
+        outer, self.out = self.out, body
+        try:
+            yield
+        finally:
+            self.out = outer
+
+    def unique(self, name: str) -> str:
+        """A C identifier that nothing else has."""
+        n = self.names.get(name, 0)
+        self.names[name] = n + 1
+        return f"{name}_{n}" if n else f"{name}_"
+
+    def local(self, name: str, t: ir.Type) -> ir.Var:
+        var = ir.Var(t, self.unique(name))
+        self.function.locals.append(var)
+        return var
+
+    def temp(self, value: ir.Expr, name: str = "t") -> ir.Var:
+        """The value, saved in a new variable."""
+        var = self.local(name, value.type)
+        self.temps.add(id(var))
+        self.emit(ir.Assign(var, value))
+        return var
+
+    # ---- types --------------------------------------------------------------------------------------------------
+
+    def actual(self, t: T.Type) -> T.Type:
+        """A checked type with the generics' parameters replaced, and typedef-like wrappers opened."""
+        t = self.substitute(t, self.types)
+        while isinstance(t, T.NewType):
+            t = t.base
+        return t
+
+    def type(self, t: T.Type, pos: Pos | None = None) -> ir.Type:
+        t = self.actual(t)
+        match t:
+            case T.Bits() | T.Varbit():
+                return t
+            case T.Basic() if t == T.BOOL:
+                return T.BOOL
+            case T.Basic() if t == T.ERROR:
+                return U32
+            case T.Basic() if t == T.INFINT:
+                return T.Bits(128, True)
+            case T.Enum():
+                return t.base or U32
+            case T.Struct():
+                key: Any = id(t)
+                if key not in self.records:
+                    kind = {"header_union": "union"}.get(t.kind, t.kind)
+                    self.make_record(key, kind, _c_name(t), t.fields, str(t))
+                return self.records[key]
+            case T.Tuple() | T.Record():
+                if t not in self.records:
+                    self.make_record(t, "struct", "tuple", dict(T.fields_of(t) or []), str(t))
+                return self.records[t]
+            case T.Stack():
+                item = self.type(t.item)
+                assert isinstance(item, ir.Rec)
+                return ir.Arr(item, t.size)
+            case T.OfTable():
+                return U32
+        raise P4Error(pos or self.pos, f"a value of type {t} is not supported here")
+
+    def make_record(self, key: Any, kind: str, name: str, fields: dict[str, T.Type], p4: str) -> None:
+        lowered = {n: self.type(f) for n, f in fields.items()}
+        rec = ir.Rec(kind, self.unique(f"{kind}_{name}"), p4, lowered)
+        self.records[key] = rec
+        self.program.records.append(rec)
+
+    # ---- expressions --------------------------------------------------------------------------------------------
+
+    def scalar_const(self, e: A.Expr) -> ir.Const | None:
+        """The compile-time value, if there is one."""
+        if isinstance(e.const, bool):
+            return TRUE if e.const else FALSE
+        if isinstance(e.const, int):
+            t = self.type(e.type, e.pos)
+            if isinstance(t, T.Bits | T.Basic):
+                return ir.const(e.const, t)
+        return None
+
+    def expr(self, e: A.Expr) -> ir.Expr:
+        known = self.scalar_const(e)
+        if known is not None:
+            return known
+        match e:
+            case A.Name():
+                return self.name(e)
+            case A.Member():
+                return self.member(e)
+            case A.Index():
+                return self.index(e)
+            case A.Slice():
+                return self.slice(self.expr(e.base), e)
+            case A.Unary():
+                a = self.expr(e.operand)
+                return self.un(e.op, a) if e.op != "+" else a
+            case A.Binary():
+                return self.binary(e)
+            case A.Mux():
+                return self.mux(e)
+            case A.Cast():
+                return self.cast(self.expr(e.operand), self.type(e.type, e.pos))
+            case A.Call():
+                result = self.call(e)
+                if not isinstance(result, ir.Expr):
+                    raise P4Error(e.pos, "this call has no value that can be used here")
+                return result
+            case A.ListExpr() | A.StructExpr() | A.InvalidHeader() | A.DefaultValue():
+                var = self.local("value", self.type(e.type, e.pos))
+                self.store(var, e)
+                return var
+            case A.StrLit():
+                raise P4Error(e.pos, "a string can only be an argument of log_msg or an annotation")
+        raise P4Error(e.pos, "this expression is not supported here")
+
+    def call(self, e: A.Call) -> Any:
+        raise NotImplementedError
+
+    def store(self, dst: ir.LValue, e: A.Expr) -> None:
+        raise NotImplementedError
+
+    def saved(self, e: A.Expr, *later: Any) -> ir.Expr:
+        """Lowers `e`; if something evaluated later has effects, its value is taken now."""
+        value = self.expr(e)
+        if isinstance(value, ir.Const) or not any(map(has_effects, later)):
+            return value
+        return self.temp(value)
+
+    def name(self, e: A.Name) -> ir.Expr:
+        if isinstance(e.decl, A.ConstDecl):
+            return self.expr(e.decl.value)
+        bound = self.bindings.get(id(e.decl))
+        if isinstance(bound, ir.Expr):
+            return bound
+        if isinstance(bound, A.Expr):  # a constructor argument that is a list or the like
+            return self.expr(bound)
+        raise P4Error(e.pos, f"'{e.name}' cannot be used as a value here")
+
+    def member(self, e: A.Member) -> ir.Expr:
+        base_type = self.actual(e.base.type)
+        if isinstance(base_type, T.OfTable):
+            result = self.apply_result(e.base)
+            if e.name == "action_run":
+                return result.run
+            return result.hit if e.name == "hit" else self.un("!", result.hit)
+        base = self.expr(e.base)
+        if isinstance(base_type, T.Stack):
+            return self.stack_member(base, base_type, e)
+        assert isinstance(base, ir.LValue), base
+        assert isinstance(base.type, ir.Rec)
+        return ir.Field(base.type.fields[e.name], base, e.name)
+
+    def apply_result(self, e: A.Expr) -> ApplyResult:
+        if isinstance(e, A.Call):
+            result = self.call(e)
+            assert isinstance(result, ApplyResult)
+            return result
+        raise P4Error(e.pos, "the result of apply() must be used at once")
+
+    def stack_member(self, stack: ir.Expr, t: T.Stack, e: A.Member) -> ir.Expr:
+        assert isinstance(stack, ir.LValue)
+        count = ir.NextIndex(U32, stack)
+        match e.name:
+            case "lastIndex":
+                return self.bin("-", count, ir.const(1, U32), U32)
+            case "nextIndex":
+                return count
+            case "size":
+                return ir.const(t.size, U32)
+        if not self.in_parser:
+            raise P4Error(e.pos, f"'{e.name}' of a header stack can only be used in a parser")
+        bad = (
+            self.bin(">=", count, ir.const(t.size, U32), T.BOOL)
+            if e.name == "next"
+            else self.bin("==", count, ir.const(0, U32), T.BOOL)
+        )
+        self.raise_if(bad, "StackOutOfBounds")
+        item = self.type(t.item)
+        at = count if e.name == "next" else self.bin("-", count, ir.const(1, U32), U32)
+        return ir.Elem(item, stack, at)
+
+    def raise_if(self, condition: ir.Expr, error: str) -> None:
+        code = ir.const(self.program.errors.index(error), U32)
+        self.emit(ir.If(condition, [ir.ParserError(code, pos=self.pos)], []))
+
+    def index(self, e: A.Index) -> ir.Expr:
+        base_type = self.actual(e.base.type)
+        base = self.saved(e.base, e.index) if not isinstance(base_type, T.Stack) else self.expr(e.base)
+        assert isinstance(base, ir.LValue)
+        if isinstance(base.type, ir.Rec):  # a tuple
+            name = f"f{e.index.const}"
+            return ir.Field(base.type.fields[name], base, name)
+        at = self.expr(e.index)
+        if not isinstance(at, ir.Const):
+            at = self.temp(self.cast(at, U32), "index")
+        assert isinstance(base.type, ir.Arr)
+        return ir.Elem(base.type.item, base, at)
+
+    def slice(self, base: ir.Expr, e: A.Slice) -> ir.Expr:
+        hi, lo = e.hi.const, e.lo.const
+        if isinstance(base, ir.Const):
+            return ir.const(base.value >> lo, T.Bits(hi - lo + 1))
+        if isinstance(base, ir.Slice):
+            return ir.Slice(T.Bits(hi - lo + 1), base.a, base.lo + lo)
+        if lo == 0 and hi + 1 == ir.bits_of(base.type):
+            return self.cast(base, T.Bits(hi + 1))
+        return ir.Slice(T.Bits(hi - lo + 1), base, lo)
+
+    # ---- operators, folding constants ------------------------------------------------------------------------------
+
+    def un(self, op: str, a: ir.Expr) -> ir.Expr:
+        if isinstance(a, ir.Const):
+            if op == "!":
+                return FALSE if a.value else TRUE
+            assert isinstance(a.type, T.Bits)
+            return ir.const(unary(op, a.value, a.type), a.type)
+        if op == "!" and isinstance(a, ir.Un) and a.op == "!":
+            return a.a
+        return ir.Un(a.type, op, a)
+
+    def bin(self, op: str, a: ir.Expr, b: ir.Expr, t: ir.Type) -> ir.Expr:
+        if isinstance(a, ir.Const) and isinstance(b, ir.Const) and op not in ("&&", "||"):
+            if op == "++":
+                assert isinstance(a.type, T.Bits)
+                assert isinstance(b.type, T.Bits)
+                return ir.const(concat(a.value, a.type, b.value, b.type), t)
+            kind = a.type if isinstance(a.type, T.Bits) else U32
+            try:
+                value = binary(op, _signed(a, kind), _signed(b, b.type), kind)
+            except ConstError as error:
+                raise P4Error(self.pos, str(error)) from None
+            return ir.const(int(value), t)
+        if op == "&&":
+            if isinstance(a, ir.Const):
+                return b if a.value else FALSE
+            if isinstance(b, ir.Const) and b.value:
+                return a
+        if op == "||":
+            if isinstance(a, ir.Const):
+                return TRUE if a.value else b
+            if isinstance(b, ir.Const) and not b.value:
+                return a
+        return ir.Bin(t, op, a, b)
+
+    def cast(self, a: ir.Expr, t: ir.Type) -> ir.Expr:
+        if a.type == t or not ir.is_scalar(t):
+            return a
+        if isinstance(a, ir.Const):
+            return ir.const(_signed(a, a.type), t)
+        if isinstance(t, T.Bits) and isinstance(a.type, T.Bits) and t.width == 0:
+            return ir.const(0, t)
+        return ir.Cast(t, a)
+
+    def binary(self, e: A.Binary) -> ir.Expr:
+        op = e.op
+        if op in ("&&", "||"):
+            return self.short_circuit(e)
+        left = self.saved(e.left, e.right)
+        right = self.expr(e.right)
+        if op in ("==", "!="):
+            same = self.equal(left, right)
+            return same if op == "==" else self.un("!", same)
+        if op in ("/", "%") and not (isinstance(left, ir.Const) and isinstance(right, ir.Const)):
+            return self.divide(op, left, right, e)
+        return self.bin(op, left, right, self.type(e.type, e.pos))
+
+    def divide(self, op: str, left: ir.Expr, right: ir.Expr, e: A.Binary) -> ir.Expr:
+        """Targets cannot divide; a power of two known at compile time is a shift or a mask, as in p4c."""
+        if isinstance(right, ir.Const) and right.value and right.value & (right.value - 1) == 0:
+            t = left.type
+            if op == "/":
+                return self.bin(">>", left, ir.const(right.value.bit_length() - 1, U32), t)
+            return self.bin("&", left, ir.const(right.value - 1, t), t)
+        if isinstance(left, ir.Const) and left.value == 0:
+            return left
+        raise P4Error(e.pos, f"'{op}' of values that are not known at compile time is not supported")
+
+    def short_circuit(self, e: A.Binary) -> ir.Expr:
+        left = self.expr(e.left)
+        if not has_effects(e.right) or isinstance(left, ir.Const):
+            if isinstance(left, ir.Const) and bool(left.value) == (e.op == "||"):
+                return left
+            return self.bin(e.op, left, self.expr(e.right), T.BOOL)
+        result = self.temp(left)
+        body: list[ir.Stmt] = []
+        with self.into(body):
+            self.emit(ir.Assign(result, self.expr(e.right)))
+        self.emit(ir.If(result if e.op == "&&" else self.un("!", result), body, []))
+        return result
+
+    def mux(self, e: A.Mux) -> ir.Expr:
+        condition = self.expr(e.condition)
+        if isinstance(condition, ir.Const):
+            return self.expr(e.then if condition.value else e.other)
+        t = self.type(e.type, e.pos)
+        if ir.is_scalar(t) and not has_effects(e.then) and not has_effects(e.other):
+            return ir.Mux(t, condition, self.expr(e.then), self.expr(e.other))
+        result = self.local("mux", t)
+        branches: list[list[ir.Stmt]] = [[], []]
+        for body, value in zip(branches, (e.then, e.other), strict=True):
+            with self.into(body):
+                self.store(result, value)
+        self.emit(ir.If(condition, *branches))
+        return result
+
+    def equal(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
+        """Equality of two values of any one type."""
+        t = a.type
+        match t:
+            case ir.Arr():
+                assert isinstance(a, ir.LValue)
+                assert isinstance(b, ir.LValue)
+                parts = [
+                    self.equal(ir.Elem(t.item, a, ir.const(i, U32)), ir.Elem(t.item, b, ir.const(i, U32)))
+                    for i in range(t.size)
+                ]
+            case ir.Rec():
+                assert isinstance(a, ir.LValue)
+                assert isinstance(b, ir.LValue)
+                parts = [self.equal(ir.Field(f, a, n), ir.Field(f, b, n)) for n, f in t.fields.items()]
+            case _:
+                return self.bin("==", a, b, T.BOOL)
+        same: ir.Expr = TRUE
+        for part in parts:
+            same = self.bin("&&", same, part, T.BOOL)
+        if isinstance(t, ir.Rec) and t.kind == "header":
+            va, vb = ir.Valid(T.BOOL, a), ir.Valid(T.BOOL, b)
+            both = self.bin("&&", self.bin("&&", va, vb, T.BOOL), same, T.BOOL)
+            neither = self.bin("&&", self.un("!", va), self.un("!", vb), T.BOOL)
+            return self.bin("||", neither, both, T.BOOL)
+        return same
+
+    def valid(self, header: ir.Expr) -> ir.Expr:
+        """isValid(); a union is valid when one of its headers is."""
+        assert isinstance(header, ir.LValue)
+        if isinstance(header.type, ir.Rec) and header.type.kind == "union":
+            found: ir.Expr = FALSE
+            for name, f in header.type.fields.items():
+                found = self.bin("||", found, ir.Valid(T.BOOL, ir.Field(f, header, name)), T.BOOL)
+            return found
+        return ir.Valid(T.BOOL, header)
+
+    # ---- flattening ---------------------------------------------------------------------------------------------
+
+    def flatten(self, e: A.Expr) -> list[ir.Expr]:
+        """The leaves of a struct, header, tuple or list, in order; varbits stay whole."""
+        if isinstance(e, A.ListExpr):
+            return [leaf for item in e.items for leaf in self.flatten(item)]
+        if isinstance(e, A.StructExpr):
+            order = [n for n, _ in T.fields_of(self.actual(e.type)) or []]
+            values = dict(e.fields)
+            return [leaf for n in order if n in values for leaf in self.flatten(values[n])]
+        if isinstance(e, A.Cast) and isinstance(e.operand, A.ListExpr | A.StructExpr):
+            return self.flatten(e.operand)
+        if self.actual(e.type) == T.INFINT:
+            raise P4Error(e.pos, "a number of unknown width in a list of fields; write 16w0 instead of 0")
+        return leaves(self.expr(e))
+
+
+def leaves(value: ir.Expr) -> list[ir.Expr]:
+    """The scalars and varbits that a value is made of."""
+    match value.type:
+        case ir.Rec() as rec:
+            assert isinstance(value, ir.LValue)
+            return [leaf for n, f in rec.fields.items() for leaf in leaves(ir.Field(f, value, n))]
+        case ir.Arr() as arr:
+            assert isinstance(value, ir.LValue)
+            return [
+                leaf for i in range(arr.size) for leaf in leaves(ir.Elem(arr.item, value, ir.const(i, U32)))
+            ]
+    return [value]
+
+
+def _signed(c: ir.Const, t: ir.Type) -> int:
+    return t.wrap(c.value) if isinstance(t, T.Bits) else c.value
+
+
+def _c_name(t: T.Struct) -> str:
+    return t.name

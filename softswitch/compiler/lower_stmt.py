@@ -1,0 +1,547 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From typed syntax to IR: statements, and calls, which are inlined with copy-in and copy-out.
+
+An argument is handed over by reference where nothing can tell the difference; otherwise it is copied into a local of
+the callee and, for out and inout, copied back afterwards: also on the way of `exit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import ir
+from softswitch.compiler import types as T
+from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.ir import FALSE, TRUE, U32
+from softswitch.compiler.lower_expr import ApplyResult, ExprLowering, has_effects
+
+
+@dataclass
+class Frame:
+    """One inlined call: where `return` goes, what it yields, and what must be copied back."""
+
+    label: str
+    result: ir.Var | None = None
+    copies: list[tuple[Callable[[ir.Expr], None], ir.Expr]] = field(default_factory=list)
+    returned: bool = False
+
+
+class StmtLowering(ExprLowering):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.frames: list[Frame] = []
+        self.loops: list[tuple[str, str]] = []  # labels of break and continue
+        self.exit_label = ""
+
+    # ---- statements ---------------------------------------------------------------------------------------------
+
+    def stmt(self, s: A.Stmt) -> None:
+        outer, self.pos = self.pos, s.pos
+        try:
+            self._stmt(s)
+        finally:
+            self.pos = outer
+
+    def _stmt(self, s: A.Stmt) -> None:
+        match s:
+            case A.Block():
+                for part in s.body:
+                    self.stmt(part)
+            case A.Assign():
+                self.assign(s)
+            case A.CallStmt():
+                assert isinstance(s.call, A.Call)
+                if s.call.const is None:
+                    self.call(s.call)
+            case A.DeclStmt():
+                self.declare(s.decl)
+            case A.If():
+                self.if_(s)
+            case A.Switch():
+                self.switch(s)
+            case A.For():
+                self.for_(s)
+            case A.ForIn():
+                self.for_in(s)
+            case A.Return():
+                self.return_(s)
+            case A.Exit():
+                for frame in reversed(self.frames):
+                    self.copy_back(frame)
+                self.emit(ir.Goto(self.exit_label))
+            case A.Break():
+                self.emit(ir.Goto(self.loops[-1][0]))
+            case A.Continue():
+                self.emit(ir.Goto(self.loops[-1][1]))
+            case _:
+                raise AssertionError(s)
+
+    def declare(self, decl: A.Decl) -> None:
+        match decl:
+            case A.VarDecl():
+                var = self.local(decl.name, self.type(decl.type, decl.pos))
+                if decl.value is not None:
+                    self.store(var, decl.value)
+                else:
+                    self.emit(ir.Zero(var))
+                self.bindings[id(decl)] = var
+            case A.ConstDecl():
+                pass
+            case A.InstanceDecl():
+                raise P4Error(decl.pos, "an instance cannot be declared among statements; move it out of the block")
+            case _:
+                raise AssertionError(decl)
+
+    def assign(self, s: A.Assign) -> None:
+        set_target = self.target(s.target)
+        if isinstance(set_target, ir.LValue):
+            self.store(set_target, s.value)
+        else:
+            set_target(self.expr(s.value))
+
+    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Expr], None]:
+        """Where to store: an l-value, or for a slice a function that stores a value there."""
+        if isinstance(e, A.Slice):
+            lo, width = e.lo.const, e.hi.const - e.lo.const + 1
+            base = e.base
+            while isinstance(base, A.Slice):
+                lo += base.lo.const
+                base = base.base
+            whole = self.target(base)
+            assert isinstance(whole, ir.LValue)
+            if width == ir.bits_of(whole.type):
+                return lambda value: self.emit(ir.Assign(whole, self.cast(value, whole.type)))
+            return lambda value: self.emit(ir.Deposit(whole, lo, value))
+        lv = self.expr(e)
+        if not isinstance(lv, ir.LValue):
+            raise P4Error(e.pos, "this cannot be written to")
+        return lv
+
+    def store(self, dst: ir.LValue, e: A.Expr) -> None:
+        """dst = e, lists field by field."""
+        match e:
+            case A.DefaultValue() | A.InvalidHeader():
+                self.emit(ir.Zero(dst))
+            case A.ListExpr() | A.StructExpr():
+                self.store_list(dst, e)
+            case A.Cast() if isinstance(e.operand, A.ListExpr | A.StructExpr):
+                self.store(dst, e.operand)
+            case _:
+                value = self.expr(e)
+                if value is not dst:
+                    self.emit(ir.Assign(dst, self.cast(value, dst.type)))
+
+    def store_list(self, dst: ir.LValue, e: A.ListExpr | A.StructExpr) -> None:
+        t = dst.type
+        # The right side is evaluated whole before anything is written: s = {s.b, s.a}.
+        final, dst = dst, self.local("list", t)
+        if isinstance(t, ir.Arr):
+            assert isinstance(e, A.ListExpr)
+            self.emit(ir.Zero(dst))
+            for i, item in enumerate(e.items):
+                self.store(ir.Elem(t.item, dst, ir.const(i, U32)), item)
+        else:
+            assert isinstance(t, ir.Rec)
+            names = list(t.fields)
+            if t.kind == "union":
+                raise P4Error(e.pos, "a header_union cannot be made from a list")
+            pairs = list(zip(names, e.items, strict=False)) if isinstance(e, A.ListExpr) else e.fields
+            if len(pairs) < len(names):
+                self.emit(ir.Zero(dst))
+            for name, value in pairs:
+                self.store(ir.Field(t.fields[name], dst, name), value)
+            if t.kind == "header":
+                self.emit(ir.SetValid(dst, True))
+        self.emit(ir.Assign(final, dst))
+
+    def branch(self, s: A.Stmt | None) -> list[ir.Stmt]:
+        body: list[ir.Stmt] = []
+        if s is not None:
+            with self.into(body):
+                self.stmt(s)
+        return body
+
+    def if_(self, s: A.If) -> None:
+        condition = self.expr(s.condition)
+        if isinstance(condition, ir.Const):
+            for stmt in self.branch(s.then if condition.value else s.other):
+                self.out.append(stmt)
+            return
+        self.emit(ir.If(condition, self.branch(s.then), self.branch(s.other)))
+
+    def switch(self, s: A.Switch) -> None:
+        t = self.actual(s.value.type)
+        tests: list[tuple[ir.Expr, A.Block]] = []  # condition, body
+        default: A.Block | None = None
+        pending: ir.Expr = FALSE
+        falls_to_default = False
+        if isinstance(t, T.OfTable):
+            assert isinstance(s.value, A.Member)
+            result = self.apply_result(s.value.base)
+            value: ir.Expr = result.run
+        else:
+            value = self.expr(s.value)
+            if not isinstance(value, ir.Const):
+                value = self.temp(value)
+        for case in s.cases:
+            if isinstance(case.label, A.DontCare):
+                falls_to_default = True
+            else:
+                if isinstance(t, T.OfTable):
+                    assert isinstance(case.label, A.Name)
+                    decls = [a.decl for a in result.table.actions]
+                    label: ir.Expr = ir.const(decls.index(case.label.decl), U32)
+                else:
+                    label = self.expr(case.label)
+                pending = self.bin("||", pending, self.bin("==", value, label, T.BOOL), T.BOOL)
+            if case.body is not None:
+                if falls_to_default:
+                    default = case.body
+                else:
+                    tests.append((pending, case.body))
+                pending, falls_to_default = FALSE, False
+        chain: list[ir.Stmt] = self.branch(default)
+        for condition, body in reversed(tests):
+            if isinstance(condition, ir.Const):
+                chain = self.branch(body) if condition.value else chain
+                continue
+            chain = [ir.If(condition, self.branch(body), chain, pos=s.pos)]
+        self.out.extend(chain)
+
+    def loop(self, body: A.Stmt, update: Callable[[], None], condition: Callable[[], ir.Expr]) -> None:
+        again, next_, end = self.unique("loop"), self.unique("next"), self.unique("done")
+        self.emit(ir.Label(again))
+        test = condition()
+        self.emit(ir.If(self.un("!", test), [ir.Goto(end, pos=self.pos)], []))
+        self.loops.append((end, next_))
+        self.stmt(body)
+        self.loops.pop()
+        self.emit(ir.Label(next_))
+        update()
+        self.emit(ir.Goto(again, counted=True))
+        self.emit(ir.Label(end))
+
+    def for_(self, s: A.For) -> None:
+        for part in s.init:
+            self.stmt(part)
+
+        def update() -> None:
+            for part in s.update:
+                self.stmt(part)
+
+        self.loop(s.body, update, lambda: self.expr(s.condition))
+
+    def for_in(self, s: A.ForIn) -> None:
+        if isinstance(s.variable, A.VarDecl):
+            var: ir.LValue = self.local(s.variable.name, self.type(s.variable.type, s.pos))
+            self.bindings[id(s.variable)] = var
+        else:
+            lv = self.expr(s.variable)
+            assert isinstance(lv, ir.LValue)
+            var = lv
+        values = s.values
+        if isinstance(values, A.Binary):
+            low = self.saved(values.left, values.right)
+            high = self.temp(self.expr(values.right), "last")
+            count = self.temp(low, "at")
+            more = self.temp(self.bin("<=", count, high, T.BOOL), "more")
+
+            def update() -> None:
+                # ends at the last value, so that the counter never wraps
+                self.emit(ir.Assign(more, self.bin("<", count, high, T.BOOL)))
+                self.emit(ir.Assign(count, self.bin("+", count, ir.const(1, count.type), count.type)))
+
+            again, next_, end = self.unique("loop"), self.unique("next"), self.unique("done")
+            self.emit(ir.Label(again))
+            self.emit(ir.If(self.un("!", more), [ir.Goto(end, pos=s.pos)], []))
+            self.emit(ir.Assign(var, count))
+            self.loops.append((end, next_))
+            self.stmt(s.body)
+            self.loops.pop()
+            self.emit(ir.Label(next_))
+            update()
+            self.emit(ir.Goto(again, counted=True))
+            self.emit(ir.Label(end))
+            return
+        items: list[A.Expr | ir.LValue]
+        if isinstance(values, A.ListExpr):
+            items = list(values.items)
+        else:
+            stack = self.expr(values)
+            if not isinstance(stack.type, ir.Arr) or not isinstance(stack, ir.LValue):
+                raise P4Error(values.pos, "'for' over this is not supported")
+            items = [ir.Elem(stack.type.item, stack, ir.const(i, U32)) for i in range(stack.type.size)]
+        end = self.unique("done")
+        for item in items:
+            next_ = self.unique("next")
+            if isinstance(item, ir.LValue):
+                self.emit(ir.Assign(var, item))
+            else:
+                self.store(var, item)
+            self.loops.append((end, next_))
+            self.stmt(s.body)
+            self.loops.pop()
+            self.emit(ir.Label(next_))
+        self.emit(ir.Label(end))
+
+    def return_(self, s: A.Return) -> None:
+        frame = self.frames[-1]
+        if s.value is not None:
+            assert frame.result is not None
+            self.store(frame.result, s.value)
+        frame.returned = True
+        self.emit(ir.Goto(frame.label))
+
+    # ---- calls --------------------------------------------------------------------------------------------------
+
+    def call(self, e: A.Call) -> Any:
+        outer, self.pos = self.pos, e.pos if e.pos.line else self.pos
+        try:
+            return self._call(e)
+        finally:
+            self.pos = outer
+
+    def _call(self, e: A.Call) -> Any:
+        if e.builtin == "apply":
+            assert isinstance(e.function, A.Member)
+            if isinstance(e.decl, A.TableDecl):
+                assert isinstance(e.function.base, A.Name)
+                return self.apply_table(self.bindings[id(e.function.base.decl)])
+            return self.apply_block(e)
+        if e.builtin:
+            return self.header_method(e)
+        if isinstance(e.decl, A.ActionDecl):
+            return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
+        if isinstance(e.decl, A.FunctionDecl) and e.decl.body is not None:
+            return self.call_function(e)
+        return self.call_extern(e)
+
+    def apply_table(self, table: ir.Table) -> ApplyResult:
+        raise NotImplementedError
+
+    def apply_block(self, e: A.Call) -> None:
+        raise NotImplementedError
+
+    def call_extern(self, e: A.Call) -> Any:
+        raise NotImplementedError
+
+    def call_function(self, e: A.Call) -> ir.Expr | None:
+        decl: A.FunctionDecl = e.decl
+        outer = self.types
+        values = {}
+        for var in self.type_vars(decl):
+            if var.name in e.type_values:
+                values[var] = self.substitute(e.type_values[var.name], outer)
+        try:
+            inner = {**outer, **values}
+            result = None
+            if decl.result_type != T.VOID:
+                self.types = inner
+                result = self.local(f"{decl.name}_result", self.type(decl.result_type, decl.pos))
+                self.types = outer
+            assert decl.body is not None
+            self.inline(decl.params, e.bound, decl.body, result=result, types=inner)
+            return result
+        finally:
+            self.types = outer
+
+    def type_vars(self, decl: A.FunctionDecl) -> list[T.TypeVar]:
+        raise NotImplementedError
+
+    def inline(
+        self, params: Sequence[A.Param], bound: dict[str, A.Expr], body: A.Block | Callable[[], None], *,
+        result: ir.Var | None = None, types: dict[T.TypeVar, T.Type] | None = None, outer_names: bool = False,
+    ) -> None:  # fmt: skip
+        """Runs `body` with the arguments bound. outer_names: the body sees variables other than its parameters."""
+        frame = Frame(self.unique("return"), result)
+        values = self.pass_arguments(params, bound, frame, body if outer_names else None)
+        self.bindings.update(values)
+        outer_types = self.types
+        if types is not None:
+            self.types = types
+        self.frames.append(frame)
+        loops, self.loops = self.loops, []
+        if callable(body):
+            body()
+        else:
+            self.stmt(body)
+        self.loops = loops
+        self.frames.pop()
+        self.types = outer_types
+        if frame.returned:
+            self.emit(ir.Label(frame.label))
+        self.copy_back(frame)
+
+    def copy_back(self, frame: Frame) -> None:
+        for set_target, value in frame.copies:
+            set_target(value)
+
+    def pass_arguments(
+        self, params: Sequence[A.Param], bound: dict[str, A.Expr], frame: Frame, body: Any
+    ) -> dict[int, Any]:
+        """Evaluates arguments from left to right; returns what each parameter is bound to."""
+        args = [(p, bound[p.name]) for p in params if p.name in bound]
+        values: dict[int, Any] = {}
+        written: list[ir.LValue] = []  # what out and inout arguments name
+        read: list[ir.LValue] = []
+        targets: list[Any] = []
+        for i, (p, arg) in enumerate(args):
+            later = [a for _, a in args[i + 1 :]]
+            t = self.actual(p.type)
+            if isinstance(t, T.Declared):
+                values[id(p)] = self.instance_argument(arg)
+                targets.append(None)
+            elif p.direction in ("out", "inout"):
+                if isinstance(arg, A.DontCare):
+                    dummy = self.local(p.name, self.type(arg.type, arg.pos))
+                    self.emit(ir.Zero(dummy))
+                    targets.append(dummy)
+                else:
+                    target = self.target(arg)
+                    targets.append(target)
+                    if isinstance(target, ir.LValue):
+                        written.append(target)
+            else:
+                if isinstance(arg, A.ListExpr | A.StructExpr | A.InvalidHeader | A.DefaultValue):
+                    value: ir.Expr = self.local(p.name, self.type(arg.type, arg.pos))
+                    assert isinstance(value, ir.LValue)
+                    self.store(value, arg)
+                    self.temps.add(id(value))
+                else:
+                    value = self.saved(arg, *later)
+                if isinstance(value, ir.LValue):
+                    read.append(value)
+                elif not isinstance(value, ir.Const):
+                    value = self.temp(value, p.name)
+                targets.append(value)
+        # A scalar that is written gets a local anyway where it clashes: cheaper than copying a whole struct.
+        local_out = {id(w) for w in written if ir.is_scalar(w.type) and any(_overlap(w, r) for r in read)}
+        for (p, arg), target in zip(args, targets, strict=True):
+            if target is None:
+                continue
+            if p.direction not in ("out", "inout"):
+                if isinstance(target, ir.LValue) and id(target) not in self.temps:
+                    clash = any(_overlap(target, w) for w in written if id(w) not in local_out)
+                    clash = clash or self.mentions(body, target)
+                    target = self.temp(target, p.name) if clash else target
+                values[id(p)] = target
+                continue
+            if isinstance(target, ir.LValue):
+                others = [w for w in written if w is not target]
+                clash = any(_overlap(target, w) for w in others) or any(_overlap(target, r) for r in read)
+                if not clash and not self.mentions(body, target):
+                    if p.direction == "out" and not isinstance(arg, A.DontCare):
+                        self.clear_out(target)
+                    values[id(p)] = target
+                    continue
+            local = self.local(p.name, self.type(p.type if not T.has_vars(p.type) else arg.type, p.pos))
+            if p.direction == "inout":
+                self.emit(ir.Assign(local, target if isinstance(target, ir.LValue) else self.expr(arg)))
+            else:
+                self.emit(ir.Zero(local))
+            values[id(p)] = local
+            frame.copies.append((self.setter(target), local))
+        return values
+
+    def setter(self, target: ir.LValue | Callable[[ir.Expr], None]) -> Callable[[ir.Expr], None]:
+        if isinstance(target, ir.LValue):
+            return lambda value: self.emit(ir.Assign(target, value))
+        return target
+
+    def clear_out(self, target: ir.LValue) -> None:
+        """An out parameter begins with its headers invalid and the rest (by BMv2's custom) zero."""
+        if not ir.is_scalar(target.type):
+            self.emit(ir.Zero(target))
+
+    def mentions(self, body: Any, target: ir.LValue) -> bool:
+        """Does an action's body name the variable that `target` is part of?"""
+        if body is None:
+            return False
+        var = ir.root(target)
+        return any(
+            (bound := self.bindings.get(id(name.decl))) is not None
+            and isinstance(bound, ir.LValue)
+            and ir.root(bound) is var
+            for name in names_in(body)
+        )
+
+    def instance_argument(self, arg: A.Expr) -> Any:
+        if isinstance(arg, A.Name):
+            return self.bindings.get(id(arg.decl))
+        raise P4Error(arg.pos, "expected the name of an instance")
+
+    def header_method(self, e: A.Call) -> Any:
+        assert isinstance(e.function, A.Member)
+        base = self.expr(e.function.base)
+        match e.builtin:
+            case "isValid":
+                return self.valid(base)
+            case "setValid" | "setInvalid":
+                assert isinstance(base, ir.LValue)
+                if isinstance(base.type, ir.Rec) and base.type.kind == "union":
+                    for name, t in base.type.fields.items():
+                        self.emit(ir.SetValid(ir.Field(t, base, name), False))
+                else:
+                    self.emit(ir.SetValid(base, e.builtin == "setValid"))
+                return None
+            case "push_front" | "pop_front":
+                assert isinstance(base, ir.LValue)
+                count = e.args[0].value.const
+                self.emit(ir.Shift(base, count if e.builtin == "push_front" else -count))
+                return None
+        raise P4Error(e.pos, f"'{e.builtin}' is not supported here")
+
+
+def _overlap(a: ir.LValue, b: ir.LValue) -> bool:
+    """May the two share storage?"""
+    if ir.root(a) is not ir.root(b):
+        return False
+    pa, pb = _path(a), _path(b)
+    for x, y in zip(pa, pb, strict=False):
+        if x != y and x is not None and y is not None:
+            return False
+    return True
+
+
+def _path(lv: ir.Expr) -> list[str | int | None]:
+    path: list[str | int | None] = []
+    while isinstance(lv, ir.Field | ir.Elem | ir.NextIndex):
+        if isinstance(lv, ir.Field):
+            path.append(lv.name)
+        elif isinstance(lv, ir.Elem):
+            path.append(lv.index.value if isinstance(lv.index, ir.Const) else None)
+        else:
+            path.append("nextIndex")
+        lv = lv.base
+    return path[::-1]
+
+
+def names_in(node: Any) -> list[A.Name]:
+    """Every name used in a piece of syntax, those in called actions included."""
+    found: list[A.Name] = []
+    seen: set[int] = set()
+
+    def visit(n: Any) -> None:
+        if isinstance(n, list | tuple):
+            for part in n:
+                visit(part)
+        elif isinstance(n, A.Node) and id(n) not in seen:
+            seen.add(id(n))
+            if isinstance(n, A.Name):
+                found.append(n)
+            if isinstance(n, A.Call):
+                visit(list(n.bound.values()))
+                if isinstance(n.decl, A.ActionDecl):
+                    visit(n.decl.body)
+            for name, value in vars(n).items():
+                if name not in ("decl", "type", "pos", "bound"):
+                    visit(value)
+
+    visit(node)
+    return found
+
+
+__all__ = ["FALSE", "TRUE", "Frame", "StmtLowering", "has_effects"]
