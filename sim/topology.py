@@ -16,8 +16,10 @@ packet.c knows the same numbering; a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import networkx as nx
@@ -137,6 +139,17 @@ class Topology:
     def live_paths(self, leaf: int, to: int, dead: frozenset[int]) -> list[int]:
         """Paths that touch no dead link."""
         return [p for p in range(self.paths(leaf, to)) if not dead or dead.isdisjoint(self.between(leaf, to, p))]
+
+    def shares(self, paths: Sequence[int], leaf: int, to: int) -> list[Fraction]:
+        """What live paths of a pair carry, relative to each other: those over one agg share its leaf links.
+
+        The closed form, for this regular fabric, of `Clos.weights`.
+        """
+        if leaf // self.leaves == to // self.leaves:
+            return [Fraction(1)] * len(paths)
+        over = Counter(path // self.cores for path in paths)
+        leaf_rate, core_rate = Fraction(self.leaf_rate), Fraction(self.core_rate)
+        return [min(core_rate, leaf_rate / over[path // self.cores]) for path in paths]
 
     def rate(self, link: int) -> float:
         """Bit/s of a directed link."""

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packet-level simulator: one workload, one scheme, one fabric, packet by packet.
+
+    outcome = simulate(leaf_spine(), all_to_all(range(256), 16 << 20), SCHEMES["netfold"])
+    outcome.time, outcome.link_bytes.max()
+
+The event loop is packet.c; what it models and what it leaves out is written there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.sim.placement import Placement, Scheme, place
+from netfold.sim.topology import Cable, Topology
+from netfold.sim.workload import Workload
+from softswitch import cc
+
+_PS = 1e12
+_NEVER = 2**64 - 1
+_MODES = {"pinned": 0, "spray": 1, "reps": 2}
+
+_TASK = np.dtype([("size", "u8"), ("gap", "u8"), ("source", "u4"), ("destination", "u4"), ("waits", "u4"),
+                  ("first_next", "u4"), ("nexts", "u4"), ("first_piece", "u4", 2), ("pieces", "u4", 2)], align=True)
+_PIECE = np.dtype([("size", "u8"), ("path", "u4")], align=True)
+_FAULT = np.dtype([("time", "u8"), ("announced", "u8"), ("links", "u4", 2), ("up", "u4")], align=True)
+_COUNT = np.dtype([(name, "u8") for name in ("packets", "bytes", "marked", "dropped", "deepest")])
+
+
+class SimulationError(Exception):
+    """The simulator could not run: out of memory, or built from other sources than this file expects."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """End points and queues.  The defaults are Ethereal's set-up, as far as its authors' code states it."""
+
+    mtu: int = 9000
+    """Payload bytes of a full packet."""
+    header: int = 58
+    """Bytes around each payload: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4."""
+    ecn: int = 800_000
+    """Bytes of backlog above which a queue marks: DCTCP's K."""
+    buffer: int = 64 << 20
+    """Bytes that one switch can hold, shared by its ports; beyond it drops."""
+    window: float = 1.0
+    """First window of a piece, in bandwidth-delay products of the longest empty path."""
+    max_window: float = 2.0
+    """Largest window, likewise."""
+    gain: float = 1 / 16
+    """DCTCP's g."""
+    rto: float = 1e-3
+    """Seconds without progress until a time-out."""
+    mark_time: float = 0.1
+    """Seconds that (host, destination leaf, path) stays suspect after a time-out."""
+    freeze_time: float = 0.01
+    """REPS: seconds that it recycles old entropies after a time-out."""
+    jitter: float = 50e-9
+    """Flows start up to this many seconds late, so that ideal synchrony does not decide."""
+
+    def __post_init__(self) -> None:
+        if self.mtu < 1 or self.header < 0 or self.mtu + self.header > 65535:
+            raise ValueError(f"transport: a packet of {self.mtu} + {self.header} bytes; expected 1..65535")
+        for name in ("ecn", "buffer", "window", "max_window", "gain", "rto"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"transport.{name}: expected a value above 0, got {getattr(self, name)}")
+        if self.max_window < self.window:
+            raise ValueError(f"transport.max_window: {self.max_window} is below the first window {self.window}")
+
+    def round_trip(self, topology: Topology) -> float:
+        """Seconds that a full packet and its ACK take over the longest path of an empty fabric."""
+        rates = [topology.host_rate] * 2
+        if topology.leaves > 1 or topology.pods > 1:
+            rates += [topology.leaf_rate] * 2
+        if topology.pods > 1:
+            rates += [topology.core_rate] * 2
+        bits = 8 * (self.mtu + self.header + 64)
+        return sum(2 * topology.delay + bits / rate for rate in rates)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A cable that breaks, or comes back, at ``time``; ``announced`` is when all routing knows (paper: 100 ms later).
+
+    Seconds of simulated time.
+    """
+
+    cable: Cable
+    time: float = 0.0
+    announced: float = 0.1
+    up: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    time: float
+    """Seconds until the last task finished; until the deadline where some did not."""
+    unfinished: int
+    """Tasks that did not finish by the deadline."""
+    started: NDArray[np.float64]
+    """float64[tasks], seconds; inf where it did not."""
+    finished: NDArray[np.float64]
+    """float64[tasks], seconds; inf where it did not."""
+    link_bytes: NDArray[np.int64]
+    """int64[links], wire bytes that each directed link carried."""
+    link_packets: NDArray[np.int64]
+    link_deepest: NDArray[np.int64]
+    """int64[links], deepest backlog in bytes."""
+    link_dropped: NDArray[np.int64]
+    counts: dict[str, int]
+    """hops, sent, resent, delivered, discarded, dropped, in_flight, marked, timeouts, lost_acks, pieces, moved."""
+    wall: float = field(compare=False)
+    """Seconds that the event loop took."""
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("hosts", "leaves", "aggs", "pods", "cores")),
+        *((name, ctypes.c_double) for name in ("host_rate", "leaf_rate", "core_rate")),
+        *((name, ctypes.c_uint64) for name in ("delay", "ecn_bytes", "buffer_bytes")),
+        *((name, ctypes.c_uint32) for name in ("mode", "mtu", "header", "tolerant", "move")),
+        *((name, ctypes.c_double) for name in ("window", "max_window", "min_window", "gain")),
+        *((name, ctypes.c_uint64) for name in ("rto", "mark_time", "freeze_time", "jitter", "deadline", "seed")),
+    )
+
+
+_RESULTS = ("end", "hops", "sent", "resent", "delivered", "discarded", "dropped", "in_flight", "marked", "timeouts",
+            "lost_acks", "unfinished", "pieces", "moved")
+
+
+class _Result(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in _RESULTS)
+
+
+def simulate(
+    topology: Topology,
+    workload: Workload,
+    scheme: Scheme,
+    *,
+    transport: Transport | None = None,
+    faults: Sequence[Fault] = (),
+    seed: int = 0,
+    deadline: float = 1.0,
+) -> Outcome:
+    """Run a workload to its end, or to ``deadline`` seconds of simulated time.
+
+    Runs with equal arguments give equal outcomes.  Raises ValueError for hosts that the fabric does not have,
+    PlanError where failures leave no path, SimulationError for lack of memory.
+    """
+    transport = transport or Transport()
+    if workload.total and max(workload.source.max(), workload.destination.max()) >= topology.size:
+        raise ValueError(f"workload: host {max(workload.source.max(), workload.destination.max())} is not among the "
+                         f"fabric's {topology.size}")
+    if not 0 < deadline < 1e6:
+        raise ValueError(f"deadline: expected seconds of 0..1e6, got {deadline}")
+    if scheme.mode != "pinned" and not scheme.tolerant:
+        raise ValueError(f"scheme {scheme.name}: packets of one flow take several paths, so receivers must be tolerant")
+    before = place(topology, workload, scheme, seed=seed, mtu=transport.mtu)
+    dead = topology.dead(f.cable for f in faults if not f.up)
+    after = before
+    if dead and scheme.moves:
+        after = place(topology, workload, scheme, dead=dead, seed=seed, mtu=transport.mtu)
+
+    tasks, nexts = _tasks(workload, (before, after))
+    pieces = np.zeros(len(before) + len(after), _PIECE)
+    pieces["size"] = np.concatenate([before.size, after.size])
+    pieces["path"] = np.concatenate([before.path, after.path])
+    broken = np.zeros(len(faults), _FAULT)
+    for row, fault in zip(broken, faults, strict=True):
+        row["time"], row["announced"] = _ps(fault.time), _ps(max(fault.time, fault.announced))
+        row["links"], row["up"] = topology.directions(fault.cable), fault.up
+
+    bdp = transport.round_trip(topology) * topology.host_rate / 8 / (transport.mtu + transport.header)
+    config = _Config(
+        topology.hosts, topology.leaves, topology.aggs, topology.pods, topology.cores,
+        8 * _PS / topology.host_rate, 8 * _PS / topology.leaf_rate, 8 * _PS / topology.core_rate,
+        _ps(topology.delay), transport.ecn, transport.buffer,
+        _MODES[scheme.mode], transport.mtu, transport.header, scheme.tolerant, scheme.moves,
+        max(1.0, transport.window * bdp), max(1.0, transport.max_window * bdp), 1.0, transport.gain,
+        _ps(transport.rto), _ps(transport.mark_time), _ps(transport.freeze_time), _ps(transport.jitter),
+        _ps(deadline), seed % 2**64,
+    )
+    times = np.zeros((2, len(workload)), np.uint64)
+    counts = np.zeros(topology.links, _COUNT)
+    result = _Result()
+    begin = time.perf_counter()
+    outcome = _library().sim_run(
+        ctypes.byref(config), len(workload), tasks.ctypes.data, nexts.ctypes.data, pieces.ctypes.data, len(broken),
+        broken.ctypes.data, times[0].ctypes.data, times[1].ctypes.data, counts.ctypes.data, ctypes.byref(result))
+    wall = time.perf_counter() - begin
+    if outcome not in (0, 1):
+        raise SimulationError(f"out of memory after {result.end / _PS:.6f} simulated seconds and {result.sent} "
+                              "packets; simulate fewer bytes or fewer pieces")
+    seconds = np.where(times == _NEVER, np.inf, times / _PS)
+    numbers = {name: int(getattr(result, name)) for name in _RESULTS}
+    return Outcome(
+        numbers.pop("end") / _PS, numbers.pop("unfinished"), seconds[0], seconds[1],
+        counts["bytes"].astype(np.int64), counts["packets"].astype(np.int64), counts["deepest"].astype(np.int64),
+        counts["dropped"].astype(np.int64), numbers, wall)
+
+
+def _tasks(workload: Workload, plans: tuple[Placement, Placement]) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
+    """The task array of packet.h, and all successors."""
+    n = len(workload)
+    numbers = np.arange(n)
+    tasks = np.zeros(n, _TASK)
+    for name in ("source", "destination", "size"):
+        tasks[name] = getattr(workload, name)
+    tasks["gap"] = np.rint(workload.gap * _PS)
+    tasks["waits"] = np.bincount(workload.waits[:, 1], minlength=n)
+    order = np.argsort(workload.waits[:, 0], kind="stable")
+    tasks["nexts"] = np.bincount(workload.waits[:, 0], minlength=n)
+    tasks["first_next"] = np.cumsum(tasks["nexts"]) - tasks["nexts"]
+    begin = 0
+    for k, placed in enumerate(plans):
+        tasks["first_piece"][:, k] = begin + np.searchsorted(placed.task, numbers)
+        tasks["pieces"][:, k] = np.bincount(placed.task, minlength=n)
+        begin += len(placed)
+    return tasks, workload.waits[order, 1].astype(np.uint32)
+
+
+def _ps(seconds: float) -> int:
+    return round(seconds * _PS)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    here = Path(__file__).parent
+    library = ctypes.CDLL(str(cc.build([here / "packet.c"], kind="shared", name="netfold-sim-packet",
+                                       include=[here])))
+    library.sim_run.argtypes = [
+        ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32,
+        *[ctypes.c_void_p] * 5]
+    library.sim_abi.restype = ctypes.c_uint64
+    ours = (ctypes.sizeof(_Config) << 40 | _TASK.itemsize << 30 | _PIECE.itemsize << 20 | _FAULT.itemsize << 10
+            | _COUNT.itemsize)
+    if library.sim_abi() != ours:
+        raise SimulationError(f"packet.h and packet.py disagree on the sizes of structures: {library.sim_abi():#x} "
+                              f"against {ours:#x}; update the one that lags")
+    return library

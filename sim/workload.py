@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a collective sends: flows, and which must be in before which may leave.
+
+A `Workload` is a graph of tasks in arrays.  A task is a flow from host to host, or, with no bytes, a pause.  It
+starts ``gap`` seconds after the last task that it waits for.  Flows that one planner call may see together carry the
+same ``step``.  Sizes of collectives are bytes of the buffer on each rank, as in nccl-tests; rank r is host
+``hosts[r]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """n tasks and m dependencies."""
+
+    source: Int
+    """int64[n], host."""
+    destination: Int
+    """int64[n], host."""
+    size: Int
+    """int64[n], bytes; 0 for a pause."""
+    gap: NDArray[np.float64]
+    """float64[n], seconds between the end of what it waits for and its start."""
+    step: Int
+    """int64[n]: flows of one step start together and are planned together."""
+    waits: Int
+    """int64[m, 2]: (task that must finish, task that waits for it)."""
+
+    def __post_init__(self) -> None:
+        n = len(self.source)
+        for name in ("destination", "size", "gap", "step"):
+            if len(getattr(self, name)) != n:
+                raise ValueError(f"workload.{name}: expected {n} tasks, got {len(getattr(self, name))}")
+        if n and (self.size.min() < 0 or self.gap.min() < 0):
+            raise ValueError("workload: sizes and gaps below 0 make no sense")
+        if np.any((self.source == self.destination) & (self.size > 0)):
+            raise ValueError("workload: a host does not send to itself over the network")
+        if self.waits.shape != (len(self.waits), 2) or (len(self.waits) and not 0 <= self.waits.min()
+                                                        <= self.waits.max() < n):
+            raise ValueError(f"workload.waits: expected pairs of tasks 0..{n - 1}")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all flows."""
+        return int(self.size.sum())
+
+    def then(self, other: Workload, *, gap: float = 0.0) -> Workload:
+        """This, then a pause of ``gap`` seconds when all has finished, then the other."""
+        n = len(self)
+        pause = n + 1
+        first = np.setdiff1d(np.arange(len(other)), other.waits[:, 1])
+        last = np.setdiff1d(np.arange(n), self.waits[:, 0])
+        barrier = np.concatenate([
+            np.stack([last, np.full(len(last), n)], axis=1),
+            np.stack([np.full(len(first), n), first + pause], axis=1),
+        ])
+        return Workload(
+            np.concatenate([self.source, [0], other.source]),
+            np.concatenate([self.destination, [0], other.destination]),
+            np.concatenate([self.size, [0], other.size]),
+            np.concatenate([self.gap, [gap], other.gap]),
+            np.concatenate([self.step, [-1], other.step + self.step.max(initial=-1) + 1]),
+            np.concatenate([self.waits, barrier, other.waits + pause]),
+        )
+
+
+class _Builder:
+    """Collects tasks one by one."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, int]] = []
+        self.waits: list[tuple[int, int]] = []
+
+    def flow(self, source: int, destination: int, size: int, step: int, after: Sequence[int] = ()) -> int:
+        number = len(self.rows)
+        self.rows.append((source, destination, size, step))
+        self.waits += [(before, number) for before in after]
+        return number
+
+    def done(self) -> Workload:
+        rows = np.array(self.rows, np.int64).reshape(-1, 4)
+        return Workload(rows[:, 0], rows[:, 1], rows[:, 2], np.zeros(len(rows)), rows[:, 3],
+                        np.array(self.waits, np.int64).reshape(-1, 2))
+
+
+def all_to_all(hosts: Sequence[int], size: int) -> Workload:
+    """Direct: every rank sends size/n to every other at once, beginning with its right neighbour."""
+    build, n = _Builder(), _ranks(hosts)
+    for r in range(n):
+        for k in range(1, n):
+            build.flow(hosts[r], hosts[(r + k) % n], _part(size, n, (r + k) % n), 0)
+    return build.done()
+
+
+def shifted_all_to_all(hosts: Sequence[int], size: int) -> Workload:
+    """In n-1 rounds: in round k every rank sends to the k-th to its right, when its own round before has gone out."""
+    build, n = _Builder(), _ranks(hosts)
+    before: list[Sequence[int]] = [()] * n
+    for k in range(1, n):
+        before = [(build.flow(hosts[r], hosts[(r + k) % n], _part(size, n, (r + k) % n), k - 1, before[r]),)
+                  for r in range(n)]
+    return build.done()
+
+
+def ring(hosts: Sequence[int], size: int) -> Workload:
+    """Allreduce in 2(n-1) steps of size/n to the right neighbour."""
+    build, n = _Builder(), _ranks(hosts)
+    arrived: list[Sequence[int]] = [()] * n  # what a rank waits for
+    for step in range(2 * (n - 1)):
+        sent = [build.flow(hosts[r], hosts[(r + 1) % n], _part(size, n, (r - step) % n), step, arrived[r])
+                for r in range(n)]
+        arrived = [(sent[(r - 1) % n],) for r in range(n)]
+    return build.done()
+
+
+def halving_doubling(hosts: Sequence[int], size: int) -> Workload:
+    """Allreduce: halves to partners at distance n/2, n/4 .. 1, then back.  n must be a power of two."""
+    build, n = _Builder(), _ranks(hosts)
+    if n & (n - 1):
+        raise ValueError(f"halving_doubling: expected a power of two of ranks, got {n}")
+    distances = [n >> k for k in range(1, n.bit_length())]
+    arrived: list[Sequence[int]] = [()] * n
+    for step, distance in enumerate(distances + distances[::-1]):
+        sent = [build.flow(hosts[r], hosts[r ^ distance], max(1, size * distance // n), step, arrived[r])
+                for r in range(n)]
+        arrived = [(sent[r ^ distance],) for r in range(n)]
+    return build.done()
+
+
+def double_binary_tree(hosts: Sequence[int], size: int, *, chunks: int = 32) -> Workload:
+    """Allreduce over two trees, half the bytes each, reduced up and broadcast down, pipelined in chunks.
+
+    An inner rank of one tree is a leaf of the other: the second tree is the first one mirrored (n even) or shifted.
+    """
+    build, n = _Builder(), _ranks(hosts)
+    if chunks < 1:
+        raise ValueError(f"double_binary_tree: expected at least 1 chunk, got {chunks}")
+    parent = [_parent(r, n) for r in range(n)]
+    for tree in range(2):
+        def rank(v: int, tree: int = tree) -> int:
+            return hosts[v if tree == 0 else n - 1 - v if n % 2 == 0 else (v + 1) % n]
+
+        half = _part(size, 2, tree)
+        children = [[v for v in range(n) if parent[v] == p] for p in range(n)]
+        order = sorted(range(n), key=lambda v: -_depth(parent, v))
+        above: dict[int, int] = {}  # the last chunk's task on the edge from v to its parent, and on the way down
+        below: dict[int, int] = {}
+        for chunk in range(chunks):
+            part = max(1, _part(half, chunks, chunk))
+            up: dict[int, int] = {}
+            for v in order:
+                if parent[v] >= 0:
+                    after = [up[c] for c in children[v]] + ([above[v]] if v in above else [])
+                    up[v] = build.flow(rank(v), rank(parent[v]), part, 2 * chunk, after)
+            down: dict[int, int] = {}
+            for v in reversed(order):
+                p = parent[v]
+                if p >= 0:
+                    after = [down[p]] if parent[p] >= 0 else [up[c] for c in children[p]]
+                    down[v] = build.flow(rank(p), rank(v), part, 2 * chunk + 1,
+                                         after + ([below[v]] if v in below else []))
+            above, below = up, down
+    return build.done()
+
+
+COLLECTIVES: dict[str, Callable[[Sequence[int], int], Workload]] = {
+    "all-to-all": all_to_all,
+    "halving-doubling": halving_doubling,
+    "ring": ring,
+    "double-binary-tree": double_binary_tree,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A GPT as training traffic."""
+
+    name: str
+    layers: int
+    hidden: int
+    vocabulary: int = 50_257
+
+    @property
+    def layer_parameters(self) -> int:
+        """12 h^2: attention 4 h^2, the two matrices of the MLP 8 h^2."""
+        return 12 * self.hidden**2
+
+    @property
+    def parameters(self) -> int:
+        """All layers and the embedding."""
+        return self.layers * self.layer_parameters + self.vocabulary * self.hidden
+
+
+MODELS = {m.name: m for m in (Model("GPT-117M", 12, 768), Model("GPT-7B", 32, 4096), Model("GPT-13B", 40, 5120))}
+
+
+def training_step(hosts: Sequence[int], model: Model, *, collective: str = "halving-doubling", machine: int = 8,
+                  tokens: int = 4096, flops: float = 400e12, layers: int | None = None) -> Workload:
+    """One step of hybrid data parallelism, layer after layer in backward order.
+
+    A machine has ``machine`` GPUs behind a fast internal network, which reduce among themselves first; GPU i of every
+    machine then allreduces its 1/machine of a layer's bf16 gradients with GPU i of all others (one rail each).
+    Before each layer's collectives lies its backward computation, 4 x parameters x tokens / flops seconds; nothing
+    overlaps, so that communication shows undiluted: a bound, not a forecast.
+
+    layers    simulate only that many of the model's layers (all are alike)
+    """
+    if len(hosts) % machine:
+        raise ValueError(f"training_step: {len(hosts)} hosts do not divide into machines of {machine}")
+    part = -(-2 * model.layer_parameters // machine)
+    rails = [COLLECTIVES[collective](hosts[i::machine], part) for i in range(machine)]
+    layer = _beside(rails)
+    pause = 4 * model.layer_parameters * tokens / flops
+    none = np.zeros(0, np.int64)
+    step = Workload(none, none, none, np.zeros(0), none, none.reshape(0, 2))
+    for _ in range(model.layers if layers is None else min(layers, model.layers)):
+        step = step.then(layer, gap=pause)
+    return step
+
+
+def _beside(parts: Sequence[Workload]) -> Workload:
+    """All at once."""
+    starts = np.cumsum([0, *(len(p) for p in parts)])
+    return Workload(
+        source=np.concatenate([p.source for p in parts]),
+        destination=np.concatenate([p.destination for p in parts]),
+        size=np.concatenate([p.size for p in parts]),
+        gap=np.concatenate([p.gap for p in parts]),
+        step=np.concatenate([p.step for p in parts]),
+        waits=np.concatenate([p.waits + start for p, start in zip(parts, starts, strict=False)]),
+    )
+
+
+def _ranks(hosts: Sequence[int]) -> int:
+    if len(hosts) < 2 or len(set(hosts)) != len(hosts):
+        raise ValueError(f"a collective needs at least 2 different hosts, got {list(hosts)[:8]}")
+    return len(hosts)
+
+
+def _part(size: int, n: int, i: int) -> int:
+    """Bytes of part i where n parts make up ``size``; at least 1, since even an empty part is announced."""
+    return max(1, size * (i + 1) // n - size * i // n)
+
+
+def _parent(v: int, n: int) -> int:
+    """Parent of v in the binary tree of ranks where 0 is the root, its child the largest power of two, and every
+    node v hangs on v +- its lowest bit; -1 for the root."""
+    if v == 0:
+        return -1
+    bit = v & -v
+    up = (v ^ bit) | (bit << 1)
+    return up if up < n else v ^ bit
+
+
+def _depth(parent: Sequence[int], v: int) -> int:
+    depth = 0
+    while parent[v] >= 0:
+        v, depth = parent[v], depth + 1
+    return depth
