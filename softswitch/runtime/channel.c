@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The socket to the control plane; see channel.h.
+ */
+#define _GNU_SOURCE
+#include "channel.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "control.h"
+
+#define HEAD 5u                           /* u32 size, u8 type */
+#define TAG 4u
+#define EVENTS_MAX (8u << 20)             /* bytes of events that may wait */
+#define REPLIES_MAX (4u << 20)            /* bytes waiting, from which on no request is taken */
+
+bool ss_channel_open(ss_channel *c, int fd) {
+    *c = (ss_channel){.fd = fd, .in = malloc(4 + SS_MESSAGE_MAX)};
+    return c->in != NULL;
+}
+
+void ss_channel_close(ss_channel *c) {
+    close(c->fd);
+    free(c->in);
+    free(c->out);
+}
+
+bool ss_channel_hungry(const ss_channel *c) { return c->n_out - c->out_at < REPLIES_MAX; }
+
+static uint8_t *room(ss_channel *c, size_t n) {
+    if (c->out_at == c->n_out) c->out_at = c->n_out = 0;
+    if (c->out_size - c->n_out < n && c->out_at) {
+        memmove(c->out, c->out + c->out_at, c->n_out - c->out_at);
+        c->n_out -= c->out_at;
+        c->out_at = 0;
+    }
+    if (c->out_size - c->n_out < n) {
+        size_t size = 2 * c->out_size + n;
+        uint8_t *out = realloc(c->out, size);
+        if (!out) return NULL;
+        c->out = out;
+        c->out_size = size;
+    }
+    return c->out + c->n_out;
+}
+
+static void put_head(uint8_t *at, size_t payload, uint8_t type) {
+    uint32_t size = (uint32_t)payload + 1;
+    memcpy(at, &size, 4);
+    at[4] = type;
+}
+
+void ss_channel_event(ss_channel *c, uint8_t kind, uint32_t id, uint64_t now_us, const uint8_t *data, uint32_t len) {
+    size_t n = HEAD + 13 + len;
+    uint8_t *at = c->n_out - c->out_at + n > EVENTS_MAX ? NULL : room(c, n);
+    if (!at) { c->lost_events++; return; }
+    put_head(at, 13 + len, SS_MSG_EVENT);
+    at[5] = kind;
+    memcpy(at + 6, &id, 4);
+    memcpy(at + 10, &now_us, 8);
+    if (len) memcpy(at + 18, data, len);
+    c->n_out += n;
+}
+
+void ss_channel_write(ss_channel *c) {
+    while (ss_channel_unsent(c)) {
+        ssize_t n = send(c->fd, c->out + c->out_at, c->n_out - c->out_at, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) {
+            c->ended |= errno != EAGAIN;
+            return;
+        }
+        c->out_at += (size_t)n;
+    }
+}
+
+/* One whole message; the reply is built right behind what waits to be sent. */
+static void serve(ss_channel *c, const uint8_t *payload, size_t n, ss_request_fn *execute, void *arg) {
+    /* Events of the requests themselves (packet-in after packet-out) would land in between: replies get a place of
+     * their own first. */
+    static uint8_t reply[SS_MESSAGE_MAX - TAG - 1];
+    size_t length = execute(arg, payload + TAG, n - TAG, reply, sizeof reply);
+    uint8_t *at = room(c, HEAD + TAG + length);
+    if (!at) { c->ended = true; return; }
+    put_head(at, TAG + length, SS_MSG_REPLY);
+    memcpy(at + HEAD, payload, TAG);
+    memcpy(at + HEAD + TAG, reply, length);
+    c->n_out += HEAD + TAG + length;
+}
+
+void ss_channel_read(ss_channel *c, ss_request_fn *execute, void *arg) {
+    ssize_t got = recv(c->fd, c->in + c->n_in, 4 + SS_MESSAGE_MAX - c->n_in, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) { c->ended = true; return; }
+    c->n_in += (size_t)got;
+    size_t at = 0;
+    while (c->n_in - at >= 4) {
+        uint32_t size;
+        memcpy(&size, c->in + at, 4);
+        if (size < 1 + TAG || size > SS_MESSAGE_MAX) { c->ended = true; return; }
+        if (c->n_in - at < 4 + size) break;
+        if (c->in[at + 4] != SS_MSG_REQUEST) { c->ended = true; return; }
+        serve(c, c->in + at + HEAD, size - 1, execute, arg);
+        at += 4 + size;
+    }
+    memmove(c->in, c->in + at, c->n_in - at);
+    c->n_in -= at;
+}

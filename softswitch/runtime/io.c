@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The event loop; see io.h.  One turn:
+ *
+ *   epoll_wait -> a batch from every port that has packets, through the pipeline into the ports' queues
+ *              -> requests of the control plane
+ *              -> ports that can send again
+ *              -> flush all ports, replies and events
+ *
+ * Without packets it sleeps without end: a timer runs only while an entry may fall idle or a full interface queue is to
+ * be tried again.
+ */
+#define _GNU_SOURCE
+#include "io.h"
+#include <errno.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+#include "control.h"
+
+#define RETRY_US 500u             /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
+enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER };     /* epoll keys; below: port numbers */
+
+static uint64_t monotonic_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+static void tell(ss_io *io, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void tell(ss_io *io, const char *format, ...) {
+    char text[256];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ss_channel_event(&io->channel, SS_EVENT_LOG, 0, io->now_us, (const uint8_t *)text, (uint32_t)n);
+}
+
+/* ---- the pipeline's side ------------------------------------------------------------------------------------------------- */
+
+static ss_port *port_of(const ss_io *io, uint32_t number) { return number < SS_MAX_PORTS ? io->ports[number] : NULL; }
+
+uint8_t *ss_io_reserve(void *arg, uint32_t number, uint32_t cap) {
+    ss_port *p = port_of(arg, number);
+    return p ? ss_port_reserve(p, cap) : NULL;
+}
+
+void ss_io_commit(void *arg, uint32_t number, uint32_t len) { ss_port_commit(port_of(arg, number), len); }
+
+/* Frames of the batch at hand are not a queue: they leave at the end of the turn unless the link is behind. */
+uint32_t ss_io_depth(void *arg, uint32_t number) {
+    const ss_port *p = port_of(arg, number);
+    return p && p->tx != SS_TX_IDLE ? ss_port_waiting(p) : 0;
+}
+
+void ss_io_event(void *arg, const ss_event *e) {
+    ss_io *io = arg;
+    ss_channel_event(&io->channel, (uint8_t)e->kind, e->id, e->now_us, e->data, e->len);
+}
+
+typedef struct { ss_io *io; uint32_t port; } arrival;
+
+static void receive(void *arg, const uint8_t *frame, uint32_t len) {
+    arrival *a = arg;
+    ss_io *io = a->io;
+    io->last_port = a->port, io->last_len = len, io->last_frame = frame;
+    ss_receive(io->sw, a->port, frame, len, io->now_us);
+}
+
+/* ---- ports ---------------------------------------------------------------------------------------------------------------- */
+
+static void watch(ss_io *io, int fd, uint32_t key, uint32_t events) {
+    struct epoll_event e = {.events = events, .data.u32 = key};
+    if (epoll_ctl(io->epoll, EPOLL_CTL_MOD, fd, &e) && errno == ENOENT) epoll_ctl(io->epoll, EPOLL_CTL_ADD, fd, &e);
+}
+
+static void refresh(ss_io *io, ss_port *p) {
+    if (!ss_port_refresh(p)) return;
+    if (p->fd >= 0 && p->started) watch(io, p->fd, p->number, EPOLLIN);
+    tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
+}
+
+static void flush(ss_io *io, ss_port *p) {
+    ss_tx_state before = p->tx;
+    int fd = p->fd;
+    ss_port_flush(p);
+    if (p->fd < 0) {
+        if (fd >= 0) tell(io, "port %u (%s) is gone", p->number, p->name);
+        return;
+    }
+    if ((before == SS_TX_WAIT_WRITABLE) != (p->tx == SS_TX_WAIT_WRITABLE))
+        watch(io, p->fd, p->number, p->tx == SS_TX_WAIT_WRITABLE ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
+static void flush_all(ss_io *io, bool retry) {
+    for (uint32_t i = 0; i < io->n_ports; i++) {
+        ss_port *p = io->ports[io->numbers[i]];
+        /* A flush in the middle of a turn may have left the port waiting unwatched: then this one tells epoll. */
+        if (ss_port_waiting(p) && (p->tx == SS_TX_IDLE || (retry && p->tx == SS_TX_WAIT_TIMER))) flush(io, p);
+        else if (p->tx == SS_TX_WAIT_WRITABLE && p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN | EPOLLOUT);
+    }
+}
+
+/* ---- requests --------------------------------------------------------------------------------------------------------------- */
+
+static size_t reply_with(uint8_t *reply, uint16_t status, size_t body) {
+    uint32_t size = (uint32_t)body + 2;
+    memcpy(reply, &size, 4);
+    memcpy(reply + 4, &status, 2);
+    return 6 + body;
+}
+
+static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
+    for (uint32_t i = 0; i < io->n_ports; i++) {
+        ss_port *p = io->ports[io->numbers[i]];
+        const char *why;
+        if (!ss_port_start(p, &why)) {
+            int n = snprintf((char *)reply + 6, cap - 6, "port %u: cannot receive from %s: %s", p->number, p->name, why);
+            return reply_with(reply, SS_INTERNAL, (size_t)n);
+        }
+        if (p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN);
+    }
+    return reply_with(reply, SS_OK, 0);
+}
+
+static size_t describe_ports(ss_io *io, uint8_t *reply, size_t cap) {
+    uint8_t *at = reply + 6;
+    memcpy(at, &io->n_ports, 4), at += 4;
+    for (uint32_t i = 0; i < io->n_ports; i++) {
+        ss_port *p = io->ports[io->numbers[i]];
+        uint16_t length = (uint16_t)strlen(p->name);
+        if ((size_t)(reply + cap - at) < 15 + sizeof p->stats + 2 + length) break;
+        ss_port_count_missed(p);
+        uint32_t waiting = ss_port_waiting(p);
+        memcpy(at, &p->number, 4), at += 4;
+        *at++ = p->up, *at++ = p->vnet, *at++ = p->join;
+        memcpy(at, &p->mtu, 4), at += 4;
+        memcpy(at, &waiting, 4), at += 4;
+        memcpy(at, &p->stats, sizeof p->stats), at += sizeof p->stats;
+        memcpy(at, &length, 2), at += 2;
+        memcpy(at, p->name, length), at += length;
+    }
+    return reply_with(reply, SS_OK, (size_t)(at - reply) - 6);
+}
+
+static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply, size_t cap) {
+    ss_io *io = arg;
+    uint16_t op = 0;
+    if (n >= 6) memcpy(&op, batch + 4, 2);
+    if (op == OP_START) return start_ports(io, reply, cap);
+    if (op == OP_PORTS) return describe_ports(io, reply, cap);
+    io->last_frame = NULL;
+    return ss_control(io->sw, io->now_us, batch, n, reply, cap);
+}
+
+/* ---- timers, links ------------------------------------------------------------------------------------------------------------ */
+
+static void set_timer(ss_io *io) {
+    uint64_t due = ss_tick(io->sw, io->now_us);
+    for (uint32_t i = 0; i < io->n_ports; i++)
+        if (io->ports[io->numbers[i]]->tx == SS_TX_WAIT_TIMER && due > io->now_us + RETRY_US) due = io->now_us + RETRY_US;
+    if (due == io->timer_due) return;
+    io->timer_due = due;
+    uint64_t at = due == UINT64_MAX ? 0 : io->start_us + due;          /* 0 disarms */
+    struct itimerspec when = {.it_value = {.tv_sec = (time_t)(at / 1000000u), .tv_nsec = (long)(at % 1000000u) * 1000}};
+    timerfd_settime(io->timer, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+static void links_changed(ss_io *io) {
+    uint8_t news[8192];
+    while (recv(io->netlink, news, sizeof news, MSG_DONTWAIT) > 0) {}   /* what changed does not matter: all are asked */
+    for (uint32_t i = 0; i < io->n_ports; i++) refresh(io, io->ports[io->numbers[i]]);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------------------------ */
+
+bool ss_io_open(ss_io *io, int control_fd, const char **why) {
+    memset(io, 0, sizeof *io);
+    io->start_us = monotonic_us();
+    io->timer_due = UINT64_MAX;
+    *why = "out of memory";
+    if (!ss_channel_open(&io->channel, control_fd)) return false;
+    *why = "cannot set up the event loop";
+    io->epoll = epoll_create1(EPOLL_CLOEXEC);
+    io->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    io->netlink = socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE);
+    if (io->epoll < 0 || io->timer < 0 || io->netlink < 0) return false;
+    struct sockaddr_nl links = {.nl_family = AF_NETLINK, .nl_groups = RTMGRP_LINK};
+    if (bind(io->netlink, (struct sockaddr *)&links, sizeof links)) return false;
+    watch(io, io->channel.fd, KEY_CHANNEL, EPOLLIN);
+    watch(io, io->netlink, KEY_NETLINK, EPOLLIN);
+    watch(io, io->timer, KEY_TIMER, EPOLLIN);
+    return true;
+}
+
+bool ss_io_add_port(ss_io *io, ss_port *p) {
+    if (p->number >= SS_MAX_PORTS || io->ports[p->number]) return false;
+    io->ports[p->number] = p;
+    io->numbers[io->n_ports++] = p->number;
+    return true;
+}
+
+void ss_io_close(ss_io *io) {
+    for (uint32_t i = 0; i < io->n_ports; i++) ss_port_close(io->ports[io->numbers[i]]);
+    ss_channel_close(&io->channel);
+    close(io->epoll), close(io->netlink), close(io->timer);
+}
+
+static uint32_t channel_interest(const ss_io *io) {
+    return (ss_channel_hungry(&io->channel) ? EPOLLIN : 0u) | (ss_channel_unsent(&io->channel) ? EPOLLOUT : 0u);
+}
+
+void ss_io_run(ss_io *io) {
+    uint32_t interest = EPOLLIN;
+    while (!io->channel.ended) {
+        struct epoll_event events[64];
+        set_timer(io);
+        int n = epoll_wait(io->epoll, events, 64, -1);
+        io->now_us = monotonic_us() - io->start_us;
+        bool retry = false;
+        for (int i = 0; i < n; i++) {
+            uint32_t key = events[i].data.u32;
+            if (key == KEY_CHANNEL) {
+                if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) ss_channel_read(&io->channel, execute, io);
+            } else if (key == KEY_NETLINK) links_changed(io);
+            else if (key == KEY_TIMER) {
+                uint64_t expirations;
+                if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX, retry = true;
+            } else {
+                ss_port *p = io->ports[key];
+                arrival a = {io, key};
+                if (events[i].events & EPOLLOUT) flush(io, p);
+                if (events[i].events & (EPOLLIN | EPOLLERR)) ss_port_receive(p, receive, &a);
+                io->last_frame = NULL;
+            }
+        }
+        flush_all(io, retry);
+        ss_channel_write(&io->channel);
+        uint32_t now = channel_interest(io);
+        if (now != interest) watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
+    }
+}

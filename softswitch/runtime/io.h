@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The switch process's event loop: ports, control channel and timers on one epoll, one thread.
+ */
+#ifndef SS_IO_H
+#define SS_IO_H
+#include "channel.h"
+#include "port.h"
+#include "switch.h"
+
+#define SS_MAX_PORTS 511u         /* v1model: 9 bits, the last one means "drop" */
+
+/* Requests to the process itself (control.h has those to the switch); the same framing. */
+enum {
+    OP_START = 100,               /* -> ; ports begin to receive */
+    OP_PORTS = 101,               /* -> u32 n, n * (u32 port, u8 up, u8 vnet, u8 join, u32 mtu, u32 waiting,
+                                     u64 * (ss_port_stats fields, in order), u16 length, name) */
+};
+
+typedef struct ss_io {
+    ss_switch *sw;
+    ss_channel channel;
+    ss_port *ports[SS_MAX_PORTS];
+    uint32_t numbers[SS_MAX_PORTS], n_ports;      /* port numbers in use */
+    int epoll, netlink, timer;
+    uint64_t start_us, now_us;                    /* monotonic; now_us counts from start_us */
+    uint64_t timer_due;                           /* what the timer is set to, as now_us; UINT64_MAX: off */
+    /* for crash reports: the frame in the pipeline */
+    volatile uint32_t last_port, last_len;
+    const uint8_t *volatile last_frame;
+} ss_io;
+
+/* Sets up loop and channel; false with *why set where that fails. */
+bool ss_io_open(ss_io *, int control_fd, const char **why);
+bool ss_io_add_port(ss_io *, ss_port *);
+/* Runs until the control channel ends. */
+void ss_io_run(ss_io *);
+void ss_io_close(ss_io *);
+
+/* Callbacks for ss_options. */
+uint8_t *ss_io_reserve(void *io, uint32_t port, uint32_t cap);
+void ss_io_commit(void *io, uint32_t port, uint32_t len);
+uint32_t ss_io_depth(void *io, uint32_t port);
+void ss_io_event(void *io, const ss_event *);
+#endif

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Cutting and joining super-packets (segment.h).  What segmentation changes from segment to segment (Linux
+ * net/ipv4/{af_inet,udp_offload,tcp_offload}.c; the same rules bind both directions here):
+ *   IPv4    total length, ID (+1 each), header checksum
+ *   IPv6    payload length
+ *   UDP     length, checksum (never 0)
+ *   TCP     sequence number, checksum; FIN and PSH only on the last, CWR only on the first
+ */
+#include "segment.h"
+#include <string.h>
+#include "softswitch.h"
+
+enum { ETH = 14, VLAN = 4, UDP = 17, TCP = 6 };
+enum { FIN = 0x01, SYN = 0x02, RST = 0x04, PSH = 0x08, ACK = 0x10, URG = 0x20, ECE = 0x40, CWR = 0x80 };
+
+static uint16_t get16(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }
+static void put16(uint8_t *p, uint32_t v) { p[0] = (uint8_t)(v >> 8), p[1] = (uint8_t)v; }
+static uint32_t get32(const uint8_t *p) { return (uint32_t)get16(p) << 16 | get16(p + 2); }
+static void put32(uint8_t *p, uint32_t v) { put16(p, v >> 16), put16(p + 2, v); }
+
+typedef struct {                  /* where a UDP or TCP packet's parts lie */
+    uint8_t protocol;             /* UDP, TCP */
+    bool v6;
+    uint32_t l3, l4, headers;     /* offsets of the IP header, the UDP/TCP header, the payload */
+    uint32_t end;                 /* of the payload, by the IP header: Ethernet padding may follow */
+} layout;
+
+/* Understands plain UDP and TCP over IPv4 or IPv6, behind up to two VLAN tags; no fragments, no extension headers.
+ * In a super-packet the IP length says nothing, so that the frame's length counts. */
+static bool understand(const uint8_t *f, uint32_t len, bool super, layout *at) {
+    uint32_t type_at = 12;
+    if (len < ETH) return false;
+    for (int tags = 0; tags < 2 && (get16(f + type_at) == 0x8100 || get16(f + type_at) == 0x88a8); tags++) {
+        type_at += VLAN;
+        if (len < type_at + 2) return false;
+    }
+    uint32_t l3 = type_at + 2, ip_len;
+    const uint8_t *ip = f + l3;
+    if (get16(f + type_at) == 0x0800) {
+        if (len < l3 + 20 || ip[0] >> 4 != 4 || (ip[0] & 15) < 5 || (get16(ip + 6) & 0x3fff)) return false;
+        *at = (layout){.protocol = ip[9], .v6 = false, .l3 = l3, .l4 = l3 + 4u * (ip[0] & 15)};
+        ip_len = get16(ip + 2);
+    } else if (get16(f + type_at) == 0x86dd) {
+        if (len < l3 + 40 || ip[0] >> 4 != 6) return false;
+        *at = (layout){.protocol = ip[6], .v6 = true, .l3 = l3, .l4 = l3 + 40};
+        ip_len = 40 + get16(ip + 4);
+    } else return false;
+    at->end = super ? len : l3 + ip_len;
+    if (at->end > len) return false;
+    if (at->protocol == UDP) at->headers = at->l4 + 8;
+    else if (at->protocol == TCP && at->end >= at->l4 + 20) {
+        uint32_t words = f[at->l4 + 12] >> 4;
+        if (words < 5) return false;
+        at->headers = at->l4 + 4 * words;
+    } else return false;
+    return at->headers <= at->end;
+}
+
+static uint32_t checksum_at(const layout *at) { return at->l4 + (at->protocol == UDP ? 6 : 16); }
+
+static uint32_t pseudo_header(const uint8_t *f, const layout *at, uint32_t l4_len, uint8_t out[40]) {
+    uint32_t addresses = at->v6 ? 32 : 8;
+    memcpy(out, f + at->l3 + (at->v6 ? 8 : 12), addresses);
+    if (!at->v6) {
+        out[8] = 0, out[9] = at->protocol;
+        put16(out + 10, l4_len);
+        return 12;
+    }
+    put32(out + 32, l4_len);
+    put32(out + 36, at->protocol);
+    return 40;
+}
+
+/* The one's complement sum that checksum offload wants in the checksum field: pseudo header only, not inverted. */
+static uint16_t partial_checksum(const uint8_t *f, const layout *at, uint32_t l4_len) {
+    uint8_t pseudo[40];
+    uint32_t n = pseudo_header(f, at, l4_len, pseudo);
+    return (uint16_t)~ss_csum16(pseudo, n, NULL, 0);
+}
+
+/* 0 where the checksum in the packet is right (RFC 1071: the sum over it is then all ones). */
+static uint16_t checksum_error(const uint8_t *f, const layout *at) {
+    uint8_t pseudo[40];
+    uint32_t n = pseudo_header(f, at, at->end - at->l4, pseudo);
+    return ss_csum16(pseudo, n, f + at->l4, at->end - at->l4);
+}
+
+static void fill_checksum(uint8_t *f, const layout *at) {
+    put16(f + checksum_at(at), 0);
+    uint16_t sum = checksum_error(f, at);
+    put16(f + checksum_at(at), sum == 0 && at->protocol == UDP ? 0xffff : sum);   /* 0 would mean "none" */
+}
+
+static void fill_ip_checksum(uint8_t *ip) {
+    put16(ip + 10, 0);
+    put16(ip + 10, ss_csum16(ip, 4u * (ip[0] & 15), NULL, 0));
+}
+
+static void set_lengths(uint8_t *f, const layout *at, uint32_t payload) {
+    uint32_t l4_len = at->headers - at->l4 + payload;
+    if (at->v6) put16(f + at->l3 + 4, l4_len);
+    else put16(f + at->l3 + 2, at->l4 - at->l3 + l4_len);
+    if (at->protocol == UDP) put16(f + at->l4 + 4, l4_len);
+}
+
+/* ---- cutting ----------------------------------------------------------------------------------------------------------- */
+
+/* A single packet whose checksum, of whatever protocol, was left to the hardware: the field holds the pseudo header's sum. */
+static bool complete(uint8_t *f, uint32_t len, const ss_vnet *v) {
+    uint32_t field = (uint32_t)v->csum_start + v->csum_offset;
+    if (v->csum_start > len || field + 2 > len) return false;
+    /* An odd number of bytes may stand before the field in the sum only in broken packets; csum16 would pad there. */
+    uint16_t sum = ss_csum16(f + v->csum_start, len - v->csum_start, NULL, 0);
+    put16(f + field, sum == 0 && v->csum_offset == 6 ? 0xffff : sum);
+    return true;
+}
+
+uint32_t ss_cut(uint8_t *f, uint32_t len, const ss_vnet *v, ss_segment_fn *each, void *arg, const char **why) {
+    uint8_t type = v->gso_type & (uint8_t)~SS_GSO_ECN;
+    layout at;
+    if (type == SS_GSO_NONE) {
+        if ((v->flags & SS_VNET_NEEDS_CSUM) && !complete(f, len, v)) {
+            *why = "checksum offload points outside of the frame";
+            return 0;
+        }
+        each(arg, f, len);
+        return 1;
+    }
+    if (!understand(f, len, true, &at)) { *why = "super-packet that is not plain UDP or TCP over IP"; return 0; }
+    bool right = type == SS_GSO_UDP ? at.protocol == UDP
+                                    : at.protocol == TCP && type == (at.v6 ? SS_GSO_TCP6 : SS_GSO_TCP4);
+    if (!right) { *why = "super-packet of a kind that does not match its headers"; return 0; }
+    if (!v->gso_size) { *why = "super-packet with segments of 0 bytes"; return 0; }
+
+    uint8_t saved[ETH + 2 * VLAN + 60 + 60];        /* longest headers: options included */
+    uint32_t headers = at.headers, left = len - headers, n = 0;
+    memcpy(saved, f, headers);
+    uint8_t flags = at.protocol == TCP ? saved[at.l4 + 13] : 0;
+    uint32_t seq = at.protocol == TCP ? get32(saved + at.l4 + 4) : 0;
+    uint16_t id = at.v6 ? 0 : get16(saved + at.l3 + 4);
+    do {
+        /* Each segment's headers are written right before its payload, over the end of the segment before it, which has
+         * been handled by then: nothing is copied but headers. */
+        uint32_t payload = left < v->gso_size ? left : v->gso_size;
+        uint8_t *segment = f + (size_t)n * v->gso_size;
+        left -= payload;
+        memcpy(segment, saved, headers);
+        set_lengths(segment, &at, payload);
+        if (!at.v6) {
+            put16(segment + at.l3 + 4, id + n);
+            fill_ip_checksum(segment + at.l3);
+        }
+        if (at.protocol == TCP) {
+            uint8_t only = flags;
+            if (left) only &= (uint8_t)~(FIN | PSH);
+            if (n) only &= (uint8_t)~CWR;
+            segment[at.l4 + 13] = only;
+            put32(segment + at.l4 + 4, seq + n * v->gso_size);
+        }
+        layout part = at;
+        part.end = headers + payload;
+        fill_checksum(segment, &part);
+        each(arg, segment, headers + payload);
+        n++;
+    } while (left);
+    return n;
+}
+
+/* ---- joining ----------------------------------------------------------------------------------------------------------- */
+
+/* A frame that could be the first or a further part of a super-packet, as far as its headers say. */
+static bool joinable(const ss_frame *frame, uint32_t mtu, layout *at) {
+    const uint8_t *f = frame->bytes;
+    if (!understand(f, frame->len, false, at) || at->l3 != ETH || at->end != frame->len || at->headers == at->end ||
+        at->headers > SS_HEADERS_MAX || frame->len - ETH > mtu)
+        return false;
+    if (!at->v6 && at->l4 != at->l3 + 20) return false;                                  /* options: rare, left alone */
+    if (at->protocol == UDP) return get16(f + at->l4 + 4) == frame->len - at->l4 && get16(f + at->l4 + 6);
+    return !(f[at->l4 + 13] & (SYN | RST | URG | CWR)) && (f[at->l4 + 13] & ACK) && !(f[at->l4 + 12] & 15) &&
+           get16(f + at->l4 + 16) != 0xffff;
+}
+
+/* 0xffff and 0 both check as the number zero; the kernel writes 0 (but 0xffff in UDP), so that the other is not joined. */
+static bool right_checksums(const uint8_t *f, const layout *at) {
+    return (at->v6 || (get16(f + at->l3 + 10) != 0xffff && ss_csum16(f + at->l3, 20, NULL, 0) == 0)) &&
+           checksum_error(f, at) == 0;
+}
+
+/* May `f` (same layout but for its end) follow `before` frames of `size` payload bytes, the first of which is `a`? */
+static bool follows(const uint8_t *a, const uint8_t *f, const layout *at, uint32_t before, uint32_t size) {
+    uint32_t ip = at->l3, l4 = at->l4;
+    if (memcmp(a, f, ETH)) return false;
+    if (at->v6) {
+        if (memcmp(a + ip, f + ip, 4) || memcmp(a + ip + 6, f + ip + 6, 34)) return false;
+    } else if (memcmp(a + ip, f + ip, 2) || memcmp(a + ip + 6, f + ip + 6, 4) || memcmp(a + ip + 12, f + ip + 12, 8) ||
+               (uint16_t)(get16(a + ip + 4) + before) != get16(f + ip + 4))
+        return false;
+    if (memcmp(a + l4, f + l4, 4)) return false;                                         /* ports */
+    if (at->protocol == UDP) return true;
+    return get32(f + l4 + 4) == get32(a + l4 + 4) + before * size && !memcmp(a + l4 + 8, f + l4 + 8, 5) &&
+           (a[l4 + 13] | FIN | PSH) == (f[l4 + 13] | FIN | PSH) && !memcmp(a + l4 + 14, f + l4 + 14, 2) &&
+           !memcmp(a + l4 + 18, f + l4 + 18, at->headers - l4 - 18);                     /* urgent pointer, options */
+}
+
+uint32_t ss_join(const ss_frame *frames, uint32_t n, uint32_t mtu, ss_super *out) {
+    layout at, next;
+    if (n < 2 || !joinable(&frames[0], mtu, &at)) return 1;
+    const uint8_t *first = frames[0].bytes;
+    uint32_t size = at.end - at.headers, total = size, taken = 1;
+    if (n > SS_JOIN_MAX) n = SS_JOIN_MAX;
+    while (taken < n) {
+        const ss_frame *frame = &frames[taken];
+        const uint8_t *before = frames[taken - 1].bytes;
+        if (frames[taken - 1].len != frames[0].len) break;                               /* a shorter one is the last */
+        if (at.protocol == TCP && (before[at.l4 + 13] & (FIN | PSH))) break;             /* so is one with FIN or PSH */
+        if (frame->len > frames[0].len || !joinable(frame, mtu, &next)) break;
+        if (next.protocol != at.protocol || next.v6 != at.v6 || next.headers != at.headers) break;
+        uint32_t payload = next.end - next.headers;
+        if (at.headers - at.l3 + total + payload > 65535) break;
+        if (!follows(first, frame->bytes, &at, taken, size)) break;
+        if (taken == 1 && !right_checksums(first, &at)) break;
+        if (!right_checksums(frame->bytes, &next)) break;
+        total += payload;
+        taken++;
+    }
+    if (taken == 1) return 1;
+    out->header_len = at.headers;
+    memcpy(out->header, first, at.headers);
+    set_lengths(out->header, &at, total);
+    if (!at.v6) fill_ip_checksum(out->header + at.l3);
+    if (at.protocol == TCP) out->header[at.l4 + 13] = frames[taken - 1].bytes[at.l4 + 13];
+    put16(out->header + checksum_at(&at), partial_checksum(first, &at, at.headers - at.l4 + total));
+    out->vnet = (ss_vnet){
+        .flags = SS_VNET_NEEDS_CSUM,
+        .gso_type = at.protocol == UDP ? SS_GSO_UDP : at.v6 ? SS_GSO_TCP6 : SS_GSO_TCP4,
+        .header_len = (uint16_t)at.headers,
+        .gso_size = (uint16_t)size,
+        .csum_start = (uint16_t)at.l4,
+        .csum_offset = (uint16_t)(checksum_at(&at) - at.l4),
+    };
+    return taken;
+}
