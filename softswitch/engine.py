@@ -444,6 +444,11 @@ class LocalEngine(Engine):
         self._local.receive(port, frame)
         return self.take()
 
+    @property
+    def now_us(self) -> int:
+        """The switch's clock, microseconds since its start."""
+        return self._local.now_us
+
     def advance(self, now_us: int) -> int | None:
         """Sets the clock (microseconds since the start) and reports idle entries; the time of the next one, if any."""
         if now_us < self._local.now_us:

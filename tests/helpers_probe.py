@@ -66,4 +66,5 @@ def probe(op: int, a: int = 0, b: int = 0, c: int = 0, rest: bytes = b"") -> byt
 
 def read(frame: bytes) -> Probe:
     """The probe's header of a frame that came out."""
-    return Probe(*struct.unpack(">BBHI", frame[:8]), frame[8:])
+    op, a, b, c = struct.unpack(">BBHI", frame[:8])
+    return Probe(op, a, b, c, frame[8:])
