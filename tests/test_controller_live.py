@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller on real switches, BMv2 and softswitch, without interfaces: what it wants is what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+
+from netfold.controller import fabric as fabrics
+from netfold.controller import operator, tables
+from netfold.controller.controller import Controller
+from netfold.controller.fabric import Engine, Fabric, Switch, leafspine
+from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
+
+pytestmark = pytest.mark.timeout(180)
+BOUND = 120.0
+"""Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment: simple_switch_grpc insists on a Thrift port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(engine: Engine, switch: Switch) -> list[str]:
+    """How a switch without interfaces is started."""
+    if engine == "bmv2":
+        return ["simple_switch_grpc", "--no-p4", "--log-level", "off", "--device-id", str(switch.device_id),
+                "--thrift-port", str(free_port()), "--", "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
+    return [sys.executable, "-m", "softswitch", "--no-p4", "--device-id", str(switch.device_id),
+            "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
+
+
+class Switches:
+    """The processes of a fabric's switches."""
+
+    def __init__(self, fabric: Fabric, folder: Path) -> None:
+        self.fabric = fabric
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        """Start one."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command(self.fabric.engine, self.fabric.switch(name)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def kill(self, name: str) -> None:
+        """End one without warning."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait(10)
+        Path(self.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+ENGINES = [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"]
+
+
+@pytest.fixture(params=ENGINES)
+def switches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Switches]:
+    """Four running switches of a 2x2x4 fabric with losses."""
+    engine: Engine = request.param
+    if engine == "bmv2" and not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")):
+        pytest.skip("simple_switch_grpc and p4c-bm2-ss are not on PATH")
+    made = Switches(leafspine(2, 2, 4, engine=engine, loss=0.01, rundir=tmp_path), tmp_path)
+    try:
+        for switch in made.fabric.switches:
+            made.start(switch.name)
+        yield made
+    finally:
+        for name in list(made.processes):
+            made.kill(name)
+
+
+async def together(fabric: Fabric, world: int) -> list[Plan]:
+    """All ranks join."""
+    async with grpc.aio.insecure_channel(fabric.jobs) as channel:
+        join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
+        return list(await asyncio.gather(*(
+            join(Join("j", world, rank, fabric.hosts[rank].address, "10.0.0.1:1", 1024), timeout=60)
+            for rank in range(world)
+        )))
+
+
+async def leave(fabric: Fabric, plan: Plan) -> None:
+    """One rank leaves."""
+    async with grpc.aio.insecure_channel(fabric.jobs) as channel:
+        goodbye = channel.unary_unary(f"/{SERVICE}/Leave", msgspec.json.encode, msgspec.json.Decoder(Done).decode)
+        await goodbye(Leave(plan.job, plan.rank, plan.epoch), timeout=60)
+
+
+async def held(controller: Controller) -> dict[str, bool]:
+    """By switch, whether what it holds is what it should hold, read back this moment."""
+    found = {}
+    for name, target in controller._targets.items():
+        found[name] = await target.client.read_state(tables.MANAGED) == target._desired()
+    return found
+
+
+def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
+    """Pipeline, routes, losses and a job's entries read back equal; they go with the job; a second controller finds
+    the pipeline in place, and a switch that died gets everything anew."""
+    fabric = switches.fabric
+    names = [switch.name for switch in fabric.switches]
+
+    async def story() -> None:
+        async with asyncio.timeout(BOUND):
+            async with Controller(fabric) as controller:
+                assert await held(controller) == dict.fromkeys(names, True)
+                plans = await together(fabric, 4)
+                assert [tree.name for tree in plans[0].trees] == ["spine1", "spine2"], plans[0].reason
+                assert await held(controller) == dict.fromkeys(names, True)
+                status = await operator.status(fabric.jobs)
+                assert all(s.up and s.pushes == 1 and s.entries > 10 for s in status.switches)
+
+            async with Controller(fabric) as controller:
+                assert [target.pushes for target in controller._targets.values()] == [0] * 4
+                assert await held(controller) == dict.fromkeys(names, True)
+                assert all(e.table != tables.CONNECTION for t in controller._targets.values()
+                           for e in t._actual.values() if hasattr(e, "table"))
+                plans = await together(fabric, 2)
+                target = controller._targets["leaf1"]
+                switches.kill("leaf1")
+                await until_slowly(lambda: not target.is_up)
+                switches.start("leaf1")
+                await target.wait_up(BOUND)
+                assert await held(controller) == dict.fromkeys(names, True)
+                for plan in plans:
+                    await leave(fabric, plan)
+                assert await held(controller) == dict.fromkeys(names, True)
+                assert set(controller._ledger.used().values()) == {0}
+
+    asyncio.run(story())
+
+
+async def until_slowly(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does; the test's own bound ends it."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
+    """`netfold up` says when it is ready, `netfold status` shows the switches, a signal ends it with status 0."""
+    fabric = switches.fabric
+    file = switches.folder / "lab.toml"
+    fabric.save(file)
+    assert fabrics.load(file) == fabric
+    netfold = [sys.executable, "-m", "netfold.controller.cli"]
+    up = subprocess.Popen([*netfold, "up", str(file)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        assert up.stdout is not None
+        line = up.stdout.readline()
+        assert line.startswith(f"ready: fabric {fabric.name}, 4 switches ({fabric.engine})")
+        table = subprocess.run([*netfold, "status", str(file)], capture_output=True, text=True, timeout=60, check=True)
+        assert "4 of 4 switches up" in table.stdout
+        data = subprocess.run([*netfold, "status", "--json", "--controller", fabric.jobs], capture_output=True,
+                              timeout=60, check=True)
+        assert msgspec.json.decode(data.stdout, type=operator.Status).fabric == fabric.name
+        second = subprocess.run([*netfold, "up", str(file)], capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert "running at" in second.stderr
+        assert "Traceback" not in second.stderr
+        up.terminate()
+        assert up.wait(20) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            up.kill()
+        up.wait(10)
+        if up.stdout is not None:
+            up.stdout.close()
