@@ -127,8 +127,8 @@ def test_a_test_whose_expectations_hold_passes(engine: LocalEngine) -> None:
     assert report.passed
     assert (report.sent, report.received) == (11, 11)
     assert report.notes == [
-        "t.stf:33: register_read sums 3 = 42",
-        "t.stf:40: meter_get_rates meter 1 = MeterConfig(cir=1000, cburst=1, pir=2000, pburst=2)"]
+        "t.stf:32: register_read sums 3 = 42",
+        "t.stf:39: meter_get_rates meter 1 = MeterConfig(cir=1000, cburst=1, pir=2000, pburst=2)"]
 
 
 @pytest.mark.parametrize(("text", "says"), [

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Throws hostile frames and requests at a switch; meant to run under the sanitizers.  Every buffer handed over is its own
+// allocation of exactly the right size, so that a byte read or written too far is seen.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "control.h"
+#include "switch.h"
+
+static uint64_t seed;
+static uint32_t draw(uint32_t n) {      // 0..n-1
+    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
+    return (uint32_t)((seed >> 16) % n);
+}
+
+static uint8_t *held;                   // the frame being built
+static uint64_t frames, bytes;
+
+static uint8_t *reserve(void *io, uint32_t port, uint32_t cap) {
+    (void)io, (void)port;
+    if (draw(50) == 0) return NULL;
+    return held = malloc(cap);
+}
+
+static void commit(void *io, uint32_t port, uint32_t len) {
+    (void)io, (void)port;
+    for (uint32_t i = 0; i < len; i++) bytes += held[i];     // reads each: uninitialised or foreign bytes are seen
+    frames += len != 0;
+    free(held);
+}
+
+static void event(void *io, const ss_event *e) {
+    (void)io;
+    for (uint32_t i = 0; i < e->len; i++) bytes += e->data[i];
+}
+
+static uint64_t now;
+
+static void receive(ss_switch *sw, const uint8_t *data, uint32_t len) {
+    uint8_t *frame = malloc(len ? len : 1);
+    memcpy(frame, data, len);
+    ss_receive(sw, draw(512), frame, len, now += draw(5000));
+    free(frame);
+}
+
+static size_t request(ss_switch *sw, const uint8_t *data, size_t n) {
+    static uint8_t reply[SS_REPLY_MIN];
+    uint8_t *copy = malloc(n ? n : 1);
+    memcpy(copy, data, n);
+    size_t got = ss_control(sw, now, copy, n, reply, sizeof reply);
+    if (got > sizeof reply) abort();
+    free(copy);
+    return got;
+}
+
+static void put(uint8_t **at, uint64_t v, int n) { for (; n--; v >>= 8) *(*at)++ = (uint8_t)v; }
+
+// Requests that are nearly right: real ops, small indices, bodies whose fields are mostly plausible.
+static void plausible(ss_switch *sw) {
+    static const uint8_t ops[] = {10, 10, 10, 10, 11, 12, 13, 14, 15, 16, 20, 20, 20, 21, 22, 22, 22, 23, 30, 31, 32, 33, 34,
+                                  35, 36, 40, 40, 41, 42, 42, 43, 44, 45, 1, 3, 4};
+    uint8_t buffer[400], *at = buffer + 4;
+    put(&at, ops[draw(sizeof ops)], 2);
+    uint32_t fields = draw(16);
+    bool with_kind = draw(2);
+    if (with_kind) put(&at, draw(4), 1);
+    put(&at, draw(7), 4);
+    if (draw(2)) put(&at, draw(3), 4);
+    for (uint32_t i = 0; i < fields; i++) {
+        switch (draw(6)) {
+        case 0: put(&at, draw(4), 1); break;
+        case 1: put(&at, draw(20), 4); break;
+        case 2: put(&at, draw(20), 8); break;
+        case 3: put(&at, 0xffff, 2); break;
+        case 4: put(&at, 0xffffffff, 4); break;
+        default: put(&at, (uint64_t)draw(9) << (8 * draw(8)), 8);
+        }
+    }
+    uint8_t *head = buffer;
+    put(&head, (uint64_t)(at - buffer - 4), 4);
+    request(sw, buffer, (size_t)(at - buffer));
+}
+
+// A full table write, so that lookups have something to find: u8 what, table, priority, key, mask, cookie, idle, action.
+static void entry(ss_switch *sw) {
+    static const struct { uint32_t table, key_bytes; } shapes[] = {{0, 4}, {1, 6}, {2, 6}, {3, 6}, {4, 4}, {5, 2}};
+    uint32_t s = draw(6);
+    uint8_t buffer[100], *at = buffer + 4;
+    put(&at, OP_TABLE_WRITE, 2);
+    uint8_t what = (uint8_t)draw(3);
+    put(&at, what, 1), put(&at, shapes[s].table, 4);
+    put(&at, s >= 2 && s < 5 ? draw(4) : 0, 4);
+    for (uint32_t i = 0; i < shapes[s].key_bytes; i++) put(&at, draw(4) ? 0 : draw(4), 1);
+    bool ones = s == 0 || s == 5 || draw(2);
+    for (uint32_t i = 0; i < shapes[s].key_bytes; i++) put(&at, ones || (s == 1 && i < 2) ? 0xff : s == 4 ? 0 : draw(2) * 0xff, 1);
+    if (what != SS_DELETE) {
+        put(&at, draw(9), 8), put(&at, s == 0 ? draw(3) * 1000 : 0, 8);
+        put(&at, s == 5 ? 1 + draw(2) : 0, 1), put(&at, s == 5 ? draw(4) : 0, 4);
+        if (s != 5) put(&at, 0, 1), put(&at, 1 + draw(9), 1);
+    }
+    uint8_t *head = buffer;
+    put(&head, (uint64_t)(at - buffer - 4), 4);
+    request(sw, buffer, (size_t)(at - buffer));
+}
+
+int main(int argc, char **argv) {
+    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    printf("seed %llu\n", (unsigned long long)seed);
+    ss_options options = {NULL, reserve, commit, NULL, event, 500, 3};
+    const char *why;
+    ss_switch *sw = ss_open(&ss_the_program, &options, &why);
+    if (!sw) return puts(why), 1;
+    static uint8_t data[SS_MAX_FRAME + 64];
+    for (uint32_t round = 0; round < 20000; round++) {
+        for (uint32_t i = 0; i < 200; i++) data[i] = (uint8_t)draw(256);
+        data[0] = (uint8_t)(draw(30) | (draw(2) << 7));
+        data[1] = (uint8_t)draw(5), data[2] = (uint8_t)draw(2);
+        if (data[0] % 128 == 22 && round % 400) data[0] = 0;     // resubmitting for ever is slow: now and then is enough
+        receive(sw, data, draw(10) ? draw(200) : draw(9));
+        plausible(sw);
+        entry(sw);
+        if (draw(8) == 0) request(sw, data, draw(200));
+        if (draw(16) == 0) ss_tick(sw, now);
+    }
+    for (uint32_t len = 0; len <= 300; len++) receive(sw, data, len);
+    for (uint32_t len = SS_MAX_FRAME - 40; len <= SS_MAX_FRAME + 64; len++) receive(sw, data, len);
+    uint8_t reset[] = {2, 0, 0, 0, OP_RESET, 0};
+    request(sw, reset, sizeof reset);
+    receive(sw, data, 100);
+    printf("%llu frames, checksum %llu, received %llu\n", (unsigned long long)frames, (unsigned long long)bytes,
+           (unsigned long long)ss_get_stats(sw)->received);
+    ss_close(sw);
+    return 0;
+}
