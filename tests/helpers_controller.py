@@ -122,6 +122,9 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         await server.start()
         return server
 
+    async def Capabilities(self, request: Any, context: Any) -> Any:
+        return p4r.CapabilitiesResponse(p4runtime_api_version="1.3.0")
+
     async def StreamChannel(self, requests: Any, context: Any) -> AsyncIterator[p4r.StreamMessageResponse]:
         request = await anext(aiter(requests))
         mine = request.arbitration.election_id

@@ -127,6 +127,8 @@ class TerribleNetwork:
     reorder: float = 0.0
     mark: float = 0.0
     delay: int = 20 * MICROSECOND
+    packet_time: int = 0
+    """Time that a packet takes a link for; 0: links are infinitely fast."""
     late: int = 500 * MICROSECOND
     """Extra delay of a packet that is reordered, at most."""
     now: int = 0
@@ -135,9 +137,12 @@ class TerribleNetwork:
     def __post_init__(self) -> None:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
+        self._free: dict[Callable[[Packet], None], int] = {}
 
     def send(self, packet: Packet, deliver: Callable[[Packet], None]) -> None:
         """Puts a packet on a link."""
+        leaves = max(self.now, self._free.get(deliver, 0)) + self.packet_time
+        self._free[deliver] = leaves
         if self.rng.random() < self.loss:
             self.lost += 1
             return
@@ -145,7 +150,7 @@ class TerribleNetwork:
             packet = replace(packet, marked=True)
         for _ in range(2 if self.rng.random() < self.duplicate else 1):
             late = self.rng.randrange(self.late) if self.rng.random() < self.reorder else 0
-            self.at(self.now + self.delay + late, lambda: deliver(packet))
+            self.at(leaves + self.delay + late, lambda: deliver(packet))
 
     def at(self, when: int, call: Callable[[], None]) -> None:
         """Calls at a time."""

@@ -297,14 +297,15 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
     def ip(text: str) -> int:
         return int.from_bytes(bytes(map(int, text.split("."))), "big")
 
-    def entry(switch: str, table: str, **key: int) -> dict[str, int]:
+    def entry(switch: str, table: str, action: str, **key: int) -> dict[str, int]:
         found = states[switch][table, tuple(key.items())]
         assert isinstance(found, Entry)
-        return {"action": found.action, **dict(found.params)}  # type: ignore[dict-item]
+        assert found.action == action
+        return dict(found.params)
 
     def leave(switch: str, group: int, child: int, port: int) -> tuple[str, dict[str, int]]:
         """Rewritten and sent: where it arrives, as what."""
-        packet = entry(switch, tables.REPLICA, group=group, child=child)
+        packet = entry(switch, tables.REPLICA, tables.REWRITE, group=group, child=child)
         there, arrival = peers[switch, port]
         return there, {"ingress_port": arrival, "dst": packet["dst"], "dest_qp": packet["dest_qp"], **packet}
 
@@ -316,8 +317,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
             packet = {"ingress_port": port, "dst": ip(hosts[after].address), "dest_qp": stream.qps[after]}
             first = True
             while True:
-                at = entry(switch, tables.CONNECTION, **packet)
-                assert at["action"] == tables.CONTRIBUTION
+                at = entry(switch, tables.CONNECTION, tables.CONTRIBUTION, **packet)
                 assert at["check_"] == first
                 assert (at["epoch_"], at["mask_"], at["op_"]) == (stream.epoch, stream.slots - 1, stream.op)
                 reached.setdefault(switch, set()).add(at["child"])
@@ -339,8 +339,8 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
             for port, rid in multicast.replicas:
                 there, packet = leave(switch, group, rid, port)
                 if there in states:
-                    at = entry(there, tables.CONNECTION, **{k: packet[k] for k in ("ingress_port", "dst", "dest_qp")})
-                    assert at["action"] == tables.RESULT
+                    key = {k: packet[k] for k in ("ingress_port", "dst", "dest_qp")}
+                    at = entry(there, tables.CONNECTION, tables.RESULT, **key)
                     down.append((there, at["group"]))
                     continue
                 rank = ranks.index(there)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -346,7 +347,7 @@ def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.Monk
 @pytest.mark.bmv2
 def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build comes from the cache, equal; a broken program shows p4c's words."""
-    if pipeline.shutil.which(pipeline.P4C) is None:
+    if shutil.which(pipeline.P4C) is None:
         pytest.skip("p4c-bm2-ss is not on PATH")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = pipeline.build("bmv2")

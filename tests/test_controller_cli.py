@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `netfold`: what it prints, and that its errors are one paragraph with an exit status."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from netfold.controller.cli import CANNOT, FAILED, app
+from netfold.controller.fabric import leafspine, load
+from netfold.controller.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.show import show
+from netfold.wire.jobs import Report
+
+
+def test_help_lists_the_commands() -> None:
+    """Without arguments the help comes, with every command."""
+    result = CliRunner().invoke(app, [])
+    for command in ("up", "status", "drop", "plan", "fabric", "compile", "demo"):
+        assert command in result.output
+
+
+def test_fabric_writes_a_file_that_loads(tmp_path: Path) -> None:
+    """`netfold fabric` makes what `netfold up` reads."""
+    file = tmp_path / "lab.toml"
+    result = CliRunner().invoke(app, ["fabric", "leafspine,2,2,8", "--switch", "bmv2", "--loss", "0.01",
+                                      "--rate", "1gbit", "--seed", "4", "-o", str(file)])
+    assert result.exit_code == 0, result.output
+    assert load(file) == leafspine(2, 2, 8, engine="bmv2", loss=0.01, rate="1gbit", seed=4)
+
+
+def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
+    """`netfold plan` needs nothing running; --entries lists every write."""
+    file = tmp_path / "lab.toml"
+    leafspine(2, 2, 4).save(file)
+    brief = CliRunner().invoke(app, ["plan", str(file), "--ranks", "h1,h2"])
+    assert brief.exit_code == 0
+    assert "tree leaf1: weight 1.000, 1 levels" in brief.stdout
+    full = CliRunner().invoke(app, ["plan", "--topo", "leafspine,2,2,4", "--entries"])
+    assert "spine2: insert multicast" in full.stdout
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), [
+    (["up"], CANNOT, "either a FABRIC.toml or --topo"),
+    (["up", "nowhere.toml"], CANNOT, "cannot read the fabric file nowhere.toml"),
+    (["up", "--topo", "torus,2,2,2"], CANNOT, "unknown topology 'torus,2,2,2'"),
+    (["up", "--topo", "leafspine,2,2"], CANNOT, "leafspine,2,2,8"),
+    (["up", "--topo", "leafspine,2,0,4"], CANNOT, "at least 1 spine"),
+    (["fabric", "leafspine,2,2,4", "--switch", "ovs"], CANNOT, "softswitch or bmv2, got 'ovs'"),
+    (["fabric", "leafspine,2,2,4", "--rate", "quick"], CANNOT, "quick"),
+    (["fabric", "leafspine,2,2,4", "--loss", "2"], CANNOT, "loss"),
+    (["plan", "--topo", "leafspine,2,2,4", "--ranks", "h1,h9"], CANNOT, "h9"),
+    (["plan", "--topo", "leafspine,1,0,80"], FAILED, "80 children"),
+    (["demo", "--ranks", "0"], CANNOT, "1 host"),
+    (["status"], CANNOT, "which controller?"),
+    (["status", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers at unix:/nonexistent"),
+    (["drop", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+])
+def test_errors_are_one_paragraph(
+    arguments: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No traceback; standard error says what is wrong; the status tells apart what failed and what cannot be."""
+    monkeypatch.delenv("NETFOLD_CONTROLLER", raising=False)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    assert says in result.stderr
+    assert result.stderr.startswith("netfold: ")
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_status_for_people_names_what_is_down_and_why() -> None:
+    """Every switch, link and job is there, and problems with their words."""
+    status = Status(
+        fabric="lab",
+        engine="softswitch",
+        uptime=61.0,
+        switches=[SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3),
+                  SwitchStatus("spine1", "spine", "unix:/b", False, "stream broke: UNAVAILABLE", 0, 1, 0, 16384, 0)],
+        links=[LinkStatus("leaf1:1", "h1:0", "1gbit", 0.01, Traffic(10, 10_000_000, 1), Traffic(9, 9_000_000, 2))],
+        jobs=[JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048,
+                        [TreeStatus("leaf1", 1.0, {"leaf1": ["h1", "h2"]})], "",
+                        [Report("train", 0, 77, 1, 1_000_000, 900, 4)]),
+              JobStatus("ring", "active", 78, 1, [0], [], ["10.0.1.1"], 0, [], "leaf1 has no 2048 slots", [])],
+    )
+    out = io.StringIO()
+    show(status, Console(file=out, width=160))
+    text = out.getvalue()
+    for words in ("1 of 2 switches up", "stream broke: UNAVAILABLE", "2176/16384", "leaf1:1 - h1:0", "10.00 MB", "1/2",
+                  "job train: active, epoch 77, 2 of 2 ranks joined", "tree leaf1, weight 1.00, 2048 slots",
+                  "leaf1 has no 2048 slots", "4 sent again"):
+        assert words in text, text
