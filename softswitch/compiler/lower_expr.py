@@ -66,7 +66,7 @@ class ExprLowering:
         self.types: dict[T.TypeVar, T.Type] = {}  # of the generic that is being lowered
         self.substitute = T.Substitution(specialize)
         self.records: dict[Any, ir.Rec] = {}
-        self.names: dict[str, int] = {}
+        self.names: dict[str, int] = {"state": 1, "to": 1, "from": 1}  # parameters of the C functions
         self.pos: Pos = NOWHERE
         self.in_parser = False
         self.temps: set[int] = set()  # ids of variables that nothing but the one use sees

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiler's front door.
+
+    program = compile_file(Path("p4src/netfold.p4"))
+    program.c_source, program.p4info, program.preprocessed
+
+preprocess -> lex, parse (ast) -> check (types) -> lower (ir) -> emit_c, p4info
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from finsy.proto import p4i
+
+from softswitch.compiler import emit_c, ir, p4info
+from softswitch.compiler.check import Checker
+from softswitch.compiler.diagnostics import CompileError, Errors, P4Error
+from softswitch.compiler.lower import lower
+from softswitch.compiler.parser import parse
+from softswitch.compiler.preprocess import preprocess, read
+
+__all__ = ["CompileError", "Program", "compile_file", "compile_source"]
+
+RUNTIME_DIR = Path(__file__).resolve().parent.parent / "runtime"
+"""Where softswitch.h and wide.h are: the C source needs it as an include directory."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program.
+
+    c_source      one C file that defines `ss_the_program` (runtime/softswitch.h)
+    p4info        P4Info as p4c writes it
+    preprocessed  the whole program as one text without #include; compiling it gives the same program
+    """
+
+    name: str
+    c_source: str
+    p4info: p4i.P4Info
+    preprocessed: str
+    ir: ir.Program
+
+    def dump_ir(self) -> str:
+        """The intermediate representation as text."""
+        return self.ir.dump()
+
+
+def compile_file(
+    path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
+) -> Program:
+    """Compiles a P4_16 file for v1model.
+
+    include  directories for #include <...> and "...", before our own core.p4 and v1model.p4
+    defines  macros, as with -D
+    Raises CompileError, which lists and draws every error found.
+    """
+    return compile_source(read(path), str(path), include=include, defines=defines)
+
+
+def compile_source(
+    text: str, name: str = "<text>", *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
+) -> Program:
+    """Compiles P4_16 text; `name` is its file name in messages and for relative includes."""
+    preprocessed = preprocess(text, name, include=include, defines=defines)
+    errors = Errors()
+    tree = parse(preprocessed, errors)
+    checker = Checker(errors)
+    checker.program(tree)
+    try:
+        lowered = lower(tree, checker, name)
+        ids = p4info.Ids(lowered)
+        return Program(name, emit_c.emit(lowered, ids), p4info.make(lowered, ids), preprocessed, lowered)
+    except P4Error as error:
+        raise CompileError([error.diagnostic]) from None
+    except RecursionError:
+        raise CompileError([P4Error(tree.decls[-1].pos, "the program nests too deeply").diagnostic]) from None

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C for bit strings: headers out of and into packets, and fields packed for keys, hashes, checksums and digests.
+
+Fields are handled in groups that begin and end at byte borders. A group of up to 128 bits is one load and some
+shifts; a wide field between byte borders is a run of byte-swapped limbs; only a wide field that shares a byte with
+its neighbour takes the slow path bit string by bit string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from softswitch.compiler import ir
+from softswitch.compiler.emit_expr import ExprEmitter, is_wide, limbs, u64, width
+from softswitch.compiler.types import BOOL, Bits, Varbit
+
+
+@dataclass
+class Group:
+    """Neighbouring fields from byte `at`; `aligned` where they end at a byte border too and fit a scalar or are one."""
+
+    at: int
+    bits: int
+    fields: list[int]
+    aligned: bool
+
+
+def group(widths: Sequence[int]) -> list[Group]:
+    """Cuts fields, given by their widths, into groups."""
+    groups: list[Group] = []
+    start, offset, members = 0, 0, []  # type: int, int, list[int]
+    for i, w in enumerate(widths):
+        members.append(i)
+        offset += w
+        if offset % 8 == 0 or i == len(widths) - 1:
+            bits = offset - start
+            ok = len(members) == 1 and bits % 8 == 0 or bits <= 128
+            groups.append(Group(start // 8, bits, members, ok))
+            start, members = offset, []
+    return groups
+
+
+class PacketEmitter(ExprEmitter):
+    # ---- from bytes to fields -----------------------------------------------------------------------------------
+
+    def unpack(self, base: str, fields: Sequence[tuple[str, ir.Type]]) -> None:
+        """Reads fields (C l-value, type) that lie one after another at byte pointer `base`."""
+        for g in group([width(t) for _, t in fields]):
+            chosen = [fields[i] for i in g.fields]
+            where = f"{base} + {g.at}" if g.at else base
+            if not g.aligned:
+                self.unpack_slowly(where, chosen)
+            elif len(chosen) == 1 and is_wide(chosen[0][1]):
+                lv, t = chosen[0]
+                self.line(f"ss_w_load({lv}, {limbs(width(t))}, {where}, {g.bits // 8});")
+            else:
+                self.unpack_group(where, g, chosen)
+
+    def unpack_group(self, where: str, g: Group, chosen: Sequence[tuple[str, ir.Type]]) -> None:
+        size = (g.bits + 7) // 8
+        pad = size * 8 - g.bits
+        load = f"ss_load({where}, {size})" if size <= 8 else f"ss_load_128({where}, {size})"
+        if len(chosen) == 1 and not pad:
+            lv, t = chosen[0]
+            self.line(f"{lv} = {load}{' != 0' if t == BOOL else ''};")
+            return
+        name = self.fresh("g")
+        with self.braces(""):
+            self.line(f"{'uint64_t' if size <= 8 else 'ss_u128'} {name} = {load};")
+            left = g.bits + pad
+            for lv, t in chosen:
+                left -= width(t)
+                part = f"({name} >> {left})" if left else name
+                if size > 8 and width(t) <= 64:
+                    part = f"(uint64_t){part}"
+                value = self.mask(part, width(t))
+                self.line(f"{lv} = {value}{' != 0' if t == BOOL else ''};")
+
+    def unpack_slowly(self, where: str, chosen: Sequence[tuple[str, ir.Type]]) -> None:
+        at = 0
+        for lv, t in chosen:
+            w = width(t)
+            if w > 64:
+                temp = self.fresh("w")
+                dst = lv if w > 128 else temp
+                if w <= 128:
+                    self.line(f"uint64_t {temp}[2];")
+                self.line(f"ss_w_bits_get({dst}, {where}, {at}, {w});")
+                if w <= 128:
+                    self.line(f"{lv} = ss_w_get128({temp}, 2, 0);")
+            else:
+                self.line(f"{lv} = ss_bits_get({where}, {at}, {w});")
+            at += w
+
+    # ---- from fields to bytes -----------------------------------------------------------------------------------
+
+    def pack(self, base: str, values: Sequence[ir.Expr]) -> None:
+        """Writes scalars one after another to byte pointer `base`; a last partial byte is padded with zeros."""
+        for g in group([width(v.type) for v in values]):
+            chosen = [values[i] for i in g.fields]
+            where = f"{base} + {g.at}" if g.at else base
+            if not g.bits:
+                continue
+            if not g.aligned:
+                self.pack_slowly(where, g, chosen)
+            elif len(chosen) == 1 and is_wide(chosen[0].type):
+                w = width(chosen[0].type)
+                self.line(f"ss_w_store({where}, {g.bits // 8}, {self.pointer(chosen[0])}, {limbs(w)});")
+            else:
+                self.pack_group(where, g, chosen)
+
+    def pack_group(self, where: str, g: Group, chosen: Sequence[ir.Expr]) -> None:
+        size = (g.bits + 7) // 8
+        ctype = "uint64_t" if size <= 8 else "ss_u128"
+        left = size * 8
+        parts = []
+        constant = 0
+        for v in chosen:
+            left -= width(v.type)
+            if isinstance(v, ir.Const):
+                constant |= v.value << left
+            elif width(v.type):
+                text = self.x(v)
+                parts.append(f"({ctype}){text} << {left}" if left else f"({ctype}){text}")
+        if constant or not parts:
+            parts.append(self.scalar_const(constant, 64 if size <= 8 else 128))
+        self.line(f"ss_store{'' if size <= 8 else '_128'}({where}, {size}, {' | '.join(parts)});")
+
+    def pack_slowly(self, where: str, g: Group, chosen: Sequence[ir.Expr]) -> None:
+        if g.bits % 8:
+            self.line(f"({where})[{g.bits // 8}] = 0;")
+        at = 0
+        for v in chosen:
+            w = width(v.type)
+            if w > 64:
+                if w <= 128:
+                    temp = self.fresh("w")
+                    self.line(f"uint64_t {temp}[2]; ss_w_set128({temp}, 2, {self.x(v)});")
+                else:
+                    temp = self.pointer(v)
+                self.line(f"ss_w_bits_put({where}, {at}, {w}, {temp});")
+            elif w:
+                self.line(f"ss_bits_put({where}, {at}, {w}, {self.x(v)});")
+            at += w
+
+    def pack_each(self, base: str, values: Sequence[ir.Expr]) -> int:
+        """The runtime's byte form: each value in whole bytes of its own; returns the size."""
+        at = 0
+        for v in values:
+            size = (width(v.type) + 7) // 8
+            where = f"{base} + {at}" if at else base
+            if is_wide(v.type):
+                self.line(f"ss_w_store({where}, {size}, {self.pointer(v)}, {limbs(width(v.type))});")
+            elif size > 8:
+                self.line(f"ss_store_128({where}, {size}, {self.x(v)});")
+            elif size:
+                self.line(f"ss_store({where}, {size}, {self.x(v)});")
+            at += size
+        return at
+
+    def unpack_each(self, base: str, fields: Sequence[tuple[str, ir.Type]]) -> None:
+        at = 0
+        for lv, t in fields:
+            size = (width(t) + 7) // 8
+            where = f"{base} + {at}" if at else base
+            if is_wide(t):
+                self.line(f"ss_w_load({lv}, {limbs(width(t))}, {where}, {size});")
+            elif size > 8:
+                self.line(f"{lv} = ss_load_128({where}, {size});")
+            else:
+                self.line(f"{lv} = ss_load({where}, {size}){' != 0' if t == BOOL else ''};")
+            at += size
+
+    def field_list(self, values: Sequence[ir.Expr]) -> tuple[str, str]:
+        """Packs a list of fields into a buffer of its own: (pointer, size in bytes); varbits make the size dynamic."""
+        total = sum(t.width if isinstance(t := v.type, Varbit) else width(t) for v in values)
+        buffer = self.fresh("b")
+        self.line(f"uint8_t {buffer}[{(total + 7) // 8 + 16}];")
+        if not any(isinstance(v.type, Varbit) for v in values):
+            self.pack(buffer, values)
+            return buffer, str((total + 7) // 8)
+        at = self.fresh("n")
+        self.line(f"uint32_t {at} = 0;")
+        run: list[ir.Expr] = []
+
+        def flush() -> None:
+            bits = sum(width(v.type) for v in run)
+            if bits:
+                self.pack(f"({buffer} + {at})", run)
+                self.line(f"{at} += {(bits + 7) // 8};")
+            run.clear()
+
+        for v in values:
+            if isinstance(v.type, Varbit):
+                flush()
+                text = self.lv(v)
+                self.line(f"memcpy({buffer} + {at}, {text}.data, {text}.bits / 8); {at} += {text}.bits / 8;")
+            else:
+                run.append(v)
+        flush()
+        return buffer, at
+
+    # ---- headers ------------------------------------------------------------------------------------------------
+
+    def header_parts(self, rec: ir.Rec, text: str) -> tuple[list[tuple[str, ir.Type]], Varbit | None, str, list[tuple[str, ir.Type]]]:
+        """Leaves before the varbit, the varbit's type and C name, and the leaves after it."""
+        from softswitch.compiler.emit_expr import c_name
+
+        before: list[tuple[str, ir.Type]] = []
+        after: list[tuple[str, ir.Type]] = []
+        varbit: Varbit | None = None
+        varbit_text = ""
+        for path, t in ir.scalar_fields(rec):
+            member = ".".join([text, *map(c_name, path)])
+            if isinstance(t, Varbit):
+                varbit, varbit_text = t, member
+            else:
+                (before if varbit is None else after).append((member, t))
+        return before, varbit, varbit_text, after
+
+    def extract(self, header: ir.LValue, size: ir.Expr | None, fail: Callable[[str], str], set_valid: Callable[[ir.LValue], None]) -> None:
+        rec = header.type
+        assert isinstance(rec, ir.Rec)
+        name = self.lv(header)
+        if isinstance(header, ir.Elem) or "[ss_at(" in name:  # evaluate an index once
+            pointer = self.fresh("h")
+            self.line(f"struct {rec.name} *{pointer} = &{name};")
+            name = f"(*{pointer})"
+        before, varbit, var_text, after = self.header_parts(rec, name)
+        first, rest = (sum(width(t) for _, t in part) for part in (before, after))
+        total = (first + rest) // 8
+        if varbit is None:
+            self.line(f"if (end - c < {total}) {fail('PacketTooShort')}")
+            self.unpack("c", before)
+            self.line(f"c += {total};")
+        else:
+            assert size is not None
+            bits = self.fresh("bits")
+            self.line(f"uint64_t {bits} = {self.x(size)};")
+            self.line(f"if ({bits} % 8) {fail('ParserInvalidArgument')}")
+            self.line(f"if ({bits} > {varbit.width}) {fail('HeaderTooShort')}")
+            self.line(f"if (end - c < (ptrdiff_t)({total} + {bits} / 8)) {fail('PacketTooShort')}")
+            self.unpack("c", before)
+            self.line(f"{var_text}.bits = (uint32_t){bits};")
+            self.line(f"memcpy({var_text}.data, c + {first // 8}, {bits} / 8);")
+            if after:
+                self.unpack(f"(c + {first // 8} + {bits} / 8)", after)
+            self.line(f"c += {total} + {bits} / 8;")
+        set_valid(header)
+
+    def emit_header(self, header: ir.LValue) -> None:
+        rec = header.type
+        assert isinstance(rec, ir.Rec)
+        name = self.lv(header)
+        with self.braces(f"if ({name}._valid)"):
+            leaves = list(_leaves(header))
+            cut = next((i for i, v in enumerate(leaves) if isinstance(v.type, Varbit)), None)
+            if cut is None:
+                self.pack("o", leaves)
+                self.line(f"o += {rec.bits // 8};")
+                return
+            first = sum(width(v.type) for v in leaves[:cut])
+            text = self.lv(leaves[cut])
+            self.pack("o", leaves[:cut])
+            self.line(f"memcpy(o + {first // 8}, {text}.data, {text}.bits / 8);")
+            self.line(f"o += {first // 8} + {text}.bits / 8;")
+            rest = sum(width(v.type) for v in leaves[cut + 1 :])
+            if rest:
+                self.pack("o", leaves[cut + 1 :])
+                self.line(f"o += {rest // 8};")
+
+
+def _leaves(header: ir.LValue) -> list[ir.LValue]:
+    assert isinstance(header.type, ir.Rec)
+    found: list[ir.LValue] = []
+    for name, t in header.type.fields.items():
+        member = ir.Field(t, header, name)
+        if isinstance(t, ir.Rec):
+            found.extend(_leaves(member))
+        else:
+            found.append(member)
+    return found
+
+
+__all__ = ["Bits", "PacketEmitter", "group", "u64"]

@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C for statements: assignments of any type, control flow, parsing, tables, and the runtime's operations."""
+
+from __future__ import annotations
+
+from softswitch.compiler import ir
+from softswitch.compiler.diagnostics import P4Error, Pos
+from softswitch.compiler.emit_expr import c_name, c_string, is_wide, limbs, width
+from softswitch.compiler.emit_packet import PacketEmitter
+from softswitch.compiler.types import BOOL, Bits, Varbit
+
+MAX_STEPS = 1 << 16  # backward jumps a packet may make in one stage
+
+
+def has_header(t: ir.Type) -> bool:
+    """Does copying a value of this type need the rules for validity?"""
+    match t:
+        case ir.Arr():
+            return True
+        case ir.Rec():
+            return t.kind != "struct" or any(has_header(f) for f in t.fields.values())
+    return False
+
+
+class StmtEmitter(PacketEmitter):
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__()
+        self.errors = errors
+        self.function = ir.Function("")
+        self.shown: Pos | None = None
+        self.targets: set[str] = set()
+
+    def stmts(self, body: list[ir.Stmt]) -> None:
+        for stmt in body:
+            self.show(stmt.pos)
+            self.stmt(stmt)
+
+    def show(self, pos: Pos) -> None:
+        """A comment that names the P4 line, where it changes."""
+        if pos.line and (self.shown is None or (pos.file, pos.line) != (self.shown.file, self.shown.line)):
+            self.shown = pos
+            self.line(f"/* {pos.file.replace('*/', '')}:{pos.line} */")
+
+    def stmt(self, s: ir.Stmt) -> None:
+        match s:
+            case ir.Assign():
+                self.assign(s.dst, s.src)
+            case ir.Deposit():
+                self.deposit(s)
+            case ir.Zero():
+                self.zero(s.dst)
+            case ir.SetValid():
+                self.set_valid(s.header, s.valid)
+            case ir.Shift():
+                self.shift_stack(s)
+            case ir.If():
+                self.if_(s)
+            case ir.Label():
+                if s.name in self.targets:
+                    self.lines.append(f"{s.name}: ;")
+            case ir.Goto():
+                if s.counted:
+                    self.line(f"if (++steps > {MAX_STEPS}) {self.fail('ParserTimeout')}")
+                self.line(f"goto {s.name};")
+            case ir.Extract():
+                self.check_bytes(s.header)
+                self.extract(s.header, s.size, self.fail, lambda h: self.set_valid(h, True, fresh=False))
+            case ir.Advance():
+                self.advance(s)
+            case ir.Lookahead():
+                self.lookahead(s)
+            case ir.ParserError():
+                self.line(f"{{ p->parser_error = {self.x(s.error)}; goto {self.function.exit}; }}")
+            case ir.Emit():
+                self.check_bytes(s.header)
+                self.emit_header(s.header)
+            case ir.Apply():
+                self.apply(s)
+            case ir.Extern():
+                self.extern(s)
+            case _:
+                raise AssertionError(s)
+
+    def fail(self, error: str) -> str:
+        return f"{{ p->parser_error = {self.errors.index(error)}; goto {self.function.exit}; }}"
+
+    def check_bytes(self, header: ir.LValue) -> None:
+        rec = header.type
+        assert isinstance(rec, ir.Rec)
+        if rec.bits % 8:
+            where = self.shown or Pos("", 0, 1)
+            raise P4Error(where, f"header {rec.p4} has {rec.bits} bits; only whole bytes can be extracted or emitted")
+
+    def if_(self, s: ir.If) -> None:
+        if not s.then and not s.other:
+            return
+        condition = self.x(s.condition if s.then else ir.Un(BOOL, "!", s.condition))
+        with self.braces(f"if ({_bare(condition)})"):
+            self.stmts(s.then or s.other)
+        if s.then and s.other:
+            with self.braces("else"):
+                self.stmts(s.other)
+        self.shown = None
+
+    # ---- assignment ---------------------------------------------------------------------------------------------
+
+    def assign(self, dst: ir.LValue, src: ir.Expr) -> None:
+        t = dst.type
+        if isinstance(t, ir.Rec | ir.Arr):
+            if isinstance(src, ir.Const):
+                self.zero(dst)
+                return
+            assert isinstance(src, ir.LValue)
+            self.copy(dst, src)
+        elif isinstance(t, Varbit):
+            self.line(f"memcpy(&{self.lv(dst)}, &{self.lv(src)}, sizeof {self.lv(dst)});")
+        elif is_wide(t):
+            self.assign_wide(dst, src)
+        else:
+            value = self.x(src)
+            self.line(f"{self.lv(dst)} = {_bare(value)};")
+
+    def assign_wide(self, dst: ir.LValue, src: ir.Expr) -> None:
+        text = self.lv(dst)
+        if isinstance(src, ir.LValue | ir.Const) or _limbwise(src) or not _reads(src, ir.root(dst)):
+            self.wide(src, text)
+            return
+        self.line(f"ss_w_copy({text}, {self.pointer(src)}, {limbs(width(dst.type))});")
+
+    def copy(self, dst: ir.LValue, src: ir.LValue) -> None:
+        """A struct, header, union or stack. An invalid header makes the target invalid and leaves its fields (BMv2)."""
+        t = dst.type
+        packet = any(isinstance(r := ir.root(x), ir.Var) and r.storage == "packet" for x in (dst, src))
+        if isinstance(t, ir.Arr):
+            for i in range(t.size):
+                at = ir.const(i, ir.U32)
+                self.copy(ir.Elem(t.item, dst, at), ir.Elem(t.item, src, at))
+            self.line(f"{self.lv(dst)}.next = {self.lv(src)}.next;")
+            return
+        assert isinstance(t, ir.Rec)
+        if t.kind == "header":
+            d, s = self.lv(dst), self.lv(src)
+            self.line(f"if ({s}._valid) {d} = {s}; else {d}._valid = false;")
+            if isinstance(dst, ir.Field) and isinstance(dst.base.type, ir.Rec) and dst.base.type.kind == "union":
+                with self.braces(f"if ({d}._valid)"):
+                    self.invalidate_siblings(dst)
+        elif t.kind == "struct" and not has_header(t) and not packet:
+            self.line(f"{self.lv(dst)} = {self.lv(src)};")
+        else:
+            for name, f in t.fields.items():
+                a, b = ir.Field(f, dst, name), ir.Field(f, src, name)
+                if t.kind == "union":  # memberwise, without invalidating the others
+                    self.line(f"if ({self.lv(b)}._valid) {self.lv(a)} = {self.lv(b)}; else {self.lv(a)}._valid = false;")
+                else:
+                    self.assign(a, b)
+
+    def zero(self, dst: ir.LValue) -> None:
+        t = dst.type
+        text = self.lv(dst)
+        if isinstance(t, Bits | type(BOOL)) and not is_wide(t):
+            self.line(f"{text} = 0;")
+        elif isinstance(dst, ir.Var) and dst.storage == "packet":
+            assert isinstance(t, ir.Rec)
+            for name, f in t.fields.items():
+                self.zero(ir.Field(f, dst, name))
+        else:
+            self.line(f"memset(&{text}, 0, sizeof {text});")
+
+    def deposit(self, s: ir.Deposit) -> None:
+        w, part = width(s.dst.type), width(s.src.type)
+        text = self.lv(s.dst)
+        if w > 128:
+            if part > 128:
+                source = self.pointer(s.src)
+                if _reads(s.src, ir.root(s.dst)) and isinstance(s.src, ir.LValue):
+                    source = self.fresh("w")
+                    self.line(f"uint64_t {source}[{limbs(part)}]; ss_w_copy({source}, {self.lv(s.src)}, {limbs(part)});")
+            else:
+                source = self.fresh("v")
+                self.line(f"{self.ctype(part)} {source} = {self.x(s.src)};")
+            self.line(f"ss_w_clear({text}, {s.lo}, {part});")
+            call = {True: f"ss_w_or({text}, {limbs(w)}, {s.lo}, {source}, {limbs(part)});"}.get(part > 128)
+            self.line(call or f"ss_w_or{64 if part <= 64 else 128}({text}, {limbs(w)}, {s.lo}, {source});")
+            return
+        hole = ((1 << w) - 1) & ~(((1 << part) - 1) << s.lo)
+        value = f"({self.ctype(w)}){self.x(s.src)}"
+        self.line(f"{text} = ({text} & {self.scalar_const(hole, w)}) | ({value} << {s.lo});")
+
+    def set_valid(self, header: ir.LValue, valid: bool, *, fresh: bool = True) -> None:
+        """fresh: setValid() on an invalid header zeroes its fields, as BMv2's add_header does."""
+        text = self.lv(header)
+        if not valid:
+            self.line(f"{text}._valid = false;")
+            return
+        if fresh:
+            self.line(f"if (!{text}._valid) {{ memset(&{text}, 0, sizeof {text}); {text}._valid = true; }}")
+        else:
+            self.line(f"{text}._valid = true;")
+        self.invalidate_siblings(header)
+
+    def invalidate_siblings(self, header: ir.LValue) -> None:
+        if isinstance(header, ir.Field) and isinstance(header.base.type, ir.Rec) and header.base.type.kind == "union":
+            for name, t in header.base.type.fields.items():
+                if name != header.name:
+                    self.line(f"{self.lv(ir.Field(t, header.base, name))}._valid = false;")
+
+    def shift_stack(self, s: ir.Shift) -> None:
+        t = s.stack.type
+        assert isinstance(t, ir.Arr)
+        text, size = self.lv(s.stack), t.size
+        n = min(abs(s.count), size)
+        item = f"sizeof {text}.e[0]"
+        if s.count > 0:
+            if n < size:
+                self.line(f"memmove(&{text}.e[{n}], &{text}.e[0], {size - n} * {item});")
+            self.line(f"memset(&{text}.e[0], 0, {n} * {item});")
+            self.line(f"{text}.next = {text}.next + {n} < {size} ? {text}.next + {n} : {size};")
+        else:
+            if n < size:
+                self.line(f"memmove(&{text}.e[0], &{text}.e[{n}], {size - n} * {item});")
+            self.line(f"memset(&{text}.e[{size - n}], 0, {n} * {item});")
+            self.line(f"{text}.next = {text}.next > {n} ? {text}.next - {n} : 0;")
+
+    # ---- parsing ------------------------------------------------------------------------------------------------
+
+    def advance(self, s: ir.Advance) -> None:
+        if isinstance(s.bits, ir.Const) and s.bits.value % 8 == 0:
+            self.line(f"if (end - c < {s.bits.value // 8}) {self.fail('PacketTooShort')}")
+            self.line(f"c += {s.bits.value // 8};")
+            return
+        bits = self.fresh("bits")
+        self.line(f"uint64_t {bits} = {self.x(s.bits)};")
+        self.line(f"if ({bits} % 8) {self.fail('ParserInvalidArgument')}")
+        self.line(f"if (end - c < (ptrdiff_t)({bits} / 8)) {self.fail('PacketTooShort')}")
+        self.line(f"c += {bits} / 8;")
+
+    def lookahead(self, s: ir.Lookahead) -> None:
+        leaves = self.leaves(s.dst)
+        total = sum(width(t) for _, t in leaves)
+        self.line(f"if (end - c < {(total + 7) // 8}) {self.fail('PacketTooShort')}")
+        self.unpack("c", leaves)
+        if isinstance(s.dst.type, ir.Rec) and s.dst.type.kind == "header":
+            self.line(f"{self.lv(s.dst)}._valid = true;")
+
+    def leaves(self, lv: ir.LValue) -> list[tuple[str, ir.Type]]:
+        if isinstance(lv.type, ir.Rec):
+            found: list[tuple[str, ir.Type]] = []
+            for name, t in lv.type.fields.items():
+                found += self.leaves(ir.Field(t, lv, name))
+            return found
+        if isinstance(lv.type, Varbit | ir.Arr):
+            raise P4Error(self.shown or Pos("", 0, 1), f"lookahead of a {lv.type} is not supported")
+        return [(self.lv(lv), lv.type)]
+
+    # ---- tables -------------------------------------------------------------------------------------------------
+
+    def apply(self, s: ir.Apply) -> None:
+        table = s.table
+        size = sum((width(k.type) + 7) // 8 for k in s.keys)
+        key = self.fresh("key")
+        self.line(f"uint8_t {key}[{max(1, size)}];")
+        self.pack_each(key, s.keys)
+        selector, n = "NULL", "0"
+        if s.selectors:
+            selector, n = self.field_list(s.selectors)
+        entry = s.entry
+        self.line(f"ss_entry {entry} = ss_lookup(sw, p, {table.index}, {key}, {selector}, {n});")
+        self.line(f"{s.hit.name} = {entry}.hit;")
+        self.line(f"{s.run.name} = {entry}.action;")
+        bodies = [(i, case) for i, case in enumerate(s.cases) if case.body]
+        if not bodies:
+            return
+        with self.braces(f"switch ({entry}.action)"):
+            for i, case in bodies:
+                with self.braces(f"case {i}: /* {table.actions[i].name} */"):
+                    self.unpack_each(f"{entry}.params", [(c_name(v.name), v.type) for v in case.params])
+                    self.stmts(case.body)
+                    self.line("break;")
+        self.shown = None
+
+    # ---- the runtime's operations -----------------------------------------------------------------------------------
+
+    def extern(self, s: ir.Extern) -> None:
+        getattr(self, f"op_{s.op}")(s)
+
+    def op_register_read(self, s: ir.Extern) -> None:
+        reg: ir.ExternObject = s.info
+        assert s.out is not None
+        index, out, t = self.fresh("i"), self.lv(s.out), s.out.type
+        self.line(f"uint64_t {index} = {self.index(s.args[0])};")
+        cells = f"registers[{reg.index}]"
+        if is_wide(t):
+            n = limbs(width(t))
+            self.line(f"if ({index} < {reg.size}) memcpy({out}, (const uint64_t *){cells} + {index} * {n}, {8 * n});")
+            self.line(f"else ss_w_zero({out}, {n});")
+        else:
+            self.line(f"{out} = {index} < {reg.size} ? ((const {cell_type(reg.type)} *){cells})[{index}] : 0;")
+
+    def op_register_write(self, s: ir.Extern) -> None:
+        reg: ir.ExternObject = s.info
+        index, t = self.fresh("i"), s.args[1].type
+        self.line(f"uint64_t {index} = {self.index(s.args[0])};")
+        cells = f"registers[{reg.index}]"
+        if is_wide(t):
+            n = limbs(width(t))
+            value = self.pointer(s.args[1])
+            self.line(f"if ({index} < {reg.size}) memcpy((uint64_t *){cells} + {index} * {n}, {value}, {8 * n});")
+        else:
+            ctype = cell_type(reg.type)
+            value = self.x(s.args[1])
+            self.line(f"if ({index} < {reg.size}) (({ctype} *){cells})[{index}] = ({ctype}){value};")
+
+    def index(self, e: ir.Expr) -> str:
+        w = width(e.type)
+        if w > 128:
+            return f"ss_w_amount({self.pointer(e)}, {limbs(w)})"
+        return self.x(e) if w <= 64 else f"ss_amount128({self.x(e)})"
+
+    def op_count(self, s: ir.Extern) -> None:
+        self.line(f"ss_count(sw, p, {s.info.index}, {self.index(s.args[0])});")
+
+    def op_meter(self, s: ir.Extern) -> None:
+        assert s.out is not None
+        self.line(f"{self.lv(s.out)} = ss_meter(sw, p, {s.info.index}, {self.index(s.args[0])});")
+
+    def op_direct_meter(self, s: ir.Extern) -> None:
+        assert s.out is not None
+        self.line(f"{self.lv(s.out)} = ss_direct_meter(sw, p, &{s.info});")
+
+    def op_random(self, s: ir.Extern) -> None:
+        assert s.out is not None
+        self.line(f"{self.lv(s.out)} = ss_random(sw, {self.x(s.args[0])}, {self.x(s.args[1])});")
+
+    def op_hash(self, s: ir.Extern) -> None:
+        assert s.out is not None
+        base, limit, *data = s.args
+        buffer, n = self.field_list(data)
+        value = f"ss_hash(sw, {s.info}, {buffer}, {n})"
+        if isinstance(limit, ir.Const):
+            value = f"({value} % {self.x(ir.const(limit.value or 1, limit.type))})"  # BMv2: max 0 counts as 1
+        else:
+            top = self.fresh("max")
+            self.line(f"uint64_t {top} = {self.x(limit)};")
+            value = f"({value} % ({top} ? {top} : 1))"
+        self.line(f"{self.lv(s.out)} = {self.x(base)} + {value};")
+
+    def op_checksum(self, s: ir.Extern) -> None:
+        assert s.out is not None
+        algorithm, payload = s.info
+        buffer, n = self.field_list(s.args)
+        if algorithm == 6:
+            if payload and n.isdigit() and int(n) % 2:
+                raise P4Error(s.pos, f"a checksum with payload over an odd number of header bytes ({n})")
+            more = "p->payload, p->payload_len" if payload else "NULL, 0"
+            self.line(f"{self.lv(s.out)} = ss_csum16({buffer}, {n}, {more});")
+        else:
+            self.line(f"{self.lv(s.out)} = ss_hash(sw, {algorithm}, {buffer}, {n});")
+
+    def op_value_set(self, s: ir.Extern) -> None:
+        assert s.out is not None
+        key = self.fresh("key")
+        size = sum((width(a.type) + 7) // 8 for a in s.args)
+        self.line(f"uint8_t {key}[{max(1, size)}];")
+        self.pack_each(key, s.args)
+        self.line(f"{self.lv(s.out)} = ss_value_set_has(sw, {s.info.index}, {key});")
+
+    def op_digest(self, s: ir.Extern) -> None:
+        buffer = self.fresh("b")
+        size = sum((width(a.type) + 7) // 8 for a in s.args)
+        self.line(f"uint8_t {buffer}[{max(1, size)}];")
+        self.pack_each(buffer, s.args)
+        self.line(f"ss_digest(sw, {s.info.index}, {buffer}, {size});")
+
+    def op_truncate(self, s: ir.Extern) -> None:
+        self.line(f"p->truncate_to = (uint32_t){self.x(s.args[0])};")
+
+    def op_clone(self, s: ir.Extern) -> None:
+        session = self.x(s.args[0])
+        self.line(f"p->clone_asked = true; p->clone_session = (uint32_t){session}; p->clone_list = {s.info}u;")
+
+    def op_resubmit(self, s: ir.Extern) -> None:
+        self.line(f"p->resubmit_asked = true; p->resubmit_list = {s.info}u;")
+
+    def op_recirculate(self, s: ir.Extern) -> None:
+        self.line(f"p->recirculate_asked = true; p->recirculate_list = {s.info}u;")
+
+    def op_assert_failed(self, s: ir.Extern) -> None:
+        self.line(f"ss_assert_failed(sw, {c_string(s.info)});")
+
+    def op_log(self, s: ir.Extern) -> None:
+        text = self.fresh("text")
+        pieces = s.info.split("{}")
+        size = len(s.info.encode()) + sum(40 + width(a.type) // 3 for a in s.args) + 1
+        self.line(f"char {text}[{size}];")
+        at = self.fresh("n")
+        self.line(f"int {at} = 0;")
+        for i, piece in enumerate(pieces):
+            if piece:
+                self.line(f"{at} += snprintf({text} + {at}, sizeof {text} - {at}, \"%s\", {c_string(piece)});")
+            if i < len(s.args):
+                self.log_value(s.args[i], text, at)
+        if s.info == "":
+            self.line(f"{text}[0] = 0;")
+        self.line(f"ss_log(sw, {text});")
+
+    def log_value(self, e: ir.Expr, text: str, at: str) -> None:
+        room = f"{text} + {at}, sizeof {text} - {at}"
+        t = e.type
+        if isinstance(t, Bits) and t.width > 64:
+            pointer = self.pointer(e) if t.width > 128 else self.fresh("w")
+            n = limbs(t.width)
+            if t.width <= 128:
+                self.line(f"uint64_t {pointer}[2]; ss_w_set128({pointer}, 2, {self.x(e)});")
+            self.line(f"{at} += snprintf({room}, \"0x\");")
+            self.line(f"for (int i = {n}; i-- > 0;) {at} += snprintf({room}, \"%016llx\", (unsigned long long){pointer}[i]);")
+        elif isinstance(t, Bits) and t.signed:
+            self.line(f"{at} += snprintf({room}, \"%lld\", (long long){self.sext(e)});")
+        elif isinstance(t, Varbit):
+            self.line(f"{at} += snprintf({room}, \"varbit\");")
+        else:
+            self.line(f"{at} += snprintf({room}, \"%llu\", (unsigned long long){self.x(e)});")
+
+
+def cell_type(t: ir.Type) -> str:
+    """The C type of a register cell of up to 128 bits."""
+    w = width(t)
+    return next(c for size, c in ((8, "uint8_t"), (16, "uint16_t"), (32, "uint32_t"), (64, "uint64_t"), (128, "ss_u128")) if w <= size)  # fmt: skip
+
+
+def stride(t: ir.Type) -> int:
+    """Bytes a register cell takes."""
+    w = width(t)
+    return next((size // 8 for size in (8, 16, 32, 64, 128) if w <= size), 8 * limbs(w))
+
+
+def _bare(text: str) -> str:
+    """Without one pair of parentheses around the whole."""
+    if text.startswith("(") and text.endswith(")"):
+        depth = 0
+        for i, ch in enumerate(text):
+            depth += (ch == "(") - (ch == ")")
+            if depth == 0:
+                return text[1:-1] if i == len(text) - 1 else text
+    return text
+
+
+def _limbwise(e: ir.Expr) -> bool:
+    """Does limb i of the result depend on limbs up to i of the operands alone, read before it is written?"""
+    match e:
+        case ir.LValue() | ir.Const():
+            return True
+        case ir.Un():
+            return _limbwise(e.a)
+        case ir.Bin(op="&" | "|" | "^" | "+" | "-"):
+            return _limbwise(e.a) and _limbwise(e.b)
+        case ir.Mux():
+            return _limbwise(e.a) and _limbwise(e.b)
+        case ir.Bin(op="<<" | ">>"):
+            return False
+    return True  # computed into a temporary before the loop
+
+
+def _reads(e: ir.Expr, var: ir.Expr) -> bool:
+    """Does the expression read (part of) this variable?"""
+    match e:
+        case ir.LValue():
+            return ir.root(e) is var
+        case ir.Un() | ir.Cast() | ir.Slice():
+            return _reads(e.a, var)
+        case ir.Bin():
+            return _reads(e.a, var) or _reads(e.b, var)
+        case ir.Mux():
+            return _reads(e.a, var) or _reads(e.b, var) or _reads(e.c, var)
+    return False

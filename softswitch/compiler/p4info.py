@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control plane's view of a program: P4Info with the ids, names and aliases that p4c gives.
+
+An id is the kind's prefix and 24 bits of Jenkins' one-at-a-time hash of the fully qualified name, or what @id says.
+An alias is the shortest suffix of the name's parts that no other name ends in. Source: P4Runtime specification,
+"ID Allocation for P4Info Objects", and p4c's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from finsy.proto import p4i
+from finsy.proto.p4.config.v1 import p4types_pb2 as p4t
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import ir
+from softswitch.compiler import types as T
+from softswitch.compiler.diagnostics import P4Error
+
+PREFIX = {
+    "action": 0x01, "table": 0x02, "value_set": 0x03, "controller_header": 0x04, "action_profile": 0x11,
+    "action_selector": 0x11, "counter": 0x12, "direct_counter": 0x13, "meter": 0x14, "direct_meter": 0x15,
+    "register": 0x16, "digest": 0x17,
+}  # fmt: skip
+
+_MATCH = {"exact": p4i.MatchField.EXACT, "lpm": p4i.MatchField.LPM, "ternary": p4i.MatchField.TERNARY,
+          "range": p4i.MatchField.RANGE, "optional": p4i.MatchField.OPTIONAL}  # fmt: skip
+_COUNTER = {"packets": p4i.CounterSpec.PACKETS, "bytes": p4i.CounterSpec.BYTES, "packets_and_bytes": p4i.CounterSpec.BOTH}
+_METER = {"packets": p4i.MeterSpec.PACKETS, "bytes": p4i.MeterSpec.BYTES}
+# Annotations that P4Info says in fields of its own.
+_SPOKEN = {"name", "id", "tableonly", "hidden", "alias", "p4runtime_translation"}
+
+
+def jenkins(name: str) -> int:
+    """Jenkins' one-at-a-time hash, 32 bits."""
+    h = 0
+    for byte in name.encode():
+        h = (h + byte) & 0xFFFFFFFF
+        h = (h + (h << 10)) & 0xFFFFFFFF
+        h ^= h >> 6
+    h = (h + (h << 3)) & 0xFFFFFFFF
+    h ^= h >> 11
+    return (h + (h << 15)) & 0xFFFFFFFF
+
+
+class Ids:
+    """Ids and aliases of everything that the control plane sees."""
+
+    def __init__(self, program: ir.Program) -> None:
+        self.program = program
+        self.names: set[str] = set()
+        self.ids: dict[tuple[str, str], int] = {}
+        wanted: dict[str, dict[str, Any]] = {}
+        for kind, name, decl in _symbols(program):
+            wanted.setdefault(kind, {})[name] = decl
+            self.names.add(name)
+        taken: set[int] = set()
+        for kind, symbols in wanted.items():
+            for name, decl in symbols.items():
+                given = _explicit_id(decl)
+                if given is not None:
+                    if given in taken:
+                        raise P4Error(decl.pos, f"@id({given:#x}) of {name} is taken")
+                    self.ids[kind, name] = given
+                    taken.add(given)
+        for kind, symbols in wanted.items():
+            for name in sorted(symbols):
+                if (kind, name) in self.ids:
+                    continue
+                value = jenkins(name)
+                while (candidate := PREFIX[kind] << 24 | value & 0xFFFFFF) in taken:
+                    value += 1
+                self.ids[kind, name] = candidate
+                taken.add(candidate)
+        self.suffixes: dict[tuple[str, ...], int] = {}
+        for name in self.names:
+            parts = name.split(".")
+            for i in range(len(parts)):
+                key = tuple(parts[i:])
+                self.suffixes[key] = self.suffixes.get(key, 0) + 1
+
+    def action(self, name: str) -> int:
+        return self.ids["action", name]
+
+    def of(self, x: ir.Table | ir.ExternObject | ir.ValueSet | ir.Digest) -> int:
+        kind = {ir.Table: "table", ir.ValueSet: "value_set", ir.Digest: "digest"}.get(type(x))
+        return self.ids[kind or _kind(x), x.name]
+
+    def alias(self, name: str) -> str:
+        parts = name.split(".")
+        for i in range(len(parts) - 1, -1, -1):
+            if self.suffixes[tuple(parts[i:])] == 1:
+                return ".".join(parts[i:])
+        return name
+
+
+def _kind(x: Any) -> str:
+    assert isinstance(x, ir.ExternObject)
+    return "action_profile" if x.kind == "action_selector" else x.kind
+
+
+def _hidden(decl: Any) -> bool:
+    return isinstance(decl, A.Decl) and decl.annotation("hidden") is not None
+
+
+def _symbols(program: ir.Program) -> Iterable[tuple[str, str, Any]]:
+    for table in program.tables:
+        yield "table", table.name, table.decl
+    for name, decl in program.actions.items():
+        yield "action", name, decl
+    for objects in program.externs.values():
+        for x in objects:
+            yield _kind(x), x.name, x.decl
+    for v in program.value_sets:
+        yield "value_set", v.name, v.decl
+    for d in program.digests:
+        yield "digest", d.name, None
+    for t in program.controller_headers:
+        yield "controller_header", controller_name(t), t.decl
+
+
+def controller_name(t: T.Struct) -> str:
+    note = t.decl.annotation("controller_header")
+    return note.args[0].value if note and note.args and isinstance(note.args[0], A.StrLit) else t.name
+
+
+def _explicit_id(decl: Any) -> int | None:
+    notes: list[A.Annotation] = getattr(decl, "annotations", None) or []
+    note = next((n for n in notes if n.name == "id"), None)
+    if note is None or not note.args or not isinstance(note.args[0], A.IntLit):
+        return None
+    return note.args[0].value
+
+
+def make(program: ir.Program, ids: Ids) -> p4i.P4Info:
+    """The program's P4Info."""
+    return _Maker(program, ids).run()
+
+
+class _Maker:
+    def __init__(self, program: ir.Program, ids: Ids) -> None:
+        self.program, self.ids = program, ids
+        self.info = p4i.P4Info()
+
+    def run(self) -> p4i.P4Info:
+        info = self.info
+        info.pkg_info.arch = "v1model"
+        for note in self.program.annotations:
+            if note.name == "pkginfo":
+                self.pkg_info(note)
+        for table in self.program.tables:
+            if not _hidden(table.decl):
+                self.table(table)
+        seen: set[str] = set()
+        for table in self.program.tables:
+            if _hidden(table.decl):
+                continue
+            for action in table.actions:
+                if action.name not in seen and not _hidden(action.decl):
+                    seen.add(action.name)
+                    self.action(action)
+        for objects in self.program.externs.values():
+            for x in objects:
+                if not _hidden(x.decl):
+                    self.extern(x)
+        for t in self.program.controller_headers:
+            self.controller_header(t)
+        for v in self.program.value_sets:
+            self.value_set(v)
+        for d in self.program.digests:
+            message = info.digests.add()
+            self.preamble(message.preamble, self.ids.of(d), d.name, None)
+            self.data_type(message.type_spec, d.type)
+        return info
+
+    def pkg_info(self, note: A.Annotation) -> None:
+        """@pkginfo(name="...", version="...")"""
+        text = note.text
+        for i in range(len(text) - 2):
+            if text[i + 1] == "=" and text[i] in ("name", "version", "organization", "contact", "url"):
+                setattr(self.info.pkg_info, text[i], text[i + 2].strip('"'))
+
+    def preamble(self, message: Any, id_: int, name: str, decl: Any) -> None:
+        message.id, message.name, message.alias = id_, name, self.ids.alias(name)
+        self.annotations(message, getattr(decl, "annotations", None) or [])
+
+    def annotations(self, message: Any, notes: Iterable[A.Annotation]) -> None:
+        for note in notes:
+            if note.name == "brief" or note.name == "description":
+                if note.args and isinstance(note.args[0], A.StrLit) and hasattr(message, "doc"):
+                    setattr(message.doc, note.name, note.args[0].value)
+            elif note.name not in _SPOKEN:
+                args = f"({_join(note.text)})" if note.text else ""
+                message.annotations.append(f"@{note.name}{args}")
+
+    def table(self, table: ir.Table) -> None:
+        m = self.info.tables.add()
+        self.preamble(m.preamble, self.ids.of(table), table.name, table.decl)
+        keys = [k for k in table.keys if k.match != "selector"]
+        numbers = _numbers([k.element for k in keys])
+        for key, number in zip(keys, numbers, strict=True):
+            field = m.match_fields.add(id=number, name=key.name)
+            self.annotations(field, key.element.annotations)
+            self.bits_and_type(field, key.element.value.type, key.type)
+            field.match_type = _MATCH[key.match]
+        for action in table.actions:
+            ref = m.action_refs.add(id=self.ids.action(action.name))
+            names = {n.name for n in action.refs.annotations}
+            if "tableonly" in names:
+                ref.scope = p4i.ActionRef.TABLE_ONLY
+            elif "defaultonly" in names:
+                ref.scope = p4i.ActionRef.DEFAULT_ONLY
+            for note in action.refs.annotations:
+                args = f"({_join(note.text)})" if note.text else ""
+                ref.annotations.append(f"@{note.name}{args}")
+        default = table.actions[table.default]
+        m.initial_default_action.action_id = self.ids.action(default.name)
+        ids = _numbers([p for p in default.decl.params if not p.direction])
+        for (_, t), number, value in zip(default.params, ids, table.default_args, strict=True):
+            size = (ir.bits_of(t) + 7) // 8
+            m.initial_default_action.arguments.add(param_id=number, value=value.to_bytes(size, "big"))
+        if table.const_default:
+            m.const_default_action_id = self.ids.action(default.name)
+        if table.profile is not None:
+            m.implementation_id = self.ids.of(table.profile)
+        for direct in (table.counter, table.meter):
+            if direct is not None:
+                m.direct_resource_ids.append(self.ids.of(direct))
+        m.size = table.size
+        if table.idle_timeout:
+            m.idle_timeout_behavior = p4i.Table.NOTIFY_CONTROL
+        m.is_const_table = table.const_entries
+        m.has_initial_entries = bool(table.entries)
+
+    def bits_and_type(self, field: Any, declared: T.Type, lowered: ir.Type) -> None:
+        """Width, and the name of a `type` with @p4runtime_translation, which may also change the width."""
+        bits = ir.bits_of(lowered)
+        if isinstance(declared, T.NewType):
+            note = declared.decl.annotation("p4runtime_translation")
+            field.type_name.name = declared.name
+            spec = self.info.type_info.new_types[declared.name]
+            if note is not None and len(note.args) == 2:
+                uri, width = note.args
+                spec.translated_type.uri = uri.value if isinstance(uri, A.StrLit) else ""
+                if isinstance(width, A.IntLit):
+                    bits = spec.translated_type.sdn_bitwidth = width.value
+                else:
+                    spec.translated_type.sdn_string.SetInParent()
+                    bits = 0
+            else:
+                self.data_type(spec.original_type, declared.base)
+        field.bitwidth = bits
+
+    def action(self, action: ir.Action) -> None:
+        m = self.info.actions.add()
+        self.preamble(m.preamble, self.ids.action(action.name), action.name, action.decl)
+        params = [p for p in action.decl.params if not p.direction]
+        for p, number, (name, t) in zip(params, _numbers(params), action.params, strict=True):
+            message = m.params.add(id=number, name=name)
+            self.annotations(message, p.annotations)
+            self.bits_and_type(message, p.type, t)
+
+    def extern(self, x: ir.ExternObject) -> None:
+        info, id_ = self.info, self.ids.of(x)
+        match x.kind:
+            case "counter":
+                c = info.counters.add(size=x.size)
+                c.spec.unit = _COUNTER[x.unit]
+                self.preamble(c.preamble, id_, x.name, x.decl)
+            case "direct_counter":
+                if x.table is not None and x.table.index >= 0:
+                    d = info.direct_counters.add(direct_table_id=self.ids.of(x.table))
+                    d.spec.unit = _COUNTER[x.unit]
+                    self.preamble(d.preamble, id_, x.name, x.decl)
+            case "meter":
+                meter = info.meters.add(size=x.size)
+                meter.spec.unit = _METER[x.unit]
+                self.preamble(meter.preamble, id_, x.name, x.decl)
+            case "direct_meter":
+                if x.table is not None and x.table.index >= 0:
+                    dm = info.direct_meters.add(direct_table_id=self.ids.of(x.table))
+                    dm.spec.unit = _METER[x.unit]
+                    self.preamble(dm.preamble, id_, x.name, x.decl)
+            case "register":
+                r = info.registers.add(size=x.size)
+                self.preamble(r.preamble, id_, x.name, x.decl)
+                self.data_type(r.type_spec, x.type)
+            case "action_profile" | "action_selector":
+                tables = [self.ids.of(t) for t in self.program.tables if t.profile is x]
+                profile = info.action_profiles.add(size=x.size, with_selector=x.kind == "action_selector")
+                profile.table_ids.extend(tables)
+                self.preamble(profile.preamble, id_, x.name, x.decl)
+
+    def data_type(self, spec: p4t.P4DataTypeSpec, t: T.Type) -> None:
+        """A type of data (of a register or digest), with the structs that it names."""
+        match t:
+            case T.Bits(signed=False):
+                spec.bitstring.bit.bitwidth = t.width
+            case T.Bits():
+                spec.bitstring.int.bitwidth = t.width
+            case T.Varbit():
+                spec.bitstring.varbit.max_bitwidth = t.width
+            case T.Tuple():
+                spec.tuple.SetInParent()
+                for item in t.items:
+                    self.data_type(spec.tuple.members.add(), item)
+            case T.NewType():
+                spec.new_type.name = t.name
+                self.data_type(self.info.type_info.new_types[t.name].original_type, t.base)
+            case T.Enum():
+                if t.base is None:
+                    spec.enum.name = t.name
+                    enum = self.info.type_info.enums[t.name]
+                    if not enum.members:
+                        for name in t.members:
+                            enum.members.add(name=name)
+                else:
+                    spec.serializable_enum.name = t.name
+                    self.info.type_info.serializable_enums[t.name].underlying_type.bitwidth = t.base.width
+            case T.Struct(kind="struct"):
+                spec.struct.name = t.name
+                if t.name not in self.info.type_info.structs:
+                    message = self.info.type_info.structs[t.name]
+                    for name, f in t.fields.items():
+                        self.data_type(message.members.add(name=name).type_spec, f)
+            case T.Struct(kind="header"):
+                spec.header.name = t.name
+                if t.name not in self.info.type_info.headers:
+                    header = self.info.type_info.headers[t.name]
+                    for name, f in t.fields.items():
+                        member = header.members.add(name=name)
+                        if isinstance(f, T.Bits):
+                            member.type_spec.bit.bitwidth = f.width
+            case _ if t == T.BOOL:
+                spec.bool.SetInParent()
+            case _ if t == T.ERROR:
+                spec.error.SetInParent()
+
+    def controller_header(self, t: T.Struct) -> None:
+        m = self.info.controller_packet_metadata.add()
+        name = controller_name(t)
+        self.preamble(m.preamble, self.ids.ids["controller_header", name], name, t.decl)
+        numbers = _numbers(t.decl.fields)
+        for f, number in zip(t.decl.fields, numbers, strict=True):
+            field = m.metadata.add(id=number, name=f.name)
+            self.annotations(field, f.annotations)
+            declared = t.fields[f.name]
+            base = declared
+            while isinstance(base, T.NewType):
+                base = base.base
+            lowered = base.base if isinstance(base, T.Enum) and base.base else base
+            assert isinstance(lowered, T.Bits | T.Basic)
+            self.bits_and_type(field, declared, lowered)
+
+    def value_set(self, v: ir.ValueSet) -> None:
+        m = self.info.value_sets.add(size=v.size)
+        self.preamble(m.preamble, self.ids.of(v), v.name, v.decl)
+        for number, (name, match, t) in enumerate(v.fields, 1):
+            m.match.add(id=number, name=name, bitwidth=ir.bits_of(t), match_type=_MATCH[match])
+
+
+def _numbers(nodes: list[Any]) -> list[int]:
+    """Ids of fields or parameters: from @id, the others counting from 1 over what is free."""
+    given = [_explicit_id(n) for n in nodes]
+    taken = {g for g in given if g is not None}
+    out = []
+    index = 1
+    for g in given:
+        if g is not None:
+            out.append(g)
+            index += 1
+            continue
+        while index in taken:
+            index += 1
+        taken.add(index)
+        out.append(index)
+        index += 1
+    return out
+
+
+def _join(text: list[str]) -> str:
+    return " ".join(text).replace(" , ", ", ")
