@@ -11,8 +11,8 @@
 #define CRC32_POLY 0xEDB88320u    /* 0x04C11DB7 reflected */
 #define CRC16_POLY 0xA001u        /* 0x8005 reflected */
 
-static uint32_t crc32_table[8][256];
-static uint16_t crc16_table[256];
+typedef uint32_t crc_tables[8][256];
+static crc_tables crc32_table, crc16_table;
 static bool have_clmul;
 
 #if defined(__x86_64__)
@@ -51,33 +51,33 @@ static bool cpu_has_clmul(void) { return false; }
 static void crc32_fold(uint32_t crc, const uint8_t *p, size_t n, uint8_t out[16]) { (void)crc, (void)p, (void)n, (void)out; }
 #endif
 
-__attribute__((constructor))
-static void make_tables(void) {
+/* t[k][b]: what byte b does to a reflected crc of at most 32 bits k bytes later. */
+static void make(crc_tables t, uint32_t poly) {
     for (uint32_t i = 0; i < 256; i++) {
-        uint32_t c32 = i, c16 = i;
-        for (int bit = 0; bit < 8; bit++) {
-            c32 = c32 >> 1 ^ (c32 & 1 ? CRC32_POLY : 0);
-            c16 = c16 >> 1 ^ (c16 & 1 ? CRC16_POLY : 0);
-        }
-        crc32_table[0][i] = c32;
-        crc16_table[i] = (uint16_t)c16;
+        uint32_t crc = i;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? poly : 0);
+        t[0][i] = crc;
     }
     for (int k = 1; k < 8; k++)
-        for (uint32_t i = 0; i < 256; i++)
-            crc32_table[k][i] = crc32_table[k - 1][i] >> 8 ^ crc32_table[0][crc32_table[k - 1][i] & 0xff];
+        for (uint32_t i = 0; i < 256; i++) t[k][i] = t[k - 1][i] >> 8 ^ t[0][t[k - 1][i] & 0xff];
+}
+
+__attribute__((constructor))
+static void make_tables(void) {
+    make(crc32_table, CRC32_POLY);
+    make(crc16_table, CRC16_POLY);
     have_clmul = cpu_has_clmul();
 }
 
-static uint32_t crc32_by_table(uint32_t crc, const uint8_t *p, size_t n) {
+static inline uint32_t crc_by_table(const crc_tables t, uint32_t crc, const uint8_t *p, size_t n) {
     for (; n >= 8; p += 8, n -= 8) {
         uint64_t w;
         memcpy(&w, p, 8);
         w ^= crc;
-        crc = crc32_table[7][w & 0xff] ^ crc32_table[6][w >> 8 & 0xff] ^ crc32_table[5][w >> 16 & 0xff] ^
-              crc32_table[4][w >> 24 & 0xff] ^ crc32_table[3][w >> 32 & 0xff] ^ crc32_table[2][w >> 40 & 0xff] ^
-              crc32_table[1][w >> 48 & 0xff] ^ crc32_table[0][w >> 56];
+        crc = t[7][w & 0xff] ^ t[6][w >> 8 & 0xff] ^ t[5][w >> 16 & 0xff] ^ t[4][w >> 24 & 0xff] ^
+              t[3][w >> 32 & 0xff] ^ t[2][w >> 40 & 0xff] ^ t[1][w >> 48 & 0xff] ^ t[0][w >> 56];
     }
-    while (n--) crc = crc >> 8 ^ crc32_table[0][(crc ^ *p++) & 0xff];
+    while (n--) crc = crc >> 8 ^ t[0][(crc ^ *p++) & 0xff];
     return crc;
 }
 
@@ -87,30 +87,28 @@ static uint32_t crc32(const uint8_t *p, size_t n) {
         uint8_t rest[16];
         size_t folded = n & ~(size_t)15;
         crc32_fold(crc, p, folded, rest);
-        crc = crc32_by_table(0, rest, 16);
+        crc = crc_by_table(crc32_table, 0, rest, 16);
         p += folded, n -= folded;
     }
-    return ~crc32_by_table(crc, p, n);
+    return ~crc_by_table(crc32_table, crc, p, n);
 }
 
-static uint16_t crc16(const uint8_t *p, size_t n) {
-    uint16_t crc = 0;
-    while (n--) crc = (uint16_t)(crc >> 8 ^ crc16_table[(crc ^ *p++) & 0xff]);
-    return crc;
-}
+static uint16_t crc16(const uint8_t *p, size_t n) { return (uint16_t)crc_by_table(crc16_table, 0, p, n); }
 
-/* The ones' complement sum of 16-bit words, in machine byte order, not folded; 4 x 64 bits at a time in vector registers. */
-typedef uint64_t lanes __attribute__((vector_size(32)));
+/* The ones' complement sum of 16-bit words, in machine byte order, not folded; 32 bytes at a time in vector registers. */
+typedef uint64_t lanes __attribute__((vector_size(16)));
 
 static uint64_t sum16(const uint8_t *p, size_t n) {
+    const lanes half = {0xffffffffu, 0xffffffffu};
     lanes low = {0}, high = {0};
-    for (; n >= sizeof(lanes); p += sizeof(lanes), n -= sizeof(lanes)) {
-        lanes w;
-        memcpy(&w, p, sizeof w);
-        low += w & 0xffffffffu;
-        high += w >> 32;
+    for (; n >= 2 * sizeof(lanes); p += 2 * sizeof(lanes), n -= 2 * sizeof(lanes)) {
+        lanes a, b;
+        memcpy(&a, p, sizeof a);
+        memcpy(&b, p + sizeof a, sizeof b);
+        low += (a & half) + (b & half);
+        high += (a >> 32) + (b >> 32);
     }
-    uint64_t sum = low[0] + low[1] + low[2] + low[3] + high[0] + high[1] + high[2] + high[3];
+    uint64_t sum = low[0] + low[1] + high[0] + high[1];
     for (; n >= 4; p += 4, n -= 4) {
         uint32_t w;
         memcpy(&w, p, 4);
