@@ -35,8 +35,8 @@ def _find_netfold() -> None:
 
 _find_netfold()
 
-from netfold.topo.topology import LeafSpine  # noqa: E402
 from netfold.topo.switches import Bmv2Switch, SoftSwitch  # noqa: E402
+from netfold.topo.topology import LeafSpine  # noqa: E402
 from netfold.topo.wiring import FabricHost  # noqa: E402
 
 topos = {"leafspine": LeafSpine}

@@ -37,8 +37,8 @@ _PR_SET_PDEATHSIG = 1
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 HOW_TO_GET_ON: Final = (
-    "This needs root, or a kernel that lets ordinary users make namespaces. Ways on: run it with sudo (sudo make demo); "
-    "or, where the kernel restricts user namespaces, allow them: sudo sysctl kernel.unprivileged_userns_clone=1 "
+    "This needs root, or a kernel that lets ordinary users make namespaces. Ways on: run it with sudo (sudo make "
+    "demo); or, where the kernel restricts user namespaces, allow them: sudo sysctl kernel.unprivileged_userns_clone=1 "
     "user.max_user_namespaces=10000 (Debian), sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu). "
     "In a container, start it with --privileged."
 )
@@ -61,13 +61,13 @@ def rundir() -> Path:
 
 
 def command(argv: Sequence[str], *, with_parent: bool = False) -> list[str]:
-    """The command line that runs ``argv`` in a sandbox; ``with_parent``: it dies when the process that started it does."""
+    """The command line that runs ``argv`` in a sandbox; ``with_parent``: it dies when whoever started it does."""
     flag = ["--with-parent"] if with_parent else []
     return [sys.executable, "-m", "netfold.topo.sandbox", *flag, "--", *argv]
 
 
 def enter() -> None:
-    """Start this very program again, with the same arguments, inside a sandbox.  Returns only if it is in one already."""
+    """Start this program again, with the same arguments, in a sandbox.  Returns only if it is in one already."""
     if inside():
         return
     sys.stdout.flush()
@@ -85,12 +85,12 @@ def run(
     """
     return subprocess.run(
         command(argv, with_parent=True),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
         env=None if env is None else dict(env), check=False,
     )  # fmt: skip
 
 
-# ---- the launcher -----------------------------------------------------------------------------------------------------
+# ---- the launcher ------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,6 +99,8 @@ def main(argv: Sequence[str]) -> int:
     if not dashes or not wanted or set(flags) - {"--with-parent"}:
         print("usage: python -m netfold.topo.sandbox [--with-parent] -- COMMAND ARG...", file=sys.stderr)
         return 2
+    # the command gets Ctrl-C by its terminal; init and we outlive it, to clear up
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if flags:
         _die_with_parent(os.getppid())
     try:
@@ -140,18 +142,17 @@ def _unshare() -> None:
 
 
 def _stand_by(child: int) -> int:
-    """Wait for init; hand it what would end the launcher.  Ctrl-C reaches the command itself, by its terminal."""
+    """Wait for init; hand it what would end the launcher."""
 
     def hand_on(number: int, _: FrameType | None) -> None:
         os.kill(child, number)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, hand_on)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-# ---- process 1 --------------------------------------------------------------------------------------------------------
+# ---- process 1 ---------------------------------------------------------------------------------------------------
 
 
 def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
@@ -175,6 +176,8 @@ def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
 
 def _exec(wanted: Sequence[str]) -> NoReturn:
     try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         os.execvp(wanted[0], list(wanted))
     except OSError as error:
         print(f"cannot run {wanted[0]}: {error.strerror}", file=sys.stderr, flush=True)
@@ -186,7 +189,6 @@ def _reap(command_pid: int) -> int:
     def hand_on(number: int, _: FrameType | None) -> None:
         os.kill(command_pid, number)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, hand_on)
     while True:
@@ -229,7 +231,8 @@ def _network_namespace() -> str:
 
 def _refused(step: str) -> SandboxError:
     number = ctypes.get_errno()
-    return SandboxError(number, f"{step}: {errno.errorcode.get(number, number)} ({os.strerror(number)}). {HOW_TO_GET_ON}")
+    name = errno.errorcode.get(number, str(number))
+    return SandboxError(number, f"{step}: {name} ({os.strerror(number)}). {HOW_TO_GET_ON}")
 
 
 if __name__ == "__main__":

@@ -99,13 +99,13 @@ class P4Switch(Switch):  # type: ignore[misc]
             )
 
     @classmethod
-    def batchStartup(cls, switches: Sequence[P4Switch]) -> Sequence[P4Switch]:  # noqa: N802 (Mininet's name)
+    def batchStartup(cls, switches: Sequence[P4Switch]) -> Sequence[P4Switch]:
         """Wait until all answer.  Raises SwitchFailed for the first that does not."""
         for switch in switches:
             switch.wait_ready()
         return switches
 
-    def stop(self, deleteIntfs: bool = True) -> None:  # noqa: N803 (Mininet's name)
+    def stop(self, deleteIntfs: bool = True) -> None:
         """End the process that `start` started."""
         if self.child is not None and self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
@@ -125,7 +125,7 @@ class P4Switch(Switch):  # type: ignore[misc]
                    ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]  # fmt: skip
         end = self._started + seconds
         with grpc.insecure_channel(self.grpc, options=options) as channel:
-            ask = channel.unary_unary("/p4.v1.P4Runtime/Capabilities")
+            ask = channel.unary_unary("/p4.v1.P4Runtime/Capabilities", bytes, bytes)
             while True:
                 self.check()
                 try:

@@ -31,8 +31,8 @@ def execute(node: Node, script: str, what: str) -> str:
     """Run a shell script in a node's namespaces, stopping at its first failure; its output.  Raises WiringError."""
     attach = ["mnexec", "-a", str(node.pid)] if node.inNamespace else []
     done = subprocess.run(
-        [*attach, "sh", "-exc", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, timeout=30, check=False,
+        [*attach, "sh", "-exc", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
+        check=False,
     )  # fmt: skip
     if done.returncode != 0:
         raise WiringError(f"{what} failed with status {done.returncode}:\n{done.stderr.strip()}")

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fabric brought up whole: Mininet, its switches, the controller, and processes of ranks in the hosts.
+
+    with Network(fabric, logs=Path("build/demo/logs")) as network:
+        ranks = network.launch([sys.executable, "-m", "netfold.topo.train", spec], job="digits")
+        for rank, line in ranks.lines(within=60):
+            ...
+
+Nothing here waits without an end, and whatever was started is ended by its pid.  Run it in a `sandbox`: then the kernel
+clears up even what a SIGKILL leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final
+
+import msgspec
+from mininet.net import Mininet
+
+from netfold.controller import operator, rpc
+from netfold.controller.fabric import Fabric, Host
+from netfold.topo.switches import CLASSES, P4Switch, tail
+from netfold.topo.topology import FabricTopo
+
+CONTROLLER_SECONDS: Final = 90.0
+"""For the controller to compile the program and fill every switch: the first compilation on a slow machine is long."""
+STOP_SECONDS: Final = 5.0
+
+
+class ControllerFailed(RuntimeError):
+    """The controller did not come up, or ended on its own."""
+
+
+class RankFailed(RuntimeError):
+    """A rank ended with an error, or did not end in time."""
+
+
+def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
+    """The same fabric with every gRPC address a unix socket in ``folder``: hosts' network namespaces reach those."""
+    switches = [msgspec.structs.replace(s, grpc=f"unix:{folder / s.name}.sock") for s in fabric.switches]
+    return msgspec.structs.replace(fabric, switches=tuple(switches), jobs=f"unix:{folder / 'controller'}.sock")
+
+
+class Network:
+    """A running fabric.  ``logs`` gets every process's output; ``pcap``, if given, captures of every switch port."""
+
+    def __init__(self, fabric: Fabric, *, logs: Path, pcap: Path | None = None, controller: bool = True) -> None:
+        self.fabric = fabric
+        self.logs = logs
+        self.mininet: Any = None
+        self._pcap = pcap
+        self._wants_controller = controller
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._running: list[Ranks] = []
+
+    def __enter__(self) -> Network:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Bring everything up.  Raises SwitchFailed, WiringError, ControllerFailed."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        if self._pcap is not None:
+            self._pcap.mkdir(parents=True, exist_ok=True)
+        kind = CLASSES[self.fabric.engine]
+        kind.setup()
+        # Mininet would raise limits of the whole machine, and leave them raised
+        Mininet.inited = True
+        self.mininet = Mininet(switch=kind, controller=None, build=False)
+        self.mininet.topo = FabricTopo(self.fabric, logs=self.logs.absolute(), pcap=self._pcap)
+        self.mininet.build()
+        self.mininet.start()
+        if self._wants_controller:
+            self.start_controller()
+
+    def start_controller(self) -> None:
+        """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, SwitchFailed."""
+        file = self.logs / "fabric.toml"
+        self.fabric.save(file)
+        command = [sys.executable, "-m", "netfold.controller.cli", "up", str(file), "--verbose"]
+        log = self.logs / "controller.log"
+        started = time.monotonic()
+        with log.open("wb") as output:
+            self._controller = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        while True:
+            with contextlib.suppress(rpc.Unreachable):
+                asyncio.run(operator.status(self.fabric.jobs, timeout=0.5))
+                return
+            status, seconds = self._controller.poll(), time.monotonic() - started
+            for switch in self.switches:
+                switch.check()
+            if status is not None or seconds > CONTROLLER_SECONDS:
+                what = f"ended with status {status}" if status is not None else "does not answer"
+                raise ControllerFailed(
+                    "\n".join(
+                        [
+                            f"the controller {what} after {seconds:.1f} s",
+                            f"  command  {shlex.join(command)}",
+                            f"  jobs at  {self.fabric.jobs}",
+                            f"  log      {log}, its end:",
+                            *(f"    {line}" for line in tail(log)),
+                        ]
+                    )
+                )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._controller.wait(0.1)
+
+    def stop(self) -> None:
+        """End everything that was started, in the reverse order."""
+        for ranks in self._running:
+            ranks.stop()
+        self._running.clear()
+        if self._controller is not None:
+            end(self._controller)
+            self._controller = None
+        if self.mininet is not None:
+            self.mininet.stop()
+            self.mininet = None
+
+    # ---- what runs in it -------------------------------------------------------------------------------------------
+
+    @property
+    def switches(self) -> list[P4Switch]:
+        """The switch processes."""
+        return list(self.mininet.switches)
+
+    def status(self) -> operator.Status:
+        """What the controller sees.  Raises rpc.Unreachable."""
+        return asyncio.run(operator.status(self.fabric.jobs))
+
+    def launch(
+        self,
+        command: Sequence[str],
+        *,
+        job: str,
+        hosts: Sequence[Host] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Ranks:
+        """Run ``command`` in every host (default: all of the fabric, in order) as a rank of ``job``.
+
+        It gets RANK, WORLD_SIZE, NETFOLD_ADDRESS, NETFOLD_CONTROLLER and NETFOLD_JOB in its environment.
+        """
+        hosts = list(self.fabric.hosts) if hosts is None else list(hosts)
+        ranks = Ranks(job)
+        self._running.append(ranks)
+        for rank, host in enumerate(hosts):
+            ours = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(hosts)),
+                "NETFOLD_ADDRESS": host.address,
+                "NETFOLD_CONTROLLER": self.fabric.jobs,
+                "NETFOLD_JOB": job,
+                # as many ranks as cores and more share this machine: one thread each
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONUNBUFFERED": "1",
+            }
+            log = self.logs / f"{job}-rank{rank}.log"
+            attach = ["mnexec", "-a", str(self.mininet.get(host.name).pid)]
+            with log.open("wb") as errors:
+                process = subprocess.Popen(
+                    [*attach, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                    env={**os.environ, **(env or {}), **ours}, start_new_session=True,
+                )  # fmt: skip
+            ranks.add(process, host.name, log)
+        return ranks
+
+
+@dataclass
+class Ranks:
+    """The processes of one job."""
+
+    job: str
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+
+    def add(self, process: subprocess.Popen[bytes], host: str, log: Path) -> None:
+        """One more rank."""
+        self.processes.append(process)
+        self.hosts.append(host)
+        self.logs.append(log)
+
+    def lines(self, within: float) -> Iterator[tuple[int, str]]:
+        """(rank, line) of standard output as they come, until all ranks have ended well.
+
+        Raises RankFailed for the first rank that fails, and when ``within`` seconds are over; then all are ended.
+        """
+        deadline = time.monotonic() + within
+        buffers: dict[int, bytes] = dict.fromkeys(range(len(self.processes)), b"")
+        try:
+            with selectors.DefaultSelector() as selector:
+                for rank, process in enumerate(self.processes):
+                    selector.register(_stdout(process), selectors.EVENT_READ, rank)
+                while selector.get_map():
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise RankFailed(self._late(within, [key.data for key in selector.get_map().values()]))
+                    for key, _ in selector.select(left):
+                        rank = key.data
+                        data = os.read(key.fd, 65536)
+                        if not data:
+                            selector.unregister(key.fileobj)
+                            self._ended(rank, max(1.0, deadline - time.monotonic()))
+                        *lines, buffers[rank] = (buffers[rank] + data).split(b"\n")
+                        for line in lines:
+                            yield rank, line.decode(errors="replace")
+        finally:
+            self.stop()
+
+    def wait(self, within: float) -> list[list[str]]:
+        """Every rank's output lines, when all have ended.  Raises RankFailed."""
+        output: list[list[str]] = [[] for _ in self.processes]
+        for rank, line in self.lines(within):
+            output[rank].append(line)
+        return output
+
+    def stop(self) -> None:
+        """End those that still run."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            end(process)
+            _stdout(process).close()
+
+    def _ended(self, rank: int, seconds: float) -> None:
+        try:
+            status = self.processes[rank].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise RankFailed(f"job {self.job!r}: rank {rank} on {self.hosts[rank]} closed its output, and still runs"
+                             ) from None  # fmt: skip
+        if status != 0:
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            raise RankFailed(
+                "\n".join(
+                    [
+                        f"job {self.job!r}: rank {rank} on {self.hosts[rank]} {how}",
+                        f"  log  {self.logs[rank]}, its end:",
+                        *(f"    {line}" for line in tail(self.logs[rank])),
+                    ]
+                )
+            )
+
+    def _late(self, within: float, ranks: Sequence[int]) -> str:
+        who = ", ".join(f"{rank} ({self.hosts[rank]})" for rank in sorted(ranks))
+        return f"job {self.job!r}: after {within:g} s the ranks {who} had not ended; their logs: {self.logs[0].parent}"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL for one that does not heed it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)
+
+
+def _stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
