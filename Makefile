@@ -1,70 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make` alone lists what there is.  Everything that is needed gets set up on the way.
+
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
-
-# Programs that no Python package brings, and the Debian/Ubuntu packages that do.
-PROGRAMS := ip:iproute2 ethtool:ethtool ping:iputils-ping mnexec:mininet
+STAMP  := $(VENV)/.installed
+TYPES  := build/types
+# Programs that we need, and the Debian packages that bring them
+NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test bench lint clean
+.PHONY: help setup packages demo test bench lint clean
 
-help:  ## this list
-	@echo "NetFold: the network folds the gradients"
-	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo
-	@echo "  then: $(BIN)/netfold --help, $(BIN)/softswitch --help"
+help:  ## Show this list
+	@sed -nE 's/^([a-z]+):[^#]*## */\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
+	    printf '  make %-8s %s\n' "$$name" "$$what"; done
 
-setup: system $(READY)  ## .venv with everything in it; Mininet by apt (that part needs root)
+setup: $(STAMP)  ## Make .venv with NetFold in it; only Mininet and its tools, by apt, need root
 
-# Asks for root only where something is missing, and says what it would have done.
-system:
-	@missing=""; \
-	for pair in $(PROGRAMS); do \
-	    command -v $${pair%%:*} >/dev/null 2>&1 || [ -x /usr/sbin/$${pair%%:*} ] || [ -x /sbin/$${pair%%:*} ] || \
-	        missing="$$missing $${pair##*:}"; \
-	done; \
+# Outside of Debian, or without root and sudo, say what to install and go on: all but Mininet works without root.
+packages:
+	@missing=; for pair in $(NEEDED); do \
+	    PATH="$$PATH:/usr/sbin:/sbin" command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair##*:}"; done; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
-	[ -z "$$missing" ] && exit 0; \
-	if ! command -v apt-get >/dev/null; then \
-	    echo "Missing:$$missing (names of Debian packages). Install them with your system's package manager."; exit 1; fi; \
-	if [ "$$(id -u)" = 0 ]; then root=""; \
-	elif sudo -n true 2>/dev/null; then root="sudo"; \
-	else \
-	    echo "Missing:$$missing. Installing them needs root; type this, then make again:"; \
-	    echo "    sudo apt-get update && sudo apt-get install -y --no-install-recommends$$missing"; exit 1; fi; \
-	echo "Installing by apt:$$missing"; \
-	$$root apt-get update -qq && \
-	DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends $$missing >/dev/null
+	missing=$$(printf '%s\n' $$missing | sort -u | tr '\n' ' '); [ -n "$${missing% }" ] || exit 0; \
+	if [ "$$(id -u)" = 0 ]; then root=; elif command -v sudo >/dev/null; then root=sudo; else root=none; fi; \
+	install="apt-get install -y --no-install-recommends $$missing"; \
+	if command -v apt-get >/dev/null && [ "$$root" != none ]; then \
+	    echo "These Debian packages are missing, and need root: $$missing"; \
+	    $$root apt-get update -q && $$root env DEBIAN_FRONTEND=noninteractive $$install && exit 0; \
+	fi; \
+	echo "Not installed: $$missing. As root, on Debian or Ubuntu, type: $$install" >&2; \
+	echo "Going on without: what needs Mininet (demo, netfold up --topo, some tests) will say so." >&2
 
-$(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or later is needed, {sys.executable} is {v.major}.{v.minor}: make PYTHON=python3.12 ...")'
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@echo "Installing Python packages into $(VENV) (about 500 MB, the C compiler among them)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo,sim,test,lint]'
+$(STAMP): pyproject.toml
+	@$(MAKE) --no-print-directory packages
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "NetFold needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V). Try make setup PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,test,lint]'
 	@touch $@
 
-demo: setup  ## 8 workers train a model through a 2-leaf 2-spine fabric (make demo ARGS="--loss 0.01")
-	@$(BIN)/netfold demo $(ARGS)
+demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0.01", "--switch bmv2", ...
+	$(BIN)/netfold demo $(ARGS)
 
-test: setup  ## every test; those that need namespaces or BMv2 say so when they are skipped
-	@$(BIN)/python -m pytest -q $(ARGS)
+test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
+	$(BIN)/python -m pytest $(ARGS)
 
-bench: setup  ## what it costs: quantisation, packets, the simulator
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+bench: $(STAMP)  ## Run the benchmarks
+	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
-# The type checker wants folders named as packages are; these links are what the package-dir of pyproject.toml says.
-ROOMS := controller host topo wire sim p4src
-lint: setup  ## ruff and mypy --strict
-	@mkdir -p build/types/netfold
-	@for room in $(ROOMS); do ln -sfn ../../../$$room build/types/netfold/$$room; done
-	@for file in __init__.py py.typed; do ln -sfn ../../../netfold/$$file build/types/netfold/$$file; done
-	@ln -sfn ../../softswitch build/types/softswitch
-	@$(BIN)/ruff check .
-	@MYPYPATH=build/types $(BIN)/mypy --python-executable $(BIN)/python -p netfold -p softswitch
+# mypy finds the packages under their import names, as symbolic links to our folders
+lint: $(STAMP)  ## Check style (ruff) and types (mypy, strict)
+	$(BIN)/ruff check .
+	@mkdir -p $(TYPES)/netfold && ln -sfn ../../softswitch $(TYPES)/softswitch
+	@for name in __init__.py py.typed; do ln -sfn ../../../netfold/$$name $(TYPES)/netfold/$$name; done
+	@for name in controller host p4src sim topo wire; do ln -sfn ../../../$$name $(TYPES)/netfold/$$name; done
+	MYPYPATH=$(TYPES) $(BIN)/mypy -p netfold -p softswitch
 
-clean:  ## everything that was made, .venv too
+clean:  ## Remove .venv and everything that was built
 	rm -rf build $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
