@@ -16,7 +16,7 @@ class AloneRail:
         self._bytes = 0
 
     def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
-        if source is not out:
+        if source.ctypes.data != out.ctypes.data:
             out[...] = source
         self._operations += 1
         self._bytes += source.nbytes

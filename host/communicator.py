@@ -140,14 +140,13 @@ class Communicator:
         Raises TypeError and ValueError for what it cannot take, CollectiveTimeout, RankMismatch, PeerLost,
         TransportError, Busy, Closed.
         """
-        array = np.asanyarray(array)
+        array = np.asarray(array)
         self._check(array, out, op)
         result = np.empty(array.shape, array.dtype.newbyteorder("=")) if out is None else out
         self._begin()
         try:
             self._number += 1
-            if array.size:
-                self._reduce(array, result, op)
+            self._reduce(array, result, op)
         except NetFoldError as error:
             self._broken = error
             raise

@@ -72,7 +72,7 @@ class FoldRail:
     def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
         begin = time.monotonic()
         divisor = float(self._plan.world) if op == "average" else 1.0
-        for first in range(0, source.size, PIECE):
+        for first in range(0, max(1, source.size), PIECE):  # an empty array still checks that all ranks agree
             piece = slice(first, first + PIECE)
             self._core.start(number & 0xFFFFFFFF, source[piece], out[piece], divisor, native.library().nf_now())
             self._drive(source[piece], number)
@@ -165,7 +165,7 @@ class FoldRail:
         todo = "call the same operations in the same order on every rank, then join anew"
         if failure.error == native.SIGNATURES_DIFFER:
             apart = [
-                f"{name} {low} .. {high}"
+                f"{name} {native.show(name, low)} .. {native.show(name, high)}"
                 for name, low, high in zip(native.FIELDS, failure.low, failure.high, strict=True)
                 if low != high
             ]

@@ -336,6 +336,13 @@ def dequantise(
     return out
 
 
+def show(field: str, value: int) -> str:
+    """A signature's value for people."""
+    if field == "dtype":
+        return next((name for name, code in DTYPE_CODES.items() if code == value), f"code {value}")
+    return ("no", "yes")[value] if field == "average" and value < 2 else str(value)
+
+
 def _number(address: str) -> int:
     try:
         return int(ipaddress.IPv4Address(address))

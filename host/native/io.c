@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "io.h"
+#include "quantise.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -188,7 +189,7 @@ static int receive_all(nf_io *io)
     return 0;
 }
 
-nf_run_status nf_io_run(nf_io *io, int64_t until, int32_t *error)
+static nf_run_status run_loop(nf_io *io, int64_t until, int32_t *error)
 {
     for (;;) {
         if ((*error = send_all(io)))
@@ -218,4 +219,12 @@ nf_run_status nf_io_run(nf_io *io, int64_t until, int32_t *error)
             return NF_RUN_OS_ERROR;
         }
     }
+}
+
+nf_run_status nf_io_run(nf_io *io, int64_t until, int32_t *error)
+{
+    uint32_t mode = nf_floats_exact();
+    nf_run_status status = run_loop(io, until, error);
+    nf_floats_restore(mode);
+    return status;
 }

@@ -20,6 +20,29 @@ unsigned nf_headroom(uint32_t world)
     return world <= 128 && power ? bits - 1 : bits;             /* ceil(log2 N) up to 128 */
 }
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+uint32_t nf_floats_exact(void)
+{
+    uint32_t mode = _mm_getcsr();
+    _mm_setcsr(0x1f80);                                         /* nearest even, no flushing, exceptions masked */
+    return mode;
+}
+void nf_floats_restore(uint32_t mode) { _mm_setcsr(mode); }
+#elif defined(__aarch64__)
+uint32_t nf_floats_exact(void)
+{
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
+    return (uint32_t)mode;
+}
+void nf_floats_restore(uint32_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode)); }
+#else
+uint32_t nf_floats_exact(void) { return 0; }
+void nf_floats_restore(uint32_t mode) { (void)mode; }
+#endif
+
 static inline uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 static inline float power_of_two(int e) { return float_of((uint32_t)(e + 127) << 23); }      /* -126 <= e <= 127 */

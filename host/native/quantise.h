@@ -36,6 +36,11 @@
 
 unsigned nf_headroom(uint32_t world);  /* L */
 
+/* Around work on floats: a training script may have set its thread to flush subnormals to zero, and the ranks must not
+ * depend on that.  Returns what nf_floats_restore puts back. */
+uint32_t nf_floats_exact(void);
+void nf_floats_restore(uint32_t);
+
 /* Largest biased exponent (0..254) of n <= 256 values, or NF_SPECIAL. */
 uint32_t nf_block_exponent(const float *x, size_t n);
 

@@ -5,15 +5,11 @@
 
 static inline nf_sent *at(const nf_stream *s, uint64_t seq) { return &s->ring[seq & (s->window - 1)]; }
 
-static inline uint32_t window_now(const nf_stream *s)
-{
-    return s->allowed < s->window ? (uint32_t)s->allowed : s->window;
-}
-
 bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window)
 {
     *s = (nf_stream){ .first_psn = first_psn, .window = window, .rto = NF_RTO_FIRST, .deadline = NF_NEVER,
                       .sample = -1, .allowed = window, .marked_share = 1 };
+    s->least = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
     s->ring = calloc(window, sizeof *s->ring);
     return s->ring != NULL;
 }
@@ -22,10 +18,11 @@ void nf_stream_close(nf_stream *s) { free(s->ring); s->ring = NULL; }
 
 uint64_t nf_stream_sendable(const nf_stream *s, uint64_t limit)
 {
-    uint64_t end = s->una + window_now(s);
-    if (end > limit)
-        end = limit;
-    return s->n_lost + (end > s->next ? end - s->next : 0);
+    uint64_t end = s->una + s->window, fresh, room;
+    end = end < limit ? end : limit;
+    fresh = end > s->next ? end - s->next : 0;
+    room = s->allowed > s->in_flight + s->n_lost ? (uint64_t)s->allowed - s->in_flight - s->n_lost : 0;
+    return s->n_lost + (fresh < room ? fresh : room);
 }
 
 uint64_t nf_stream_peek(const nf_stream *s)
@@ -53,6 +50,7 @@ void nf_stream_send(nf_stream *s, int64_t now)
     sent->at = now;
     sent->order = ++s->order;
     sent->state = NF_FLIGHT;
+    s->in_flight++;
     s->counters.sent++;
     if (s->deadline == NF_NEVER)
         s->deadline = now + s->rto;
@@ -66,6 +64,7 @@ static void lose(nf_stream *s, uint64_t seq, bool probe)
     sent->state = NF_LOST;
     sent->probe = probe;
     s->n_lost++;
+    s->in_flight--;
 }
 
 bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
@@ -81,10 +80,11 @@ bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
     return true;
 }
 
-static void overtake(nf_stream *s, uint64_t order, uint64_t suspects)
+static void overtake(nf_stream *s, const nf_sent *sent, uint64_t suspects)
 {
-    if (order > s->overtaker) {
-        s->overtaker = order;
+    if (sent->order > s->overtaker) {
+        s->overtaker = sent->order;
+        s->overtaker_at = sent->at;
         s->suspects = suspects > s->suspects ? suspects : s->suspects;
     }
 }
@@ -94,16 +94,20 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
     nf_sent *sent = at(s, seq);
     if (sent->state == NF_LOST)
         s->n_lost--;
+    else
+        s->in_flight--;
     if (!sent->again) {
-        s->sample = now - sent->at;
+        if (seq >= s->top)                                      /* a hole's may have waited for another's repair */
+            s->sample = now - sent->at;
         s->burst = 0;
-        overtake(s, sent->order, seq);
+        overtake(s, sent, seq);
     } else if (!sent->probe && sent->state == NF_FLIGHT && s->srtt && now - sent->at >= s->srtt) {
         /* Old enough to be the repetition's result (RFC 8985, 6.2).  A probe's is none: what answers it is mostly a late
          * rank, and nothing was lost. */
-        overtake(s, sent->order, s->next);
+        overtake(s, sent, s->next);
     }
     sent->state = NF_DONE;
+    s->top = seq >= s->top ? seq + 1 : s->top;
     while (s->una < s->next && at(s, s->una)->state == NF_DONE)
         at(s, s->una++)->state = NF_FREE;
     s->flowing = s->news = s->batch = true;
@@ -117,7 +121,8 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
 static int64_t base_rto(const nf_stream *s)
 {
     int64_t rto = s->srtt ? s->srtt + 4 * s->rttvar : NF_RTO_FIRST;
-    return rto < NF_RTO_MIN ? NF_RTO_MIN : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
+    int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_IDLE;
+    return rto < least ? least : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
 }
 
 static void measure(nf_stream *s)
@@ -142,13 +147,25 @@ static void adapt_window(nf_stream *s)
         return;
     double share = (double)s->round_marks / s->round_results;
     s->marked_share += (share - s->marked_share) / 16;
+    if (s->round_lost && s->allowed > s->least)
+        s->allowed = s->allowed / 2 > s->least ? s->allowed / 2 : s->least;
     if (s->round_marks)
         s->allowed *= 1 - s->marked_share / 2;
-    else
+    else if (!s->round_lost)
         s->allowed += 1 + s->window / 32;
     s->allowed = s->allowed < 1 ? 1 : s->allowed > s->window ? s->window : s->allowed;
     s->round_end = s->next;
     s->round_results = s->round_marks = 0;
+    s->round_lost = false;
+}
+
+/* New packets leave every rank in the same order, and so their results come.  Repeated ones leave each rank when it
+ * misses them: give the other ranks' half a round trip before they are taken for lost, too. */
+static bool overtaken(const nf_stream *s, const nf_sent *sent, int64_t now)
+{
+    if (sent->order + NF_REORDER > s->overtaker)
+        return false;
+    return !sent->again || s->overtaker_at - sent->at >= (now - s->overtaker_at) / 2;
 }
 
 void nf_stream_settle(nf_stream *s, int64_t now)
@@ -159,8 +176,9 @@ void nf_stream_settle(nf_stream *s, int64_t now)
     measure(s);
     adapt_window(s);
     for (uint64_t seq = s->una; seq < s->suspects; seq++)
-        if (at(s, seq)->state == NF_FLIGHT && at(s, seq)->order + NF_REORDER <= s->overtaker)
+        if (at(s, seq)->state == NF_FLIGHT && overtaken(s, at(s, seq), now))
             lose(s, seq, false);
+    s->round_lost |= s->n_lost > 0;
     s->suspects = 0;
     s->deadline = s->una < s->next ? now + s->rto : NF_NEVER;
 }
@@ -170,17 +188,20 @@ void nf_stream_tick(nf_stream *s, int64_t now)
     if (now < s->deadline)
         return;
     s->counters.timeouts++;
-    if (s->news && s->burst)
+    if (s->top > s->una)
+        s->burst = s->window;                                   /* all holes: somebody lost them, surely */
+    else if (s->news && s->burst)
         s->burst = s->burst < s->window ? 2 * s->burst : s->window;
     else if (!s->flowing || !s->burst)
         s->burst = 1;
+    uint64_t end = s->top > s->una ? s->top : s->next;
     if (!s->news) {
         int64_t most = s->flowing && 4 * base_rto(s) < NF_RTO_MAX ? 4 * base_rto(s) : NF_RTO_MAX;
         s->rto = 2 * s->rto < most ? 2 * s->rto : most;
     }
     s->news = false;
     uint32_t left = s->burst;
-    for (uint64_t seq = s->una; seq < s->next && left; seq++) {
+    for (uint64_t seq = s->una; seq < end && left; seq++) {
         nf_sent *sent = at(s, seq);
         if (sent->state == NF_LOST) {
             left--;

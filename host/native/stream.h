@@ -25,7 +25,8 @@
 #define NF_NEVER INT64_MAX
 #define NF_REORDER 3                   /* packets sent later that may overtake, as RFC 5681's three duplicates */
 #define NF_RTO_FIRST 20000000ll        /* before the first round trip is known */
-#define NF_RTO_MIN 4000000ll           /* ranks share cores: shorter ones would fire at a scheduler's time slice */
+#define NF_RTO_IDLE 4000000ll          /* least while other ranks may be late: they may share cores with us */
+#define NF_RTO_FLOWING 1000000ll       /* least while results come */
 #define NF_RTO_MAX 50000000ll          /* bounds how long a repaired path stays unused */
 
 typedef enum { NF_FREE, NF_FLIGHT, NF_LOST, NF_DONE } nf_state;
@@ -45,11 +46,13 @@ typedef struct {                       /* counted since the stream began */
 typedef struct {
     uint32_t first_psn, window;        /* window: a power of two, at most half of the slots */
     uint64_t una, next;                /* lowest sequence number without result; lowest never sent */
+    uint64_t top;                      /* above the highest with a result: what is missing below it is a hole */
     nf_sent *ring;                     /* of `window` entries, by sequence number modulo window */
-    uint32_t n_lost;
+    uint32_t n_lost, in_flight;        /* entries in these states */
     uint64_t lost_from;                /* none is lost below this */
     uint64_t order;                    /* packets sent so far */
     uint64_t overtaker;                /* highest order whose result is surely that sending's */
+    int64_t overtaker_at;              /* when that was sent */
     uint64_t suspects;                 /* packets below this may have been overtaken since nf_stream_settle */
     /* timer */
     int64_t srtt, rttvar, rto, deadline;
@@ -58,8 +61,11 @@ typedef struct {
     bool flowing;                      /* results since the stream was last idle: all ranks are in */
     bool news;                         /* results since the last time-out */
     bool batch;                        /* results since nf_stream_settle */
-    /* congestion, after DCTCP (RFC 8257): the window shrinks by half the share of marked results, once a window */
-    double allowed, marked_share;
+    /* How many may be in flight, adapted once a round trip.  Marks: DCTCP (RFC 8257), less by half the share of marked
+     * results.  Loss: half, but no less than `least` (a quarter of the window, or 64); a repair then queues behind
+     * fewer packets, and the rest of the window is room to go on while holes are open. */
+    double allowed, least, marked_share;
+    bool round_lost;
     uint64_t round_end;
     uint32_t round_results, round_marks;
     nf_counters counters;

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank's CPU does for each byte: quantise, dequantise, packetise, receive; against memcpy.  One core.
+
+    python bench/host.py [--mb 100] [--rounds 7]
+
+Rounds of all rows are interleaved, so that a slow spell of the machine hits all of them; the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from netfold.host import native
+from netfold.wire.jobs import Stream, Tree
+
+WORLD = 8
+
+
+def rows(nbytes: int) -> dict[str, Callable[[], None]]:
+    """Each row reads or writes ``nbytes`` of float32."""
+    lib = native.library()
+    n = nbytes // 4
+    x = np.random.default_rng(1).standard_normal(n).astype(np.float32)
+    y = np.empty_like(x)
+    wire = np.empty(-(-n // 256) * 256, ">i4")
+    agreed = native.exponents(x)
+    scratch = np.empty_like(agreed)
+
+    def stream(number: int) -> Stream:
+        return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
+
+    core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, max=stream(1), sum=stream(2))])
+    run = native.RunStruct()
+
+    def loop_back(source: np.ndarray, out: np.ndarray, number: list[int] = [0]) -> None:  # noqa: B006
+        """Every packet made and read back as its own result: all that a rank does but the kernel's part."""
+        number[0] += 1
+        core.start(number[0], source, out, 1.0, 0)
+        lib = native.library()
+        while not core.finished():
+            while lib.nf_fold_send(core.handle, 0, ctypes.byref(run)):
+                data = ctypes.cast(run.bytes, ctypes.c_char_p)
+                lib.nf_fold_receive(core.handle, data, run.length, run.segment, False, 0)
+
+    ints = np.zeros(n, np.int32)
+    into = np.empty_like(ints)
+    return {
+        "memcpy": lambda: ctypes.memmove(y.ctypes.data, x.ctypes.data, x.nbytes) and None,
+        "exponents": lambda: lib.nf_exponents_of(x.ctypes.data, n, scratch.ctypes.data),
+        "quantise": lambda: lib.nf_quantise_all(x.ctypes.data, n, agreed.ctypes.data, WORLD, wire.ctypes.data),
+        "dequantise": lambda: lib.nf_dequantise_all(
+            wire.ctypes.data, n, agreed.ctypes.data, WORLD, 1.0, y.ctypes.data
+        ),
+        "float32 out and in": lambda: loop_back(x, y),
+        "int32 out and in": lambda: loop_back(ints, into),
+    }
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=float, default=100, help="megabytes of float32 a row")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    nbytes = int(options.mb * 1e6) // 4096 * 4096
+    work = rows(nbytes)
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for round_ in range(options.rounds + 1):
+        for name, call in work.items():
+            begin = time.perf_counter()
+            call()
+            if round_:  # the first one touches fresh pages
+                seconds[name].append(time.perf_counter() - begin)
+    copy = statistics.median(seconds["memcpy"])
+    print(f"{'':20} {'ms':>8} {'GB/s':>7} {'of memcpy':>10} {'ns/packet':>10}")
+    for name, times in seconds.items():
+        t = statistics.median(times)
+        print(f"{name:20} {t * 1e3:8.2f} {nbytes / t / 1e9:7.2f} {copy / t:10.2f} {t * 1e9 / (nbytes / 1024):10.0f}")
+
+
+if __name__ == "__main__":
+    main()

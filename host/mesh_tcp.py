@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mesh of TCP connections, made when two ranks first have something to say to each other.
+
+The higher rank connects, the lower one accepts, on the listener whose port stands in the plan; the first bytes are
+the ring's hello (``ring.HELLO``).  One poll loop moves everything that is posted, sending and receiving at once, straight
+from and into the caller's memory, so no order of sends and receives can block two ranks against each other.
+
+    message = header: call number | bytes | tag | call text        then the bytes
+    news    = header: NEWS        | whom  | who | why              "who waits in vain for whom", passed on to all
+
+News is how a rank that died or never called is named everywhere: those who wait for it directly tell their
+neighbours, these pass it on, and each follows the chain from the rank that it misses itself to the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
+from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprit, no_such_peer
+from netfold.host.ring import HELLO, MAGIC
+from netfold.wire.jobs import Plan
+
+HEADER = struct.Struct("!QQI76s")
+"""call number, bytes, tag, call text (cut): 96 bytes."""
+NEWS = (1 << 64) - 1
+BURST = 4 << 20
+"""Bytes that one connection moves before the others get their turn."""
+GRACE = 0.1
+"""Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss."""
+LOST, SILENT = "lost its connection", "is silent"
+
+
+class _Send(Pending):
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: memoryview) -> None:
+        super().__init__()
+        self.parts = list(parts)
+
+
+class _Receive(Pending):
+    __slots__ = ("tag", "view")
+
+    def __init__(self, tag: int, view: memoryview) -> None:
+        super().__init__()
+        self.tag = tag
+        self.view = view
+
+
+@dataclass(eq=False)
+class _Link:
+    """One peer: its connection, what is posted for it, and how much of the next header is in."""
+
+    rank: int
+    where: str
+    socket: socket.socket | None = None
+    lost: str = ""
+    """Why there is no connection any more."""
+    sends: deque[_Send] = field(default_factory=deque)
+    receives: list[_Receive] = field(default_factory=list)
+    header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
+    got: int = 0
+    """Bytes of ``header`` that are in.  A whole header without ``current`` is held until its receive is posted."""
+    current: _Receive | None = None
+    events: int = 0
+    """What the poller looks for."""
+
+
+class TcpMesh(Mesh):
+    """The ranks of a plan over TCP.  Owns ``listener``; opens nothing before the first message.
+
+    timeout  seconds without a byte moving after which a wait gives up
+    clock    monotonic seconds
+    """
+
+    def __init__(
+        self, plan: Plan, listener: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rank, self.size = plan.rank, plan.world
+        self._plan = plan
+        self._timeout = timeout
+        self._clock = clock
+        self._call = IDLE
+        self._text = b""
+        self._links = {peer.rank: _Link(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
+        self._by_fd: dict[int, _Link] = {}
+        self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._gone: set[_Link] = set()
+        self._waits: dict[int, int] = {}
+        self._error: NetFoldError | None = None
+        self._poller = select.poll()
+        self._listener = listener
+        listener.setblocking(False)
+        listener.listen(max(16, plan.world))  # every rank may connect at once: a full backlog costs them a second
+        self._poller.register(listener, select.POLLIN)
+        self.bytes_sent = 0
+        """Payload bytes handed to the kernel so far."""
+
+    # ---- posting ---------------------------------------------------------------------------------------------------
+    def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
+        link = self._link(peer)
+        view = as_bytes(data, "send of")
+        if not view.nbytes:
+            return DONE
+        head = HEADER.pack(self._call.number, view.nbytes, tag, self._text)
+        pending = _Send(memoryview(head), view)
+        link.sends.append(pending)
+        self.bytes_sent += view.nbytes
+        if len(link.sends) == 1 and link.socket is not None:
+            self._write(link)  # most small messages leave here, without a turn of the poll loop
+        self._watch(link)
+        return pending
+
+    def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
+        link = self._link(peer)
+        view = as_bytes(into, "receive into")
+        if not view.nbytes:
+            return DONE
+        if view.readonly:
+            raise ValueError("receive into a read-only array")
+        pending = _Receive(tag, view)
+        link.receives.append(pending)
+        if link.current is None and link.got == HEADER.size:
+            self._match(link)
+        self._watch(link)
+        return pending
+
+    def _link(self, peer: int) -> _Link:
+        if self._error is not None:
+            raise self._error
+        if peer not in self._links:
+            raise no_such_peer(self, peer)
+        link = self._links[peer]
+        if link.socket is None and not link.lost and self.rank > peer:
+            self._connect(link)
+        return link
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+    def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
+        if first:
+            while not any(p.done for p in pending):
+                self._turn()
+            return
+        for one in pending:
+            while not one.done:
+                self._turn()
+
+    def flush(self) -> None:
+        while any(link.sends or link.receives for link in self._links.values()):
+            self._turn()
+
+    def _turn(self) -> None:
+        """Moves what can move; waits, for at most the timeout, until something does."""
+        deadline = self._clock() + self._timeout
+        while not self._move(deadline - self._clock()):
+            if self._clock() >= deadline:
+                self._give_up(SILENT)
+
+    def _move(self, seconds: float) -> bool:
+        """One poll and its consequences; says whether any byte or connection moved."""
+        if self._error is not None:
+            raise self._error
+        for link in self._gone:
+            if link.sends or link.receives:
+                self._give_up(LOST, link)
+        moved = False
+        for fd, event in self._poller.poll(max(0.0, seconds) * 1000):
+            link = self._by_fd.get(fd)
+            if link is None:
+                moved |= self._stranger(fd)
+                continue
+            if event & select.POLLOUT and link.sends:
+                moved |= self._write(link)
+            if event & ~select.POLLOUT and link.socket is not None:
+                moved |= self._read(link)
+            self._watch(link)
+        return moved
+
+    def _watch(self, link: _Link) -> None:
+        if link.socket is None:
+            return
+        held = link.current is None and link.got == HEADER.size
+        events = (0 if held else select.POLLIN) | (select.POLLOUT if link.sends else 0)
+        if events != link.events:
+            if not link.events:
+                self._poller.register(link.socket, events)
+            elif not events:  # a hang-up is reported even to those who ask for nothing: the loop would spin on it
+                self._poller.unregister(link.socket)
+            else:
+                self._poller.modify(link.socket, events)
+            link.events = events
+
+    # ---- bytes -----------------------------------------------------------------------------------------------------
+    def _write(self, link: _Link) -> bool:
+        assert link.socket is not None
+        total = 0
+        try:
+            while link.sends and total < BURST:
+                parts = link.sends[0].parts
+                sent = link.socket.sendmsg(parts)
+                total += sent
+                while parts and sent >= len(parts[0]):
+                    sent -= len(parts.pop(0))
+                if parts:
+                    parts[0] = parts[0][sent:]
+                else:
+                    link.sends.popleft().done = True
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            # What the peer wrote before it went away may say why: read it before giving up.
+            link.lost = error.strerror or str(error)
+            self._read(link)
+            self._drop(link, link.lost)
+        return total > 0
+
+    def _read(self, link: _Link) -> bool:
+        total = 0
+        try:
+            while link.socket is not None and total < BURST:
+                if link.current is not None:
+                    got = link.socket.recv_into(link.current.view)
+                    link.current.view = link.current.view[got:]
+                    if not link.current.view:
+                        link.current.done = True
+                        link.current, link.got = None, 0
+                elif link.got < HEADER.size:
+                    got = link.socket.recv_into(memoryview(link.header)[link.got :])
+                    link.got += got
+                    if link.got == HEADER.size:
+                        self._match(link)
+                else:
+                    break  # held
+                if not got:
+                    self._drop(link, "it closed the connection")
+                total += got
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._drop(link, error.strerror or str(error))
+        return total > 0
+
+    def _match(self, link: _Link) -> None:
+        """A header is in: finds the receive that it is for, if that is posted already."""
+        number, nbytes, tag, text = HEADER.unpack(link.header)
+        if number == NEWS:
+            link.got = 0
+            self._hear(tag, nbytes, text.rstrip(b"\0").decode(errors="replace"))
+            return
+        if not link.receives:
+            return
+        wanted = next((receive for receive in link.receives if receive.tag == tag), None)
+        if number != self._call.number or text != self._text.ljust(76, b"\0"):
+            theirs = Call(number, text.rstrip(b"\0").decode(errors="replace"))
+            raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {_SAME}")
+        if wanted is None:
+            return
+        if len(wanted.view) != nbytes:
+            raise self._fail(
+                RankMismatch,
+                f"rank {link.rank} sends {nbytes} bytes where {len(wanted.view)} were expected (tag {tag}); {_SAME}",
+            )
+        link.receives.remove(wanted)
+        link.current = wanted
+
+    # ---- connections -----------------------------------------------------------------------------------------------
+    def _hello(self, rank: int) -> bytes:
+        return HELLO.pack(MAGIC, self._plan.epoch, rank, self.size, self._plan.job.encode()[:32])
+
+    def _connect(self, link: _Link) -> None:
+        host, _, port = link.where.rpartition(":")
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            code = sock.connect_ex((host, int(port)))
+        except (OSError, ValueError) as error:
+            sock.close()
+            raise self._fail(TransportError, f"cannot connect to rank {link.rank} at {link.where!r}: {error}") from error
+        if code not in (0, errno.EINPROGRESS):
+            sock.close()
+            self._drop(link, f"cannot connect: {errno.errorcode.get(code, code)}")
+            return
+        link.sends.appendleft(_Send(memoryview(self._hello(self.rank))))
+        self._adopt(link, sock)
+
+    def _adopt(self, link: _Link, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.socket = sock
+        link.events = select.POLLIN | (select.POLLOUT if link.sends else 0)
+        self._by_fd[sock.fileno()] = link
+        self._poller.register(sock, link.events)
+
+    def _drop(self, link: _Link, why: str) -> None:
+        """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
+        link.lost = link.lost or why
+        self._gone.add(link)
+        if link.current is not None:
+            link.receives.insert(0, link.current)
+            link.current = None
+        if link.socket is not None:
+            if link.events:
+                self._poller.unregister(link.socket)
+                link.events = 0
+            del self._by_fd[link.socket.fileno()]
+            link.socket.close()
+            link.socket = None
+
+    def _stranger(self, fd: int) -> bool:
+        """Somebody connects, or says who it is.  Port scanners and other jobs' ranks are sent away."""
+        if fd == self._listener.fileno():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # it went away again before we looked
+                return False
+            sock.setblocking(False)
+            self._strangers[sock.fileno()] = sock, bytearray()
+            self._poller.register(sock, select.POLLIN)
+            return False
+        if fd not in self._strangers:  # dropped by an earlier event of the same poll
+            return False
+        sock, data = self._strangers[fd]
+        try:
+            more = sock.recv(HELLO.size - len(data))
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            more = b""
+        data += more
+        if more and len(data) < HELLO.size:
+            return False
+        del self._strangers[fd]
+        self._poller.unregister(fd)
+        rank = HELLO.unpack(data)[2] if len(data) == HELLO.size else -1
+        link = self._links.get(rank)
+        welcome = link is not None and link.socket is None and rank > self.rank and bytes(data) == self._hello(rank)
+        if link is None or not welcome:
+            sock.close()
+            return False
+        self._adopt(link, sock)
+        return True
+
+    # ---- failure ---------------------------------------------------------------------------------------------------
+    def _missing(self) -> list[_Link]:
+        """Peers that owe us something: first those whose bytes we want, then those who do not take ours."""
+        links = list(self._links.values())
+        owing = [link for link in links if link.receives or link.current]
+        return owing + [link for link in links if link.sends and link not in owing]
+
+    def _hear(self, who: int, whom: int, why: str) -> None:
+        """News from a peer.  Between operations it only goes on the record: the next one will run into it."""
+        if who in self._waits or who == self.rank:
+            return
+        self._waits[who] = whom
+        self._tell(who, whom, why)
+        if self._call is not IDLE and self.rank not in self._waits and self._missing():
+            self._give_up(why)
+
+    def _tell(self, who: int, whom: int, why: str) -> None:
+        """Passes news on to every peer whose connection is not in the middle of a message."""
+        news = HEADER.pack(NEWS, whom, who, why.encode()[:76])
+        for link in self._links.values():
+            whole = not link.sends or len(link.sends[0].parts) == 2 and len(link.sends[0].parts[0]) == HEADER.size
+            if link.socket is not None and whole:
+                try:
+                    if link.socket.send(news) != len(news):
+                        self._drop(link, "told of a failure only in part")
+                except OSError as error:  # cannot hear us: it will notice by itself
+                    self._drop(link, str(error))
+
+    def _give_up(self, why: str, lost: _Link | None = None) -> None:
+        """Nothing moves, a peer is gone, or others say so: tells all, hears whom they miss, raises with the name."""
+        missing = self._missing()
+        direct = lost or missing[0]
+        owed = "; ".join(self._owed(link) for link in missing)
+        self._waits[self.rank] = direct.rank
+        self._tell(self.rank, direct.rank, why)
+        if why == SILENT:  # a lost connection needs no second opinion, a silent peer may itself be waiting
+            deadline = self._clock() + GRACE * self._timeout
+            while (left := deadline - self._clock()) > 0 and self._poll_news(left):
+                pass
+        guilty = culprit(self._waits, self.rank)
+        if why != SILENT:
+            where = self._links[guilty].lost if guilty in self._links else ""
+            raise self._fail(PeerLost, f"rank {guilty} {why}{f' ({where})' if where else ''}; {owed}. {_LOOK}")
+        raise self._fail(
+            CollectiveTimeout,
+            f"nothing moved for {self._timeout:g} s: rank {guilty} is gone, stopped, or never called; {owed}. "
+            "Expected: every rank calls within the timeout",
+        )
+
+    def _poll_news(self, seconds: float) -> bool:
+        """Hears news for a while; False once no connection is left that could bring any."""
+        if not self._by_fd:
+            return False
+        for fd, event in self._poller.poll(seconds * 1000):
+            link = self._by_fd.get(fd)
+            if link is None:
+                self._stranger(fd)
+            elif event & ~select.POLLOUT:
+                self._read(link)
+                self._watch(link)
+            elif link.events == select.POLLIN | select.POLLOUT:  # writable, but only news goes out now: do not spin
+                link.events = select.POLLIN
+                self._poller.modify(fd, link.events)
+            else:
+                self._poller.unregister(fd)
+                link.events = 0
+        return True
+
+    def _owed(self, link: _Link) -> str:
+        parts = []
+        wanted = sum(len(receive.view) for receive in [*link.receives, *([link.current] if link.current else [])])
+        if wanted:
+            parts.append(f"owes {wanted} bytes")
+        unsent = sum(len(part) for send in link.sends for part in send.parts)
+        if unsent:
+            parts.append(f"does not take {unsent} bytes")
+        state = "" if link.socket is not None else ", never connected" if not link.lost else f", {link.lost}"
+        return f"rank {link.rank} ({link.where}{state}) {' and '.join(parts) or 'owes nothing'}"
+
+    def _fail(self, kind: type[NetFoldError], what: str) -> NetFoldError:
+        me = f"job {self._plan.job!r}, rank {self.rank} of {self.size}, TCP mesh, {self._call}"
+        self._error = kind(f"{me}: {what}")
+        return self._error
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def begin(self, call: Call) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._waits:
+            who, whom = next(iter(self._waits.items()))
+            raise self._fail(PeerLost, f"rank {who} gave up an earlier operation on account of rank {whom}. {_LOOK}")
+        self._call = call
+        self._text = call.text.encode()[:76]
+
+    def abort(self, error: BaseException) -> None:
+        if self._error is None:
+            self._fail(NetFoldError, f"this rank gave up ({type(error).__name__}: {error}); join anew")
+        if self.rank not in self._waits:
+            self._tell(self.rank, self.rank, f"gave up: {type(error).__name__}")
+            self._waits[self.rank] = self.rank
+
+    def close(self) -> None:
+        self._error = self._error or Closed(f"job {self._plan.job!r}, rank {self.rank}: the mesh was closed")
+        for link in self._links.values():
+            self._drop(link, "closed by this rank")
+        for sock, _ in self._strangers.values():
+            sock.close()
+        self._strangers.clear()
+        self._listener.close()
+
+
+_SAME = "call the same operations in the same order on every rank, then join anew"
+_LOOK = "Look at that rank's own error; then join anew"

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native cores over a terrible network and the reference switches: exact sums, the same bits, no hang, no storm."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from slot_model import (
+    MICROSECOND,
+    SECOND,
+    Call,
+    Fabric,
+    Layout,
+    TerribleNetwork,
+    count_ranks,
+    fold,
+    make_fabric,
+    run,
+)
+
+from netfold.host import native
+from netfold.host.native import MAX, SUM, Core
+from netfold.wire import roce
+from netfold.wire.jobs import Stream, Tree
+
+LAYOUTS: list[list[Layout]] = [[0], [0, 1], [0, 1, 2], [[0, 1], [2, 3]], [[0], [1, 2, 3]], [[[0, 1], [2]], [3, 4]]]
+
+
+def integers(world: int, size: int, seed: int) -> list[NDArray[Any]]:
+    """An int32 array for every rank."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-(2**31), 2**31, size, dtype=np.int64).astype(np.int32) for _ in range(world)]
+
+
+def floats(world: int, size: int, seed: int) -> list[NDArray[Any]]:
+    """A float32 array for every rank, over many magnitudes."""
+    rng = np.random.default_rng(seed)
+    scale = np.exp2(rng.integers(-20, 20, size))
+    return [(rng.standard_normal(size) * scale).astype(np.float32) for _ in range(world)]
+
+
+def retransmissions(fabric: Fabric) -> int:
+    """Of all ranks."""
+    return sum(
+        core.standing(tree, kind).counters.retransmitted
+        for core in fabric.cores
+        for tree, kind in product(range(len(core.trees)), (MAX, SUM))
+    )
+
+
+@settings(max_examples=60)
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    size=st.integers(0, 9000),
+    trees=st.integers(1, 3),
+    slots=st.sampled_from([2, 4, 16, 64]),
+    psn=st.sampled_from([0, 5, (1 << 24) - 1, (1 << 24) - 7, 1 << 23]),
+    loss=st.sampled_from([0.0, 0.01, 0.1]),
+    chaos=st.sampled_from([0.0, 0.05, 0.3]),
+    max_run=st.sampled_from([1, 7, 60]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_integer_sums_are_exact_whatever_the_network_does(
+    layout: list[Layout], size: int, trees: int, slots: int, psn: int, loss: float, chaos: float, max_run: int, seed: int
+) -> None:
+    """Any tree, window, PSN wrap, loss, duplication and reordering: every rank gets the wrapped int32 sum."""
+    network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=chaos, reorder=chaos)
+    fabric = make_fabric(layout, network, trees=trees, slots=slots, psn=psn, max_run=max_run)
+    sources = integers(len(fabric.cores), size, seed)
+    expected = np.sum(np.array(sources, np.int64), axis=0).astype(np.int32)
+    for out in fold(fabric, sources):
+        assert (out == expected).all()
+
+
+@settings(max_examples=30)
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    size=st.integers(1, 100_000),
+    loss=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_floats_get_the_same_bits_on_every_rank_with_and_without_loss(
+    layout: list[Layout], size: int, loss: float, seed: int
+) -> None:
+    """Loss changes no bit of a float sum, and ranks never differ."""
+    results = []
+    for rate in (0.0, loss):
+        network = TerribleNetwork(random.Random(seed), loss=rate, duplicate=rate, reorder=rate)
+        fabric = make_fabric(layout, network, trees=2)
+        results += fold(fabric, floats(len(fabric.cores), size, seed))
+    for result in results[1:]:
+        assert (result.view(np.uint32) == results[0].view(np.uint32)).all()
+
+
+@settings(max_examples=20)
+@given(
+    late=st.lists(st.integers(0, 3 * SECOND), min_size=4, max_size=4),
+    loss=st.sampled_from([0.0, 0.03]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_operations_follow_each_other_with_late_ranks(late: list[int], loss: float, seed: int) -> None:
+    """Many operations of unlike sizes and dtypes in a row, in place, while ranks come late by seconds."""
+    network = TerribleNetwork(random.Random(seed), loss=loss, reorder=loss)
+    fabric = make_fabric([[0, 1], [2, 3]], network, trees=2, slots=16)
+    rng = np.random.default_rng(seed)
+    rounds = []
+    for number, size in enumerate(rng.integers(0, 3000, 12).tolist(), start=1):
+        sources = integers(4, size, seed + number) if number % 2 else floats(4, size, seed + number)
+        rounds.append((number, sources, [source.copy() for source in sources]))
+    calls = [[Call(arrays[rank], arrays[rank], 1.0, number) for number, _, arrays in rounds] for rank in range(4)]
+    for _ in run(fabric, calls, late=late):
+        pass
+    for _, sources, arrays in rounds:
+        for array in arrays[1:]:
+            assert (array.view(np.uint32) == arrays[0].view(np.uint32)).all()
+        if sources[0].dtype == np.int32:
+            assert (arrays[0] == np.sum(np.array(sources, np.int64), axis=0).astype(np.int32)).all()
+        elif sources[0].size:
+            exact = np.sum(np.array(sources, np.float64), axis=0)
+            top = np.max(np.abs(np.array(sources)))
+            assert np.abs(arrays[0] - exact).max() <= top * 2**-20
+
+
+def test_a_late_rank_does_not_cause_a_storm() -> None:
+    """Ranks that wait 2 s for another ask with single packets, backed off, and resend nothing once it comes."""
+    network = TerribleNetwork(random.Random(1))
+    fabric = make_fabric([0, 1, 2], network, slots=256)
+    sources = integers(3, 60_000, 1)
+    calls = [[Call(source, np.empty_like(source), 1.0, 1)] for source in sources]
+    for _ in run(fabric, calls, late=[0, 0, 2 * SECOND]):
+        pass
+    waited = 2 * SECOND / 50e6  # at most one packet for each of the 50 ms of the longest back-off, and the first few
+    assert retransmissions(fabric) <= 2 * 2 * (waited + 10)
+
+
+def test_without_loss_nothing_is_sent_twice() -> None:
+    """A clean network sees each packet once, and no timer runs out."""
+    network = TerribleNetwork(random.Random(1))
+    fabric = make_fabric([[0, 1], [2, 3]], network, trees=2)
+    fold(fabric, floats(4, 50_000, 1))
+    assert retransmissions(fabric) == 0
+    for core in fabric.cores:
+        assert sum(core.standing(t, k).counters.sent for t in (0, 1) for k in (MAX, SUM)) == 196 + 2 + 1
+
+
+def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
+    """Fast retransmit repairs a long stream: 1 % loss costs less than 1.3 times, timers only at its end."""
+    times = []
+    for loss in (0.0, 0.01):
+        network = TerribleNetwork(random.Random(7), loss=loss, packet_time=9 * MICROSECOND)  # 1 Gb/s
+        fabric = make_fabric([[0, 1], [2, 3]], network, slots=1024)
+        fold(fabric, integers(4, 256 * 100, 3))  # now the round trip is known
+        begin = network.now
+        fold(fabric, integers(4, 256 * 20_000, 3), number=2)
+        times.append(network.now - begin)
+        timeouts = sum(core.standing(0, SUM).counters.timeouts for core in fabric.cores)
+        assert timeouts <= 4 * 3
+    assert times[1] < 1.3 * times[0], times
+
+
+def test_a_dead_link_is_used_again_soon_after_it_is_back() -> None:
+    """All packets lost for 300 ms in the middle: done within 200 ms after."""
+    network = TerribleNetwork(random.Random(3))
+    fabric = make_fabric([0, 1], network, slots=256)
+    dead = 2000 * MICROSECOND
+    back = dead + 300_000 * MICROSECOND
+
+    def set_loss(loss: float) -> None:
+        network.loss = loss
+
+    network.at(dead, lambda: set_loss(1.0))
+    network.at(back, lambda: set_loss(0.0))
+    sources = integers(2, 256 * 8000, 3)
+    outs = fold(fabric, sources)
+    assert network.now > back, "the cut came too late to matter"
+    assert (outs[0] == sum(sources)).all()
+    clean = TerribleNetwork(random.Random(3))
+    fold(make_fabric([0, 1], clean, slots=256), sources)
+    assert network.now - back < clean.now - dead + 200_000 * MICROSECOND
+
+
+def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
+    """ECN on every result narrows what is in flight to a few packets; without marks the window fills again."""
+    network = TerribleNetwork(random.Random(3), mark=1.0)
+    fabric = make_fabric([0, 1], network, slots=256)
+
+    def most_in_flight() -> int:
+        sources = integers(2, 256 * 6000, 3)
+        calls = [[Call(source, np.empty_like(source), 1.0, 1)] for source in sources]
+        seen: list[int] = []
+        start = network.now
+
+        def look() -> None:
+            standing = fabric.cores[0].standing(0, SUM)
+            seen.append(standing.sent_ahead - standing.results)
+            network.at(network.now + 100 * MICROSECOND, look)
+
+        network.at(start + 2000 * MICROSECOND, look)
+        for _ in run(fabric, calls):
+            pass
+        network._queue.clear()
+        return max(seen[len(seen) // 2 : len(seen) * 9 // 10])
+
+    assert most_in_flight() <= 8
+    assert fabric.cores[0].standing(0, SUM).counters.marks > 1000
+    network.mark = 0.0
+    assert most_in_flight() > 100
+
+
+def test_stripes_follow_the_weights() -> None:
+    """Three trees of weight 1, 2 and 5 get an eighth, a quarter and five eighths of the blocks."""
+    network = TerribleNetwork(random.Random(3))
+    fabric = make_fabric([0, 1], network, trees=3, weights=[1, 2, 5])
+    sources = integers(2, 256 * 800, 3)
+    outs = fold(fabric, sources)
+    assert (outs[1] == sum(sources)).all()
+    assert [fabric.cores[0].elements(t) for t in range(3)] == [100 * 256, 200 * 256, 500 * 256]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "field", "values"),
+    [
+        (np.zeros(1000, np.int32), np.zeros(2000, np.int32), "elements", (1000, 2000)),
+        (np.zeros(1000, np.int32), np.zeros(1000, np.float32), "dtype", (0, 1)),
+        (np.zeros(0, np.float32), np.zeros(5, np.float32), "elements", (0, 5)),
+    ],
+)
+def test_ranks_that_disagree_all_learn_it(
+    first: NDArray[Any], second: NDArray[Any], field: str, values: tuple[int, int]
+) -> None:
+    """Another size or dtype on one rank: every rank fails at once, and knows the least and the most of all ranks."""
+    network = TerribleNetwork(random.Random(3))
+    fabric = make_fabric([[0, 1], [2]], network)
+    sources = [first, second, first]
+    calls = [[Call(source, np.empty_like(source), 1.0, 4)] for source in sources]
+    for _ in run(fabric, calls, limit=SECOND):
+        pass
+    failures = [core.failure() for core in fabric.cores]
+    assert all(failure.error for failure in failures)
+    index = native.FIELDS.index(field)
+    told = [f for f in failures if f.error == native.SIGNATURES_DIFFER]
+    assert told
+    for failure in told:
+        assert (failure.low[index], failure.high[index]) == values
+
+
+def test_another_operation_number_is_a_mismatch() -> None:
+    """A rank that skipped an operation is found out by the next one."""
+    network = TerribleNetwork(random.Random(3))
+    fabric = make_fabric([0, 1], network)
+    sources = integers(2, 100, 1)
+    calls = [[Call(source, np.empty_like(source), 1.0, 7 + rank)] for rank, source in enumerate(sources)]
+    for _ in run(fabric, calls, limit=SECOND):
+        pass
+    for core in fabric.cores:
+        assert core.failure().error in (native.SIGNATURES_DIFFER, native.HEADERS_DIFFER)
+
+
+def lone_core(*, slots: int = 64) -> Core:
+    """A core whose packets go nowhere."""
+
+    def stream(qp: int) -> Stream:
+        return Stream(peer="10.0.0.2", peer_qp=qp + 1, qp=qp, source_port=50001, psn=10, slots=slots)
+
+    return Core("10.0.0.1", 2, [Tree(name="t", weight=1.0, sum=stream(20), max=stream(30))])
+
+
+def test_headers_of_another_message_are_reported_field_by_field() -> None:
+    """A result with another RETH than one's own says which operation, offset and length came."""
+    core = lone_core()
+    source = np.zeros(256 * 3, np.int32)
+    core.start(5, source, np.empty_like(source), 1.0, 0)
+    core.send(0)
+    run_ = core.send(0)
+    assert run_ is not None
+    packet = bytearray(run_.packets()[0])
+    roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY, 20, 10)
+    roce.RETH.pack_into(packet, roce.BTH_BYTES, 6 << 32, 99, 4096)
+    core.receive(bytes(packet), 1)
+    failure = core.failure()
+    assert failure.error == native.HEADERS_DIFFER
+    assert (failure.expected_address >> 32, failure.got_address >> 32) == (5, 6)
+    assert (failure.expected_length, failure.got_length) == (3 * 1024, 4096)
+
+
+@given(st.binary(max_size=1200), st.integers(1, 1200))
+def test_hostile_bytes_change_nothing(data: bytes, segment: int) -> None:
+    """Random bytes, cut anywhere, are no results: nothing crashes, nothing is taken in."""
+    core = lone_core()
+    source = np.zeros(256 * 3, np.int32)
+    core.start(5, source, np.empty_like(source), 1.0, 0)
+    while core.send(0):
+        pass
+    core.receive(data, 1, segment=segment)
+    assert core.failure().error == 0
+    assert core.standing(0, SUM).results == 0
+
+
+def test_results_of_what_was_never_sent_are_dropped() -> None:
+    """A well-formed packet beyond the window counts as a duplicate and touches no data."""
+    core = lone_core(slots=4)
+    source = np.zeros(256 * 50, np.int32)
+    out = np.full_like(source, 77)
+    core.start(5, source, out, 1.0, 0)
+    run_ = None
+    while got := core.send(0):
+        run_ = got
+    assert run_ is not None
+    for psn in (12, 13, 9, (10 + (1 << 23)) & roce.PSN_MASK):
+        packet = bytearray(run_.packets()[-1])
+        roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, 20, psn)
+        core.receive(bytes(packet), 1)
+    assert core.standing(0, SUM).counters.duplicates == 4
+    assert (out == 77).all()
+
+
+def test_layouts_name_each_rank_once() -> None:
+    """The layouts of this file are sound."""
+    for layout in LAYOUTS:
+        assert count_ranks(layout) >= 1
