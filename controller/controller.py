@@ -39,6 +39,8 @@ START_TIMEOUT: Final = 60.0
 """Seconds for all switches to come up: connected, pipeline compiled and loaded, entries in place."""
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
+COUNTER_TIMEOUT: Final = 5.0
+"""Seconds for a switch's counters; a status does not wait longer for a switch that hangs."""
 STOP_GRACE: Final = 1.0
 
 _COUNTERS: Final = (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT)
@@ -211,12 +213,13 @@ class Controller:
         )  # fmt: skip
 
     async def _counters(self, name: str) -> Counters:
-        """Of one switch; empty where it is down."""
+        """Of one switch; empty where it is down or does not answer."""
         try:
             client = self._targets[name].client
-            return {counter: await client.read_counter(counter) for counter in _COUNTERS}
-        except SwitchError as error:
-            log.debug("no counters: %s", error)
+            async with asyncio.timeout(COUNTER_TIMEOUT):
+                return {counter: await client.read_counter(counter) for counter in _COUNTERS}
+        except (SwitchError, TimeoutError) as error:
+            log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
             return {counter: {} for counter in _COUNTERS}
 
     async def _answer_status(self, _: operator.Ask) -> Status:

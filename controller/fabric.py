@@ -37,6 +37,8 @@ Role = Literal["leaf", "spine"]
 CPU_PORT: Final = 510
 """CPU_PORT of p4src/sizes.p4; ports of links lie below it."""
 MAX_PORT: Final = CPU_PORT - 1
+MAX_SOCKET_PATH: Final = 107
+"""sun_path of unix(7), less its end mark."""
 
 Node = TypeVar("Node", "Switch", "Host", "Switch | Host")
 
@@ -384,6 +386,9 @@ def _mac_of(address: str) -> str:
 
 def _grpc_address(where: str, text: str) -> None:
     if re.fullmatch(r"unix:/.+", text):
+        if len(text.removeprefix("unix:").encode()) > MAX_SOCKET_PATH:
+            raise FabricError(f"{where}: expected a socket path of at most {MAX_SOCKET_PATH} bytes, as the kernel has "
+                              f"it, got {text!r}; use a shorter folder")
         return
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -49,8 +49,9 @@ def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
     """Entries of `route`, and of `uplink` for every set of equally short ways."""
     result: BySwitch = defaultdict(list)
     groups: dict[str, dict[tuple[Hop, ...], int]] = defaultdict(dict)
-    for route in sorted(routes, key=lambda r: (r.switch, _ip(fabric.host(r.host).address))):
-        key = (("dst", (_ip(fabric.host(route.host).address), 32)),)
+    addresses = {host.name: _ip(host.address) for host in fabric.hosts}
+    for route in sorted(routes, key=lambda r: (r.switch, addresses[r.host])):
+        key = (("dst", (addresses[route.host], 32)),)
         if len(route.hops) == 1:
             entry = Entry(ROUTE, key, FORWARD, _forward(fabric, route.switch, route.hops[0]))
         else:

@@ -57,6 +57,7 @@ GOOD = leafspine(2, 1, 2, loss=0.5, rate="1gbit").dumps()
     ('address = "10.0.2.1"', 'address = "10.0.1.1"', ["host[1].address", "10.0.1.1", "host[0]"]),
     ('mac = "02:00:0a:00:01:01"', 'mac = "03:00:0a:00:01:01"', ["host[0].mac", "unicast"]),
     ('grpc = "127.0.0.1:50051"', 'grpc = "127.0.0.1"', ["switch[0].grpc", "HOST:PORT"]),
+    ('grpc = "127.0.0.1:50051"', f'grpc = "unix:/{"x" * 120}"', ["switch[0].grpc", "107 bytes", "shorter"]),
     ('b = "h1:0"', 'b = "h9:0"', ["link[0]", "h9"]),
     ('b = "h1:0"', 'b = "h1"', ["link[0]", "NODE:PORT"]),
     ('a = "leaf1:1"', 'a = "leaf1:2"', ["leaf1:2", "link[0]"]),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,10 +15,12 @@ from finsy.proto import p4r, rpc_code
 from helpers_controller import MemorySwitch, ScriptedServer, run, tiny_p4info, until
 from hypothesis import given
 from hypothesis import strategies as st
+from test_wire import p4_defines
 
-from netfold.controller import pipeline, tables
+from netfold.controller import pipeline, routes, slots, tables, trees
 from netfold.controller.codec import Codec, CodecError
-from netfold.controller.entities import Entry, Multicast
+from netfold.controller.entities import Entity, Entry, Multicast
+from netfold.controller.fabric import CPU_PORT, leafspine
 from netfold.controller.pipeline import Pipeline, PipelineError
 from netfold.controller.reconcile import Update
 from netfold.controller.switch import Count, NotPrimary, PacketIn, Session, SwitchError
@@ -344,6 +347,59 @@ def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.Monk
         pipeline.build("bmv2")
 
 
+def everything() -> list[Entity]:
+    """Entries of every kind that the controller makes."""
+    fabric = leafspine(2, 2, 4, loss=0.01)
+    planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
+    ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
+    streams = ledger.admit(ledger.open(), planned, 3)
+    parts = [tables.routing(fabric, routes.plan(fabric.graph())), tables.losses(fabric),
+             *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
+    return [entity for entities in tables.merge(parts).values() for entity in entities]
+
+
+def check_names(built: Pipeline) -> None:
+    """All entries, tables and counters are the program's."""
+    codec = Codec(built.p4info)
+    made = everything()
+    assert {e.table for e in made if isinstance(e, Entry)} == set(tables.MANAGED)
+    for entity in made:
+        assert codec.decode(codec.encode(entity)) == entity
+    for counter in (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT):
+        codec.read_counter(counter)
+    for table in tables.MANAGED:
+        codec.read_table(table)
+    assert codec.packet_out(b"", {"egress_port": 1}).metadata[0].value == b"\1"
+
+
+def test_every_entry_fits_the_program() -> None:
+    """The names, widths and parameters in controller/tables.py are those of p4src, as softswitch compiles it."""
+    check_names(pipeline.build("softswitch"))
+
+
+def test_numbers_are_the_programs() -> None:
+    """Constants that stand in p4src/sizes.p4 and in Python are equal."""
+    p4 = p4_defines()
+    assert p4["SLOTS"] == slots.SLOTS
+    assert p4["PARENT"] == tables.PARENT
+    assert p4["CPU_PORT"] == CPU_PORT
+    assert 1 << p4["PORT_BITS"] > CPU_PORT
+    fold = pipeline.program().with_name("fold.p4").read_text()
+    assert f"OP_SUM  8w{int(slots.Op.SUM)}" in fold
+    assert f"OP_MAX  8w{int(slots.Op.MAX)}" in fold
+    assert f"bitmap {trees.MAX_CHILDREN}" in fold
+
+
+def test_a_broken_program_shows_the_compilers_words(tmp_path: Path) -> None:
+    """softswitch's error comes through, with the file."""
+    broken = tmp_path / "broken.p4"
+    broken.write_text("control C( {}")
+    with pytest.raises(PipelineError, match=r"softswitch cannot compile .*broken\.p4"):
+        pipeline.build("softswitch", broken)
+    with pytest.raises(PipelineError, match=r"nowhere\.p4"):
+        pipeline.build("softswitch", tmp_path / "nowhere.p4")
+
+
 @pytest.mark.bmv2
 def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build comes from the cache, equal; a broken program shows p4c's words."""
@@ -351,6 +407,7 @@ def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         pytest.skip("p4c-bm2-ss is not on PATH")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = pipeline.build("bmv2")
+    check_names(first)
     monkeypatch.setattr(pipeline, "_p4c", None)
     assert pipeline.build("bmv2") == first
     monkeypatch.undo()
