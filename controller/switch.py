@@ -274,6 +274,9 @@ class Session:
     ) -> SwitchError:
         """The switch's words.  A failed Write says UNKNOWN, and what went wrong with each update in its details."""
         text = f"{self.name} ({self.address}): {operation}: {error.code().name}: {error.details() or 'no details'}"
+        if "assign device" in (error.details() or ""):
+            # simple_switch_grpc with another --device-id: 'Error when trying to assign device'
+            text += f"; its device id may be another one than the fabric's, {self._device_id}"
         with contextlib.suppress(Exception):  # details that do not parse leave the plain text
             for index, detail in P4RpcStatus.from_rpc_error(error).details.items():
                 what = updates[index] if index < len(updates) else f"item {index}"
