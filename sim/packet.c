@@ -74,7 +74,7 @@ struct sender {                 /* one piece, both its ends */
     uint8_t listed, active, done, nacked;
     uint32_t after;             /* in the host's list of those that may send */
     uint32_t next, high, una, inflight, lost, scan; /* high: sent at least once below this */
-    float cwnd, alpha;
+    float cwnd, alpha, share;
     uint32_t acked, marked, window; /* of the current DCTCP window */
     uint64_t progress;
     uint32_t received;          /* receiver: next expected, or how many */
@@ -504,7 +504,7 @@ static void reps_keep(struct sim *s, struct reps *r, const struct ack *a)
 
 static int may_send(const struct sender *t)
 {
-    return t->active && (t->lost || t->next < t->packets) && (t->inflight < (uint32_t)t->cwnd || !t->inflight);
+    return t->active && (t->lost || t->next < t->packets) && (float)t->inflight < t->cwnd;
 }
 
 static void enlist(struct sim *s, uint32_t number)
@@ -610,7 +610,8 @@ static void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
     take_path(s, t, piece->path, &t->agg, &t->core);
     if (s->c->mode == PINNED && t->distance && suspect(s, t, t->agg, t->core))
         random_path(s, t, &t->agg, &t->core);
-    t->cwnd = (float)s->c->window;
+    t->share = piece->share;
+    t->cwnd = (float)s->c->window * t->share;
     t->alpha = 1.0f;
     t->window = (uint32_t)t->cwnd;
     t->progress = s->now;
@@ -716,9 +717,9 @@ static void dctcp(struct sim *s, struct sender *t, uint32_t acked, int marked)
         return;
     float share = (float)t->marked / (float)t->acked;
     t->alpha += (float)s->c->gain * (share - t->alpha);
-    t->cwnd = t->marked ? t->cwnd * (1 - t->alpha / 2) : t->cwnd + 1;
-    if (t->cwnd > (float)s->c->max_window)
-        t->cwnd = (float)s->c->max_window;
+    t->cwnd = t->marked ? t->cwnd * (1 - t->alpha / 2) : t->cwnd + t->share;
+    if (t->cwnd > (float)s->c->max_window * t->share)
+        t->cwnd = (float)s->c->max_window * t->share;
     if (t->cwnd < (float)s->c->min_window)
         t->cwnd = (float)s->c->min_window;
     t->acked = t->marked = 0;
@@ -816,7 +817,7 @@ static void timeout(struct sim *s, uint32_t number)
         t->next = t->una;
         t->inflight = 0;
     }
-    t->cwnd = (float)s->c->window; /* as the paper: back to line rate */
+    t->cwnd = (float)s->c->window * t->share; /* as the paper: back to line rate */
     t->window = (uint32_t)t->cwnd;
     t->acked = t->marked = 0;
     if (t->reps)

@@ -42,6 +42,7 @@ struct task {
 struct piece {
     uint64_t size;
     uint32_t path;
+    float share;                                     /* scales the window: 1, or its part of the flow's bytes */
 };
 
 /* At `time` both directions of a cable go down or come up; at `announced` everybody knows. */

@@ -30,7 +30,7 @@ _MODES = {"pinned": 0, "spray": 1, "reps": 2}
 
 _TASK = np.dtype([("size", "u8"), ("gap", "u8"), ("source", "u4"), ("destination", "u4"), ("waits", "u4"),
                   ("first_next", "u4"), ("nexts", "u4"), ("first_piece", "u4", 2), ("pieces", "u4", 2)], align=True)
-_PIECE = np.dtype([("size", "u8"), ("path", "u4")], align=True)
+_PIECE = np.dtype([("size", "u8"), ("path", "u4"), ("share", "f4")], align=True)
 _FAULT = np.dtype([("time", "u8"), ("announced", "u8"), ("links", "u4", 2), ("up", "u4")], align=True)
 _COUNT = np.dtype([(name, "u8") for name in ("packets", "bytes", "marked", "dropped", "deepest")])
 
@@ -175,6 +175,7 @@ def simulate(
     pieces = np.zeros(len(before) + len(after), _PIECE)
     pieces["size"] = np.concatenate([before.size, after.size])
     pieces["path"] = np.concatenate([before.path, after.path])
+    pieces["share"] = np.concatenate([before.share, after.share])
     broken = np.zeros(len(faults), _FAULT)
     for row, fault in zip(broken, faults, strict=True):
         row["time"], row["announced"] = _ps(fault.time), _ps(max(fault.time, fault.announced))

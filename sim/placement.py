@@ -38,6 +38,8 @@ class Scheme:
     """Shares follow what each path can carry around dead links; else all are equal."""
     whole_packets: bool = False
     """Cuts fall between full packets; else on any byte."""
+    proportional: bool = False
+    """A piece's window is its part of the flow's, so that unequal pieces end together; else each has a whole one."""
     splits: int = 1
     tolerant: bool = False
     """Receivers take packets in any order and senders repeat single ones; else go-back-N."""
@@ -49,7 +51,8 @@ SCHEMES = {
     scheme.name: scheme
     for scheme in (
         Scheme(name="ethereal", planner=equal_split, moves=True),
-        Scheme(name="netfold", planner=fewest_pieces, scope="leaf", weighted=True, whole_packets=True, moves=True),
+        Scheme(name="netfold", planner=fewest_pieces, scope="leaf", weighted=True, whole_packets=True,
+               proportional=True, moves=True),
         Scheme(name="spray", mode="spray", tolerant=True),
         Scheme(name="reps", mode="reps", tolerant=True),
         Scheme(name="ecmp"),
@@ -69,6 +72,8 @@ class Placement:
     size: NDArray[np.int64]
     path: NDArray[np.int64]
     """int64[pieces]: `Topology` path numbers between the task's leaves."""
+    share: NDArray[np.float64]
+    """float64[pieces]: weight of the piece where pieces compete."""
 
     def __len__(self) -> int:
         return len(self.task)
@@ -85,7 +90,7 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
     """
     flows = np.flatnonzero(workload.size)
     if scheme.planner is None or scheme.mode != "pinned":
-        return _hashed(topology, workload, flows, 1 if scheme.mode != "pinned" else scheme.splits, dead, seed, mtu)
+        return _hashed(topology, workload, scheme, flows, dead, seed, mtu)
 
     groups: dict[tuple[int, int, int], list[int]] = {}
     by_host = scheme.scope == "host"
@@ -116,7 +121,7 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
             task.append(members[cut.flow])
             size.append(cut.size)
             path.append(paths[cut.path])
-    return _sorted(task, size, path)
+    return _placement(workload, scheme, task, size, path)
 
 
 @lru_cache(maxsize=2**16)
@@ -127,8 +132,9 @@ def _cuts(planner: Planner, sizes: tuple[int, ...], shares: tuple[Share, ...], u
     return planner(sizes, shares, unit=unit, start=start)
 
 
-def _hashed(topology: Topology, workload: Workload, flows: NDArray[np.int64], splits: int, dead: frozenset[int],
+def _hashed(topology: Topology, workload: Workload, scheme: Scheme, flows: NDArray[np.int64], dead: frozenset[int],
             seed: int, mtu: int) -> Placement:
+    splits = scheme.splits if scheme.mode == "pinned" else 1
     rng = np.random.default_rng(seed)
     leaf, to = workload.source // topology.hosts, workload.destination // topology.hosts
     packets = -(-workload.size // mtu)
@@ -143,9 +149,11 @@ def _hashed(topology: Topology, workload: Workload, flows: NDArray[np.int64], sp
         choices = topology.live_paths(int(leaf[i]), int(to[i]), dead) if dead else None
         draws = rng.integers(0, topology.paths(int(leaf[i]), int(to[i])) if choices is None else len(choices), parts)
         path += draws.tolist() if choices is None else [choices[d] for d in draws]
-    return _sorted(task, size, path)
+    return _placement(workload, scheme, task, size, path)
 
 
-def _sorted(task: list[int], size: list[int], path: list[int]) -> Placement:
+def _placement(workload: Workload, scheme: Scheme, task: list[int], size: list[int], path: list[int]) -> Placement:
     order = np.argsort(np.array(task, np.int64), kind="stable")
-    return Placement(*(np.array(column, np.int64)[order] for column in (task, size, path)))
+    tasks, sizes, paths = (np.array(column, np.int64)[order] for column in (task, size, path))
+    share = sizes / workload.size[tasks] if scheme.proportional else np.ones(len(tasks))
+    return Placement(tasks, sizes, paths, share)

@@ -195,3 +195,9 @@ def paper_fat_tree() -> Topology:
     """Ethereal's three-tier fabric: 512 hosts, 32 leaves, 32 aggs, 16 cores, fabric links of 1600 Gb/s, no
     oversubscription."""
     return Topology(hosts=16, leaves=4, aggs=4, pods=8, cores=4, leaf_rate=1600e9, core_rate=1600e9)
+
+
+def large_fat_tree() -> Topology:
+    """16,384 hosts at 400 Gb/s: 16 pods of 32 leaves and 8 aggs, 256 cores, fabric links of 1600 Gb/s, no
+    oversubscription."""
+    return Topology(hosts=32, leaves=32, aggs=8, pods=16, cores=32, leaf_rate=1600e9, core_rate=1600e9)

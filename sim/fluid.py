@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fluid simulator: flows as max-min fair rates, for ten thousand hosts and more.
+
+Between two events (a piece ends, a flow starts) every piece flows at its max-min fair rate; queues, windows and losses
+do not exist, and failed links are known to everyone.  That is what a good congestion control approaches with long
+flows; what it says about short ones is a lower bound.  REPS is not told from spraying here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import heapq
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.sim.packet import SimulationError, Transport
+from netfold.sim.placement import Placement, Scheme, place
+from netfold.sim.topology import Cable, Topology
+from netfold.sim.workload import Workload
+from softswitch import cc
+
+MAX_ENTRIES = 10**8
+"""(piece, link) pairs that a run may hold: 1.2 GB."""
+
+
+@dataclass(frozen=True)
+class FluidOutcome:
+    """What came of a run."""
+
+    time: float
+    """Seconds until the last task finished."""
+    finished: NDArray[np.float64]
+    """float64[tasks], seconds."""
+    pieces: int
+    events: int
+    """How often rates were computed."""
+    wall: float = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Which links pieces use: entries ``first[p] .. first[p+1]`` of ``link`` and ``weight`` are piece p's."""
+
+    first: NDArray[np.int64]
+    link: NDArray[np.uint32]
+    weight: NDArray[np.float32]
+    """Of each unit of the piece's rate, what this link carries."""
+
+
+def max_min(capacity: NDArray[np.float64], usage: Usage, active: NDArray[np.uint32] | None = None,
+            out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Max-min fair rates.
+
+    capacity   float64[links], above 0
+    active     pieces that want a rate; None: all
+    out        float64[pieces] to write to; only active ones are written
+    """
+    n = len(usage.first) - 1
+    chosen = np.arange(n, dtype=np.uint32) if active is None else np.ascontiguousarray(active, np.uint32)
+    rates = np.zeros(n) if out is None else out
+    if len(capacity) == 0 or capacity.min() <= 0:
+        raise ValueError("max_min: every link needs a capacity above 0")
+    if _library().max_min(len(capacity), np.ascontiguousarray(capacity, np.float64).ctypes.data,
+                          usage.first.ctypes.data, usage.link.ctypes.data, usage.weight.ctypes.data, len(chosen),
+                          chosen.ctypes.data, rates.ctypes.data):
+        raise SimulationError(f"out of memory for the rates of {len(chosen)} pieces")
+    return rates
+
+
+def simulate(topology: Topology, workload: Workload, scheme: Scheme, *, transport: Transport | None = None,
+             dead: Collection[Cable] = (), seed: int = 0, resolution: float = 0.0) -> FluidOutcome:
+    """Run a workload to its end.
+
+    transport    only its packet sizes matter: headers take their part of the links, and each flow ends one empty
+                 path's latency after its last byte has left
+    dead         cables that everyone plans around
+    resolution   seconds: events that lie closer together are taken as one; 0 is exact
+    Raises PlanError where no path is left, SimulationError where memory would not do.
+    """
+    begin = time.perf_counter()
+    transport = transport or Transport()
+    placed = place(topology, workload, scheme, dead=topology.dead(dead), seed=seed, mtu=transport.mtu)
+    usage = _usage(topology, workload, placed, scheme, topology.dead(dead))
+    wire = (placed.size + -(-placed.size // transport.mtu) * transport.header).astype(np.float64)
+    capacity = np.array([topology.rate(link) / 8 for link in range(topology.links)])
+    latency = _latency(topology, workload, transport)
+
+    n = len(workload)
+    first_piece = np.searchsorted(placed.task, np.arange(n + 1))
+    left = np.diff(first_piece)
+    waits = np.bincount(workload.waits[:, 1], minlength=n)
+    order = np.argsort(workload.waits[:, 0], kind="stable")
+    nexts, first_next = workload.waits[order, 1], np.searchsorted(workload.waits[order, 0], np.arange(n + 1))
+    finished = np.full(n, np.inf)
+    rates = np.zeros(len(placed))
+    active = np.zeros(0, np.uint32)
+    timers = [(float(workload.gap[i]), 0, int(i)) for i in np.flatnonzero(waits == 0)]  # (time, ends?, task)
+    heapq.heapify(timers)
+    now, events = 0.0, 0
+    while timers or len(active):
+        ends = wire[active] / rates[active]
+        step = min(float(ends.min()) if len(active) else np.inf, timers[0][0] - now if timers else np.inf)
+        step = max(0.0, step)
+        now += step
+        wire[active] -= rates[active] * step
+        gone = ends <= step * (1 + 1e-9) + resolution
+        for task, count in zip(*np.unique(placed.task[active[gone]], return_counts=True), strict=True):
+            left[task] -= count
+            if not left[task]:
+                heapq.heappush(timers, (now + float(latency[task]), 1, int(task)))
+        fresh: list[NDArray[np.uint32]] = []
+        while timers and timers[0][0] <= now + resolution:
+            _, over, task = heapq.heappop(timers)
+            if not over and left[task]:
+                fresh.append(np.arange(first_piece[task], first_piece[task + 1], dtype=np.uint32))
+                continue
+            finished[task] = now
+            for follower in nexts[first_next[task]:first_next[task + 1]].tolist():
+                waits[follower] -= 1
+                if not waits[follower]:
+                    heapq.heappush(timers, (now + float(workload.gap[follower]), 0, follower))
+        if gone.any() or fresh:
+            active = np.concatenate([active[~gone], *fresh])
+            if len(active):
+                max_min(capacity, usage, active, rates)
+                rates[active] *= placed.share[active]
+                events += 1
+    return FluidOutcome(now, finished, len(placed), events, time.perf_counter() - begin)
+
+
+def _latency(topology: Topology, workload: Workload, transport: Transport) -> NDArray[np.float64]:
+    """Seconds from a flow's last byte at the sender to its arrival, over an empty path."""
+    leaf, to = workload.source // topology.hosts, workload.destination // topology.hosts
+    bits = 8 * (transport.mtu + transport.header)
+    hop = [topology.delay + bits / rate for rate in (topology.host_rate, topology.leaf_rate, topology.core_rate)]
+    seconds = np.full(len(workload), topology.delay + hop[0])
+    seconds += np.where(leaf != to, 2 * hop[1], 0.0)
+    return seconds + np.where(leaf // topology.leaves != to // topology.leaves, 2 * hop[2], 0.0)
+
+
+def _usage(topology: Topology, workload: Workload, placed: Placement, scheme: Scheme, dead: frozenset[int]) -> Usage:
+    """The links of all pieces, per unit of share.  What lies between two leaves is found once for each path."""
+    sprayed = scheme.mode != "pinned"
+    source, destination = workload.source[placed.task], workload.destination[placed.task]
+    pair = np.stack([source // topology.hosts, destination // topology.hosts,
+                     np.zeros_like(placed.path) if sprayed else placed.path], axis=1)
+    ways, which = np.unique(pair, axis=0, return_inverse=True)
+    inner: list[list[int]] = []
+    parts: list[list[float]] = []
+    for leaf, to, path in ways.tolist():
+        paths = topology.live_paths(leaf, to, dead) if sprayed else [path]
+        shares: dict[int, float] = {}
+        for p in paths:
+            for hop in topology.between(leaf, to, p):
+                shares[hop] = shares.get(hop, 0.0) + 1 / len(paths)
+        inner.append(list(shares))
+        parts.append(list(shares.values()))
+
+    length = np.fromiter((len(row) for row in inner), np.int64, len(inner))
+    begin = np.cumsum(length) - length
+    entries = int((length[which] + 2).sum())
+    if entries > MAX_ENTRIES:
+        raise SimulationError(f"{entries} pairs of piece and link, expected at most {MAX_ENTRIES}: simulate fewer "
+                              "steps, or a fabric with fewer paths")
+    first: NDArray[np.int64] = np.concatenate([[0], np.cumsum(length[which] + 2)])
+    link: NDArray[np.uint32] = np.empty(entries, np.uint32)
+    weight: NDArray[np.float32] = np.ones(entries, np.float32)
+    link[first[:-1]] = source
+    link[first[1:] - 1] = topology.size + destination
+    flat_links = np.array([x for row in inner for x in row], np.uint32)
+    flat_parts = np.array([x for row in parts for x in row], np.float32)
+    for count in np.unique(length).tolist():  # few: one for each distance between hosts
+        rows = np.flatnonzero(length[which] == count)
+        to_entries = first[rows, None] + 1 + np.arange(count)
+        from_entries = begin[which[rows], None] + np.arange(count)
+        link[to_entries] = flat_links[from_entries]
+        weight[to_entries] = flat_parts[from_entries]
+    return Usage(first, link, weight * np.repeat(placed.share.astype(np.float32), np.diff(first)))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(cc.build([Path(__file__).with_name("fluid.c")], kind="shared",
+                                       name="netfold-sim-fluid")))
+    library.max_min.argtypes = [ctypes.c_uint32, *[ctypes.c_void_p] * 4, ctypes.c_uint32, *[ctypes.c_void_p] * 2]
+    return library
