@@ -137,9 +137,9 @@ class TerribleNetwork:
     def __post_init__(self) -> None:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
-        self._free: dict[Callable[[Packet], None], int] = {}
+        self._free: dict[Callable[[Any], None], int] = {}
 
-    def send(self, packet: Packet, deliver: Callable[[Packet], None]) -> None:
+    def send(self, packet: Any, deliver: Callable[[Any], None]) -> None:
         """Puts a packet on a link."""
         leaves = max(self.now, self._free.get(deliver, 0)) + self.packet_time
         self._free[deliver] = leaves

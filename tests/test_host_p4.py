@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native hosts on the compiled P4 program, in process: the controller's own entries, frames as they stand on a wire."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from slot_model import MICROSECOND, Call, TerribleNetwork, ip_packet, run
+
+from netfold.controller import fabric as fabrics
+from netfold.controller import jobs, slots, tables, trees
+from netfold.controller.entities import Entry, Multicast
+from netfold.host import native
+from netfold.host.native import MAX, SUM, Core
+from netfold.wire import roce
+from softswitch import engine, entities
+from softswitch.compiler.driver import compile_file
+
+PROGRAM = Path(__file__).resolve().parent.parent / "p4src" / "netfold.p4"
+
+
+@cache
+def library() -> Path:
+    """The program, compiled once for all tests."""
+    return engine.build(compile_file(PROGRAM))
+
+
+def checksum(data: bytes) -> int:
+    """The Internet checksum (RFC 1071): 0 over data that holds its own."""
+    total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def mac(text: str) -> bytes:
+    """Six bytes."""
+    return bytes.fromhex(text.replace(":", ""))
+
+
+class P4Fabric:
+    """Leaf-spine switches from source, hosts' cores at their ports; stands in for slot_model.Fabric."""
+
+    def __init__(self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, max_run: int = 60) -> None:
+        self.network = network
+        self.fabric = fabrics.leafspine(leaves, spines, hosts)
+        graph = self.fabric.graph()
+        self.hosts = list(self.fabric.hosts)
+        planned = trees.plan(graph, [host.name for host in self.hosts])
+        sizes = slots.Sizes(sum=64, max=16)
+        ledger = slots.Ledger([s.name for s in self.fabric.switches], sizes, random.Random(5))
+        streams = ledger.admit(ledger.open(), planned, hosts)
+        self.engines = {switch.name: engine.Engine.in_process(library(), cpu_port=510) for switch in self.fabric.switches}
+        for switch, wanted in tables.merge(tables.folding(self.fabric, self.hosts, s) for s in streams).items():
+            for entity in wanted:
+                self._write(self.engines[switch], entity)
+        self.cores = [
+            Core(host.address, hosts, jobs._trees(streams, self.hosts, rank), max_run=max_run)
+            for rank, host in enumerate(self.hosts)
+        ]
+        self.ends: dict[tuple[str, int], tuple[str, int]] = {}
+        for link in self.fabric.links:
+            a, b = link.ends
+            self.ends[a] = b
+            self.ends[b] = a
+        self.deliver = {end: self._deliver(*end) for end in self.ends}
+        self.seen: list[tuple[str, bytes]] = []
+        """(receiving node, frame) of every frame on every link."""
+
+    def close(self) -> None:
+        for one in self.engines.values():
+            one.close()
+
+    @staticmethod
+    def _write(switch: engine.LocalEngine, entity: Entry | Multicast) -> None:
+        if isinstance(entity, Multicast):
+            switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
+            return
+        table = switch.table(entity.table)
+        ones = [(1 << key.bits) - 1 for key in table.keys]
+        values = [value for _, value in entity.key if isinstance(value, int)]
+        key, mask = table.pack_key(list(zip(values, ones, strict=True)))
+        action = table.action(entity.action)
+        do = entities.DoAction(action.index, action.pack([value for _, value in entity.params]))
+        switch.insert(entities.Entry(table, key, mask, do))
+
+    def drain(self, rank: int, source: str) -> None:
+        """Frames as the host's kernel makes them of a core's runs."""
+        host = self.hosts[rank]
+        while out := self.cores[rank].send(self.network.now):
+            for ip_id, payload in enumerate(out.packets()):
+                packet = bytearray(ip_packet(payload, ip_id, host.address, out.source_port, out.destination))
+                packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
+                ethernet = mac("02:00:00:00:00:01") + mac(host.mac) + b"\x08\x00"
+                self._transmit((host.name, 0), ethernet + bytes(packet))
+
+    def _transmit(self, end: tuple[str, int], frame: bytes) -> None:
+        port = next(e for e in self.ends if e[0] == end[0]) if end[0].startswith("h") else end
+        self.network.send(frame, self.deliver[self.ends[port]])
+
+    def _deliver(self, node: str, port: int) -> Any:
+        rank = next((r for r, host in enumerate(self.hosts) if host.name == node), None)
+
+        def to_switch(frame: bytes) -> None:
+            self.seen.append((node, frame))
+            for out_port, out in self.engines[node].inject(port, frame, now_us=self.network.now // 1000):
+                self._transmit((node, out_port), out)
+
+        def to_host(frame: bytes) -> None:
+            assert rank is not None
+            self.seen.append((node, frame))
+            host = self.hosts[rank]
+            assert frame[:6] == mac(host.mac)
+            assert socket.inet_ntoa(frame[30:34]) == host.address
+            payload = frame[42:]
+            self.cores[rank].receive(payload, self.network.now, marked=frame[15] & 3 == roce.ECN_CE)
+
+        return to_switch if rank is None else to_host
+
+
+@pytest.fixture
+def fabric(request: pytest.FixtureRequest) -> Iterator[P4Fabric]:
+    """Parameters: leaves, spines, hosts, loss."""
+    leaves, spines, hosts, loss = request.param
+    made = P4Fabric(leaves, spines, hosts, TerribleNetwork(random.Random(11), loss=loss, packet_time=2 * MICROSECOND))
+    yield made
+    made.close()
+
+
+def reduce(fabric: P4Fabric, sources: list[NDArray[Any]], number: int) -> list[NDArray[Any]]:
+    """One allreduce of all ranks."""
+    outs = [np.empty_like(source) for source in sources]
+    calls = [[Call(s, o, 1.0, number)] for s, o in zip(sources, outs, strict=True)]
+    for _ in run(fabric, calls):  # type: ignore[arg-type]  # has what run() uses
+        pass
+    return outs
+
+
+FABRICS = [(1, 0, 3, 0.0), (1, 0, 3, 0.05), (2, 1, 4, 0.0), (2, 1, 4, 0.01), (2, 1, 4, 0.05), (2, 2, 4, 0.01)]
+
+
+@pytest.mark.parametrize("fabric", FABRICS, indirect=True, ids=lambda f: f"{f[0]} leaves, {f[1]} spines, loss {f[3]}")
+def test_sums_are_exact_on_the_compiled_program(fabric: P4Fabric) -> None:
+    """int32 exact, floats the same bits on all ranks and right, operation after operation."""
+    world = len(fabric.cores)
+    rng = np.random.default_rng(2)
+    for number in range(1, 4):
+        ints = [rng.integers(-(2**31), 2**31, 20_000, dtype=np.int64).astype(np.int32) for _ in range(world)]
+        expected = np.sum(np.array(ints, np.int64), axis=0).astype(np.int32)
+        for out in reduce(fabric, ints, 2 * number):
+            assert (out == expected).all()
+        floats = [rng.standard_normal(10_001).astype(np.float32) for _ in range(world)]
+        outs = reduce(fabric, floats, 2 * number + 1)
+        assert np.abs(outs[0] - np.sum(np.array(floats, np.float64), axis=0)).max() < 1e-6
+        for out in outs[1:]:
+            assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
+    if fabric.network.loss:
+        assert fabric.network.lost > 0
+
+
+@pytest.mark.parametrize("fabric", [(2, 2, 4, 0.0)], indirect=True)
+def test_every_link_carries_valid_roce_only(fabric: P4Fabric) -> None:
+    """IPv4 and UDP checksums and the ICRC of every frame hold on every link; hosts see their ring predecessor."""
+    reduce(fabric, [np.full(5000, rank, np.float32) for rank in range(4)], 1)
+    assert len(fabric.seen) > 100
+    hosts = {host.name: rank for rank, host in enumerate(fabric.hosts)}
+    for node, frame in fabric.seen:
+        ip = frame[14:]
+        assert checksum(ip[:20]) == 0
+        assert roce.icrc(ip[:-4]) == ip[-4:]
+        assert len(ip) == 28 + roce.data_packet_bytes(roce.Opcode(ip[28]))
+        if struct.unpack_from("!H", ip, 26)[0]:
+            pseudo = ip[12:20] + b"\0\x11" + ip[24:26]
+            assert checksum(pseudo + ip[20:]) == 0
+        if node in hosts:
+            predecessor = fabric.hosts[(hosts[node] - 1) % 4]
+            assert socket.inet_ntoa(ip[12:16]) == predecessor.address
+
+
+@pytest.mark.parametrize("fabric", [(2, 1, 4, 0.0)], indirect=True)
+def test_scapy_accepts_the_frames(fabric: P4Fabric) -> None:
+    """An independent implementation dissects a message's first, middle and last packet, and rebuilds the same ICRC."""
+    scapy = pytest.importorskip("scapy.all")
+    from scapy.contrib.roce import BTH
+
+    from netfold.wire.scapy_roce import RETH
+
+    reduce(fabric, [np.full(256 * 10, rank, np.float32) for rank in range(4)], 1)
+    some: dict[int, bytes] = {}
+    for node, frame in fabric.seen:
+        if node.startswith("h"):
+            some.setdefault(frame[42], frame)
+    assert set(some) >= {roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST}
+    for opcode, frame in some.items():
+        packet = scapy.Ether(frame)
+        assert packet[BTH].opcode == opcode
+        assert (RETH in packet) == roce.Opcode(opcode).has_reth
+        wire = packet[BTH].icrc
+        packet[BTH].icrc = None
+        rebuilt = scapy.Ether(bytes(packet))
+        assert rebuilt[BTH].icrc == wire
+
+
+@pytest.mark.parametrize("fabric", [(2, 1, 4, 0.0)], indirect=True)
+def test_each_gradient_crosses_a_host_link_once(fabric: P4Fabric) -> None:
+    """Without loss a host sends each block once and gets each result once, with one exponent packet for 256 blocks."""
+    reduce(fabric, [np.ones(256 * 512, np.float32) for _ in range(4)], 1)
+    for core in fabric.cores:
+        sent = [core.standing(0, kind).counters.sent for kind in (MAX, SUM)]
+        received = [core.standing(0, kind).counters.received for kind in (MAX, SUM)]
+        assert sent == received == [1 + 2, 512]
+
+
+@pytest.mark.parametrize("fabric", [(2, 1, 4, 0.0)], indirect=True)
+def test_a_corrupt_contribution_is_dropped_at_the_first_hop(fabric: P4Fabric) -> None:
+    """A bit flipped on the way to the leaf: counted there, never summed, sent again."""
+    flipped = 0
+    honest = fabric._transmit
+
+    def transmit(end: tuple[str, int], frame: bytes) -> None:
+        nonlocal flipped
+        if end[0] == "h1" and flipped < 5 and frame[42] == roce.Opcode.WRITE_MIDDLE:
+            flipped += 1
+            frame = frame[:500] + bytes([frame[500] ^ 1]) + frame[501:]
+        honest(end, frame)
+
+    fabric._transmit = transmit  # type: ignore[method-assign]
+    ints = [np.arange(256 * 50, dtype=np.int32) * rank for rank in range(4)]
+    for out in reduce(fabric, ints, 1):
+        assert (out == np.arange(256 * 50) * 6).all()
+    leaf = fabric.engines["leaf1"]
+    assert leaf.read_counter(leaf.counter(tables.CORRUPT))[0].packets == 5
+
+
+@pytest.mark.parametrize("fabric", [(2, 1, 4, 0.0)], indirect=True)
+def test_mismatched_ranks_learn_it_through_the_switches(fabric: P4Fabric) -> None:
+    """The MAX fold of the signature tells every rank the range of sizes that were called."""
+    sources = [np.zeros(1000 + 1000 * (rank == 2), np.int32) for rank in range(4)]
+    reduce(fabric, sources, 1)
+    index = native.FIELDS.index("elements")
+    failures = [core.failure() for core in fabric.cores]
+    assert all(failure.error for failure in failures)
+    for failure in failures:
+        if failure.error == native.SIGNATURES_DIFFER:
+            assert (failure.low[index], failure.high[index]) == (1000, 2000)
