@@ -55,13 +55,28 @@ def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
 
 
 class Network:
-    """A running fabric.  ``logs`` gets every process's output; ``pcap``, if given, captures of every switch port."""
+    """A running fabric.
 
-    def __init__(self, fabric: Fabric, *, logs: Path, pcap: Path | None = None, controller: bool = True) -> None:
+    logs        folder for every process's output
+    pcap        folder for captures of every switch port, or None
+    offload     whether segmentation offloads stay on; None: as suits the switch
+    controller  whether to start one
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        *,
+        logs: Path,
+        pcap: Path | None = None,
+        offload: bool | None = None,
+        controller: bool = True,
+    ) -> None:
         self.fabric = fabric
         self.logs = logs
         self.mininet: Any = None
         self._pcap = pcap
+        self._offload = offload
         self._wants_controller = controller
         self._controller: subprocess.Popen[bytes] | None = None
         self._running: list[Ranks] = []
@@ -91,7 +106,9 @@ class Network:
         # Mininet would raise limits of the whole machine, and leave them raised
         Mininet.inited = True
         self.mininet = Mininet(switch=kind, controller=None, build=False)
-        self.mininet.topo = FabricTopo(self.fabric, logs=self.logs.absolute(), pcap=self._pcap)
+        self.mininet.topo = FabricTopo(
+            self.fabric, logs=self.logs.absolute(), pcap=self._pcap, offload=self._offload
+        )
         self.mininet.build()
         self.mininet.start()
         if self._wants_controller:

@@ -24,6 +24,7 @@ import grpc
 from mininet.node import Switch
 
 from netfold.controller.fabric import CPU_PORT, Engine
+from netfold.topo import sandbox
 
 READY_SECONDS: Final = 30.0
 """For a switch to answer: several start at once on few cores."""
@@ -196,7 +197,8 @@ class Bmv2Switch(P4Switch):
         """`simple_switch_grpc --no-p4 ... -- ...`: target options come after the dashes."""
         ports = [f"{port}@{name}" for port, name in self.interfaces()]
         # its default is a path that depends on nothing but the device id: two fabrics would meet there
-        events = Path(tempfile.gettempdir()) / f"bmv2-{os.getpid()}-{self.name}.ipc"
+        folder = sandbox.rundir() if sandbox.inside() else Path(tempfile.gettempdir())
+        events = folder / f"bmv2-{os.getpid()}-{self.name}.ipc"
         return [
             find_program("simple_switch_grpc", self.missing), "--no-p4",
             *(word for port in ports for word in ("-i", port)),

@@ -16,13 +16,17 @@ from netfold.topo.wiring import FabricHost, FabricLink
 class FabricTopo(Topo):  # type: ignore[misc]
     """Any `Fabric`: its names, ports, addresses and rates.
 
-    logs  folder for the switches' logs; pcap  folder for captures of every switch port, or None
+    logs     folder for the switches' logs
+    pcap     folder for captures of every switch port, or None
+    offload  whether segmentation offloads stay on; None: as suits the switch
     """
 
-    def build(self, fabric: Fabric, logs: Path | None = None, pcap: Path | None = None) -> None:
+    def build(
+        self, fabric: Fabric, logs: Path | None = None, pcap: Path | None = None, offload: bool | None = None
+    ) -> None:
         """Mininet calls this with the constructor's arguments."""
         self.fabric = fabric
-        kind = CLASSES[fabric.engine]
+        offload = CLASSES[fabric.engine].offload if offload is None else offload
         gateways: dict[str, str] = {}
         for link in fabric.links:
             for here, there in (link.ends, link.ends[::-1]):
@@ -39,7 +43,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
             addresses = {f"addr{i}": macs[end.node] for i, end in enumerate((a, b), 1) if end.node in macs}
             self.addLink(
                 a.node, b.node, port1=a.port, port2=b.port, **addresses,
-                cls=FabricLink, rate=link.rate, offload=kind.offload,
+                cls=FabricLink, rate=link.rate, offload=offload,
             )  # fmt: skip
 
 

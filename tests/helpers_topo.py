@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests in namespaces of their own, and the switches that can run there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec
+
+import pytest
+
+from netfold.topo import sandbox
+
+P = ParamSpec("P")
+
+ENGINES = [
+    "softswitch",
+    pytest.param(
+        "bmv2",
+        marks=[
+            pytest.mark.bmv2,
+            pytest.mark.skipif(
+                not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")),
+                reason="simple_switch_grpc and p4c-bm2-ss are not on PATH",
+            ),
+        ],
+    ),
+]
+
+
+@functools.cache
+def why_no_sandbox() -> str | None:
+    """What is missing for tests in namespaces, or None."""
+    try:
+        import mininet  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    done = sandbox.run(["true"], timeout=30)
+    return None if done.returncode == 0 else done.stderr.strip()
+
+
+def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Run the test by a pytest of its own inside a sandbox: whatever it leaves there, the kernel clears away."""
+
+    def decorate(test: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+            if sandbox.inside():
+                test(*args, **kwargs)
+                return
+            if (reason := why_no_sandbox()) is not None:
+                pytest.skip(reason)
+            this = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+            command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", this]
+            try:
+                done = sandbox.run(command, timeout=timeout)
+            except subprocess.TimeoutExpired as error:
+                pytest.fail(f"not done in {timeout} s\n{(error.stdout or b'').decode()}")
+            if done.returncode != 0:
+                pytest.fail(f"inside the sandbox (status {done.returncode}):\n{done.stdout}\n{done.stderr}", pytrace=False)
+
+        return pytest.mark.netns(wrapper)
+
+    return decorate
+
+
+def program(name: str) -> list[str]:
+    """The command that runs a script of this folder."""
+    return [sys.executable, str(Path(__file__).parent / name)]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the end-to-end tests: sums whose results it can tell, int32 exactly and float32 within the bound.
+
+    python rank_sums.py SEED         prints {"rail", "retransmissions", "digest"}; exits 1 where a sum is wrong
+"""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+import netfold
+
+LENGTHS = (1, 255, 256, 257, 5_000, 100_003)
+
+
+def main(seed: int) -> None:
+    digest = hashlib.sha256()
+    with netfold.init() as comm:
+        for length in LENGTHS:
+            integers = [
+                np.random.default_rng([seed, rank, length]).integers(-(2**31), 2**31, length, np.int32)
+                for rank in range(comm.size)
+            ]
+            total = comm.allreduce(integers[comm.rank])
+            expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
+            assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
+            floats = [
+                np.random.default_rng([seed, rank, length]).standard_normal(length, np.float32)
+                for rank in range(comm.size)
+            ]
+            got = comm.allreduce(floats[comm.rank])
+            exact = np.sum(floats, axis=0, dtype=np.float64)
+            # each rank rounds to multiples of 2^(E - 126 - 31 + L): E of the block's largest element, 2^L >= ranks
+            guard = int(np.ceil(np.log2(comm.size)))
+            largest = float(np.max(np.abs(floats)))
+            bound = comm.size * largest * 2.0 ** (1 - 31 + guard) + np.abs(exact) * 2.0**-23
+            worst = np.max(np.abs(got - exact) / bound)
+            assert worst <= 1, f"float32[{length}]: error {worst:.2f} times the bound"
+            digest.update(total.tobytes() + got.tobytes())
+        again = comm.stats().retransmissions
+        print(json.dumps({"rail": comm.rail, "retransmissions": again, "digest": digest.hexdigest()}))
+
+
+main(int(sys.argv[1]))
