@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fold program on a real switch with real interfaces, entries by the controller, packets by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HELPER = Path(__file__).with_name("helpers_fold.py")
+
+
+def namespace() -> list[str]:
+    """The command that gives the next one a network of its own, or a skip that says why there is none."""
+    command = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("unshare or ip is not installed (util-linux, iproute2)")
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=10)
+    if tried.returncode != 0:
+        pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
+    return command
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("engine", [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"])
+def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
+    """Sums and maxima on every rank, header fields to the last bit, repeats, marks, corrupt and late packets."""
+    if engine == "bmv2" and not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")):
+        pytest.skip("simple_switch_grpc and p4c-bm2-ss are not on PATH")
+    run = subprocess.run([*namespace(), sys.executable, str(HELPER), engine, str(tmp_path)], capture_output=True,
+                         text=True, timeout=100, stdin=subprocess.DEVNULL)
+    log = tmp_path / "switch.log"
+    assert run.returncode == 0, run.stderr + (log.read_text(errors="replace") if log.exists() else "")
+    assert len([line for line in run.stdout.splitlines() if json.loads(line)["ok"]]) == 7
