@@ -33,10 +33,11 @@ class Killed(NetFoldError):
 class _Message(Pending):
     """One posted end of a message; a match marks both ends."""
 
-    __slots__ = ("array", "call", "late", "match", "peer", "start", "tag", "timed")
+    __slots__ = ("array", "call", "late", "match", "peer", "sends", "start", "tag", "timed")
 
-    def __init__(self, peer: int, array: Flat, tag: int, call: Call) -> None:
+    def __init__(self, peer: int, array: Flat, tag: int, call: Call, *, sends: bool) -> None:
         super().__init__()
+        self.sends = sends
         self.peer = peer
         self.array = array
         self.tag = tag
@@ -114,15 +115,15 @@ class MemoryFabric:
         return max(mesh.clock for mesh in self.meshes)
 
     # ---- inside: all of it under the lock --------------------------------------------------------------------------
-    def _post(self, mesh: MemoryMesh, message: _Message, *, sends: bool) -> None:
+    def _post(self, mesh: MemoryMesh, message: _Message) -> None:
         with self._changed:
             mesh.posts += 1
             if mesh.posts > self._kills.get(mesh.rank, mesh.posts):
                 self._gone[mesh.rank] = "was killed"
                 self._changed.notify_all()
                 raise Killed(f"rank {mesh.rank} was killed by the test")
-            wire = (mesh.rank, message.peer) if sends else (message.peer, mesh.rank)
-            if sends:
+            wire = (mesh.rank, message.peer) if message.sends else (message.peer, mesh.rank)
+            if message.sends:
                 nth = self.messages[wire]
                 self.messages[wire] += 1
                 self.bytes[wire] += message.array.nbytes
@@ -131,7 +132,7 @@ class MemoryFabric:
                 message.late = self._rng.random() < 0.5
                 if (*wire, nth) in self._losses:
                     return
-            ends = self._sends if sends else self._receives
+            ends = self._sends if message.sends else self._receives
             ends.setdefault(wire, []).append(message)
             self._match(wire)
             self._changed.notify_all()
@@ -160,7 +161,7 @@ class MemoryFabric:
             while True:
                 for message in pending:
                     if isinstance(message, _Message) and message.match is not None and not message.done:
-                        self._copy(message if message.match.peer == message.peer else self._sender(mesh, message))
+                        self._copy(message if message.sends else message.match)
                         self._changed.notify_all()
                 done = [message for message in pending if message.done]
                 for message in done:
@@ -185,18 +186,11 @@ class MemoryFabric:
                 self._changed.wait()
                 self._waiting.pop(mesh.rank, None)
 
-    @staticmethod
-    def _sender(mesh: MemoryMesh, message: _Message) -> _Message:
-        """The sending end of a matched message, given either."""
-        assert message.match is not None
-        return message if message in mesh.sent else message.match
-
     def _finish(self, mesh: MemoryMesh, message: _Message) -> None:
         message.timed = True
         assert message.match is not None
         cost = message.array.nbytes * self.seconds_per_byte
-        if message in mesh.sent:
-            mesh.sent.remove(message)
+        if message.sends:
             mesh.clock = max(mesh.clock, message.start + cost)
             return
         if message.call != message.match.call or message.array.nbytes != message.match.array.nbytes:
@@ -230,7 +224,6 @@ class MemoryMesh(Mesh):
         self.link_free = 0.0
         self.port_free = 0.0
         self.posts = 0
-        self.sent: set[_Message] = set()
         self._fabric = fabric
         self._call = IDLE
         self._open: list[_Message] = []
@@ -246,11 +239,9 @@ class MemoryMesh(Mesh):
             raise no_such_peer(self, peer)
         if not as_bytes(array, "message of").nbytes:
             return DONE
-        message = _Message(peer, array, tag, self._call)
-        if sends:
-            self.sent.add(message)
+        message = _Message(peer, array, tag, self._call, sends=sends)
         self._open.append(message)
-        self._fabric._post(self, message, sends=sends)
+        self._fabric._post(self, message)
         return message
 
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:

@@ -92,12 +92,16 @@ class RingRail:
     def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
         begin = time.monotonic()
         call = _Call(number, source.size, source.dtype.name, op == "average")
-        if self._next is None:
-            self._connect(call)
-        self._agree(call)
-        if source.ctypes.data != out.ctypes.data:
-            out[...] = source
-        self._ring(out, call)
+        try:
+            if self._next is None:
+                self._connect(call)
+            self._agree(call)
+            if source.ctypes.data != out.ctypes.data:
+                out[...] = source
+            self._ring(out, call)
+        except BaseException:
+            self.close()  # so that the neighbours, and theirs, learn it now rather than by their timeouts
+            raise
         if call.average:
             np.divide(out, np.float32(self._plan.world), out=out)
         self._operations += 1
