@@ -66,6 +66,8 @@ def up(
 
         raise typer.Exit(up_topo(fabric))
     assert file is not None
+    if (switch, rate, loss, seed) != ("softswitch", None, 0.0, 0):
+        _fail(CANNOT, f"up: --switch, --rate, --loss and --seed go with --topo; with a file, {file} says these things")
     _run(_serve(_load(file), timeout))
 
 

@@ -247,9 +247,8 @@ class Jobs:
             job.reason, job.trees, streams = str(error), [], []
             self._ledger.release(job.epoch)
             log.warning("%s: not folded: %s", job, error)
-        except BaseException:
-            self._ledger.release(job.epoch)
-            self._jobs.pop(job.name, None)
+        except BaseException:  # dropped meanwhile, or a bug: nothing of it may stay
+            await self._end(job)
             raise
         if job.state == "planning":
             job.state = "active"

@@ -36,10 +36,13 @@ class Refused(Exception):
 
 
 class Op(IntEnum):
-    """What a stream's slots do with words: OP_* of p4src/fold.p4."""
+    """What a stream's slots do with the lanes of a word: OP_* of p4src/fold.p4."""
 
-    SUM = 0
-    MAX = 1
+    SUM32 = 0
+    MAX32 = 1
+    SUM16 = 2
+    SUM8 = 3
+    SAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Ledger:
         return [
             self._stream(epoch, tree, op, length, world)
             for tree in trees
-            for op, length in ((Op.SUM, sizes.sum), (Op.MAX, sizes.max))
+            for op, length in ((Op.SUM32, sizes.sum), (Op.MAX32, sizes.max))
         ]
 
     def release(self, epoch: int) -> None:

@@ -55,6 +55,8 @@ class Target:
         self._sleep = sleep
         self._parts: dict[str, State] = {}
         self._actual: State = {}
+        self._unsure = True
+        """Whether the switch may hold something else than ``_actual``."""
         self._client: Client | None = None
         self._busy = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -117,20 +119,21 @@ class Target:
             self._parts[part] = wanted
             try:
                 await self._apply(client)
-            except SwitchError:
+            except BaseException as error:
                 del self._parts[part]
-                await self._resync(client)
+                if isinstance(error, SwitchError):
+                    await self._mend(client)
                 raise
 
     async def uninstall(self, part: str) -> None:
         """Take a part out of the desired state.  A switch that is down is cleaned when it comes back."""
         async with self._busy:
-            if self._parts.pop(part, None) is not None and self._client is not None:
+            if (self._parts.pop(part, None) is not None or self._unsure) and self._client is not None:
                 try:
                     await self._apply(self._client)
                 except SwitchError as error:
                     log.warning("%s", error)
-                    await self._resync(self._client)
+                    await self._mend(self._client)
 
     def pending(self) -> list[Update]:
         """What would be written now: the difference that a dry run prints."""
@@ -140,16 +143,20 @@ class Target:
         return state(entity for part in self._parts.values() for entity in part.values())
 
     async def _apply(self, client: Client) -> None:
+        """Write the difference.  After a write that failed or was cut off, look at what is there first."""
+        if self._unsure:
+            self._actual = await client.read_state(tables.MANAGED)
         desired = self._desired()
         updates = diff(self._actual, desired)
         if updates:
+            self._unsure = True
             await client.write(updates)
         self._actual = desired
+        self._unsure = False
 
-    async def _resync(self, client: Client) -> None:
-        """After a write that failed half-way: look at what is there, and write the difference once."""
+    async def _mend(self, client: Client) -> None:
+        """Once more after a write that failed half-way."""
         try:
-            self._actual = await client.read_state(tables.MANAGED)
             await self._apply(client)
         except SwitchError as error:
             log.warning("%s: still not in its desired state, connecting anew: %s", self.name, error)
@@ -163,7 +170,7 @@ class Target:
                 client = await self._connect()
                 async with self._busy:
                     self.pushes += await client.ensure_pipeline()
-                    self._actual = await client.read_state(tables.MANAGED)
+                    self._unsure = True
                     await self._apply(client)
                     self._client = client
                     self._note("")

@@ -46,6 +46,9 @@ class MemorySwitch:
         self.counters: dict[str, dict[int, Count]] = {}
         self.refuse: Callable[[Update], bool] = lambda update: False
         self.unreachable = False
+        self.gate: asyncio.Event | None = None
+        """Where there is one, writes wait for it, before or after they are carried out."""
+        self.applies_before_gate = False
         self.sessions: list[MemorySession] = []
 
     async def connect(self) -> MemorySession:
@@ -80,6 +83,8 @@ class MemorySession:
         return self.switch.counters.get(name, {})
 
     async def write(self, updates: list[Update]) -> None:
+        if self.switch.gate is not None and not self.switch.applies_before_gate:
+            await self.switch.gate.wait()
         self.switch.writes.append(updates)
         failed = []
         for update in updates:  # as BMv2: go on after an error
@@ -90,6 +95,8 @@ class MemorySession:
                 del self.switch.state[key]
             else:
                 self.switch.state[key] = update.entity
+        if self.switch.gate is not None and self.switch.applies_before_gate:
+            await self.switch.gate.wait()
         if failed:
             raise SwitchError(f"{self.switch.name}: Write: " + "; ".join(map(str, failed)))
 

@@ -46,6 +46,7 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "code", "says"), [
     (["up"], CANNOT, "either a FABRIC.toml or --topo"),
+    (["up", "lab.toml", "--loss", "0.1"], CANNOT, "go with --topo"),
     (["up", "nowhere.toml"], CANNOT, "cannot read the fabric file nowhere.toml"),
     (["up", "--topo", "torus,2,2,2"], CANNOT, "unknown topology 'torus,2,2,2'"),
     (["up", "--topo", "leafspine,2,2"], CANNOT, "leafspine,2,2,8"),

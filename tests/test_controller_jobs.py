@@ -384,6 +384,67 @@ def test_dropping_a_job_frees_its_name_and_slots(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_rank_that_vanishes_while_switches_are_written_breaks_the_job(tmp_path: Path) -> None:
+    """The others still get their plan, status says who is gone, and the name can be joined anew."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            gate = r.switches["leaf1"].gate = asyncio.Event()
+            gone, stays = (asyncio.create_task(r.call("Join", r.join(rank))) for rank in (0, 1))
+            await until(lambda: [job.state for job in r.controller.jobs.all()] == ["planning"])
+            gone.cancel()
+            await until(lambda: r.controller.jobs.all()[0].state == "broken")
+            gate.set()
+            plan = await stays
+            assert plan.trees
+            assert "rank 0: it went away" in r.controller.jobs.all()[0].reason
+            again = await r.together(2)
+            assert again[0].epoch != plan.epoch
+            assert sum(job.state == "active" for job in r.controller.jobs.all()) == 1
+
+    run(story())
+
+
+def test_dropping_a_job_while_switches_are_written_tells_its_ranks(tmp_path: Path) -> None:
+    """Every rank is refused with the reason, and nothing stays on the switches."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            gate = r.switches["leaf1"].gate = asyncio.Event()
+            ranks = [asyncio.create_task(r.refusal(r.join(rank))) for rank in (0, 1)]
+            await until(lambda: [job.state for job in r.controller.jobs.all()] == ["planning"])
+            dropping = asyncio.create_task(operator.drop(r.fabric.jobs, "j"))
+            assert await dropping
+            gate.set()
+            for rank in ranks:
+                code, words = await rank
+                assert (code, "dropped by the operator" in words) == (Code.ABORTED, True)
+            assert r.base_only()
+            assert set(r.controller._ledger.used().values()) == {0}
+
+    run(story())
+
+
+def test_a_write_that_was_cut_off_is_looked_after(tmp_path: Path) -> None:
+    """A drop may cut off a write that the switch carries out all the same: it is read back, and cleaned."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            leaf = r.switches["leaf1"]
+            gate = leaf.gate = asyncio.Event()
+            leaf.applies_before_gate = True
+            ranks = [asyncio.create_task(r.refusal(r.join(rank))) for rank in (0, 1)]
+            await until(lambda: not r.base_only())
+            dropping = asyncio.create_task(operator.drop(r.fabric.jobs, "j"))
+            await until(lambda: r.controller.jobs.all()[0].reason != "")
+            gate.set()
+            assert await dropping
+            await asyncio.gather(*ranks)
+            assert r.base_only()
+
+    run(story())
+
+
 def test_a_single_rank_has_nothing_to_fold(tmp_path: Path) -> None:
     """It gets a plan at once, without trees, and the reason."""
 
