@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Controllers of a switch: for each role, the one with the highest election id is primary (P4Runtime 5).
+
+Plain state without sockets: a Session is given messages to send through its `send`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from finsy.proto import p4r, rpc_code
+
+from softswitch.entities import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
+
+Send = Callable[[p4r.StreamMessageResponse], None]
+
+
+def election_number(message: p4r.Uint128) -> int:
+    """The 128-bit number; 0 (also: unset) never makes a primary."""
+    return message.high << 64 | message.low
+
+
+@dataclass(eq=False)
+class Session:
+    """One controller's stream. `role` is its name ("" is the default role), None before arbitration."""
+
+    send: Send
+    role: str | None = None
+    election_id: int = 0
+
+
+class Arbitration:
+    """Who may write."""
+
+    def __init__(self, device_id: int) -> None:
+        self._device_id = device_id
+        self._lock = threading.Lock()
+        self._sessions: list[Session] = []
+        self._highest: dict[str, int] = {}          # election ids seen, by role: a primary that left leaves the bar
+
+    def check_device(self, device_id: int) -> None:
+        """Raises NotFound."""
+        if device_id != self._device_id:
+            raise NotFound(f"no device {device_id} here: this is device {self._device_id}")
+
+    def update(self, session: Session, message: p4r.MasterArbitrationUpdate) -> None:
+        """Places a session, or places it anew, and tells all whom it concerns.
+
+        Raises NotFound, InvalidArgument, FailedPrecondition: its stream must then end.
+        """
+        self.check_device(message.device_id)
+        role = message.role.name or (f"#{message.role.id}" if message.role.id else "")
+        election = election_number(message.election_id)
+        with self._lock:
+            if session.role is not None and session.role != role:
+                raise FailedPrecondition(f"the stream's role is {session.role!r} and cannot become {role!r}: "
+                                         "open another stream")
+            for other in self._sessions:
+                if other is not session and other.role == role and election and other.election_id == election:
+                    raise InvalidArgument(f"election id {election} is in use by another controller of this role")
+            before = self._primary(role)
+            if session not in self._sessions:
+                self._sessions.append(session)
+            session.role, session.election_id = role, election
+            self._highest[role] = max(self._highest.get(role, 0), election)
+            self._tell(role, session, before)
+
+    def leave(self, session: Session) -> None:
+        """The stream has ended."""
+        with self._lock:
+            if session not in self._sessions:
+                return
+            role = session.role or ""
+            before = self._primary(role)
+            self._sessions.remove(session)
+            if before is session:
+                self._tell(role, None, before)
+
+    def check_write(self, role: str, election_id: p4r.Uint128) -> None:
+        """Raises PermissionDenied unless this is the primary of the role."""
+        election = election_number(election_id)
+        with self._lock:
+            primary = self._primary(role)
+            if primary is None:
+                raise PermissionDenied("no controller is primary" + (f" for role {role!r}" if role else "") +
+                                       ": open a stream and arbitrate first")
+            if primary.election_id != election:
+                raise PermissionDenied(f"the primary has election id {primary.election_id}, not {election}")
+
+    def is_primary(self, session: Session) -> bool:
+        with self._lock:
+            return session.role is not None and self._primary(session.role) is session
+
+    def primaries(self) -> list[Session]:
+        """Of all roles: who hears of packets, digests and idle entries."""
+        with self._lock:
+            roles = {s.role for s in self._sessions if s.role is not None}
+            return [p for p in (self._primary(role) for role in sorted(roles)) if p is not None]
+
+    def _primary(self, role: str) -> Session | None:
+        candidates = [s for s in self._sessions if s.role == role and s.election_id]
+        best = max(candidates, key=lambda s: s.election_id, default=None)
+        return best if best is not None and best.election_id >= self._highest.get(role, 0) else None
+
+    def _tell(self, role: str, changed: Session | None, before: Session | None) -> None:
+        """All of the role where the primary changed, else only the one that asked."""
+        primary = self._primary(role)
+        for session in self._sessions:
+            if session.role == role and (primary is not before or session is changed):
+                session.send(self._status(session, primary))
+
+    def _status(self, session: Session, primary: Session | None) -> p4r.StreamMessageResponse:
+        message = p4r.StreamMessageResponse()
+        update = message.arbitration
+        update.device_id = self._device_id
+        role = session.role or ""
+        if role.startswith("#"):
+            update.role.id = int(role[1:])
+        elif role:
+            update.role.name = role
+        highest = primary.election_id if primary is not None else self._highest.get(role, 0)
+        if highest:
+            update.election_id.high, update.election_id.low = highest >> 64, highest & (2**64 - 1)
+        if session is primary:
+            update.status.code, update.status.message = rpc_code.OK, "you are primary"
+        elif primary is not None:
+            update.status.code, update.status.message = rpc_code.ALREADY_EXISTS, "another controller is primary"
+        else:
+            update.status.code, update.status.message = rpc_code.NOT_FOUND, "no controller is primary"
+        return message

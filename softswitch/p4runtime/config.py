@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forwarding pipeline's life: verify, save, commit, reconcile (P4Runtime 7), and what runs now.
+
+A new program starts beside the old one, with its ports silent, and takes over only when it stands: whatever is wrong with
+it leaves the old one untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from finsy.proto import p4r
+
+from softswitch.entities import EngineError, Event, FailedPrecondition, Internal, InvalidArgument
+from softswitch.p4runtime import entities
+from softswitch.p4runtime.context import Context
+from softswitch.p4runtime.digests import Digests
+from softswitch.p4runtime.process import Settings, SwitchProcess
+from softswitch.p4runtime.program import Builder, Built
+from softswitch.p4runtime.schema import Schema, differences
+
+log = logging.getLogger(__name__)
+
+_Request = p4r.SetForwardingPipelineConfigRequest
+
+
+@dataclass
+class Pipeline:
+    """A program that runs, and how it came."""
+
+    config: p4r.ForwardingPipelineConfig
+    built: Built
+    process: SwitchProcess
+    context: Context
+
+    def close(self) -> None:
+        self.context.digests.close()
+        self.process.close()
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who hears from the running pipeline. All are called on threads of their own and must not block."""
+
+    on_event: Callable[[Pipeline, Event], None]
+    on_digest: Callable[[p4r.DigestList], None]
+    on_death: Callable[[str], None]
+
+
+class Configuration:
+    """The pipeline of one switch."""
+
+    def __init__(self, settings: Settings, builder: Builder, listener: Listener) -> None:
+        self._settings = settings
+        self._builder = builder
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._saved: p4r.ForwardingPipelineConfig | None = None
+        self._running: Pipeline | None = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._running is not None:
+                self._running.close()
+                self._running = None
+
+    def running(self) -> Pipeline:
+        """Raises FailedPrecondition where no program was pushed yet, Internal where it died."""
+        pipeline = self._running
+        if pipeline is None:
+            raise FailedPrecondition("no forwarding pipeline config was pushed yet: SetForwardingPipelineConfig comes first")
+        if pipeline.process.death is not None:
+            raise Internal(f"{pipeline.process.death}; push the pipeline again to go on")
+        return pipeline
+
+    @property
+    def config(self) -> p4r.ForwardingPipelineConfig | None:
+        """As it was pushed."""
+        return self._running.config if self._running is not None else None
+
+    def apply(self, action: int, config: p4r.ForwardingPipelineConfig) -> None:
+        """One SetForwardingPipelineConfig. Raises EngineError; the running pipeline then goes on as before."""
+        with self._lock:
+            if action == _Request.VERIFY:
+                self._verify(config)
+            elif action == _Request.VERIFY_AND_SAVE:
+                self._verify(config)
+                self._saved = _copy(config)
+            elif action == _Request.VERIFY_AND_COMMIT:
+                self._replace(config, self._verify(config))
+            elif action == _Request.COMMIT:
+                if self._saved is None:
+                    raise FailedPrecondition("COMMIT without a saved pipeline: VERIFY_AND_SAVE comes first")
+                self._replace(self._saved, self._verify(self._saved))
+                self._saved = None
+            elif action == _Request.RECONCILE_AND_COMMIT:
+                self._reconcile(config)
+            else:
+                raise InvalidArgument("SetForwardingPipelineConfig needs an action")
+
+    def _verify(self, config: p4r.ForwardingPipelineConfig) -> Built:
+        if not config.HasField("p4info"):
+            raise InvalidArgument("the configuration has no p4info")
+        built = self._builder(config.p4_device_config)
+        wrong = differences(config.p4info, built.p4info)
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise InvalidArgument(f"p4info and p4_device_config are of different programs: {'; '.join(wrong[:5])}{more}")
+        return built
+
+    def _prepare(self, config: p4r.ForwardingPipelineConfig, built: Built) -> Pipeline:
+        """Starts a program, ports still silent."""
+        made: list[Pipeline] = []
+
+        def event(e: Event) -> None:
+            if made:
+                self._listener.on_event(made[0], e)
+
+        process = SwitchProcess(built.executable, self._settings, on_event=event, on_death=self._listener.on_death)
+        try:
+            digests = Digests(self._listener.on_digest)
+            schema = Schema(built.p4info, process.engine)
+            digests.describe(schema.digests, built.p4info)
+            pipeline = Pipeline(_copy(config), built, process, Context(schema, process.engine, digests))
+        except BaseException:
+            process.close()
+            raise
+        made.append(pipeline)
+        return pipeline
+
+    def _replace(self, config: p4r.ForwardingPipelineConfig, built: Built) -> None:
+        self._switch_over(self._prepare(config, built))
+
+    def _switch_over(self, new: Pipeline) -> None:
+        old, self._running = self._running, None
+        if old is not None:
+            old.close()
+        try:
+            new.process.start()
+        except EngineError:
+            new.close()
+            raise
+        self._running = new
+
+    def _reconcile(self, config: p4r.ForwardingPipelineConfig) -> None:
+        """Keeps entries and counts: the same program simply goes on; another one gets all that it has a place for."""
+        built = self._verify(config)
+        old = self._running
+        if old is None or old.process.death is not None:
+            self._replace(config, built)
+            return
+        if built.executable == old.built.executable:
+            old.config.CopyFrom(config)
+            return
+        new = self._prepare(config, built)
+        try:
+            _carry_over(old.context, new.context)
+        except EngineError as error:
+            new.close()
+            raise FailedPrecondition(f"RECONCILE_AND_COMMIT: the new program has no place for the present state: {error}; "
+                                     "use VERIFY_AND_COMMIT to start afresh") from error
+        except BaseException:
+            new.close()
+            raise
+        self._switch_over(new)
+
+
+def _copy(config: p4r.ForwardingPipelineConfig) -> p4r.ForwardingPipelineConfig:
+    kept = p4r.ForwardingPipelineConfig()
+    kept.CopyFrom(config)
+    return kept
+
+
+def _everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
+    """All state of a pipeline as updates, in an order in which they can be written."""
+    insert, modify = p4r.Update.INSERT, p4r.Update.MODIFY
+
+    def ask(kind: int, *wanted: p4r.Entity) -> Iterator[tuple[int, p4r.Entity]]:
+        for entity in entities.read(context, wanted):
+            yield kind, entity
+
+    pre = p4r.PacketReplicationEngineEntry
+    yield from ask(insert, p4r.Entity(packet_replication_engine_entry=pre(multicast_group_entry=p4r.MulticastGroupEntry())))
+    yield from ask(insert, p4r.Entity(packet_replication_engine_entry=pre(clone_session_entry=p4r.CloneSessionEntry())))
+    yield from ask(insert, p4r.Entity(action_profile_member=p4r.ActionProfileMember()))
+    yield from ask(insert, p4r.Entity(action_profile_group=p4r.ActionProfileGroup()))
+    wanted = p4r.Entity(table_entry=p4r.TableEntry())
+    wanted.table_entry.counter_data.SetInParent()
+    wanted.table_entry.meter_config.SetInParent()
+    for kind, entity in ask(insert, wanted):
+        if not entity.table_entry.is_const:
+            yield kind, entity
+    wanted.table_entry.is_default_action = True
+    for kind, entity in ask(modify, wanted):
+        if not entity.table_entry.is_const and entity.table_entry.action.WhichOneof("type") == "action":
+            yield kind, entity
+    yield from ask(modify, p4r.Entity(value_set_entry=p4r.ValueSetEntry()))
+    yield from ask(insert, p4r.Entity(digest_entry=p4r.DigestEntry()))
+    for kind, entity in ask(modify, p4r.Entity(counter_entry=p4r.CounterEntry())):
+        if entity.counter_entry.data.packet_count or entity.counter_entry.data.byte_count:
+            yield kind, entity
+    for kind, entity in ask(modify, p4r.Entity(meter_entry=p4r.MeterEntry())):
+        if entity.meter_entry.HasField("config"):
+            yield kind, entity
+    for kind, entity in ask(modify, p4r.Entity(register_entry=p4r.RegisterEntry())):
+        if entity.register_entry.data.bitstring.strip(b"\0"):
+            yield kind, entity
+
+
+def _carry_over(old: Context, new: Context) -> None:
+    batch = [p4r.Update(type=kind, entity=entity) for kind, entity in _everything(old)]   # type: ignore[arg-type]
+    for update, error in zip(batch, entities.write(new, batch), strict=True):
+        if error is not None:
+            raise type(error)(f"{update.entity.WhichOneof('entity')}: {error}")
+

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests (P4Runtime 9.7, 16.3): messages of the data plane, gathered into lists, each value once until acknowledged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finsy.proto import p4d, p4i, p4r, p4t
+
+from softswitch.entities import AlreadyExists, DigestInfo, InvalidArgument, NotFound, unpack_fields
+from softswitch.p4runtime import bytestrings
+
+if TYPE_CHECKING:
+    from softswitch.p4runtime.context import Context
+
+_LIST_MAX = 10_000
+"""Values in a list at most, where the client sets no limit."""
+
+
+@dataclass
+class _Stream:
+    config: p4r.DigestEntry.Config
+    waiting: dict[bytes, None] = field(default_factory=dict)       # in order, each once
+    unacknowledged: dict[int, tuple[float, frozenset[bytes]]] = field(default_factory=dict)
+    due: float | None = None
+    next_list: int = 1
+
+
+class Digests:
+    """Gathers values and hands complete lists to `send`; one thread sends lists whose time has come."""
+
+    def __init__(self, send: Callable[[p4r.DigestList], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._streams: dict[int, _Stream] = {}
+        self._schemas: dict[int, tuple[DigestInfo, p4t.P4DataTypeSpec]] = {}
+        self._types = p4t.P4TypeInfo()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def describe(self, infos: dict[int, DigestInfo], p4info: p4i.P4Info) -> None:
+        """Tells what the digests look like; before the first event."""
+        self._types = p4info.type_info
+        specs = {d.preamble.id: d.type_spec for d in p4info.digests}
+        self._schemas = {ident: (info, specs[ident]) for ident, info in infos.items()}
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    # ---- configuration -------------------------------------------------------------------------------------
+
+    def configure(self, kind: str, message: p4r.DigestEntry) -> None:
+        ident, config = message.digest_id, message.config
+        if ident not in self._schemas:
+            raise NotFound(f"the program has no digest with id {ident:#010x}")
+        if min(config.max_timeout_ns, config.max_list_size, config.ack_timeout_ns) < 0:
+            raise InvalidArgument(f"digest {ident:#010x}: timeouts and list size must not be negative")
+        kept = p4r.DigestEntry.Config()
+        kept.CopyFrom(config)
+        with self._changed:
+            if kind == "insert":
+                if ident in self._streams:
+                    raise AlreadyExists(f"digest {ident:#010x} is configured already")
+                self._streams[ident] = _Stream(kept)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._watch, name="softswitch-digests", daemon=True)
+                    self._thread.start()
+            elif ident not in self._streams:
+                raise NotFound(f"digest {ident:#010x} is not configured")
+            elif kind == "modify":
+                self._streams[ident].config = kept
+            else:
+                del self._streams[ident]
+
+    def configurations(self, ident: int) -> Iterator[p4r.Entity]:
+        with self._changed:
+            found = {i: s.config for i, s in self._streams.items() if ident in (0, i)}
+        if ident and not found:
+            raise NotFound(f"digest {ident:#010x} is not configured")
+        for digest, config in found.items():
+            entity = p4r.Entity()
+            entity.digest_entry.digest_id = digest
+            entity.digest_entry.config.CopyFrom(config)
+            yield entity
+
+    # ---- data plane and controller -------------------------------------------------------------------------
+
+    def receive(self, index: int, data: bytes) -> None:
+        """A value from the data plane; `index` is the engine's."""
+        ident = next((i for i, (info, _) in self._schemas.items() if info.index == index), None)
+        ready = None
+        with self._changed:
+            stream = self._streams.get(ident or 0)
+            if stream is None or ident is None:
+                return
+            now = self._clock()
+            self._forget_old(stream, now)
+            if data in stream.waiting or any(data in values for _, values in stream.unacknowledged.values()):
+                return
+            stream.waiting[data] = None
+            limit = stream.config.max_list_size or (1 if not stream.config.max_timeout_ns else _LIST_MAX)
+            if len(stream.waiting) >= limit:
+                ready = self._take(ident, stream, now)
+            elif stream.due is None and stream.config.max_timeout_ns:
+                stream.due = now + stream.config.max_timeout_ns / 1e9
+                self._changed.notify()
+        if ready is not None:
+            self._send(ready)
+
+    def acknowledge(self, ack: p4r.DigestListAck) -> None:
+        """Values of an acknowledged list may be reported again."""
+        with self._changed:
+            stream = self._streams.get(ack.digest_id)
+            if stream is None or stream.unacknowledged.pop(ack.list_id, None) is None:
+                raise NotFound(f"digest {ack.digest_id:#010x}: list {ack.list_id} is not waiting to be acknowledged")
+
+    @staticmethod
+    def _forget_old(stream: _Stream, now: float) -> None:
+        """Without acknowledgement within the time allowed, a list counts as lost."""
+        limit = stream.config.ack_timeout_ns / 1e9
+        for number in [n for n, (at, _) in stream.unacknowledged.items() if now - at >= limit]:
+            del stream.unacknowledged[number]
+
+    def _take(self, ident: int, stream: _Stream, now: float) -> p4r.DigestList:
+        message = p4r.DigestList(digest_id=ident, list_id=stream.next_list, timestamp=time.time_ns())
+        info, spec = self._schemas[ident]
+        for data in stream.waiting:
+            values = [bytestrings.encode(v) for v in unpack_fields(data, info.field_bits)]
+            _fill(message.data.add(), spec, iter(values), self._types)
+        if stream.config.ack_timeout_ns:
+            stream.unacknowledged[stream.next_list] = (now, frozenset(stream.waiting))
+        stream.next_list += 1
+        stream.waiting.clear()
+        stream.due = None
+        return message
+
+    def _watch(self) -> None:
+        while True:
+            ready = []
+            with self._changed:
+                if self._closed:
+                    return
+                now = self._clock()
+                for ident, stream in self._streams.items():
+                    if stream.due is not None and stream.due <= now:
+                        ready.append(self._take(ident, stream, now))
+                if not ready:
+                    due = [s.due for s in self._streams.values() if s.due is not None]
+                    self._changed.wait(min(due) - now if due else None)
+            for message in ready:
+                self._send(message)
+
+
+def _fill(data: p4d.P4Data, spec: p4t.P4DataTypeSpec, values: Iterator[bytes], types: p4t.P4TypeInfo) -> None:
+    """Lays the flat field values out in the shape of the digest's P4 type."""
+    kind = spec.WhichOneof("type_spec")
+    if kind == "struct":
+        data.struct.SetInParent()
+        for member in types.structs[spec.struct.name].members:
+            _fill(data.struct.members.add(), member.type_spec, values, types)
+    elif kind == "header":
+        data.header.is_valid = True
+        for header_member in types.headers[spec.header.name].members:
+            data.header.bitstrings.append(next(values))
+            del header_member
+    elif kind == "tuple":
+        data.tuple.SetInParent()
+        for part in spec.tuple.members:
+            _fill(data.tuple.members.add(), part, values, types)
+    elif kind == "bool":
+        data.bool = any(next(values))
+    elif kind == "serializable_enum":
+        data.enum_value = next(values)
+    else:
+        data.bitstring = next(values)
+
+
+def write(context: Context, kind: str, message: p4r.DigestEntry) -> None:
+    context.digests.configure(kind, message)
+
+
+def read(context: Context, asked: p4r.DigestEntry) -> Iterator[p4r.Entity]:
+    yield from context.digests.configurations(asked.digest_id)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets between controller and data plane: metadata fields <-> the bits of the controller header (P4Runtime 16.1)."""
+
+from __future__ import annotations
+
+from finsy.proto import p4r
+
+from softswitch.entities import InvalidArgument
+from softswitch.p4runtime import bytestrings
+from softswitch.p4runtime.schema import Header
+
+
+def encode_packet_in(header: Header, frame: bytes) -> p4r.PacketIn:
+    """A frame that left through the CPU port: its packet_in header becomes metadata."""
+    size = header.bits // 8
+    if len(frame) < size:          # the program did not emit its packet_in header
+        return p4r.PacketIn(payload=frame)
+    message = p4r.PacketIn(payload=frame[size:])
+    value, left = int.from_bytes(frame[:size], "big"), header.bits
+    for ident, _, bits in header.fields:
+        left -= bits
+        field = (value >> left) & ((1 << bits) - 1)
+        message.metadata.add(metadata_id=ident, value=bytestrings.encode(field))
+    return message
+
+
+def decode_packet_out(header: Header, message: p4r.PacketOut) -> bytes:
+    """The frame to put into the pipeline: metadata become its packet_out header. Raises InvalidArgument, OutOfRange."""
+    given: dict[int, bytes] = {}
+    known = {ident for ident, _, _ in header.fields}
+    for metadata in message.metadata:
+        if metadata.metadata_id not in known:
+            raise InvalidArgument(f"packet-out: the program has no packet_out metadata with id {metadata.metadata_id}")
+        if metadata.metadata_id in given:
+            raise InvalidArgument(f"packet-out: metadata {metadata.metadata_id} is given twice")
+        given[metadata.metadata_id] = metadata.value
+    value = 0
+    for ident, name, bits in header.fields:
+        if ident not in given:
+            raise InvalidArgument(f"packet-out: metadata {name} (id {ident}) is missing")
+        value = value << bits | bytestrings.decode(given[ident], bits, f"packet-out metadata {name}")
+    return value.to_bytes(header.bits // 8, "big") + message.payload

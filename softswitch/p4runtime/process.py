@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native switch process: one per pushed program, a child of the server, reached through a socket pair.
+
+    process = SwitchProcess(executable, Settings(ports=(Port(1, "eth1"), Port(2, "eth2"))), on_event=print)
+    process.engine.insert(entry)          # before a frame can arrive
+    process.start()                       # ports begin to receive
+    process.close()
+
+When the native part dies by itself, `death` says how (signal, and the frame that was in the pipeline), the text goes to
+the log, `on_death` is called once, and every engine call raises Internal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from softswitch.engine import Engine
+from softswitch.entities import EngineError, Event, Internal
+
+log = logging.getLogger(__name__)
+
+SOURCES = ("segment.c", "pcap.c", "port.c", "channel.c", "io.c", "main.c")
+"""The runtime's files that make a process of a program, besides engine.CORE."""
+
+START_TIMEOUT = 10.0
+"""Seconds that a new process has to answer its first request."""
+
+_STOP_TIMEOUT = 3.0
+_OP_START, _OP_PORTS = 100, 101
+_STATS = struct.Struct("<10Q")
+
+
+@dataclass(frozen=True)
+class Port:
+    """A switch port on a Linux interface."""
+
+    number: int
+    interface: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What does not change with the program.
+
+    queue   frames that may wait at each port
+    join    neighbours of one flow leave as super-packets (where the kernel can)
+    vnet    super-packets are understood at all
+    pcap    directory for capture files, or None
+    """
+
+    ports: tuple[Port, ...] = ()
+    cpu_port: int | None = None
+    seed: int = 1
+    queue: int = 1024
+    join: bool = True
+    vnet: bool = True
+    pcap: Path | None = None
+
+
+@dataclass(frozen=True)
+class PortState:
+    """A port as the process sees it; counts are frames after cutting and before joining."""
+
+    number: int
+    interface: str
+    up: bool
+    vnet: bool
+    join: bool
+    mtu: int
+    waiting: int
+    received: int
+    received_bytes: int
+    super_packets_in: int
+    malformed: int
+    missed: int
+    sent: int
+    sent_bytes: int
+    super_packets_out: int
+    dropped_full: int
+    dropped_down: int
+
+
+class _ProcessEngine(Engine):
+    """An engine that also knows the requests to the process itself (runtime/io.h)."""
+
+    def start_ports(self) -> None:
+        self._one(struct.pack("<IH", 2, _OP_START))
+
+    def ports(self) -> list[PortState]:
+        data = self._one(struct.pack("<IH", 2, _OP_PORTS))
+        (n,) = struct.unpack_from("<I", data)
+        at, found = 4, []
+        for _ in range(n):
+            number, up, vnet, join, mtu, waiting = struct.unpack_from("<IBBBII", data, at)
+            counts = _STATS.unpack_from(data, at + 15)
+            (length,) = struct.unpack_from("<H", data, at + 15 + _STATS.size)
+            at += 17 + _STATS.size
+            found.append(PortState(number, data[at : at + length].decode(), bool(up), bool(vnet), bool(join), mtu, waiting,
+                                   *counts))
+            at += length
+        return found
+
+
+# The kernel ends the child when the thread that started it ends (PR_SET_PDEATHSIG): so one thread that lasts starts all.
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="softswitch-spawn")
+
+
+class SwitchProcess:
+    """A running native switch; ports are silent until start()."""
+
+    def __init__(
+        self,
+        executable: Path,
+        settings: Settings,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        on_death: Callable[[str], None] | None = None,
+    ) -> None:
+        """Raises Internal, saying why, where the process cannot start: an interface is missing, no permission..."""
+        self.death: str | None = None
+        self._on_death = on_death
+        self._closing = False
+        self._dead = threading.Lock()
+        self._said: deque[str] = deque(maxlen=50)
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        command = _command(executable, settings, theirs.fileno())
+        try:
+            self._child = _spawner.submit(_spawn, command, theirs.fileno()).result(START_TIMEOUT)
+        except OSError as error:
+            ours.close()
+            raise Internal(f"cannot run {executable}: {error}") from error
+        finally:
+            theirs.close()
+        self._listener = threading.Thread(target=self._listen, name="softswitch-stderr", daemon=True)
+        self._listener.start()
+        try:
+            self.engine = _ProcessEngine.over(ours, on_event=on_event, on_end=self._ended, timeout=START_TIMEOUT)
+        except EngineError as error:
+            self._closing = True
+            self._stop()
+            why = "\n".join(self._said) or str(error)
+            raise Internal(f"the switch process did not start: {why}") from error
+
+    @property
+    def pid(self) -> int:
+        """Of the native process."""
+        return self._child.pid
+
+    def start(self) -> None:
+        """Lets frames in."""
+        assert isinstance(self.engine, _ProcessEngine)
+        self.engine.start_ports()
+
+    def ports(self) -> list[PortState]:
+        """State and statistics of every port."""
+        assert isinstance(self.engine, _ProcessEngine)
+        return self.engine.ports()
+
+    def close(self) -> None:
+        """Ends the process and waits for it."""
+        self._closing = True
+        self.engine.close()
+        self._stop()
+
+    def _stop(self) -> None:
+        """It ends by itself once its socket is closed; one that hangs is killed."""
+        try:
+            self._child.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait(_STOP_TIMEOUT)
+        self._listener.join(_STOP_TIMEOUT)
+
+    def _listen(self) -> None:
+        assert self._child.stderr is not None
+        with self._child.stderr as lines:
+            for line in lines:
+                text = line.decode(errors="replace").rstrip()
+                self._said.append(text)
+                if not self._closing:
+                    log.error("switch process %d: %s", self._child.pid, text)
+
+    def _ended(self, why: str) -> None:
+        """The control socket broke without our doing (runs on the engine's reader thread)."""
+        if self._closing:
+            return
+        self._stop()
+        status = self._child.returncode
+        how = f"exit status {status}" if status >= 0 else f"signal {_signal_name(-status)}"
+        said = "; ".join(self._said)
+        self.death = f"the switch process died ({how}): {said or why}"
+        log.critical("%s", self.death)
+        if self._on_death is not None:
+            self._on_death(self.death)
+
+
+def _command(executable: Path, settings: Settings, control: int) -> list[str]:
+    command = [str(executable), "--control", str(control), "--seed", str(settings.seed), "--queue", str(settings.queue)]
+    if settings.cpu_port is not None:
+        command += ["--cpu-port", str(settings.cpu_port)]
+    if not settings.join:
+        command.append("--no-join")
+    if not settings.vnet:
+        command.append("--no-vnet")
+    if settings.pcap is not None:
+        command += ["--pcap", str(settings.pcap)]
+    for port in settings.ports:
+        command += ["-i", f"{port.number}@{port.interface}"]
+    return command
+
+
+def _spawn(command: list[str], control: int) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    return subprocess.Popen(command, pass_fds=[control], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{number}, {signal.Signals(number).name}"
+    except ValueError:
+        return str(number)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P4 source text -> executable and p4info. Both are cached, so that a switch whose program is known starts at once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from finsy.proto import p4i
+
+import softswitch
+from softswitch import cc
+from softswitch.engine import build
+from softswitch.entities import EngineError, InvalidArgument
+from softswitch.p4runtime.process import SOURCES
+
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
+"""Flags for a build that stops at the first error of memory or arithmetic (tests, bug hunts)."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program that can run."""
+
+    executable: Path
+    p4info: p4i.P4Info
+
+
+class Builder(Protocol):
+    """Makes a program of what a controller pushed as p4_device_config."""
+
+    def __call__(self, device_config: bytes) -> Built:
+        """Raises InvalidArgument where it is no valid program, with the compiler's messages."""
+
+
+class Compiler:
+    """The Builder that the switch uses: device_config is P4 source text that includes nothing (Program.preprocessed)."""
+
+    def __init__(self, *, flags: Sequence[str] = ("-g",), cache_dir: Path | None = None) -> None:
+        self._flags = tuple(flags)
+        self._cache_dir = cache_dir
+
+    def __call__(self, device_config: bytes) -> Built:
+        try:
+            text = device_config.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument("p4_device_config: expected P4 source text in UTF-8 (what `softswitch compile "
+                                  f"--preprocessed` prints): {error}") from None
+        if not text.strip():
+            raise InvalidArgument("p4_device_config is empty: expected P4 source text")
+        cache = self._cache_dir or cc.default_cache_dir()
+        known = cache / f"program-{self._key(text)}"
+        built = _recall(known)
+        if built is None:
+            built = self._compile(text)
+            _remember(known, built)
+        return built
+
+    def _key(self, text: str) -> str:
+        """Text, flags, C compiler, and everything in this package: a newer softswitch compiles anew."""
+        digest = hashlib.sha256(text.encode() + b"\0" + " ".join(self._flags).encode() + b"\0")
+        digest.update(f"{os.environ.get('SOFTSWITCH_CC')}\0{os.environ.get('PATH')}\0".encode())
+        root = Path(softswitch.__file__).parent
+        for folder in ("", "compiler", "runtime", "include"):
+            for file in sorted((root / folder).iterdir()):
+                if file.suffix in (".py", ".c", ".h", ".p4"):
+                    stat = file.stat()
+                    digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        return digest.hexdigest()[:32]
+
+    def _compile(self, text: str) -> Built:
+        from softswitch.compiler.diagnostics import CompileError
+        from softswitch.compiler.driver import compile_source
+
+        try:
+            program = compile_source(text, "pushed.p4")
+        except CompileError as error:
+            raise InvalidArgument(f"p4_device_config does not compile:\n{error}") from error
+        return Built(build_executable(program.c_source, flags=self._flags, cache_dir=self._cache_dir), program.p4info)
+
+
+def build_executable(c_source: str | Path, *, flags: Sequence[str] = ("-g",), cache_dir: Path | None = None) -> Path:
+    """Compiled program, runtime and packet I/O as one executable. Raises EngineError where the C compiler fails."""
+    try:
+        return build(c_source, extra=SOURCES, kind="exe", name="switch", flags=flags, cache_dir=cache_dir)
+    except cc.BuildError as error:
+        raise EngineError(f"cannot build the program: {error}") from error
+
+
+def _recall(known: Path) -> Built | None:
+    try:
+        path, _, p4info = known.read_bytes().partition(b"\0")
+        executable = Path(path.decode())
+        return Built(executable, p4i.P4Info.FromString(p4info)) if executable.is_file() else None
+    except Exception:              # not there, or written by a process that was killed: compile anew
+        return None
+
+
+def _remember(known: Path, built: Built) -> None:
+    with contextlib.suppress(OSError):          # a cache that cannot be written only costs time
+        handle, temporary = tempfile.mkstemp(dir=known.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(str(built.executable).encode() + b"\0" + built.p4info.SerializeToString())
+        os.replace(temporary, known)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""p4info and the running program side by side: what each id means, and where the engine has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from finsy.proto import p4i
+
+from softswitch.engine import Engine
+from softswitch.entities import (
+    ActionInfo,
+    DigestInfo,
+    Internal,
+    InvalidArgument,
+    KeyField,
+    MeteringInfo,
+    Named,
+    NotFound,
+    ProfileInfo,
+    RegisterInfo,
+    TableInfo,
+    ValueSetInfo,
+)
+
+_N = TypeVar("_N", bound=Named)
+
+
+@dataclass(frozen=True)
+class Param:
+    """An action parameter; `place` is its index in the engine's parameter list."""
+
+    id: int
+    name: str
+    bits: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action, with parameters by id."""
+
+    id: int
+    name: str
+    params: dict[int, Param]
+
+
+@dataclass(frozen=True)
+class TableAction:
+    """An action as one table may use it."""
+
+    action: Action
+    info: ActionInfo
+    in_entries: bool
+    as_default: bool
+
+
+@dataclass(frozen=True)
+class Field:
+    """A match field; `place` is its index in the key."""
+
+    id: int
+    place: int
+    key: KeyField
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: p4info names, the engine's layout."""
+
+    id: int
+    name: str
+    info: TableInfo
+    fields: dict[int, Field]
+    actions: dict[int, TableAction]
+    profile: ProfileInfo | None
+
+
+@dataclass(frozen=True)
+class Header:
+    """packet_in or packet_out: the metadata of a controller header, (id, name, bits) in wire order."""
+
+    fields: tuple[tuple[int, str, int], ...]
+
+    @property
+    def bits(self) -> int:
+        """Bits of the whole header; a multiple of 8."""
+        return sum(bits for _, _, bits in self.fields)
+
+
+class Schema:
+    """Everything that a P4Runtime message can name, by id."""
+
+    def __init__(self, p4info: p4i.P4Info, engine: Engine) -> None:
+        """Raises Internal where the compiler's p4info and program do not fit together."""
+        info = engine.info
+        self.p4info = p4info
+        self.actions = {a.preamble.id: _action(a) for a in p4info.actions}
+        self.profiles = _by_id(info.profiles)
+        self.tables = {t.preamble.id: self._table(t, _by_id(info.tables)) for t in p4info.tables}
+        self.counters = {i: c for i, c in _by_id(info.counters).items() if c.table < 0}
+        self.meters = {i: m for i, m in _by_id(info.meters).items() if m.table < 0}
+        self.registers: dict[int, RegisterInfo] = _by_id(info.registers)
+        self.digests: dict[int, DigestInfo] = _by_id(info.digests)
+        self.digest_types = {d.preamble.id: d.type_spec for d in p4info.digests}
+        self.value_sets: dict[int, ValueSetInfo] = _by_id(info.value_sets)
+        self.value_set_ids = {v.preamble.id: [m.id for m in v.match] for v in p4info.value_sets}
+        self.register_types = {r.preamble.id: r.type_spec for r in p4info.registers}
+        headers = {h.preamble.name: _header(h) for h in p4info.controller_packet_metadata}
+        self.packet_in = headers.get("packet_in", Header(()))
+        self.packet_out = headers.get("packet_out", Header(()))
+
+    def table(self, ident: int) -> Table:
+        """Raises NotFound, as the ones below."""
+        return _get(self.tables, ident, "table")
+
+    def counter(self, ident: int) -> MeteringInfo:
+        return _get(self.counters, ident, "counter")
+
+    def meter(self, ident: int) -> MeteringInfo:
+        return _get(self.meters, ident, "meter")
+
+    def register(self, ident: int) -> RegisterInfo:
+        return _get(self.registers, ident, "register")
+
+    def digest(self, ident: int) -> DigestInfo:
+        return _get(self.digests, ident, "digest")
+
+    def profile(self, ident: int) -> ProfileInfo:
+        return _get(self.profiles, ident, "action profile")
+
+    def value_set(self, ident: int) -> ValueSetInfo:
+        return _get(self.value_sets, ident, "value set")
+
+    def table_of_profile(self, profile: ProfileInfo) -> Table:
+        """A table that uses the profile: its action list is the profile's."""
+        for table in self.tables.values():
+            if table.info.profile == profile.index:
+                return table
+        raise InvalidArgument(f"no table uses action profile {profile.name}")
+
+    def _table(self, t: p4i.Table, infos: dict[int, TableInfo]) -> Table:
+        info = infos.get(t.preamble.id)
+        name = t.preamble.name
+        if info is None or len(info.keys) != len(t.match_fields):
+            raise Internal(f"table {name}: the program has no such table, or one with another key")
+        fields = {m.id: Field(m.id, place, info.keys[place]) for place, m in enumerate(t.match_fields)}
+        actions = {}
+        for ref in t.action_refs:
+            found = [a for a in info.actions if a.id == ref.id]
+            if not found:
+                raise Internal(f"table {name}: the program's table lacks action {self.actions[ref.id].name}")
+            actions[ref.id] = TableAction(self.actions[ref.id], found[0], ref.scope != p4i.ActionRef.DEFAULT_ONLY,
+                                          ref.scope != p4i.ActionRef.TABLE_ONLY)
+        profile = next((p for p in self.profiles.values() if p.index == info.profile), None)
+        return Table(t.preamble.id, name, info, fields, actions, profile)
+
+
+def _action(a: p4i.Action) -> Action:
+    params = {p.id: Param(p.id, p.name, p.bitwidth, place) for place, p in enumerate(a.params)}
+    return Action(a.preamble.id, a.preamble.name, params)
+
+
+def _header(h: p4i.ControllerPacketMetadata) -> Header:
+    return Header(tuple((m.id, m.name, m.bitwidth) for m in h.metadata))
+
+
+def _by_id(things: Iterable[_N]) -> dict[int, _N]:
+    return {thing.id: thing for thing in things}
+
+
+_T = TypeVar("_T")
+
+
+def _get(things: dict[int, _T], ident: int, what: str) -> _T:
+    found = things.get(ident)
+    if found is None:
+        if ident == 0:
+            raise InvalidArgument(f"{what} id 0 names every {what}, which only a read may ask for")
+        raise NotFound(f"the program has no {what} with id {ident:#010x}")
+    return found
+
+
+def differences(given: p4i.P4Info, ours: p4i.P4Info) -> list[str]:
+    """What a client's p4info says otherwise than the program it comes with; only what changes the meaning of messages."""
+    found = []
+    for kind in ("tables", "actions", "action_profiles", "counters", "direct_counters", "meters", "direct_meters",
+                 "registers", "digests", "value_sets", "controller_packet_metadata"):
+        theirs = {o.preamble.id: o for o in getattr(given, kind)}
+        mine = {o.preamble.id: o for o in getattr(ours, kind)}
+        for ident in sorted(theirs.keys() | mine.keys()):
+            a, b = theirs.get(ident), mine.get(ident)
+            if a is None or b is None:
+                name = (a or b).preamble.name
+                found.append(f"{kind}: {name} ({ident:#010x}) is only in {'the p4info' if b is None else 'the program'}")
+            elif _meaning(a) != _meaning(b):
+                found.append(f"{kind}: {a.preamble.name} ({ident:#010x}) differs")
+    return found
+
+
+def _meaning(o: Any) -> tuple[object, ...]:
+    parts: list[object] = [o.preamble.name]
+    for attribute in ("match_fields", "params", "metadata"):
+        parts += [(f.id, f.bitwidth, getattr(f, "match_type", 0)) for f in getattr(o, attribute, ())]
+    parts += sorted(ref.id for ref in getattr(o, "action_refs", ()))
+    return tuple(parts)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The P4Runtime service of one switch, on gRPC.
+
+    server = Server(device_id=1, settings=Settings(ports=(Port(1, "eth1"),)), builder=Compiler())
+    server.listen("127.0.0.1:9559")
+    ...
+    server.close()
+
+Errors travel as the specification says (P4Runtime 12): a Write that fails in part is UNKNOWN with one p4.v1.Error an
+update in grpc-status-details-bin; everything else is a plain gRPC status. When the native process dies, streams end with
+INTERNAL and calls answer INTERNAL, with the reason, until a pipeline is pushed again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import grpc
+from finsy.proto import p4r, p4r_grpc, rpc_code, rpc_status
+
+from softswitch.engine import read_idle_entry
+from softswitch.entities import (
+    EngineError,
+    Event,
+    EventKind,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    Unimplemented,
+)
+from softswitch.p4runtime import entities, packet_io, tables
+from softswitch.p4runtime.arbitration import Arbitration, Session
+from softswitch.p4runtime.config import Configuration, Listener, Pipeline
+from softswitch.p4runtime.process import PortState, Settings
+from softswitch.p4runtime.program import Builder
+
+log = logging.getLogger(__name__)
+
+API_VERSION = "1.4.1"
+MESSAGE_MAX = 64 << 20
+"""Bytes of the longest gRPC message: a pipeline, or a batch of many thousand entries."""
+
+MAX_STREAMS = 32
+"""Controllers at a time; each holds a thread."""
+
+READ_CHUNK = 512
+"""Entities in one ReadResponse."""
+
+_STREAM_QUEUE = 10_000
+"""Messages that may wait for a controller; then packet-ins are lost, counted in the log."""
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class ListenError(Exception):
+    """The server cannot listen at this address."""
+
+
+class _Outbox:
+    """Messages for one controller, from any thread; reading it blocks until there is one or it is closed."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[p4r.StreamMessageResponse | None] = queue.SimpleQueue()
+        self.failure: EngineError | None = None
+        self.lost = 0
+
+    def put(self, message: p4r.StreamMessageResponse) -> None:
+        if self._queue.qsize() >= _STREAM_QUEUE:
+            self.lost += 1
+            if self.lost.bit_count() == 1:
+                log.warning("a controller does not read its stream: %d messages lost so far", self.lost)
+            return
+        self._queue.put(message)
+
+    def close(self, failure: EngineError | None = None) -> None:
+        self.failure = self.failure or failure
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[p4r.StreamMessageResponse]:
+        while (message := self._queue.get()) is not None:
+            yield message
+
+
+class Server(p4r_grpc.P4RuntimeServicer):
+    """One switch: P4Runtime in front, a native process behind."""
+
+    def __init__(self, *, device_id: int, settings: Settings, builder: Builder) -> None:
+        self._arbitration = Arbitration(device_id)
+        listener = Listener(self._on_event, self._on_digest, self._on_death)
+        self._configuration = Configuration(settings, builder, listener)
+        self._writing = threading.Lock()
+        self._outboxes: set[_Outbox] = set()
+        self._threads = ThreadPoolExecutor(MAX_STREAMS + 16, thread_name_prefix="softswitch-grpc")
+        options = [("grpc.max_receive_message_length", MESSAGE_MAX), ("grpc.max_send_message_length", MESSAGE_MAX),
+                   ("grpc.so_reuseport", 0)]
+        self._grpc = grpc.server(self._threads, options=options)
+        p4r_grpc.add_P4RuntimeServicer_to_server(self, self._grpc)
+
+    # ---- life ----------------------------------------------------------------------------------------------
+
+    def listen(self, *addresses: str) -> list[int]:
+        """Starts to serve on HOST:PORT or unix:PATH addresses; the ports (1 for unix). Raises ListenError."""
+        bound = []
+        for address in addresses:
+            try:
+                port = self._grpc.add_insecure_port(address)
+            except RuntimeError:
+                port = 0
+            if port == 0:
+                raise ListenError(f"cannot listen on {address}: the port is in use, or the address is not one of ours")
+            bound.append(port)
+        self._grpc.start()
+        return bound
+
+    def close(self) -> None:
+        """Ends all streams, the server and the native process."""
+        for outbox in list(self._outboxes):
+            outbox.close()
+        self._grpc.stop(grace=0.5).wait(2.0)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._configuration.close()
+
+    def push(self, config: p4r.ForwardingPipelineConfig) -> None:
+        """Sets a pipeline from inside (a program named on the command line). Raises EngineError."""
+        with self._writing:
+            self._configuration.apply(p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT, config)
+
+    def ports(self) -> list[PortState]:
+        """Ports of the running pipeline. Raises EngineError."""
+        return self._configuration.running().process.ports()
+
+    @property
+    def pid(self) -> int:
+        """Of the native process. Raises EngineError where there is none."""
+        return self._configuration.running().process.pid
+
+    # ---- from the data plane -------------------------------------------------------------------------------
+
+    def _tell_primaries(self, message: p4r.StreamMessageResponse) -> None:
+        for session in self._arbitration.primaries():
+            session.send(message)
+
+    def _on_event(self, pipeline: Pipeline, event: Event) -> None:
+        if event.kind is EventKind.PACKET_IN:
+            packet = packet_io.encode_packet_in(pipeline.context.schema.packet_in, event.data)
+            self._tell_primaries(p4r.StreamMessageResponse(packet=packet))
+        elif event.kind is EventKind.DIGEST:
+            pipeline.context.digests.receive(event.id, event.data)
+        elif event.kind is EventKind.IDLE:
+            entry = read_idle_entry(event, pipeline.context.engine.info)
+            table = pipeline.context.schema.table(entry.table.id)
+            message = p4r.StreamMessageResponse()
+            tables.encode_idle(pipeline.context, table, entry, message.idle_timeout_notification.table_entry.add())
+            self._tell_primaries(message)
+        else:
+            log.info("%s", event.data.decode(errors="replace"))
+
+    def _on_digest(self, message: p4r.DigestList) -> None:
+        self._tell_primaries(p4r.StreamMessageResponse(digest=message))
+
+    def _on_death(self, why: str) -> None:
+        for outbox in list(self._outboxes):
+            outbox.close(Internal(why))
+
+    # ---- the service ---------------------------------------------------------------------------------------
+
+    def Capabilities(self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext) -> p4r.CapabilitiesResponse:
+        return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
+
+    def SetForwardingPipelineConfig(
+        self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> p4r.SetForwardingPipelineConfigResponse:
+        try:
+            self._arbitration.check_device(request.device_id)
+            self._arbitration.check_write(_role(request), request.election_id)
+            with self._writing:
+                self._configuration.apply(request.action, request.config)
+        except EngineError as error:
+            _abort(context, error)
+        return p4r.SetForwardingPipelineConfigResponse()
+
+    def GetForwardingPipelineConfig(
+        self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
+    ) -> p4r.GetForwardingPipelineConfigResponse:
+        kinds = p4r.GetForwardingPipelineConfigRequest
+        response = p4r.GetForwardingPipelineConfigResponse()
+        try:
+            self._arbitration.check_device(request.device_id)
+            config = self._configuration.config
+            if config is None:
+                raise FailedPrecondition("no forwarding pipeline config was pushed yet")
+        except EngineError as error:
+            _abort(context, error)
+        if config.HasField("cookie"):
+            response.config.cookie.CopyFrom(config.cookie)
+        if request.response_type in (kinds.ALL, kinds.P4INFO_AND_COOKIE):
+            response.config.p4info.CopyFrom(config.p4info)
+        if request.response_type in (kinds.ALL, kinds.DEVICE_CONFIG_AND_COOKIE):
+            response.config.p4_device_config = config.p4_device_config
+        return response
+
+    def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:
+        try:
+            self._arbitration.check_device(request.device_id)
+            self._arbitration.check_write(_role(request), request.election_id)
+            if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
+                raise Unimplemented("the only atomicity supported is CONTINUE_ON_ERROR")
+            with self._writing:
+                results = entities.write(self._configuration.running().context, request.updates)
+                self._configuration.running()          # died while it worked: say so rather than list the consequences
+        except EngineError as error:
+            _abort(context, error)
+        if any(results):
+            _abort_updates(context, results)
+        return p4r.WriteResponse()
+
+    def Read(self, request: p4r.ReadRequest, context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
+        try:
+            self._arbitration.check_device(request.device_id)
+            response = p4r.ReadResponse()
+            for entity in entities.read(self._configuration.running().context, request.entities):
+                response.entities.append(entity)
+                if len(response.entities) == READ_CHUNK:
+                    yield response
+                    response = p4r.ReadResponse()
+            if response.entities:
+                yield response
+        except EngineError as error:
+            _abort(context, error)
+
+    # ---- the stream ----------------------------------------------------------------------------------------
+
+    def StreamChannel(
+        self, requests: Iterable[p4r.StreamMessageRequest], context: grpc.ServicerContext
+    ) -> Iterator[p4r.StreamMessageResponse]:
+        outbox = _Outbox()
+        if len(self._outboxes) >= MAX_STREAMS:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} controllers are connected already")
+        session = Session(outbox.put)
+        self._outboxes.add(outbox)
+        context.add_callback(outbox.close)
+        reader = threading.Thread(target=self._listen_to, args=(requests, session, outbox), daemon=True,
+                                  name="softswitch-stream")
+        reader.start()
+        try:
+            yield from outbox
+        finally:
+            self._outboxes.discard(outbox)
+            self._arbitration.leave(session)
+        if outbox.failure is not None:
+            _abort(context, outbox.failure)
+
+    def _listen_to(self, requests: Iterable[p4r.StreamMessageRequest], session: Session, outbox: _Outbox) -> None:
+        try:
+            for request in requests:
+                self._stream_message(request, session)
+        except EngineError as error:
+            outbox.close(error)
+            return
+        except Exception as error:      # grpc raises a bare Exception where the stream breaks
+            log.debug("a controller's stream broke: %r", error)
+        outbox.close()
+
+    def _stream_message(self, request: p4r.StreamMessageRequest, session: Session) -> None:
+        """Raises EngineError only for what must end the stream."""
+        kind = request.WhichOneof("update")
+        if kind == "arbitration":
+            self._arbitration.update(session, request.arbitration)
+            return
+        if session.role is None:
+            raise FailedPrecondition("the first message of a stream must be an arbitration update")
+        error = p4r.StreamMessageResponse()
+        try:
+            if kind == "packet":
+                error.error.packet_out.packet_out.CopyFrom(request.packet)
+                self._packet_out(session, request.packet)
+            elif kind == "digest_ack":
+                error.error.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
+                self._configuration.running().context.digests.acknowledge(request.digest_ack)
+            else:
+                error.error.other.SetInParent()
+                raise InvalidArgument(f"unknown stream message {kind or '(empty)'}")
+        except EngineError as refused:
+            error.error.canonical_code, error.error.message = refused.code, str(refused)
+            session.send(error)
+
+    def _packet_out(self, session: Session, message: p4r.PacketOut) -> None:
+        if not self._arbitration.is_primary(session):
+            raise PermissionDenied("only the primary controller sends packets")
+        context = self._configuration.running().context
+        context.engine.packet_out(packet_io.decode_packet_out(context.schema.packet_out, message))
+
+
+def _role(request: Any) -> str:
+    return request.role or (f"#{request.role_id}" if request.role_id else "")
+
+
+def _abort(context: grpc.ServicerContext, error: EngineError) -> NoReturn:
+    context.abort(_CODES[error.code], str(error))
+
+
+def _abort_updates(context: grpc.ServicerContext, results: list[EngineError | None]) -> NoReturn:
+    """UNKNOWN, and in the details one p4.v1.Error an update, OK for those that worked."""
+    status = rpc_status.Status(code=rpc_code.UNKNOWN)
+    for error in results:
+        detail = p4r.Error(space="ALL-sswitch-p4org")
+        if error is not None:
+            detail.canonical_code, detail.message = error.code, str(error)
+        status.details.add().Pack(detail)
+    first = next(e for e in results if e is not None)
+    failed = sum(e is not None for e in results)
+    status.message = f"{failed} of {len(results)} updates failed; the first: {first}"
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(grpc.StatusCode.UNKNOWN, status.message)
