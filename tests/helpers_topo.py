@@ -55,14 +55,16 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
                 return
             if (reason := why_no_sandbox()) is not None:
                 pytest.skip(reason)
-            this = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+            # node ids are relative to the repository, pytest takes paths relative to where it is
+            this = str(Path(__file__).parent.parent / os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0])
             command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", this]
             try:
                 done = sandbox.run(command, timeout=timeout)
             except subprocess.TimeoutExpired as error:
                 pytest.fail(f"not done in {timeout} s\n{(error.stdout or b'').decode()}")
             if done.returncode != 0:
-                pytest.fail(f"inside the sandbox (status {done.returncode}):\n{done.stdout}\n{done.stderr}", pytrace=False)
+                output = f"{done.stdout}\n{done.stderr}"
+                pytest.fail(f"inside the sandbox (status {done.returncode}):\n{output}", pytrace=False)
 
         return pytest.mark.netns(wrapper)
 

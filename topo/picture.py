@@ -71,11 +71,12 @@ def _link(load: Load, places: dict[str, Point], fabric: Fabric, most: int) -> st
     x, y = x1 + (x2 - x1) * share, y1 + (y2 - y1) * share
     text = "".join(
         f'<text x="{x:.1f}" y="{y + below:.1f}" text-anchor="middle" font-size="10" fill="{colour}" '
-        f'stroke="#ffffff" stroke-width="3" paint-order="stroke">{arrow} {size(count)}</text>'
+        f'font-weight="bold">{arrow} {size(count)}</text>'
         for below, colour, arrow, count in ((-2, UP, "↑", up), (10, DOWN, "↓", down))
     )
+    plate = f'<rect x="{x - 30:.1f}" y="{y - 13:.1f}" width="60" height="27" rx="4" fill="#ffffff" opacity="0.88"/>'
     title = f"<title>{escape(load.a)} - {escape(load.b)}, {load.lost} packets lost on purpose</title>"
-    return f"<g>{title}{lines}{text}</g>"
+    return f"<g>{title}{lines}{plate}{text}</g>"
 
 
 def _box(name: str, kind: str, place: Point, address: str) -> str:
