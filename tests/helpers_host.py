@@ -64,18 +64,16 @@ class LoopbackSwitch:
 
     def _serve(self) -> None:
         while True:
-            ready, _, _ = select.select([self._socket, self._stop], [], [], 60)
+            watched: list[Any] = [self._socket, self._stop]
+            ready, _, _ = select.select(watched, [], [], 60)
             if self._stop in ready or not ready:
                 return
             payload = self._socket.recv(2048)
             if self._rng.random() < self._loss:
-                return_qp = None
-            else:
-                return_qp = struct.unpack_from("!I", payload, 4)[0]
-            if return_qp is None:
                 continue
-            op: Literal["sum", "max"] = "sum" if return_qp & 0x2000 else "max"
-            verdict = self._folds[op].up(return_qp & 0xFFF, Packet.parse(payload))
+            qp = struct.unpack_from("!I", payload, 4)[0]
+            op: Literal["sum", "max"] = "sum" if qp & 0x2000 else "max"
+            verdict = self._folds[op].up(qp & 0xFFF, Packet.parse(payload))
             if verdict is None:
                 continue
             target, packet = verdict

@@ -68,7 +68,15 @@ def retransmissions(fabric: Fabric) -> int:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_integer_sums_are_exact_whatever_the_network_does(
-    layout: list[Layout], size: int, trees: int, slots: int, psn: int, loss: float, chaos: float, max_run: int, seed: int
+    layout: list[Layout],
+    size: int,
+    trees: int,
+    slots: int,
+    psn: int,
+    loss: float,
+    chaos: float,
+    max_run: int,
+    seed: int,
 ) -> None:
     """Any tree, window, PSN wrap, loss, duplication and reordering: every rank gets the wrapped int32 sum."""
     network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=chaos, reorder=chaos)

@@ -22,9 +22,9 @@ worlds = st.sampled_from([1, 2, 3, 7, 8, 64, 127, 128, 129, 255, 256, 257, 511, 
 def reduce(sources: list[NDArray[np.float32]], divisor: float = 1.0) -> NDArray[np.float32]:
     """What the ranks and the switches do together, without the packets."""
     world = len(sources)
-    agreed = np.max([native.exponents(x) for x in sources], axis=0)
+    agreed = np.maximum.reduce(np.array([native.exponents(x) for x in sources]))
     lanes = [native.quantise(x, agreed, world) for x in sources]
-    total = np.sum(lanes, axis=0, dtype=np.int64)
+    total: NDArray[np.int64] = np.array(lanes).sum(axis=0, dtype=np.int64)
     assert np.abs(total).max(initial=0) <= 2**31 - 1 or (agreed == 256).any(), "a lane overflowed"
     return native.dequantise(total.astype(np.int32), sources[0].size, agreed, world, divisor)
 
@@ -35,8 +35,9 @@ def bound(sources: list[NDArray[np.float32]]) -> NDArray[np.float64]:
     agreed = np.max([native.exponents(x) for x in sources], axis=0).astype(np.int64)
     exponent = np.repeat(agreed, 256)[: sources[0].size]
     exact = np.sum(np.array(sources, np.float64), axis=0)
-    rounding = world / 2 * np.exp2(exponent - 157.0 + native.headroom(world))
-    return rounding + 2.0**-24 * (np.abs(exact) + rounding) + 2.0**-150
+    rounding: NDArray[np.float64] = world / 2 * np.exp2(exponent - 157.0 + native.headroom(world))
+    limit: NDArray[np.float64] = rounding + 2.0**-24 * (np.abs(exact) + rounding) + 2.0**-150
+    return limit
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 600))

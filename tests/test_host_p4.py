@@ -36,7 +36,7 @@ def library() -> Path:
 
 def checksum(data: bytes) -> int:
     """The Internet checksum (RFC 1071): 0 over data that holds its own."""
-    total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
+    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
@@ -59,7 +59,7 @@ class P4Fabric:
         sizes = slots.Sizes(sum=64, max=16)
         ledger = slots.Ledger([s.name for s in self.fabric.switches], sizes, random.Random(5))
         streams = ledger.admit(ledger.open(), planned, hosts)
-        self.engines = {switch.name: engine.Engine.in_process(library(), cpu_port=510) for switch in self.fabric.switches}
+        self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=510) for s in self.fabric.switches}
         for switch, wanted in tables.merge(tables.folding(self.fabric, self.hosts, s) for s in streams).items():
             for entity in wanted:
                 self._write(self.engines[switch], entity)

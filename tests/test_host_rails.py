@@ -7,6 +7,7 @@ import ctypes
 import platform
 import socket
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.fold import FoldRail
+from netfold.host.rail import Op
 from netfold.host.ring import listen
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 from softswitch import cc
@@ -34,6 +36,10 @@ def arrays(world: int, shape: Any, dtype: str) -> list[NDArray[Any]]:
     return [np.asarray(rng.standard_normal(shape), np.float32) for rng in rngs]
 
 
+def _reduce(own: list[NDArray[Any]], comm: Communicator, *, op: Op = "sum") -> NDArray[Any]:
+    return comm.allreduce(own[comm.rank], op=op)
+
+
 @pytest.mark.parametrize("rail", RAILS)
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_sums_over_real_sockets(rail: RailName, world: int) -> None:
@@ -42,12 +48,12 @@ def test_sums_over_real_sockets(rail: RailName, world: int) -> None:
         for shape in [(), (0,), (1,), (255,), (257,), (300, 70), (2, 0, 3)]:
             ints = arrays(world, shape, "int32")
             expected = np.sum(np.array(ints, np.int64), axis=0).astype(np.int32)
-            for out in everyone(comms, lambda c, own=ints: c.allreduce(own[c.rank])):
+            for out in everyone(comms, partial(_reduce, ints)):
                 assert out.shape == shape
                 assert out.dtype == np.int32
                 assert (out == expected).all()
             floats = arrays(world, shape, "float32")
-            outs = everyone(comms, lambda c, own=floats: c.allreduce(own[c.rank], op="average"))
+            outs = everyone(comms, partial(_reduce, floats, op="average"))
             for out in outs:
                 assert np.allclose(out, np.mean(np.array(floats, np.float64), axis=0), atol=1e-6)
                 assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
@@ -181,7 +187,7 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
 def test_a_thread_that_flushes_subnormals_gets_the_same_bits() -> None:
     """Training frameworks switch subnormals off in their threads; the sum must not depend on it."""
     path = cc.build(
-        ["#include <immintrin.h>\nunsigned swap(unsigned v) { unsigned old = _mm_getcsr(); _mm_setcsr(v); return old; }"],
+        ["#include <immintrin.h>\nunsigned swap(unsigned v) { unsigned u = _mm_getcsr(); _mm_setcsr(v); return u; }"],
         kind="shared",
         name="mxcsr",
     )
