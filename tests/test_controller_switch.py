@@ -386,8 +386,8 @@ def test_numbers_are_the_programs() -> None:
     assert p4["CPU_PORT"] == CPU_PORT
     assert 1 << p4["PORT_BITS"] > CPU_PORT
     fold = pipeline.program().with_name("fold.p4").read_text()
-    assert f"OP_SUM32    8w{int(slots.Op.SUM)} " in fold
-    assert f"OP_MAX32    8w{int(slots.Op.MAX)} " in fold
+    assert {name: int(value) for name, value in re.findall(r"#define OP_(\w+)\s+8w(\d+)", fold)} == {
+        op.name: op.value for op in slots.Op}
     assert f"bitmap {trees.MAX_CHILDREN}" in fold
 
 
