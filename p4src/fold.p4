@@ -37,8 +37,12 @@
 #define ASKER   2w2         // the child that this packet came from
 #define ALL     2w3         // every child
 
-#define OP_SUM  8w0
-#define OP_MAX  8w1
+// What ADD means, for each queue pair: the lanes' operation and width
+#define OP_SUM32    8w0     // wraps
+#define OP_MAX32    8w1     // unsigned, below 2^31: exponents
+#define OP_SUM16    8w2
+#define OP_SUM8     8w3
+#define OP_SAT32    8w4     // signed; a saturated lane reads 2^31 - 1 or -2^31
 
 control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     // epoch 16 | PSN 24 | done 1 | ECN 1 | 0 22 | bitmap 64.  Epoch 0 is never used: a slot of zeros is free.
@@ -53,7 +57,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     bit<64>     full = 0;               // one bit for each child
     bit<32>     base = 0;
     bit<24>     mask = 0;
-    bit<8>      op = OP_SUM;
+    bit<8>      op = OP_SUM32;
     bit<1>      root = NO;
     bit<1>      check = NO;             // first hop: the ICRC must hold
     port_t      parent_port = 0;
@@ -146,6 +150,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     bit<32> slot = 0;
     word_t  w = 0;
     word_t  top = 0;
+    word_t  sum = 0;
 
     action store_words() {
         slot_word0.write(slot, hdr.lanes[0].w);
@@ -159,27 +164,52 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         slot_word2.read(hdr.lanes[2].w, slot);
         slot_word3.read(hdr.lanes[3].w, slot);
     }
-#define FOLD_SUM(i, reg)                                            \
+#define ADD_SUM(i, reg, T)                                          \
         reg.read(w, slot);                                          \
-        hdr.lanes[i].w = SUM32(w, hdr.lanes[i].w);                  \
+        hdr.lanes[i].w = SUM(w, hdr.lanes[i].w, T);                 \
         reg.write(slot, hdr.lanes[i].w);
-    action sum_words() {
-        FOLD_SUM(0, slot_word0)
-        FOLD_SUM(1, slot_word1)
-        FOLD_SUM(2, slot_word2)
-        FOLD_SUM(3, slot_word3)
-    }
-#define FOLD_MAX(i, reg)                                            \
+#define ADD_MAX32(i, reg)                                           \
         reg.read(w, slot);                                          \
         top = NOT_LESS32(w, hdr.lanes[i].w);                        \
         top = SPREAD32(top);                                        \
         hdr.lanes[i].w = (w & top) | (hdr.lanes[i].w & ~top);       \
         reg.write(slot, hdr.lanes[i].w);
-    action max_words() {
-        FOLD_MAX(0, slot_word0)
-        FOLD_MAX(1, slot_word1)
-        FOLD_MAX(2, slot_word2)
-        FOLD_MAX(3, slot_word3)
+#define ADD_SAT32(i, reg)                                           \
+        reg.read(w, slot);                                          \
+        sum = SUM(w, hdr.lanes[i].w, TOP32);                        \
+        top = OVERFLOW32(w, hdr.lanes[i].w, sum);                   \
+        top = SPREAD32(top);                                        \
+        hdr.lanes[i].w = (sum & ~top) | (END32(w) & top);           \
+        reg.write(slot, hdr.lanes[i].w);
+    action sum32() {
+        ADD_SUM(0, slot_word0, TOP32)
+        ADD_SUM(1, slot_word1, TOP32)
+        ADD_SUM(2, slot_word2, TOP32)
+        ADD_SUM(3, slot_word3, TOP32)
+    }
+    action max32() {
+        ADD_MAX32(0, slot_word0)
+        ADD_MAX32(1, slot_word1)
+        ADD_MAX32(2, slot_word2)
+        ADD_MAX32(3, slot_word3)
+    }
+    action sum16() {
+        ADD_SUM(0, slot_word0, TOP16)
+        ADD_SUM(1, slot_word1, TOP16)
+        ADD_SUM(2, slot_word2, TOP16)
+        ADD_SUM(3, slot_word3, TOP16)
+    }
+    action sum8() {
+        ADD_SUM(0, slot_word0, TOP8)
+        ADD_SUM(1, slot_word1, TOP8)
+        ADD_SUM(2, slot_word2, TOP8)
+        ADD_SUM(3, slot_word3, TOP8)
+    }
+    action sat32() {
+        ADD_SAT32(0, slot_word0)
+        ADD_SAT32(1, slot_word1)
+        ADD_SAT32(2, slot_word2)
+        ADD_SAT32(3, slot_word3)
     }
 
     counter(1, CounterType.packets_and_bytes) corrupt;      // ICRC wrong at the first hop
@@ -241,10 +271,16 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                 } else if (words == LOAD) {
                     load_words();
                 } else if (words == ADD) {
-                    if (op == OP_MAX) {
-                        max_words();
+                    if (op == OP_SUM32) {
+                        sum32();
+                    } else if (op == OP_MAX32) {
+                        max32();
+                    } else if (op == OP_SUM16) {
+                        sum16();
+                    } else if (op == OP_SUM8) {
+                        sum8();
                     } else {
-                        sum_words();
+                        sat32();
                     }
                 }
                 if (words == STORE || words == ADD) {
