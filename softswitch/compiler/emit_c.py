@@ -58,6 +58,12 @@ class _Emitter(StmtEmitter):
             *(f"    memset(&s->{c_name(v.name)}, 0, sizeof s->{c_name(v.name)});" for v in self.program.state),
             "}",
             "",
+            "static void reset_metadata(void *state_)",
+            "{",
+            "    state *s = state_;",
+            "    memset(&s->meta, 0, sizeof s->meta);",
+            "}",
+            "",
         ]
         return "\n".join([*head, *functions, *keep, *infos]) + "\n"
 
@@ -175,7 +181,8 @@ class _Emitter(StmtEmitter):
             "",
             "const ss_program ss_the_program = {",
             f"    .abi = SS_ABI, .source = {c_string(p.source)}, .state_size = sizeof(state),",
-            "    .init = init, .parse = parse, .verify_checksum = verify_checksum, .ingress = ingress, .egress = egress,",
+            "    .init = init, .reset_metadata = reset_metadata,",
+            "    .parse = parse, .verify_checksum = verify_checksum, .ingress = ingress, .egress = egress,",
             "    .compute_checksum = compute_checksum, .deparse = deparse, .keep_fields = keep_fields,",
             *(f"    .n_{field} = {len(items)}, .{field} = {name if items else 'NULL'}," for field, name, items in lists),
             f"    .packet_in_bits = {sizes['packet_in']}, .packet_out_bits = {sizes['packet_out']},",

@@ -190,13 +190,26 @@ class StmtEmitter(PacketEmitter):
         """fresh: setValid() on an invalid header zeroes its fields, as BMv2's add_header does."""
         text = self.lv(header)
         if not valid:
-            self.line(f"{text}._valid = false;")
+            count = self.count_length(header, text, "-")
+            self.line(f"if ({text}._valid) {{ {count}{text}._valid = false; }}" if count else f"{text}._valid = false;")
             return
         if fresh:
-            self.line(f"if (!{text}._valid) {{ memset(&{text}, 0, sizeof {text}); {text}._valid = true; }}")
+            zero = f"memset(&{text}, 0, sizeof {text}); {text}._valid = true;"
+            self.line(f"if (!{text}._valid) {{ {self.count_length(header, text, '+')}{zero} }}")
         else:
             self.line(f"{text}._valid = true;")
         self.invalidate_siblings(header)
+
+    def count_length(self, header: ir.LValue, text: str, sign: str) -> str:
+        """BMv2's packet_length in egress counts headers that were made valid or invalid."""
+        root, rec = ir.root(header), header.type
+        if not isinstance(root, ir.Var) or root.storage != "state" or not isinstance(rec, ir.Rec):
+            return ""
+        size = str(rec.bits // 8)
+        if sign == "-":
+            parts = self.header_parts(rec, text)
+            size += f" + (int32_t){parts[2]}.bits / 8" if parts[1] is not None else ""
+        return f"p->length_change {sign}= {size}; "
 
     def invalidate_siblings(self, header: ir.LValue) -> None:
         if isinstance(header, ir.Field) and isinstance(header.base.type, ir.Rec) and header.base.type.kind == "union":

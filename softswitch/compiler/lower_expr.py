@@ -69,6 +69,7 @@ class ExprLowering:
         self.names: dict[str, int] = {"state": 1, "to": 1, "from": 1}  # parameters of the C functions
         self.pos: Pos = NOWHERE
         self.in_parser = False
+        self.known: dict[int, ir.LValue] = {}  # places already found, by id(syntax): the left of `op=`
         self.temps: set[int] = set()  # ids of variables that nothing but the one use sees
 
     # ---- output -------------------------------------------------------------------------------------------------
@@ -165,6 +166,8 @@ class ExprLowering:
         known = self.scalar_const(e)
         if known is not None:
             return known
+        if id(e) in self.known:
+            return self.known[id(e)]
         match e:
             case A.Name():
                 return self.name(e)

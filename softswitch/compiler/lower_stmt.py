@@ -35,6 +35,7 @@ class StmtLowering(ExprLowering):
         self.frames: list[Frame] = []
         self.loops: list[tuple[str, str]] = []  # labels of break and continue
         self.exit_label = ""
+        self.place: ir.LValue = ir.Var(U32, "")  # what the last slice that became a target is part of
 
     # ---- statements ---------------------------------------------------------------------------------------------
 
@@ -97,10 +98,16 @@ class StmtLowering(ExprLowering):
 
     def assign(self, s: A.Assign) -> None:
         set_target = self.target(s.target)
+        place = s.target
+        while isinstance(place, A.Slice):
+            place = place.base
+        if s.op:  # `a op= b` is a = a op b, with the place of a found once
+            self.known[id(place)] = set_target if isinstance(set_target, ir.LValue) else self.place
         if isinstance(set_target, ir.LValue):
             self.store(set_target, s.value)
         else:
             set_target(self.expr(s.value))
+        self.known.pop(id(place), None)
 
     def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Expr], None]:
         """Where to store: an l-value, or for a slice a function that stores a value there."""
@@ -112,6 +119,7 @@ class StmtLowering(ExprLowering):
                 base = base.base
             whole = self.target(base)
             assert isinstance(whole, ir.LValue)
+            self.place = whole
             if width == ir.bits_of(whole.type):
                 return lambda value: self.emit(ir.Assign(whole, self.cast(value, whole.type)))
             return lambda value: self.emit(ir.Deposit(whole, lo, value))
@@ -149,12 +157,12 @@ class StmtLowering(ExprLowering):
             if t.kind == "union":
                 raise P4Error(e.pos, "a header_union cannot be made from a list")
             pairs = list(zip(names, e.items, strict=False)) if isinstance(e, A.ListExpr) else e.fields
-            if len(pairs) < len(names):
+            if len(pairs) < len(names) or t.kind == "header":
                 self.emit(ir.Zero(dst))
-            for name, value in pairs:
-                self.store(ir.Field(t.fields[name], dst, name), value)
             if t.kind == "header":
                 self.emit(ir.SetValid(dst, True))
+            for name, value in pairs:
+                self.store(ir.Field(t.fields[name], dst, name), value)
         self.emit(ir.Assign(final, dst))
 
     def branch(self, s: A.Stmt | None) -> list[ir.Stmt]:
@@ -341,6 +349,7 @@ class StmtLowering(ExprLowering):
             if decl.result_type != T.VOID:
                 self.types = inner
                 result = self.local(f"{decl.name}_result", self.type(decl.result_type, decl.pos))
+                self.emit(ir.Zero(result))
                 self.types = outer
             assert decl.body is not None
             self.inline(decl.params, e.bound, decl.body, result=result, types=inner)
