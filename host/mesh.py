@@ -142,7 +142,7 @@ class Subset(Mesh):
 def as_bytes(array: Flat, what: str) -> memoryview:
     """The memory of a flat array as bytes.  Raises ValueError for what cannot be sent without a copy."""
     if array.ndim != 1 or not array.flags.c_contiguous:
-        raise ValueError(f"{what} an array of shape {array.shape}, strides {array.strides}: expected flat and contiguous")
+        raise ValueError(f"{what} shape {array.shape}, strides {array.strides}: expected one dimension, contiguous")
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
 
 

@@ -2,8 +2,8 @@
 """A mesh of TCP connections, made when two ranks first have something to say to each other.
 
 The higher rank connects, the lower one accepts, on the listener whose port stands in the plan; the first bytes are
-the ring's hello (``ring.HELLO``).  One poll loop moves everything that is posted, sending and receiving at once, straight
-from and into the caller's memory, so no order of sends and receives can block two ranks against each other.
+the ring's hello (``ring.HELLO``).  One poll loop moves everything that is posted, sending and receiving at once,
+straight from and into the caller's memory, so no order of sends and receives can block two ranks against each other.
 
     message = header: call number | bytes | tag | call text        then the bytes
     news    = header: NEWS        | whom  | who | why              "who waits in vain for whom", passed on to all
@@ -173,15 +173,15 @@ class TcpMesh(Mesh):
                 self._give_up(LOST, link)
         moved = False
         for fd, event in self._poller.poll(max(0.0, seconds) * 1000):
-            link = self._by_fd.get(fd)
-            if link is None:
+            peer = self._by_fd.get(fd)
+            if peer is None:
                 moved |= self._stranger(fd)
                 continue
-            if event & select.POLLOUT and link.sends:
-                moved |= self._write(link)
-            if event & ~select.POLLOUT and link.socket is not None:
-                moved |= self._read(link)
-            self._watch(link)
+            if event & select.POLLOUT and peer.sends:
+                moved |= self._write(peer)
+            if event & ~select.POLLOUT and peer.socket is not None:
+                moved |= self._read(peer)
+            self._watch(peer)
         return moved
 
     def _watch(self, link: _Link) -> None:
@@ -283,7 +283,8 @@ class TcpMesh(Mesh):
             code = sock.connect_ex((host, int(port)))
         except (OSError, ValueError) as error:
             sock.close()
-            raise self._fail(TransportError, f"cannot connect to rank {link.rank} at {link.where!r}: {error}") from error
+            what = f"cannot connect to rank {link.rank} at {link.where!r}: {error}"
+            raise self._fail(TransportError, what) from error
         if code not in (0, errno.EINPROGRESS):
             sock.close()
             self._drop(link, f"cannot connect: {errno.errorcode.get(code, code)}")
@@ -367,7 +368,8 @@ class TcpMesh(Mesh):
         """Passes news on to every peer whose connection is not in the middle of a message."""
         news = HEADER.pack(NEWS, whom, who, why.encode()[:76])
         for link in self._links.values():
-            whole = not link.sends or len(link.sends[0].parts) == 2 and len(link.sends[0].parts[0]) == HEADER.size
+            first = link.sends[0].parts if link.sends else []
+            whole = not first or (len(first) == 2 and len(first[0]) == HEADER.size)
             if link.socket is not None and whole:
                 try:
                     if link.socket.send(news) != len(news):

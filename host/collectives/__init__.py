@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every collective over messages between ranks: one algorithm a module, each with its steps and bytes in its head.
+
+    allreduce       ring, halving_doubling, recursive_doubling, double_binary_tree, parameter_server, byteps, mesh2d,
+                    hierarchical (with shared_memory)
+    to and by one   broadcast, reduce, scatter, gather, point_to_point
+    pieces          ring.reduce_scatter, ring.all_gather, all_to_all
+    sign of life    barrier
+    underneath      elements (dtypes and operations), flow (strands and segments)
+
+All are strands (``flow``) on a ``Mesh``: ``run(mesh, ring.allreduce(mesh, data, Reduction("sum", "float32")))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from netfold.host.collectives import (
+    byteps,
+    double_binary_tree,
+    halving_doubling,
+    mesh2d,
+    parameter_server,
+    recursive_doubling,
+    ring,
+)
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import Strand
+from netfold.host.mesh import Flat, Mesh
+
+ALLREDUCE: dict[str, Callable[[Mesh, Flat, Reduction], Strand]] = {
+    "ring": ring.allreduce,
+    "halving_doubling": halving_doubling.allreduce,
+    "recursive_doubling": recursive_doubling.allreduce,
+    "double_binary_tree": double_binary_tree.allreduce,
+    "parameter_server": parameter_server.allreduce,
+    "byteps": byteps.allreduce,
+    "mesh2d": mesh2d.allreduce,
+}
+"""Those that need nothing but a mesh."""

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-to-all by pairwise exchange: at step s send to rank + s, receive from rank - s.
+
+N ranks, M bytes on each: N-1 steps, (N-1)/N M bytes each way; every link has one sender and one receiver at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netfold.host.collectives.flow import Strand, expect, length, post
+from netfold.host.mesh import Flat, Mesh
+
+
+def all_to_all(
+    mesh: Mesh, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice], *, tag: int = 0
+) -> Strand:
+    """``out[taken[r]]`` = rank r's ``source[given[this rank]]``, for all r.  ``source`` and ``out`` may not overlap."""
+    me = mesh.rank
+    if length(given[me]) != length(taken[me]):
+        raise ValueError(
+            f"rank {me} gives itself {length(given[me])} elements and takes {length(taken[me])}: expected the same"
+        )
+    out[taken[me]] = source[given[me]]
+    for step in range(1, mesh.size):
+        to, by = (me + step) % mesh.size, (me - step) % mesh.size
+        post(mesh, to, source, given[to], tag=tag)
+        yield expect(mesh, by, out, taken[by], tag=tag)

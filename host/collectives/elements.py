@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be reduced, and how two arrays become one.
+
+bfloat16 has no dtype in numpy: it is stored as uint16 and named by string, or comes as ml_dtypes.bfloat16 where that
+package is there; sums go through float32 and are rounded to nearest even after every addition, as hardware does.
+
+Addition, maximum and minimum commute in value but not in the bits of NaNs and zeros, so ``Reduction`` is always given
+its operands in an order that all ranks share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.mesh import Flat
+
+ReduceOp = Literal["sum", "average", "max", "min", "product"]
+
+NATIVE = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8")}
+BFLOAT16 = "bfloat16"
+NAMES = (*NATIVE, BFLOAT16)
+
+_FUNCTIONS = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
+_BLOCK = 1 << 16
+"""Elements of bfloat16 widened at a time: three float32 blocks stay in the cache."""
+
+
+def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
+    """Name of an array's elements, one of ``NAMES``.
+
+    dtype  "bfloat16" for uint16 arrays that hold it; otherwise None or the array's own dtype
+    Raises TypeError for all that no collective reduces.
+    """
+    name = array.dtype.name
+    if dtype == BFLOAT16 and name == "uint16":
+        return BFLOAT16
+    if name not in NAMES or dtype not in (None, name):
+        raise TypeError(
+            f"array of {name}, dtype={dtype!r}: expected one of {', '.join(NAMES)} (bfloat16 as ml_dtypes.bfloat16, or "
+            "as uint16 with dtype='bfloat16'); convert with .astype()"
+        )
+    return name
+
+
+def storage(array: Flat) -> Flat:
+    """The array itself, or the uint16 view of an ml_dtypes.bfloat16 array: what messages and reductions work on."""
+    return array.view(np.uint16) if array.dtype.name == BFLOAT16 else array
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operation on elements.  Raises TypeError and ValueError where the two do not fit together."""
+
+    op: ReduceOp
+    element: str
+
+    def __post_init__(self) -> None:
+        if self.op not in get_args(ReduceOp):
+            raise ValueError(f"op={self.op!r}: expected one of {', '.join(get_args(ReduceOp))}")
+        if self.element not in NAMES:
+            raise TypeError(f"elements of {self.element!r}: expected one of {', '.join(NAMES)}")
+        if self.op == "average" and "int" in self.element:
+            raise TypeError(
+                f"op='average' of {self.element}: an average of integers is no integer; sum, or convert to float32"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the arrays in memory."""
+        return np.dtype(np.uint16) if self.element == BFLOAT16 else NATIVE[self.element]
+
+    def __call__(self, first: Flat, second: Flat, out: Flat) -> None:
+        """``out`` = first op second, all of one size; ``out`` may be either of them.  Integers wrap."""
+        function = _FUNCTIONS[self.op]
+        with np.errstate(all="ignore"):  # Inf and NaN travel like any other value
+            if self.element != BFLOAT16:
+                function(first, second, out=out)
+                return
+            for at in range(0, out.size, _BLOCK):
+                block = slice(at, at + _BLOCK)
+                wide = _widen(first[block])
+                function(wide, _widen(second[block]), out=wide)
+                out[block] = _narrow(wide)
+
+    def finish(self, data: Flat, ranks: int) -> None:
+        """Turns the sum over all ranks into what was asked for, in place.  The same bits in, the same bits out."""
+        if self.op != "average":
+            return
+        with np.errstate(all="ignore"):
+            if self.element != BFLOAT16:
+                np.divide(data, data.dtype.type(ranks), out=data)
+                return
+            for at in range(0, data.size, _BLOCK):
+                block = slice(at, at + _BLOCK)
+                data[block] = _narrow(_widen(data[block]) / np.float32(ranks))
+
+
+def _widen(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def _narrow(wide: NDArray[np.float32]) -> NDArray[np.uint16]:
+    bits = wide.view(np.uint32)
+    # Round to nearest even: add half a step, less one bit where the result would be odd-to-even anyway.
+    halves = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
+    nan = np.isnan(wide)
+    if nan.any():  # the carry would turn a NaN with few bits into Inf or zero: keep it, quiet
+        halves[nan] = ((bits[nan] >> 16) | 0x40).astype(np.uint16)
+    return halves

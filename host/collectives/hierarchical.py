@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hierarchical allreduce (NetReduce's "parallel" scheme): within groups, across them, within them again.
+
+H groups of m ranks, M bytes, inside a group over its own links or shared memory:
+  reduce-scatter in the group   m-1 steps, (m-1)/m M bytes each way inside (shared memory: none)
+  allreduce across              rank i of every group, on its piece of M/m bytes: as that algorithm on H ranks
+  all-gather in the group       m-1 steps, (m-1)/m M bytes
+All m ranks of a machine share its link: it carries 2 (H-1)/H M bytes in all with a ring across, M where the fabric
+folds.
+
+Groups of unlike size: as many pieces as the smallest group has ranks; its first ranks hold them in every group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from netfold.host.collectives import ring
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import Strand, even
+from netfold.host.collectives.shared_memory import SharedRows
+from netfold.host.mesh import Flat, Mesh, Subset
+
+Across = Callable[[Mesh, Flat, Reduction], Strand]
+"""Allreduce of a piece among one rank of each group."""
+
+
+def allreduce(
+    mesh: Mesh,
+    data: Flat,
+    reduction: Reduction,
+    *,
+    groups: Sequence[Sequence[int]],
+    across: Across = ring.allreduce,
+    rows: SharedRows | None = None,
+    tag: int = 0,
+) -> Strand:
+    """Reduces ``data`` over all ranks, in place.
+
+    groups  every rank in one of them
+    rows    shared memory of this rank's group; default: messages.  All ranks of a group alike
+    """
+    _check(mesh, groups)
+    mine = next(group for group in groups if mesh.rank in group)
+    local = Subset(mesh, mine)
+    if rows is not None:
+        parts = min(map(len, groups))
+        if any(len(group) != parts for group in groups):
+            raise ValueError(f"groups of {[len(group) for group in groups]} ranks: shared memory expects equal groups")
+        peers = Subset(mesh, [group[local.rank] for group in groups])
+        for window in rows.windows(data.size, data.itemsize):
+            view = data[window]
+            yield from rows.reduce_scatter(view, reduction)
+            yield from across(peers, view[even(view.size, parts)[local.rank]], reduction)
+            yield from rows.all_gather(view)
+        return
+    parts = min(map(len, groups))
+    pieces = even(data.size, parts) + [slice(data.size, data.size)] * (len(mine) - parts)
+    yield from ring.reduce_scatter(local, data, pieces, reduction, tag=tag)
+    if local.rank < parts:
+        peers = Subset(mesh, [group[local.rank] for group in groups])
+        yield from across(peers, data[pieces[local.rank]], reduction)
+    yield from ring.all_gather(local, data, pieces, tag=tag)
+
+
+def _check(mesh: Mesh, groups: Sequence[Sequence[int]]) -> None:
+    if sorted(rank for group in groups for rank in group) != list(range(mesh.size)) or not all(groups):
+        raise ValueError(
+            f"groups={[list(group) for group in groups]}: expected each rank of 0 .. {mesh.size - 1} in one group"
+        )

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Send and receive between two ranks: 1 step, M bytes.  The others need not know."""
+
+from __future__ import annotations
+
+from netfold.host.collectives.flow import Strand, expect, post
+from netfold.host.mesh import Flat, Mesh
+
+
+def send(mesh: Mesh, data: Flat, peer: int, *, tag: int = 0) -> Strand:
+    """Ends once ``data`` is handed over; messages to one peer arrive in the order sent."""
+    yield post(mesh, peer, data, slice(0, data.size), tag=tag)
+
+
+def receive(mesh: Mesh, into: Flat, peer: int, *, tag: int = 0) -> Strand:
+    """Ends once ``into`` is filled by the peer's next ``send``, which must have the same size."""
+    yield expect(mesh, peer, into, slice(0, into.size), tag=tag)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ring: reduce-scatter, all-gather, and the allreduce made of both (Patarasuk and Yuan 2009).
+
+N ranks, M bytes.  reduce_scatter and all_gather: N-1 steps, (N-1)/N M bytes each way on every rank's link; allreduce:
+2 (N-1) steps, 2 (N-1)/N M bytes, which is the least without help from the network.
+
+With i the place in the ring and pieces counted around it:
+
+    step s of reduce-scatter: send piece i-s-1, receive piece i-s-2 and add its own      (piece i is whole at the end)
+    step s of all-gather:     send piece i-s,   receive piece i-s-1
+
+A piece goes in segments, each sent on as soon as it is reduced.  A piece is reduced once, along the ring, and then
+copied: every rank gets the same bits.
+
+On a tree of switches no link carries two messages in one direction at a time if the ring visits the ranks in
+depth-first order: ``ring_order``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import Inbox, Strand, even, length, segments
+from netfold.host.mesh import Flat, Mesh
+
+
+def reduce_scatter(
+    mesh: Mesh,
+    data: Flat,
+    pieces: Sequence[slice],
+    reduction: Reduction,
+    *,
+    order: Sequence[int] | None = None,
+    tag: int = 0,
+) -> Strand:
+    """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
+    n, i, order, after, before = _place(mesh, order)
+    cuts = [segments(pieces[rank], data.itemsize) for rank in order]
+    incoming = [cuts[(i - step - 2) % n] for step in range(n - 1)]
+    inbox = Inbox(mesh, data.dtype, [(before, length(cut)) for step in incoming for cut in step], tag=tag)
+    if n > 1:
+        for cut in cuts[(i - 1) % n]:
+            mesh.send(after, data[cut], tag=tag)
+    for step, piece in enumerate(incoming):
+        for cut in piece:
+            arrived, theirs = inbox.take()
+            yield [arrived]
+            reduction(theirs, data[cut], out=data[cut])
+            if step < n - 2:
+                mesh.send(after, data[cut], tag=tag)
+
+
+def all_gather(
+    mesh: Mesh, data: Flat, pieces: Sequence[slice], *, order: Sequence[int] | None = None, tag: int = 0
+) -> Strand:
+    """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
+    n, i, order, after, before = _place(mesh, order)
+    cuts = [segments(pieces[rank], data.itemsize) for rank in order]
+    if n > 1:
+        for cut in cuts[i]:
+            mesh.send(after, data[cut], tag=tag)
+    for step in range(n - 1):
+        piece = cuts[(i - step - 1) % n]
+        posted = [mesh.receive(before, data[cut], tag=tag) for cut in piece]
+        for cut, arrived in zip(piece, posted, strict=True):
+            yield [arrived]
+            if step < n - 2:
+                mesh.send(after, data[cut], tag=tag)
+
+
+def allreduce(
+    mesh: Mesh, data: Flat, reduction: Reduction, *, order: Sequence[int] | None = None, tag: int = 0
+) -> Strand:
+    """Reduces ``data`` over all ranks, in place."""
+    pieces = even(data.size, mesh.size)
+    yield from reduce_scatter(mesh, data, pieces, reduction, order=order, tag=tag)
+    yield from all_gather(mesh, data, pieces, order=order, tag=tag)
+
+
+def ring_order(links: Iterable[tuple[str, str]], hosts: Sequence[str]) -> list[int]:
+    """Ranks in the depth-first order of a tree of switches, rank 0 first.
+
+    links  cables between named nodes; of a graph with loops a breadth-first tree from rank 0's switch is used
+    hosts  node of each rank; ranks on one node stay together
+    Going round in this order crosses every cable of the tree at most once each way.
+    Raises ValueError for a rank whose node cannot be reached.
+    """
+    near: dict[str, list[str]] = {}
+    for a, b in links:
+        near.setdefault(a, []).append(b)
+        near.setdefault(b, []).append(a)
+    children: dict[str, list[str]] = {hosts[0]: []}
+    queue = [hosts[0]]
+    for node in queue:
+        for other in near.get(node, []):
+            if other not in children:
+                children[other] = []
+                children[node].append(other)
+                queue.append(other)
+    place: dict[str, int] = {}
+    stack = [hosts[0]]
+    while stack:
+        node = stack.pop()
+        place[node] = len(place)
+        stack.extend(reversed(children[node]))
+    lost = [f"rank {rank} on {host!r}" for rank, host in enumerate(hosts) if host not in place]
+    if lost:
+        raise ValueError(f"no path from {hosts[0]!r} to {', '.join(lost)}: expected one connected fabric")
+    return sorted(range(len(hosts)), key=lambda rank: (place[hosts[rank]], rank))
+
+
+def _place(mesh: Mesh, order: Sequence[int] | None) -> tuple[int, int, Sequence[int], int, int]:
+    """Ranks, own place, order, next rank, rank before."""
+    order = range(mesh.size) if order is None else order
+    if sorted(order) != list(range(mesh.size)):
+        raise ValueError(f"order={list(order)}: expected each of the ranks 0 .. {mesh.size - 1} once")
+    i = order.index(mesh.rank)
+    return mesh.size, i, order, order[(i + 1) % mesh.size], order[(i - 1) % mesh.size]

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scatter: the root sends each rank its piece directly.
+
+N ranks, M bytes: 1 step, (N-1)/N M bytes out of the root's link, which no forwarding by others could make less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netfold.host.collectives.flow import Strand, expect, post
+from netfold.host.mesh import Flat, Mesh
+
+
+def scatter(mesh: Mesh, data: Flat, pieces: Sequence[slice], *, root: int = 0, tag: int = 0) -> Strand:
+    """Fills ``data[pieces[rank]]`` of each rank from the root's."""
+    if mesh.rank != root:
+        yield expect(mesh, root, data, pieces[mesh.rank], tag=tag)
+        return
+    for step in range(1, mesh.size):
+        rank = (root + step) % mesh.size
+        post(mesh, rank, data, pieces[rank], tag=tag)
