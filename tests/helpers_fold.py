@@ -209,7 +209,7 @@ async def main(engine: Engine, folder: Path) -> None:
     with (folder / "switch.log").open("wb") as log:
         switch = subprocess.Popen(command(engine, fabric), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        async with Controller(fabric, rng=random.Random(7)) as controller:
+        async with Controller(fabric, rng=random.Random(7), start_timeout=90) as controller:
             controller._ledger.sizes = Sizes(sum=64, max=16)  # few slots, so that all are taken over
             await checks(fabric, controller, random.Random(11))
     finally:

@@ -118,7 +118,7 @@ def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
 
     async def story() -> None:
         async with asyncio.timeout(BOUND):
-            async with Controller(fabric) as controller:
+            async with Controller(fabric, start_timeout=BOUND) as controller:
                 assert await held(controller) == dict.fromkeys(names, True)
                 plans = await together(fabric, 4)
                 assert [tree.name for tree in plans[0].trees] == ["spine1", "spine2"], plans[0].reason
@@ -126,7 +126,7 @@ def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
                 status = await operator.status(fabric.jobs)
                 assert all(s.up and s.pushes == 1 and s.entries > 10 for s in status.switches)
 
-            async with Controller(fabric) as controller:
+            async with Controller(fabric, start_timeout=BOUND) as controller:
                 assert [target.pushes for target in controller._targets.values()] == [0] * 4
                 assert await held(controller) == dict.fromkeys(names, True)
                 assert all(e.table != tables.CONNECTION for t in controller._targets.values()
@@ -146,6 +146,27 @@ def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
     asyncio.run(story())
 
 
+def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
+    """The first one lets go of every switch and says who has it; what the second wants is what they hold."""
+    first_fabric = switches.fabric
+    second_fabric = msgspec.structs.replace(first_fabric, jobs=f"unix:{switches.folder}/second.sock")
+
+    async def story() -> None:
+        async with (
+            asyncio.timeout(BOUND),
+            Controller(first_fabric, election_id=7, start_timeout=BOUND) as first,
+            Controller(second_fabric, election_id=8, start_timeout=BOUND) as second,
+        ):
+            await until_slowly(lambda: all("election id 8" in t.problem for t in first._targets.values()))
+            plans = await together(first_fabric, 2)
+            assert (plans[0].trees, "no link to h1 is up" in plans[0].reason) == ([], True)
+            plans = await together(second_fabric, 2)
+            assert plans[0].trees
+            assert await held(second) == {switch.name: True for switch in first_fabric.switches}
+
+    asyncio.run(story())
+
+
 async def until_slowly(condition: Callable[[], bool]) -> None:
     """Wait for what another process does; the test's own bound ends it."""
     while not condition():
@@ -159,7 +180,7 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     fabric.save(file)
     assert fabrics.load(file) == fabric
     netfold = [sys.executable, "-m", "netfold.controller.cli"]
-    up = subprocess.Popen([*netfold, "up", str(file)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         assert up.stdout is not None
         line = up.stdout.readline()
