@@ -180,7 +180,8 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     fabric.save(file)
     assert fabrics.load(file) == fabric
     netfold = [sys.executable, "-m", "netfold.controller.cli"]
-    up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120"], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, text=True)
     try:
         assert up.stdout is not None
         line = up.stdout.readline()
