@@ -12,7 +12,7 @@ import numpy as np
 
 import netfold
 
-LENGTHS = (1, 255, 256, 257, 5_000, 100_003)
+LENGTHS = (1, 255, 256, 257, 5_000, 20_003)
 
 
 def main(seed: int) -> None:

@@ -19,9 +19,9 @@ from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
-from netfold.topo import train  # noqa: E402
-from netfold.topo.net import Network  # noqa: E402
-from netfold.wire import roce  # noqa: E402
+from netfold.topo import train
+from netfold.topo.net import Network
+from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
@@ -35,7 +35,7 @@ def fabric_of(engine: Engine, hosts: int = 4, *, loss: float = 0.0, seed: int = 
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_sums_are_exact_whatever_is_lost(engine: Engine, tmp_path: Path) -> None:
-    """int32 sums are exact, float32 within the bound, and all ranks have the same bits, at 0, 1 and 5 % on all links."""
+    """At 0, 1 and 5 % on all links int32 is exact, float32 within the bound, and every rank has the same bits."""
     seen: dict[float, dict[str, object]] = {}
     for loss in (0.0, 0.01, 0.05):
         with Network(fabric_of(engine, loss=loss), logs=tmp_path / f"logs{loss}") as network:
@@ -60,7 +60,7 @@ def trained(network: Network, spec: train.Spec) -> list[train.Result]:
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_path: Path) -> None:
-    """All ranks have the same bits, 2 % loss changes none, and the single process is as near as quantisation lets it be.
+    """All ranks have the same bits, 2 % loss changes none, and a single process is as near as quantisation allows.
 
     A sum's error is below ranks * 2^(1-31+log2 ranks) of its block's largest element; each of the `steps` updates adds
     rate/(1-momentum) times that of a mean gradient, itself below 10, and float32's own rounding of sums in another
