@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -31,7 +32,9 @@ def init(
     NETFOLD_CONTROLLER.  Raises ValueError for what is missing, and what Communicator.join raises.
     """
     global _world
-    if _world is not None:
+    if _world is None:
+        atexit.register(shutdown)  # a script that ends without saying goodbye still leaves its job
+    else:
         raise NetFoldError("netfold.init() was called before; call netfold.shutdown() first")
     _world = Communicator.join(
         job if job is not None else os.environ.get("NETFOLD_JOB", "default"),
@@ -70,6 +73,7 @@ def shutdown() -> None:
     global _world
     if _world is not None:
         world, _world = _world, None
+        atexit.unregister(shutdown)
         world.close()
 
 

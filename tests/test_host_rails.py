@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import signal
 import socket
 import time
 from functools import partial
@@ -147,6 +148,31 @@ def test_strangers_at_the_rings_door_are_turned_away() -> None:
         strangers[1].close()
         assert everyone(comms, lambda c: float(c.allreduce(np.ones(1, np.float32))[0])) == [2.0, 2.0]
         strangers[0].close()
+
+
+@pytest.mark.parametrize("rail", RAILS)
+def test_a_signal_interrupts_a_waiting_operation(rail: RailName) -> None:
+    """Ctrl-C while waiting for other ranks is served at once; the communicator then says that it was interrupted."""
+
+    class Interrupted(Exception):
+        pass
+
+    def handler(signum: int, frame: object) -> None:
+        raise Interrupted
+
+    with loopback_job(2, rail=rail, timeout=30) as comms:
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            begin = time.monotonic()
+            with pytest.raises(Interrupted):
+                comms[0].allreduce(np.ones(100, np.float32))
+            assert time.monotonic() - begin < 5
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        with pytest.raises(NetFoldError, match=r"operation 1 was interrupted \(Interrupted\)"):
+            comms[0].allreduce(np.ones(100, np.float32))
 
 
 def test_a_port_in_use_is_an_error_that_says_so() -> None:

@@ -5,6 +5,17 @@
 
 #include "roce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#ifndef bit_PCLMUL
+#define bit_PCLMUL bit_PCLMULQDQ       /* clang's name */
+#endif
+#ifndef bit_SSE4_1
+#define bit_SSE4_1 bit_SSE41
+#endif
+#endif
+
 #define POLYNOMIAL 0xedb88320u         /* 0x04c11db7 with its bits reflected */
 
 static uint32_t slices[8][256];
@@ -22,8 +33,9 @@ static void make_tables(void)
         for (int i = 0; i < 256; i++)
             slices[s][i] = slices[s - 1][i] >> 8 ^ slices[0][slices[s - 1][i] & 255];
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    have_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    /* not __builtin_cpu_supports: its table does not link into a shared library with ziglang */
+    uint32_t a, b, c, d;
+    have_clmul = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_PCLMUL) && (c & bit_SSE4_1);
 #endif
 }
 
@@ -43,8 +55,6 @@ static uint32_t by_tables(uint32_t crc, const uint8_t *p, size_t n)
 }
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 /* "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", V. Gopal et al., Intel 2009.  128-bit
  * accumulators are multiplied by x^(distance) mod P and added to the data that far ahead; constants are those of the
  * paper's table for the reflected polynomial.  n >= 64 and a multiple of 16. */
