@@ -3,7 +3,8 @@
 
 The higher rank connects, the lower one accepts, on the listener whose port stands in the plan; the first bytes are
 the ring's hello (``ring.HELLO``).  One poll loop moves everything that is posted, sending and receiving at once,
-straight from and into the caller's memory, so no order of sends and receives can block two ranks against each other.
+straight from and into the caller's memory, so no order of sends and receives can block two ranks against each other.  Only a
+message that stands before another one that is wanted, of another tag, is put aside into memory of its own.
 
     message = header: call number | bytes | tag | call text        then the bytes
     news    = header: NEWS        | whom  | who | why              "who waits in vain for whom", passed on to all
@@ -47,12 +48,13 @@ class _Send(Pending):
 
 
 class _Receive(Pending):
-    __slots__ = ("tag", "view")
+    __slots__ = ("aside", "tag", "view")
 
-    def __init__(self, tag: int, view: memoryview) -> None:
+    def __init__(self, tag: int, view: memoryview, aside: bytearray | None = None) -> None:
         super().__init__()
         self.tag = tag
         self.view = view
+        self.aside = aside
 
 
 @dataclass(eq=False)
@@ -70,6 +72,8 @@ class _Link:
     got: int = 0
     """Bytes of ``header`` that are in.  A whole header without ``current`` is held until its receive is posted."""
     current: _Receive | None = None
+    aside: list[_Receive] = field(default_factory=list)
+    """Messages that came before those which were wanted, whole, with memory of their own."""
     events: int = 0
     """What the poller looks for."""
 
@@ -128,6 +132,8 @@ class TcpMesh(Mesh):
             raise ValueError("receive into a read-only array")
         pending = _Receive(tag, view)
         link.receives.append(pending)
+        if link.aside:
+            self._take_aside(link)
         if link.current is None and link.got == HEADER.size:
             self._match(link)
         self._watch(link)
@@ -230,8 +236,7 @@ class TcpMesh(Mesh):
                     got = link.socket.recv_into(link.current.view)
                     link.current.view = link.current.view[got:]
                     if not link.current.view:
-                        link.current.done = True
-                        link.current, link.got = None, 0
+                        self._arrived(link, link.current)
                 elif link.got < HEADER.size:
                     got = link.socket.recv_into(memoryview(link.header)[link.got :])
                     link.got += got
@@ -262,14 +267,39 @@ class TcpMesh(Mesh):
             theirs = Call(number, text.rstrip(b"\0").decode(errors="replace"))
             raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {_SAME}")
         if wanted is None:
+            memory = bytearray(nbytes)
+            link.current = _Receive(tag, memoryview(memory), memory)
             return
+        self._check_size(link, wanted, nbytes)
+        link.receives.remove(wanted)
+        link.current = wanted
+
+    def _arrived(self, link: _Link, receive: _Receive) -> None:
+        link.current, link.got = None, 0
+        receive.done = True
+        if receive.aside is not None:
+            link.aside.append(receive)
+            self._take_aside(link)
+
+    def _take_aside(self, link: _Link) -> None:
+        """Gives messages that were put aside to receives that have been posted since."""
+        for early in list(link.aside):
+            wanted = next((receive for receive in link.receives if receive.tag == early.tag), None)
+            if wanted is not None:
+                assert early.aside is not None
+                self._check_size(link, wanted, len(early.aside))
+                wanted.view[:] = early.aside
+                wanted.done = True
+                link.receives.remove(wanted)
+                link.aside.remove(early)
+
+    def _check_size(self, link: _Link, wanted: _Receive, nbytes: int) -> None:
         if len(wanted.view) != nbytes:
             raise self._fail(
                 RankMismatch,
-                f"rank {link.rank} sends {nbytes} bytes where {len(wanted.view)} were expected (tag {tag}); {_SAME}",
+                f"rank {link.rank} sends {nbytes} bytes where {len(wanted.view)} were expected "
+                f"(tag {wanted.tag}); {_SAME}",
             )
-        link.receives.remove(wanted)
-        link.current = wanted
 
     # ---- connections -----------------------------------------------------------------------------------------------
     def _hello(self, rank: int) -> bytes:
@@ -303,9 +333,9 @@ class TcpMesh(Mesh):
         """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
         link.lost = link.lost or why
         self._gone.add(link)
-        if link.current is not None:
+        if link.current is not None and link.current.aside is None:
             link.receives.insert(0, link.current)
-            link.current = None
+        link.current = None
         if link.socket is not None:
             if link.events:
                 self._poller.unregister(link.socket)
@@ -352,7 +382,7 @@ class TcpMesh(Mesh):
     def _missing(self) -> list[_Link]:
         """Peers that owe us something: first those whose bytes we want, then those who do not take ours."""
         links = list(self._links.values())
-        owing = [link for link in links if link.receives or link.current]
+        owing = [link for link in links if link.receives or (link.current and link.current.aside is None)]
         return owing + [link for link in links if link.sends and link not in owing]
 
     def _hear(self, who: int, whom: int, why: str) -> None:
@@ -419,7 +449,8 @@ class TcpMesh(Mesh):
 
     def _owed(self, link: _Link) -> str:
         parts = []
-        wanted = sum(len(receive.view) for receive in [*link.receives, *([link.current] if link.current else [])])
+        current = [link.current] if link.current and link.current.aside is None else []
+        wanted = sum(len(receive.view) for receive in [*link.receives, *current])
         if wanted:
             parts.append(f"owes {wanted} bytes")
         unsent = sum(len(part) for send in link.sends for part in send.parts)

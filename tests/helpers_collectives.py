@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from netfold.host.collectives.elements import BFLOAT16, NATIVE, Reduction, ReduceOp
+from netfold.host.collectives.elements import BFLOAT16, NATIVE, ReduceOp, Reduction
 from netfold.host.mesh import Flat, Mesh
 from netfold.host.mesh_tcp import TcpMesh
 from netfold.host.ring import listen
@@ -36,10 +36,7 @@ def expected(arrays: Sequence[Flat], op: ReduceOp, element: str) -> Flat:
         wide = wide.astype(np.float64)
     function = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}[op]
     result = function.reduce(wide, axis=0, dtype=wide.dtype)
-    if element == BFLOAT16:
-        total = as_bfloat16(result.astype(np.float32))
-    else:
-        total = result.astype(NATIVE[element])
+    total = as_bfloat16(result.astype(np.float32)) if element == BFLOAT16 else result.astype(NATIVE[element])
     Reduction(op, element).finish(total, len(arrays))
     return total
 

@@ -2,18 +2,20 @@
 """Memory that the ranks of one machine share, so that reducing among them moves nothing over any link.
 
 m ranks, M bytes: each copies its data into a row of its own, reduces one of m pieces over all rows, and copies the
-result out: 3 memory passes, 2 barriers for each window of the data, no bytes on the network but the barriers'.
+result out: 3 memory passes, 4 barriers for each window of the data, no bytes on the network but the barriers'.
+
+Files of /dev/shm are mapped directly: Python's own SharedMemory does not reserve its pages, so that a full /dev/shm
+kills the process by SIGBUS instead of raising, and its tracker unlinks what other processes still use.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import mmap
 import os
 import secrets
-import sys
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
-from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 
@@ -27,14 +29,15 @@ from netfold.host.mesh import Flat, Mesh
 
 ROW = 4 << 20
 """Bytes of each rank's row: the window in which long data is worked through."""
-_NAME = 32
+SHARED = "/dev/shm"
+_NAME = 48
 
 
 def machine() -> bytes:
     """16 bytes that are equal for processes that can share memory: same kernel, same /dev/shm."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
-    where = os.stat("/dev/shm")
+    where = os.stat(SHARED)
     return hashlib.blake2b(f"{boot} {where.st_dev} {where.st_ino}".encode(), digest_size=16).digest()
 
 
@@ -63,32 +66,33 @@ class SharedRows:
     def __init__(self, local: Mesh, *, row: int = ROW) -> None:
         self._local = local
         self._row = row
+        size = row * local.size
         name = np.zeros(_NAME, np.uint8)
-        memory: SharedMemory | None = None
-        refused = ""
-        if local.rank == 0:
-            try:
-                text = f"netfold-{secrets.token_hex(8)}"
-                memory = SharedMemory(text, create=True, size=row * local.size)
-                name[: len(text)] = np.frombuffer(text.encode(), np.uint8)
-            except OSError as error:  # the others must hear of it too: they get a name without letters
-                refused = str(error)
+        path, refused = "", ""
+        memory: mmap.mmap | None = None
         try:
+            if local.rank == 0:
+                path = f"{SHARED}/netfold-{secrets.token_hex(8)}"
+                try:
+                    memory = _map(path, size, create=True)
+                    name[: len(path)] = np.frombuffer(path.encode(), np.uint8)
+                except OSError as error:  # the others must hear of it too: they get a name without letters
+                    refused = f" ({error.strerror})"
             run(local, binomial(local, name))
-            if local.rank:
-                text = name.tobytes().rstrip(b"\0").decode()
-                memory = _attach(text) if text else None
-            if memory is None:
-                raise TransportError(
-                    f"rank {local.rank}: no shared memory of {row * local.size} bytes {refused}: give the machine a "
-                    "larger /dev/shm, or use an algorithm without shared memory"
-                )
+            if local.rank and name.any():
+                memory = _map(name.tobytes().rstrip(b"\0").decode(), size, create=False)
             run(local, barrier(local))
         finally:
-            if local.rank == 0 and memory is not None:
-                memory.unlink()
+            if path and os.path.exists(path):
+                os.unlink(path)
+        if memory is None:
+            raise TransportError(
+                errno.ENOMEM,
+                f"rank {local.rank} of a machine's {local.size}: no {size} bytes of shared memory{refused}: give the "
+                f"machine a larger {SHARED}, or use an algorithm without shared memory",
+            )
         self._memory = memory
-        self._rows = np.frombuffer(memory.buf or b"", np.uint8, row * local.size).reshape(local.size, row)
+        self._rows = np.frombuffer(memory, np.uint8, size).reshape(local.size, row)
 
     def windows(self, count: int, itemsize: int) -> Iterator[slice]:
         """``count`` elements in windows that fit into a row."""
@@ -125,10 +129,11 @@ class SharedRows:
         return self._rows[rank, : like.nbytes].view(like.dtype)
 
 
-def _attach(name: str) -> SharedMemory:
-    if sys.version_info >= (3, 13):
-        return SharedMemory(name, track=False)
-    memory = SharedMemory(name)
-    # Before 3.13 attaching registers with a tracker that would unlink it again at exit, and warn.
-    resource_tracker.unregister(memory._name, "shared_memory")  # type: ignore[attr-defined]
-    return memory
+def _map(path: str, size: int, *, create: bool) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+    try:
+        if create:
+            os.posix_fallocate(file, 0, size)
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
