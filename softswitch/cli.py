@@ -11,11 +11,12 @@ Exit status: 0 done; 1 a test or a compilation failed; 2 cannot start: the messa
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -26,16 +27,20 @@ if TYPE_CHECKING:
 
 COMMANDS = ("run", "compile", "stf", "version")
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None,
-                  help="A P4 switch for v1model programs, controlled by P4Runtime. "
-                       "`softswitch PROGRAM.p4 ...` is short for `softswitch run PROGRAM.p4 ...`.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A P4 switch for v1model programs, controlled by P4Runtime. "
+    "`softswitch PROGRAM.p4 ...` is short for `softswitch run PROGRAM.p4 ...`.",
+)
 
 Defines = Annotated[list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Define a macro.")]
 Includes = Annotated[list[Path] | None, typer.Option("-I", metavar="DIR", help="Look for #include files here.")]
 Program = Annotated[Path, typer.Argument(metavar="PROGRAM.p4", help="A P4_16 program for v1model.")]
 
 
-class LogLevel(str, Enum):
+class LogLevel(StrEnum):
     """Least severe messages to log."""
 
     debug = "debug"
@@ -54,26 +59,31 @@ def fail(message: str, status: int = 2) -> NoReturn:
 @app.command()
 def run(
     program: Annotated[Path | None, typer.Argument(metavar="[PROGRAM.p4]", help="Pushed at the start.")] = None,
-    interface: Annotated[list[str] | None, typer.Option("-i", "--interface", metavar="PORT@IFACE",
-                                                       help="Port number and its Linux interface; repeat.")] = None,
+    interface: Annotated[
+        list[str] | None,
+        typer.Option("-i", "--interface", metavar="PORT@IFACE", help="Port number and its Linux interface; repeat."),
+    ] = None,
     no_p4: Annotated[bool, typer.Option("--no-p4", help="Wait for a controller to push the program.")] = False,
-    grpc_server_addr: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT|unix:PATH",
-                                                              help="Where P4Runtime listens; repeat. "
-                                                                   "Default 127.0.0.1:9559.")] = None,
+    grpc_server_addr: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT|unix:PATH", help="Where P4Runtime listens; repeat. Default 127.0.0.1:9559."),
+    ] = None,
     device_id: Annotated[int, typer.Option(min=0, help="P4Runtime device id.")] = 1,
     cpu_port: Annotated[int | None, typer.Option(min=1, max=510, help="Port number of the controller.")] = None,
     queue: Annotated[int, typer.Option(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, help="Of random().")] = 1,
-    pcap: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every port's frames to DIR/IFACE_{in,out}.pcap.")]
-    = None,
-    no_offload: Annotated[bool, typer.Option("--no-offload", help="Send single packets only, never super-packets.")] = False,
-    sanitize: Annotated[bool, typer.Option("--sanitize", help="Build with AddressSanitizer and UBSan (slow).")] = False,
+    pcap: Annotated[Path | None, typer.Option(metavar="DIR", help="Capture to DIR/IFACE_{in,out}.pcap.")] = None,
+    no_offload: Annotated[bool, typer.Option("--no-offload", help="Send no super-packets.")] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="Build with AddressSanitizer and UBSan (slow).")
+    ] = False,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = LogLevel.info,
     log_file: Annotated[Path | None, typer.Option(help="Log there rather than to stderr.")] = None,
     define: Defines = None,
     include: Includes = None,
 ) -> None:
     """Run a switch until it is told to stop (SIGINT, SIGTERM)."""
+    from softswitch.compiler.diagnostics import CompileError
     from softswitch.entities import EngineError
     from softswitch.p4runtime.process import Settings
     from softswitch.p4runtime.program import SANITIZE, Compiler
@@ -95,17 +105,22 @@ def run(
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
-    server = Server(device_id=device_id, settings=settings, builder=Compiler(flags=SANITIZE if sanitize else ("-g",)))
+    compiler = Compiler(flags=SANITIZE if sanitize else ("-g",))
+    server = Server(device_id=device_id, settings=settings, builder=compiler)
     try:
         if program is not None:
-            server.push(_config(program, include, define))
+            _readable(program)
+            server.push(compiler.file(program, include=include or [], defines=_defines(define)))
         addresses = grpc_server_addr or ["127.0.0.1:9559"]
         server.listen(*addresses)
-        print(f"softswitch: ready: device {device_id}, P4Runtime on {', '.join(addresses)}, "
-              f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}", flush=True)
-        while not done.wait(3600):      # a bound for form's sake: signals end it
+        print(
+            f"softswitch: ready: device {device_id}, P4Runtime on {', '.join(addresses)}, "
+            f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}",
+            flush=True,
+        )
+        while not done.wait(3600):  # a bound for form's sake: signals end it
             pass
-    except (ListenError, EngineError) as error:
+    except (ListenError, EngineError, CompileError) as error:
         fail(str(error))
     finally:
         server.close()
@@ -114,12 +129,14 @@ def run(
 @app.command("compile")
 def compile_command(
     program: Program,
-    p4info: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the p4info here "
-                                                                     "(.txtpb text, .bin binary, .json).")] = None,
+    p4info: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the p4info here (.txtpb text, .bin binary, .json).")
+    ] = None,
     c: Annotated[Path | None, typer.Option("-o", "--c", metavar="FILE", help="Write the generated C here.")] = None,
-    preprocessed: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the self-contained P4 text here: what "
-                                                                           "a controller pushes as p4_device_config.")]
-    = None,
+    preprocessed: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the P4 text here that a controller pushes as p4_device_config."),
+    ] = None,
     dump_ir: Annotated[bool, typer.Option("--dump-ir", help="Print the typed IR.")] = False,
     define: Defines = None,
     include: Includes = None,
@@ -177,8 +194,9 @@ def _set_up_log(level: LogLevel, file: Path | None) -> None:
     if level is LogLevel.off:
         logging.disable()
         return
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     try:
-        logging.basicConfig(level=level.value.upper(), filename=file, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(level=level.value.upper(), filename=file, format=layout)
     except OSError as error:
         fail(f"--log-file {file}: {error.strerror}")
 
@@ -211,7 +229,7 @@ def _defines(define: list[str] | None) -> dict[str, str]:
 
 
 if TYPE_CHECKING:
-    from finsy.proto import p4i, p4r
+    from finsy.proto import p4i
 
     from softswitch.compiler.driver import Program as CompiledProgram
 
@@ -227,13 +245,6 @@ def _compile(program: Path, include: list[Path] | None, define: list[str] | None
         fail(str(error), 1)
 
 
-def _config(program: Path, include: list[Path] | None, define: list[str] | None) -> p4r.ForwardingPipelineConfig:
-    from finsy.proto import p4r
-
-    compiled = _compile(program, include, define)
-    return p4r.ForwardingPipelineConfig(p4info=compiled.p4info, p4_device_config=compiled.preprocessed.encode())
-
-
 def _write_p4info(path: Path, message: p4i.P4Info) -> None:
     from google.protobuf import json_format, text_format
 
@@ -247,6 +258,7 @@ def _write_p4info(path: Path, message: p4i.P4Info) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point. A first argument that is no command starts a switch, as simple_switch does."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say about a port in use, we say better
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments and arguments[0] not in (*COMMANDS, "--help", "-h"):
         arguments.insert(0, "run")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests in network namespaces of their own: the kernel removes every process and interface, whatever happens.
 
-    @in_own_network
-    def test_something(tmp_path): ...       # runs as root of fresh namespaces, in a pytest of its own
+@in_own_network
+def test_something(tmp_path): ...       # runs as root of fresh namespaces, in a pytest of its own
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ def why_not() -> str | None:
     for tool in ("unshare", "ip", "ethtool"):
         if shutil.which(tool) is None:
             return f"needs the program {tool}"
-    tried = subprocess.run([*_unshare(), "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"],
-                           capture_output=True, text=True, timeout=20)
+    tried = subprocess.run(
+        [*_unshare(), "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
     return None if tried.returncode == 0 else f"needs root or user namespaces: {tried.stderr.strip()}"
 
 
@@ -59,8 +63,12 @@ def in_own_network(test: Callable[P, None]) -> Callable[P, None]:
         name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         done = subprocess.run(
             [*_unshare(), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", name],
-            env={**os.environ, _INSIDE: "1"}, cwd=Path(__file__).parent.parent, capture_output=True, text=True,
-            timeout=_TIMEOUT)
+            env={**os.environ, _INSIDE: "1"},
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+        )
         assert done.returncode == 0, f"in its namespace:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
 
     return pytest.mark.netns(run)

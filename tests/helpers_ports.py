@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A switch between two hosts on veth pairs, and frames taken from the wire. Inside @in_own_network only.
 
-    h1 10.0.0.1 --- s1 [ port 1  switch  port 2 ] s2 --- 10.0.0.2 h2
+h1 10.0.0.1 --- s1 [ port 1  switch  port 2 ] s2 --- 10.0.0.2 h2
 """
 
 from __future__ import annotations
@@ -36,19 +36,31 @@ def make_hosts(*, mtu: int = 1500, ipv6: bool = False) -> None:
         sh(f"sysctl -qw net.ipv6.conf.{end}.disable_ipv6=1")
         sh(f"ip link set {end} up")
         peer = _PEER[host]
-        sh(f"ip netns exec {host} sh -ec '"
-           f"sysctl -qw net.ipv6.conf.eth0.disable_ipv6={int(not ipv6)} net.ipv6.conf.eth0.accept_dad=0;"
-           f"ip addr add {IP[host]}/24 dev eth0; ip link set eth0 up; ip link set lo up;"
-           f"ip neigh add {IP[peer]} lladdr {MAC[peer]} dev eth0 nud permanent'")
+        sh(
+            f"ip netns exec {host} sh -ec '"
+            f"sysctl -qw net.ipv6.conf.eth0.disable_ipv6={int(not ipv6)} net.ipv6.conf.eth0.accept_dad=0;"
+            f"ip addr add {IP[host]}/24 dev eth0; ip link set eth0 up; ip link set lo up;"
+            f"ip neigh add {IP[peer]} lladdr {MAC[peer]} dev eth0 nud permanent'"
+        )
         if ipv6:
-            sh(f"ip netns exec {host} sh -ec 'ip addr add {IP6[host]}/64 dev eth0 nodad;"
-               f"ip neigh add {IP6[peer]} lladdr {MAC[peer]} dev eth0 nud permanent'")
+            sh(
+                f"ip netns exec {host} sh -ec 'ip addr add {IP6[host]}/64 dev eth0 nodad;"
+                f"ip neigh add {IP6[peer]} lladdr {MAC[peer]} dev eth0 nud permanent'"
+            )
 
 
 @contextmanager
-def switch(*, join: bool = True, vnet: bool = True, pcap: Path | None = None, queue: int = 1024, cpu_port: int | None = None,
-           sanitize: bool = False, on_event: Callable[[Event], None] | None = None,
-           on_death: Callable[[str], None] | None = None) -> Iterator[SwitchProcess]:
+def switch(
+    *,
+    join: bool = True,
+    vnet: bool = True,
+    pcap: Path | None = None,
+    queue: int = 1024,
+    cpu_port: int | None = None,
+    sanitize: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    on_death: Callable[[str], None] | None = None,
+) -> Iterator[SwitchProcess]:
     """The probe on s1 (port 1) and s2 (port 2)."""
     settings = Settings((Port(1, "s1"), Port(2, "s2")), cpu_port, join=join, vnet=vnet, pcap=pcap, queue=queue)
     process = SwitchProcess(probe_executable(sanitize=sanitize), settings, on_event=on_event, on_death=on_death)
@@ -66,7 +78,7 @@ def udp(host: str, *, port: int = 0, segment: int = 0, timeout: float = 5.0) -> 
     sock.bind((IP[host], port))
     sock.settimeout(timeout)
     if segment:
-        sock.setsockopt(17, 103, segment)      # UDP_SEGMENT
+        sock.setsockopt(17, 103, segment)  # UDP_SEGMENT
     return sock
 
 
@@ -86,7 +98,7 @@ class Tap:
 
     def send_super(self, frame: bytes, *, gso_type: int, gso_size: int, csum_start: int, csum_offset: int) -> None:
         """Sends a super-packet with a virtio_net_hdr; receiving on this tap is over then."""
-        self._sock.setsockopt(263, 15, 1)      # PACKET_VNET_HDR
+        self._sock.setsockopt(263, 15, 1)  # PACKET_VNET_HDR
         head = struct.pack("=BBHHHH", 1, gso_type, csum_start + 8, gso_size, csum_start, csum_offset)
         self._sock.send(head + frame)
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switch processes and P4Runtime servers for tests, running the hand-written program tests/native/probe.c.
 
-A frame of the probe says itself what shall happen to it (tests/native/probe.c). With op 0 (FORWARD) the bytes are also an
-Ethernet frame to 00:00:PP:PP:... that leaves through port PPPP.
+A frame of the probe says itself what shall happen to it (tests/native/probe.c). With op 0 (FORWARD) the bytes are
+also an Ethernet frame to 00:00:PP:PP:... that leaves through port PPPP.
 """
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 from finsy.proto import p4i, p4r
 
@@ -26,7 +27,11 @@ _MATCH = {
     MatchKind.RANGE: p4i.MatchField.RANGE,
     MatchKind.OPTIONAL: p4i.MatchField.OPTIONAL,
 }
-_UNIT = {Unit.PACKETS: p4i.CounterSpec.PACKETS, Unit.BYTES: p4i.CounterSpec.BYTES, Unit.PACKETS_AND_BYTES: p4i.CounterSpec.BOTH}
+_UNIT = {
+    Unit.PACKETS: p4i.CounterSpec.PACKETS,
+    Unit.BYTES: p4i.CounterSpec.BYTES,
+    Unit.PACKETS_AND_BYTES: p4i.CounterSpec.BOTH,
+}
 
 
 def p4info_of(info: ProgramInfo) -> p4i.P4Info:
@@ -55,17 +60,19 @@ def p4info_of(info: ProgramInfo) -> p4i.P4Info:
         for i, bits in enumerate(action.param_bits):
             a.params.add(id=i + 1, name=f"p{i + 1}", bitwidth=bits)
     for profile in info.profiles:
-        p = p4info.action_profiles.add(size=profile.size, with_selector=profile.selector, max_group_size=profile.max_group_size)
+        p = p4info.action_profiles.add(
+            size=profile.size, with_selector=profile.selector, max_group_size=profile.max_group_size
+        )
         p.preamble.id, p.preamble.name, p.preamble.alias = profile.id, profile.name, profile.name.split(".")[-1]
         p.table_ids.extend(t.id for t in info.tables if t.profile == profile.index)
     for counter in info.counters:
-        c = p4info.direct_counters.add() if counter.table >= 0 else p4info.counters.add(size=counter.size)
+        c: Any = p4info.direct_counters.add() if counter.table >= 0 else p4info.counters.add(size=counter.size)
         c.preamble.id, c.preamble.name, c.preamble.alias = counter.id, counter.name, counter.name.split(".")[-1]
         c.spec.unit = _UNIT[counter.unit]
         if counter.table >= 0:
             c.direct_table_id = info.tables[counter.table].id
     for meter in info.meters:
-        m = p4info.direct_meters.add() if meter.table >= 0 else p4info.meters.add(size=meter.size)
+        m: Any = p4info.direct_meters.add() if meter.table >= 0 else p4info.meters.add(size=meter.size)
         m.preamble.id, m.preamble.name, m.preamble.alias = meter.id, meter.name, meter.name.split(".")[-1]
         m.spec.unit = p4i.MeterSpec.PACKETS if meter.unit is Unit.PACKETS else p4i.MeterSpec.BYTES
         if meter.table >= 0:

@@ -38,7 +38,7 @@ class Arbitration:
         self._device_id = device_id
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._highest: dict[str, int] = {}          # election ids seen, by role: a primary that left leaves the bar
+        self._highest: dict[str, int] = {}  # election ids seen, by role: a primary that left leaves the bar
 
     def check_device(self, device_id: int) -> None:
         """Raises NotFound."""
@@ -55,8 +55,9 @@ class Arbitration:
         election = election_number(message.election_id)
         with self._lock:
             if session.role is not None and session.role != role:
-                raise FailedPrecondition(f"the stream's role is {session.role!r} and cannot become {role!r}: "
-                                         "open another stream")
+                raise FailedPrecondition(
+                    f"the stream's role is {session.role!r} and cannot become {role!r}: open another stream"
+                )
             for other in self._sessions:
                 if other is not session and other.role == role and election and other.election_id == election:
                     raise InvalidArgument(f"election id {election} is in use by another controller of this role")
@@ -84,8 +85,11 @@ class Arbitration:
         with self._lock:
             primary = self._primary(role)
             if primary is None:
-                raise PermissionDenied("no controller is primary" + (f" for role {role!r}" if role else "") +
-                                       ": open a stream and arbitrate first")
+                raise PermissionDenied(
+                    "no controller is primary"
+                    + (f" for role {role!r}" if role else "")
+                    + ": open a stream and arbitrate first"
+                )
             if primary.election_id != election:
                 raise PermissionDenied(f"the primary has election id {primary.election_id}, not {election}")
 

@@ -13,7 +13,6 @@ from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.tables import decode_count, decode_meter, encode_count, encode_meter
 
-
 _A = TypeVar("_A", MeteringInfo, RegisterInfo)
 
 
@@ -86,8 +85,10 @@ def write_register(context: Context, kind: str, message: p4r.RegisterEntry) -> N
     register = context.schema.register(message.register_id)
     _only_modify(kind, f"register {register.name}")
     if message.data.WhichOneof("data") != "bitstring":
-        raise InvalidArgument(f"register {register.name}: expected a bitstring of {register.bits} bits, "
-                              f"got {message.data.WhichOneof('data') or 'nothing'}")
+        raise InvalidArgument(
+            f"register {register.name}: expected a bitstring of {register.bits} bits, "
+            f"got {message.data.WhichOneof('data') or 'nothing'}"
+        )
     value = bytestrings.decode(message.data.bitstring, register.bits, f"register {register.name}")
     for page in _pages(_cells(register, message)):
         context.engine.write_register(register, page.start, [value] * len(page))
@@ -103,4 +104,3 @@ def read_registers(context: Context, asked: p4r.RegisterEntry) -> Iterator[p4r.E
                 entity.register_entry.index.index = index
                 entity.register_entry.data.bitstring = bytestrings.encode(value)
                 yield entity
-

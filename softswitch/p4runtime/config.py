@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forwarding pipeline's life: verify, save, commit, reconcile (P4Runtime 7), and what runs now.
 
-A new program starts beside the old one, with its ports silent, and takes over only when it stands: whatever is wrong with
-it leaves the old one untouched.
+A new program starts beside the old one, with its ports silent, and takes over only when it stands: whatever is
+wrong with it leaves the old one untouched.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Configuration:
         """Raises FailedPrecondition where no program was pushed yet, Internal where it died."""
         pipeline = self._running
         if pipeline is None:
-            raise FailedPrecondition("no forwarding pipeline config was pushed yet: SetForwardingPipelineConfig comes first")
+            raise FailedPrecondition(
+                "no forwarding pipeline config was pushed yet: SetForwardingPipelineConfig comes first"
+            )
         if pipeline.process.death is not None:
             raise Internal(f"{pipeline.process.death}; push the pipeline again to go on")
         return pipeline
@@ -108,7 +110,9 @@ class Configuration:
         wrong = differences(config.p4info, built.p4info)
         if wrong:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise InvalidArgument(f"p4info and p4_device_config are of different programs: {'; '.join(wrong[:5])}{more}")
+            raise InvalidArgument(
+                f"p4info and p4_device_config are of different programs: {'; '.join(wrong[:5])}{more}"
+            )
         return built
 
     def _prepare(self, config: p4r.ForwardingPipelineConfig, built: Built) -> Pipeline:
@@ -160,8 +164,10 @@ class Configuration:
             _carry_over(old.context, new.context)
         except EngineError as error:
             new.close()
-            raise FailedPrecondition(f"RECONCILE_AND_COMMIT: the new program has no place for the present state: {error}; "
-                                     "use VERIFY_AND_COMMIT to start afresh") from error
+            raise FailedPrecondition(
+                "RECONCILE_AND_COMMIT: the new program has no place for the present state: "
+                f"{error}; use VERIFY_AND_COMMIT to start afresh"
+            ) from error
         except BaseException:
             new.close()
             raise
@@ -183,8 +189,12 @@ def _everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
             yield kind, entity
 
     pre = p4r.PacketReplicationEngineEntry
-    yield from ask(insert, p4r.Entity(packet_replication_engine_entry=pre(multicast_group_entry=p4r.MulticastGroupEntry())))
-    yield from ask(insert, p4r.Entity(packet_replication_engine_entry=pre(clone_session_entry=p4r.CloneSessionEntry())))
+    yield from ask(
+        insert, p4r.Entity(packet_replication_engine_entry=pre(multicast_group_entry=p4r.MulticastGroupEntry()))
+    )
+    yield from ask(
+        insert, p4r.Entity(packet_replication_engine_entry=pre(clone_session_entry=p4r.CloneSessionEntry()))
+    )
     yield from ask(insert, p4r.Entity(action_profile_member=p4r.ActionProfileMember()))
     yield from ask(insert, p4r.Entity(action_profile_group=p4r.ActionProfileGroup()))
     wanted = p4r.Entity(table_entry=p4r.TableEntry())
@@ -211,8 +221,7 @@ def _everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
 
 
 def _carry_over(old: Context, new: Context) -> None:
-    batch = [p4r.Update(type=kind, entity=entity) for kind, entity in _everything(old)]   # type: ignore[arg-type]
+    batch = [p4r.Update(type=kind, entity=entity) for kind, entity in _everything(old)]  # type: ignore[arg-type]
     for update, error in zip(batch, entities.write(new, batch), strict=True):
         if error is not None:
             raise type(error)(f"{update.entity.WhichOneof('entity')}: {error}")
-

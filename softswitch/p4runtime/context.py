@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entity modules work on: one running pipeline's engine and schema, and the state that only P4Runtime knows."""
+"""What the entity modules work on: a running pipeline's engine and schema, and what only P4Runtime knows."""
 
 from __future__ import annotations
 

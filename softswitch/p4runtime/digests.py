@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests (P4Runtime 9.7, 16.3): messages of the data plane, gathered into lists, each value once until acknowledged."""
+"""Digests (P4Runtime 9.7, 16.3): values from the data plane, gathered into lists, each once until acknowledged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIST_MAX = 10_000
 @dataclass
 class _Stream:
     config: p4r.DigestEntry.Config
-    waiting: dict[bytes, None] = field(default_factory=dict)       # in order, each once
+    waiting: dict[bytes, None] = field(default_factory=dict)  # in order, each once
     unacknowledged: dict[int, tuple[float, frozenset[bytes]]] = field(default_factory=dict)
     due: float | None = None
     next_list: int = 1
@@ -33,7 +33,9 @@ class _Stream:
 class Digests:
     """Gathers values and hands complete lists to `send`; one thread sends lists whose time has come."""
 
-    def __init__(self, send: Callable[[p4r.DigestList], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, send: Callable[[p4r.DigestList], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._send = send
         self._clock = clock
         self._changed = threading.Condition()

@@ -54,7 +54,11 @@ def write(context: Context, updates: Iterable[p4r.Update]) -> list[EngineError |
     at = 0
     while at < len(updates):
         end = at
-        while end < len(updates) and updates[end].type == updates[at].type and updates[end].entity.HasField("table_entry"):
+        while (
+            end < len(updates)
+            and updates[end].type == updates[at].type
+            and updates[end].entity.HasField("table_entry")
+        ):
             end += 1
         kind = tables.KINDS.get(updates[at].type)
         if end > at and kind is not None:

@@ -13,7 +13,7 @@ from softswitch.p4runtime.schema import Header
 def encode_packet_in(header: Header, frame: bytes) -> p4r.PacketIn:
     """A frame that left through the CPU port: its packet_in header becomes metadata."""
     size = header.bits // 8
-    if len(frame) < size:          # the program did not emit its packet_in header
+    if len(frame) < size:  # the program did not emit its packet_in header
         return p4r.PacketIn(payload=frame)
     message = p4r.PacketIn(payload=frame[size:])
     value, left = int.from_bytes(frame[:size], "big"), header.bits
@@ -30,7 +30,9 @@ def decode_packet_out(header: Header, message: p4r.PacketOut) -> bytes:
     known = {ident for ident, _, _ in header.fields}
     for metadata in message.metadata:
         if metadata.metadata_id not in known:
-            raise InvalidArgument(f"packet-out: the program has no packet_out metadata with id {metadata.metadata_id}")
+            raise InvalidArgument(
+                f"packet-out: the program has no packet_out metadata with id {metadata.metadata_id}"
+            )
         if metadata.metadata_id in given:
             raise InvalidArgument(f"packet-out: metadata {metadata.metadata_id} is given twice")
         given[metadata.metadata_id] = metadata.value

@@ -107,13 +107,16 @@ class _ProcessEngine(Engine):
             counts = _STATS.unpack_from(data, at + 15)
             (length,) = struct.unpack_from("<H", data, at + 15 + _STATS.size)
             at += 17 + _STATS.size
-            found.append(PortState(number, data[at : at + length].decode(), bool(up), bool(vnet), bool(join), mtu, waiting,
-                                   *counts))
+            found.append(
+                PortState(
+                    number, data[at : at + length].decode(), bool(up), bool(vnet), bool(join), mtu, waiting, *counts
+                )
+            )
             at += length
         return found
 
 
-# The kernel ends the child when the thread that started it ends (PR_SET_PDEATHSIG): so one thread that lasts starts all.
+# The kernel ends the child when the thread that started it ends (PR_SET_PDEATHSIG): one lasting thread starts all.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="softswitch-spawn")
 
 
@@ -210,7 +213,15 @@ class SwitchProcess:
 
 
 def _command(executable: Path, settings: Settings, control: int) -> list[str]:
-    command = [str(executable), "--control", str(control), "--seed", str(settings.seed), "--queue", str(settings.queue)]
+    command = [
+        str(executable),
+        "--control",
+        str(control),
+        "--seed",
+        str(settings.seed),
+        "--queue",
+        str(settings.queue),
+    ]
     if settings.cpu_port is not None:
         command += ["--cpu-port", str(settings.cpu_port)]
     if not settings.join:
@@ -226,7 +237,9 @@ def _command(executable: Path, settings: Settings, control: int) -> list[str]:
 
 def _spawn(command: list[str], control: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1"}
-    return subprocess.Popen(command, pass_fds=[control], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    return subprocess.Popen(
+        command, pass_fds=[control], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+    )
 
 
 def _signal_name(number: int) -> str:

@@ -73,8 +73,10 @@ def write_group(context: Context, kind: str, message: p4r.ActionProfileGroup) ->
         if member.WhichOneof("watch_kind") is not None:
             raise Unimplemented("members do not watch ports here: remove the member when its port goes down")
         if member.weight < 1:
-            raise InvalidArgument(f"group {message.group_id}: member {member.member_id} has weight {member.weight}; "
-                                  "it must be at least 1")
+            raise InvalidArgument(
+                f"group {message.group_id}: member {member.member_id} has weight {member.weight}; "
+                "it must be at least 1"
+            )
         members.append((_visible(member.member_id, "member"), member.weight))
     if len({ident for ident, _ in members}) < len(members):
         raise InvalidArgument(f"group {message.group_id} names a member twice; give it a weight instead")
@@ -107,7 +109,7 @@ class OneShot:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._next = HIDDEN
-        self._sets: dict[tuple[int, int], p4r.ActionProfileActionSet] = {}   # (table id, group) -> as it was written
+        self._sets: dict[tuple[int, int], p4r.ActionProfileActionSet] = {}  # (table id, group) -> as it was written
         self._members: dict[tuple[int, int], list[int]] = {}
         self._tables: dict[int, Table] = {}
 
@@ -119,11 +121,13 @@ class OneShot:
         if not actions:
             raise InvalidArgument(f"table {table.name}: the action set is empty")
         if profile.max_group_size and sum(a.weight for a in actions) > profile.max_group_size:
-            raise ResourceExhausted(f"table {table.name}: the action set's weights add up to more than the "
-                                    f"{profile.max_group_size} of action profile {profile.name}")
+            raise ResourceExhausted(
+                f"table {table.name}: the action set's weights add up to more than the "
+                f"{profile.max_group_size} of action profile {profile.name}"
+            )
         for action in actions:
             if action.weight < 1:
-                raise InvalidArgument(f"table {table.name}: an action set's weights must be at least 1, got {action.weight}")
+                raise InvalidArgument(f"table {table.name}: weights must be at least 1, got {action.weight}")
             if action.WhichOneof("watch_kind") is not None:
                 raise Unimplemented("actions do not watch ports here")
         engine, members = self._context.engine, list[int]()

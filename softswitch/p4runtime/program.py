@@ -7,12 +7,12 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from finsy.proto import p4i
+from finsy.proto import p4i, p4r
 
 import softswitch
 from softswitch import cc
@@ -40,7 +40,7 @@ class Builder(Protocol):
 
 
 class Compiler:
-    """The Builder that the switch uses: device_config is P4 source text that includes nothing (Program.preprocessed)."""
+    """The Builder that the switch uses: device_config is preprocessed P4 source text (Program.preprocessed)."""
 
     def __init__(self, *, flags: Sequence[str] = ("-g",), cache_dir: Path | None = None) -> None:
         self._flags = tuple(flags)
@@ -50,8 +50,10 @@ class Compiler:
         try:
             text = device_config.decode()
         except UnicodeDecodeError as error:
-            raise InvalidArgument("p4_device_config: expected P4 source text in UTF-8 (what `softswitch compile "
-                                  f"--preprocessed` prints): {error}") from None
+            raise InvalidArgument(
+                "p4_device_config: expected P4 source text in UTF-8 (what `softswitch compile "
+                f"--preprocessed` prints): {error}"
+            ) from None
         if not text.strip():
             raise InvalidArgument("p4_device_config is empty: expected P4 source text")
         cache = self._cache_dir or cc.default_cache_dir()
@@ -61,6 +63,15 @@ class Compiler:
             built = self._compile(text)
             _remember(known, built)
         return built
+
+    def file(
+        self, path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
+    ) -> p4r.ForwardingPipelineConfig:
+        """What to push for a P4 file. Raises CompileError, InvalidArgument, EngineError."""
+        from softswitch.compiler.preprocess import preprocess, read
+
+        text = preprocess(read(path), str(path), include=include, defines=defines).encode()
+        return p4r.ForwardingPipelineConfig(p4info=self(text).p4info, p4_device_config=text)
 
     def _key(self, text: str) -> str:
         """Text, flags, C compiler, and everything in this package: a newer softswitch compiles anew."""
@@ -98,12 +109,12 @@ def _recall(known: Path) -> Built | None:
         path, _, p4info = known.read_bytes().partition(b"\0")
         executable = Path(path.decode())
         return Built(executable, p4i.P4Info.FromString(p4info)) if executable.is_file() else None
-    except Exception:              # not there, or written by a process that was killed: compile anew
+    except Exception:  # not there, or written by a process that was killed: compile anew
         return None
 
 
 def _remember(known: Path, built: Built) -> None:
-    with contextlib.suppress(OSError):          # a cache that cannot be written only costs time
+    with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
         handle, temporary = tempfile.mkstemp(dir=known.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(str(built.executable).encode() + b"\0" + built.p4info.SerializeToString())

@@ -152,8 +152,12 @@ class Schema:
             found = [a for a in info.actions if a.id == ref.id]
             if not found:
                 raise Internal(f"table {name}: the program's table lacks action {self.actions[ref.id].name}")
-            actions[ref.id] = TableAction(self.actions[ref.id], found[0], ref.scope != p4i.ActionRef.DEFAULT_ONLY,
-                                          ref.scope != p4i.ActionRef.TABLE_ONLY)
+            actions[ref.id] = TableAction(
+                self.actions[ref.id],
+                found[0],
+                ref.scope != p4i.ActionRef.DEFAULT_ONLY,
+                ref.scope != p4i.ActionRef.TABLE_ONLY,
+            )
         profile = next((p for p in self.profiles.values() if p.index == info.profile), None)
         return Table(t.preamble.id, name, info, fields, actions, profile)
 
@@ -184,17 +188,29 @@ def _get(things: dict[int, _T], ident: int, what: str) -> _T:
 
 
 def differences(given: p4i.P4Info, ours: p4i.P4Info) -> list[str]:
-    """What a client's p4info says otherwise than the program it comes with; only what changes the meaning of messages."""
+    """What a client's p4info says otherwise than the program it comes with, where that changes what messages mean."""
     found = []
-    for kind in ("tables", "actions", "action_profiles", "counters", "direct_counters", "meters", "direct_meters",
-                 "registers", "digests", "value_sets", "controller_packet_metadata"):
+    for kind in (
+        "tables",
+        "actions",
+        "action_profiles",
+        "counters",
+        "direct_counters",
+        "meters",
+        "direct_meters",
+        "registers",
+        "digests",
+        "value_sets",
+        "controller_packet_metadata",
+    ):
         theirs = {o.preamble.id: o for o in getattr(given, kind)}
         mine = {o.preamble.id: o for o in getattr(ours, kind)}
         for ident in sorted(theirs.keys() | mine.keys()):
             a, b = theirs.get(ident), mine.get(ident)
             if a is None or b is None:
-                name = (a or b).preamble.name
-                found.append(f"{kind}: {name} ({ident:#010x}) is only in {'the p4info' if b is None else 'the program'}")
+                name = (theirs | mine)[ident].preamble.name
+                where = "the p4info" if b is None else "the program"
+                found.append(f"{kind}: {name} ({ident:#010x}) is only in {where}")
             elif _meaning(a) != _meaning(b):
                 found.append(f"{kind}: {a.preamble.name} ({ident:#010x}) differs")
     return found

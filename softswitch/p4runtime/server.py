@@ -6,9 +6,9 @@
     ...
     server.close()
 
-Errors travel as the specification says (P4Runtime 12): a Write that fails in part is UNKNOWN with one p4.v1.Error an
-update in grpc-status-details-bin; everything else is a plain gRPC status. When the native process dies, streams end with
-INTERNAL and calls answer INTERNAL, with the reason, until a pipeline is pushed again.
+Errors travel as the specification says (P4Runtime 12): a Write that fails in part is UNKNOWN with one p4.v1.Error
+an update in grpc-status-details-bin; everything else is a plain gRPC status. When the native process dies, streams
+end with INTERNAL and calls answer INTERNAL, with the reason, until a pipeline is pushed again.
 """
 
 from __future__ import annotations
@@ -97,8 +97,11 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._writing = threading.Lock()
         self._outboxes: set[_Outbox] = set()
         self._threads = ThreadPoolExecutor(MAX_STREAMS + 16, thread_name_prefix="softswitch-grpc")
-        options = [("grpc.max_receive_message_length", MESSAGE_MAX), ("grpc.max_send_message_length", MESSAGE_MAX),
-                   ("grpc.so_reuseport", 0)]
+        options = [
+            ("grpc.max_receive_message_length", MESSAGE_MAX),
+            ("grpc.max_send_message_length", MESSAGE_MAX),
+            ("grpc.so_reuseport", 0),
+        ]
         self._grpc = grpc.server(self._threads, options=options)
         p4r_grpc.add_P4RuntimeServicer_to_server(self, self._grpc)
 
@@ -113,7 +116,9 @@ class Server(p4r_grpc.P4RuntimeServicer):
             except RuntimeError:
                 port = 0
             if port == 0:
-                raise ListenError(f"cannot listen on {address}: the port is in use, or the address is not one of ours")
+                raise ListenError(
+                    f"cannot listen on {address}: the port is in use, or the address is not one of ours"
+                )
             bound.append(port)
         self._grpc.start()
         return bound
@@ -170,7 +175,9 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     # ---- the service ---------------------------------------------------------------------------------------
 
-    def Capabilities(self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext) -> p4r.CapabilitiesResponse:
+    def Capabilities(
+        self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
+    ) -> p4r.CapabilitiesResponse:
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def SetForwardingPipelineConfig(
@@ -213,7 +220,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
                 raise Unimplemented("the only atomicity supported is CONTINUE_ON_ERROR")
             with self._writing:
                 results = entities.write(self._configuration.running().context, request.updates)
-                self._configuration.running()          # died while it worked: say so rather than list the consequences
+                self._configuration.running()  # died while it worked: say so rather than list the consequences
         except EngineError as error:
             _abort(context, error)
         if any(results):
@@ -245,8 +252,9 @@ class Server(p4r_grpc.P4RuntimeServicer):
         session = Session(outbox.put)
         self._outboxes.add(outbox)
         context.add_callback(outbox.close)
-        reader = threading.Thread(target=self._listen_to, args=(requests, session, outbox), daemon=True,
-                                  name="softswitch-stream")
+        reader = threading.Thread(
+            target=self._listen_to, args=(requests, session, outbox), daemon=True, name="softswitch-stream"
+        )
         reader.start()
         try:
             yield from outbox
@@ -263,7 +271,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         except EngineError as error:
             outbox.close(error)
             return
-        except Exception as error:      # grpc raises a bare Exception where the stream breaks
+        except Exception as error:  # grpc raises a bare Exception where the stream breaks
             log.debug("a controller's stream broke: %r", error)
         outbox.close()
 

@@ -23,6 +23,7 @@ from softswitch.entities import (
     MeterConfig,
     NotFound,
     PermissionDenied,
+    TableInfo,
     pack_fields,
 )
 from softswitch.p4runtime import bytestrings
@@ -50,7 +51,7 @@ def decode_match(key: KeyField, match: p4r.FieldMatch, what: str) -> tuple[int, 
     if key.match is MatchKind.LPM:
         value, length = bytestrings.decode(match.lpm.value, key.bits, what), match.lpm.prefix_len
         if length == 0:
-            raise InvalidArgument(f"{what}: leave the field out to match everything; a prefix length of 0 is not allowed")
+            raise InvalidArgument(f"{what}: a prefix length of 0 is not allowed; leave the field out to match all")
         prefix = key.prefix(value, length)
         if prefix[0] != value:
             raise InvalidArgument(f"{what}: value {value:#x} has bits beyond its prefix of {length}")
@@ -59,7 +60,7 @@ def decode_match(key: KeyField, match: p4r.FieldMatch, what: str) -> tuple[int, 
         value = bytestrings.decode(match.ternary.value, key.bits, what)
         mask = bytestrings.decode(match.ternary.mask, key.bits, what)
         if mask == 0:
-            raise InvalidArgument(f"{what}: leave the field out to match everything; a mask of 0 is not allowed")
+            raise InvalidArgument(f"{what}: a mask of 0 is not allowed; leave the field out to match all")
         if value & ~mask:
             raise InvalidArgument(f"{what}: value {value:#x} has bits outside of its mask {mask:#x}")
         return value, mask
@@ -68,7 +69,7 @@ def decode_match(key: KeyField, match: p4r.FieldMatch, what: str) -> tuple[int, 
     if low > high:
         raise InvalidArgument(f"{what}: low end {low:#x} is above high end {high:#x}")
     if (low, high) == key.any:
-        raise InvalidArgument(f"{what}: leave the field out to match everything; the full range is not allowed")
+        raise InvalidArgument(f"{what}: the full range is not allowed; leave the field out to match all")
     return low, high
 
 
@@ -111,11 +112,14 @@ def _decode_key(table: Table, message: p4r.TableEntry) -> tuple[bytes, bytes, in
         pairs.append(given.get(place) or key.any)
     if table.info.has_priority:
         if message.priority <= 0:
-            raise InvalidArgument(f"table {table.name} has ternary, range or optional fields: its entries need a priority "
-                                  f"above 0, got {message.priority}")
+            raise InvalidArgument(
+                f"table {table.name} has ternary, range or optional fields: its entries need a "
+                f"priority above 0, got {message.priority}"
+            )
     elif message.priority:
-        raise InvalidArgument(f"table {table.name} has exact and lpm fields only: priority must be 0, "
-                              f"got {message.priority}")
+        raise InvalidArgument(
+            f"table {table.name} has exact and lpm fields only: priority must be 0, got {message.priority}"
+        )
     key_bytes, mask = table.info.pack_key(pairs)
     return key_bytes, mask, message.priority
 
@@ -132,7 +136,8 @@ def decode_params(action: Action, message: p4r.Action) -> bytes:
             raise InvalidArgument(f"action {action.name} has no parameter with id {param.param_id}")
         if known.place in values:
             raise InvalidArgument(f"action {action.name}: parameter {known.name} is given twice")
-        values[known.place] = bytestrings.decode(param.value, known.bits, f"action {action.name}, parameter {known.name}")
+        what = f"action {action.name}, parameter {known.name}"
+        values[known.place] = bytestrings.decode(param.value, known.bits, what)
     missing = [p.name for p in action.params.values() if p.place not in values]
     if missing:
         raise InvalidArgument(f"action {action.name}: missing {', '.join(missing)}")
@@ -171,12 +176,16 @@ def _decode_do(context: Context, table: Table, message: p4r.TableEntry) -> Do:
             raise InvalidArgument(f"table {table.name} has no action profile: expected an action, got {kind}")
         return decode_table_action(table, message.action.action)
     if kind == "action":
-        raise InvalidArgument(f"table {table.name} takes its actions from action profile {table.profile.name}: "
-                              "expected a member, a group or an action set")
+        raise InvalidArgument(
+            f"table {table.name} takes its actions from action profile {table.profile.name}: "
+            "expected a member, a group or an action set"
+        )
     if kind == "action_profile_member_id":
         return DoMember(message.action.action_profile_member_id)
     if not table.profile.selector:
-        raise InvalidArgument(f"table {table.name}: action profile {table.profile.name} has no selector, so no groups")
+        raise InvalidArgument(
+            f"table {table.name}: action profile {table.profile.name} has no selector, so no groups"
+        )
     if kind == "action_profile_group_id":
         return DoGroup(message.action.action_profile_group_id)
     return context.one_shot.create(table, message.action.action_profile_action_set)
@@ -245,8 +254,15 @@ def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
     if message.HasField("counter_data") and table.info.direct_counter < 0:
         raise InvalidArgument(f"table {table.name} has no direct counter")
     do = _decode_do(context, table, message)
-    return Entry(table.info, key, mask, do, priority, message.controller_metadata & (2**64 - 1),
-                 -(-message.idle_timeout_ns // 1000))
+    return Entry(
+        table.info,
+        key,
+        mask,
+        do,
+        priority,
+        message.controller_metadata & (2**64 - 1),
+        -(-message.idle_timeout_ns // 1000),
+    )
 
 
 def write_entries(context: Context, kind: str, messages: list[p4r.TableEntry]) -> list[EngineError | None]:
@@ -267,12 +283,20 @@ def write_entries(context: Context, kind: str, messages: list[p4r.TableEntry]) -
     return results
 
 
-def flush_entries(context: Context, kind: str, messages: list[p4r.TableEntry], ready: list[tuple[int, Entry]],
-                  results: list[EngineError | None]) -> None:
+def flush_entries(
+    context: Context,
+    kind: str,
+    messages: list[p4r.TableEntry],
+    ready: list[tuple[int, Entry]],
+    results: list[EngineError | None],
+) -> None:
     """Sends decoded entries in one batch and does what an entry brings along."""
-    before = [context.one_shot.of_entry(entry) if kind != "insert" and entry.table.profile >= 0 else None
-              for _, entry in ready]
-    for (i, entry), old, reply in zip(ready, before, context.engine.write_entries(kind, [e for _, e in ready]), strict=True):
+    before = [
+        context.one_shot.of_entry(entry) if kind != "insert" and entry.table.profile >= 0 else None
+        for _, entry in ready
+    ]
+    replies = context.engine.write_entries(kind, [entry for _, entry in ready])
+    for (i, entry), old, reply in zip(ready, before, replies, strict=True):
         message = messages[i]
         identity = (entry.table.id, entry.key, entry.mask, entry.priority)
         if isinstance(reply, EngineError):
@@ -286,11 +310,8 @@ def flush_entries(context: Context, kind: str, messages: list[p4r.TableEntry], r
         else:
             context.metadata.pop(identity, None)
         try:
-            if kind != "delete" and entry.table.direct_meter >= 0:
-                config = decode_meter(message.meter_config, entry.table.name) if message.HasField("meter_config") else None
-                context.engine.write_direct_meter(entry.table, entry, config)
-            if kind != "delete" and message.HasField("counter_data"):
-                context.engine.write_direct_counter(entry.table, entry, decode_count(message.counter_data, entry.table.name))
+            if kind != "delete":
+                _write_direct(context, entry.table, entry, message)
         except EngineError as error:
             results[i] = error
 
@@ -310,10 +331,17 @@ def _write_default(context: Context, kind: str, message: p4r.TableEntry) -> None
         context.engine.set_default(table.info, decode_table_action(table, message.action.action, default=True))
     else:
         raise InvalidArgument(f"table {table.name}: a default action must be an action, got {kind_of}")
-    if message.HasField("meter_config"):
-        context.engine.write_direct_meter(table.info, None, decode_meter(message.meter_config, table.name))
+    _write_direct(context, table.info, None, message)
+
+
+def _write_direct(context: Context, table: TableInfo, entry: Entry | None, message: p4r.TableEntry) -> None:
+    """The meter and counter that come with an entry (None: the default action); without meter it is unmetered."""
+    if table.direct_meter >= 0:
+        given = message.HasField("meter_config")
+        config = decode_meter(message.meter_config, table.name) if given else None
+        context.engine.write_direct_meter(table, entry, config)
     if message.HasField("counter_data"):
-        context.engine.write_direct_counter(table.info, None, decode_count(message.counter_data, table.name))
+        context.engine.write_direct_counter(table, entry, decode_count(message.counter_data, table.name))
 
 
 def encode_key(table: Table, entry: Entry, message: p4r.TableEntry) -> None:
@@ -328,7 +356,9 @@ def encode_key(table: Table, entry: Entry, message: p4r.TableEntry) -> None:
         message.priority = entry.priority
 
 
-def encode_entry(context: Context, table: Table, entry: Entry, asked: p4r.TableEntry, message: p4r.TableEntry) -> None:
+def encode_entry(
+    context: Context, table: Table, entry: Entry, asked: p4r.TableEntry, message: p4r.TableEntry
+) -> None:
     """Fills a whole TableEntry; counters, meters and times where `asked` has them set."""
     encode_key(table, entry, message)
     _encode_do(context, table, entry.do, message.action)
@@ -387,10 +417,6 @@ def read_entries(context: Context, asked: p4r.TableEntry) -> Iterator[p4r.Entity
             yield entity
             continue
         for entry in _asked_entries(context, table, asked):
-            if asked.HasField("action") and asked.action.WhichOneof("type") == "action" and not (
-                isinstance(entry.do, DoAction) and table.info.actions[entry.do.action].id == asked.action.action.action_id
-            ):
-                continue
             entity = p4r.Entity()
             encode_entry(context, table, entry, asked, entity.table_entry)
             yield entity
