@@ -9,7 +9,7 @@ from typing import Any
 from softswitch.compiler import ast as A
 from softswitch.compiler import types as T
 from softswitch.compiler.check_expr import ExprChecker
-from softswitch.compiler.diagnostics import Errors, P4Error, nearest
+from softswitch.compiler.diagnostics import Errors, P4Error, Pos, nearest
 
 _TABLE_PROPERTIES = {
     "size", "default_action", "implementation", "counters", "meters", "support_timeout", "largest_priority_wins",
@@ -158,9 +158,10 @@ class Checker(ExprChecker):
             case A.ConstDecl():
                 decl.type = self.resolve(decl.syntax)
                 decl.value = self.rvalue(decl.value, decl.type)
-                if decl.type == T.INFINT or isinstance(decl.type, T.Bits) or decl.type == T.BOOL:
-                    if decl.value.const is None:
-                        raise P4Error(decl.value.pos, f"the value of constant '{decl.name}' is not known at compile time")
+                scalar = isinstance(decl.type, T.Bits) or decl.type in (T.INFINT, T.BOOL)
+                if scalar and decl.value.const is None:
+                    pos = decl.value.pos
+                    raise P4Error(pos, f"the value of constant '{decl.name}' is not known at compile time")
             case A.VarDecl():
                 decl.type = self.resolve(decl.syntax)
                 if decl.type in (T.INFINT, T.VOID, T.STRING) or isinstance(decl.type, T.Declared):
@@ -229,7 +230,9 @@ class Checker(ExprChecker):
                 self.checked(stmt)
             if state.select is None:
                 if state.next_state not in names:
-                    raise P4Error(state.next_pos, f"no state '{state.next_state}'{nearest(state.next_state or '', names)}")
+                    raise P4Error(
+                        state.next_pos, f"no state '{state.next_state}'{nearest(state.next_state or '', names)}"
+                    )
                 return
             state.select = [self.expr(e) for e in state.select]
             types = [e.type for e in state.select]
@@ -242,6 +245,8 @@ class Checker(ExprChecker):
 
     def keyset(self, keys: list[A.Expr], types: Sequence[T.Type]) -> list[A.Expr]:
         """Checks the keys of a select case or an entry against the types that they are compared with."""
+        if len(keys) == len(types) == 1 and isinstance(keys[0], A.ListExpr):
+            keys = keys[0].items
         if len(keys) == 1 and len(types) > 1:
             if isinstance(keys[0], A.DontCare):
                 keys[0].type = T.ANY
@@ -344,9 +349,7 @@ class Checker(ExprChecker):
             raise P4Error(ref.pos, f"action {ref.decl.name} needs {want} arguments here (those with a direction)")
         ref.bound = self.bind_args(ref.decl, directed, args, ref.pos)
 
-    def bind_args(
-        self, decl: A.ActionDecl, params: list[A.Param], args: list[A.Arg], pos: A.Pos
-    ) -> dict[str, A.Expr]:
+    def bind_args(self, decl: A.ActionDecl, params: list[A.Param], args: list[A.Arg], pos: Pos) -> dict[str, A.Expr]:
         call = A.Call(A.Name(decl.name, pos=pos), [], args, pos=pos)
         self.bind(call, params, decl.name)
         return self.check_args(params, call.bound, decl.name)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from softswitch.compiler import ast as A
 from softswitch.compiler import consteval
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import P4Error, Pos, nearest
+from softswitch.compiler.diagnostics import P4Error, nearest
 from softswitch.compiler.resolve import Bindings, Resolver
 
 MAX_WIDTH = 1 << 16
@@ -507,6 +507,8 @@ class ExprChecker(Resolver):
         if isinstance(decl, list):
             decl = self.overload(decl, e)
             self.bind_generic(e, decl, {}, self.function_result(decl))
+            if decl.name == "static_assert" and decl.body is None:
+                self.static_assert(e)
         elif isinstance(decl, A.ActionDecl):
             e.decl = decl
             self.bind(e, decl.params, decl.name)
@@ -514,6 +516,14 @@ class ExprChecker(Resolver):
             e.type = T.VOID
         else:
             raise P4Error(e.pos, f"'{e.function.name}' cannot be called")
+
+    def static_assert(self, e: A.Call) -> None:
+        message = e.bound.get("message")
+        if e.bound["check"].const is None:
+            raise P4Error(e.pos, "static_assert of what is not known at compile time")
+        if not e.bound["check"].const:
+            raise P4Error(e.pos, f"static_assert failed{': ' + message.const if message is not None else ''}")
+        e.const = True
 
     def function_result(self, decl: A.FunctionDecl) -> T.Type:
         return decl.result_type if decl.result_type is not None else T.VOID
@@ -727,9 +737,7 @@ class ExprChecker(Resolver):
         if t.kind in ("parser", "control"):
             want, have = t.decl.params, got.decl.params
             if len(want) != len(have):
-                raise P4Error(
-                    arg.pos, f"{name}: {got.name} has {len(have)} parameters, {t.name} needs {len(want)}"
-                )
+                raise P4Error(arg.pos, f"{name}: {got.name} has {len(have)} parameters, {t.name} needs {len(want)}")
         elif got.decl is not t.decl:
             raise P4Error(arg.pos, f"{name}: parameter '{p.name}' is {t}, got {got}")
 
@@ -760,5 +768,3 @@ def _member_const(value: A.Expr, name: str) -> int | bool | None:
         fields = [n for n, _ in T.fields_of(value.type) or []]
         return value.items[fields.index(name)].const if name in fields[: len(value.items)] else None
     return None
-
-

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where something stands in a P4 program, and errors that draw it.
 
-    fold.p4:12:9: error: no field 'dstAddr' in header ethernet_t; did you mean 'dst'?
-       12 |     hdr.eth.dstAddr = 0;
-          |             ^^^^^^^
+fold.p4:12:9: error: no field 'dstAddr' in header ethernet_t; did you mean 'dst'?
+   12 |     hdr.eth.dstAddr = 0;
+      |             ^^^^^^^
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ class Program:
         return self.ir.dump()
 
 
-def compile_file(
-    path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
-) -> Program:
+def compile_file(path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None) -> Program:
     """Compiles a P4_16 file for v1model.
 
     include  directories for #include <...> and "...", before our own core.p4 and v1model.p4

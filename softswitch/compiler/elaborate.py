@@ -40,6 +40,10 @@ def control_plane_name(prefix: str, decl: A.Decl) -> str:
 
 
 class Elaboration(StmtLowering):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.block_name = ""  # of the control or parser whose body is being lowered
+
     def instantiate(self, decl: Any, call: A.Call, name: str) -> Any:
         """What `Type(arguments) name` makes."""
         t = call.type
@@ -182,8 +186,9 @@ class Elaboration(StmtLowering):
             found = [i for i, a in enumerate(table.actions) if a.name == "NoAction"]
             if not found:
                 no_action = self.no_action()
-                table.actions.append(ir.Action("NoAction", no_action, [], A.ActionRef(
-                    expr=A.Name("NoAction"), annotations=[A.Annotation("defaultonly", [], [])], decl=no_action)))  # fmt: skip
+                only = [A.Annotation("defaultonly", [], [])]
+                ref = A.ActionRef(expr=A.Name("NoAction"), annotations=only, decl=no_action)
+                table.actions.append(ir.Action("NoAction", no_action, [], ref))
                 found = [len(table.actions) - 1]
             table.default = found[0]
             return
@@ -298,23 +303,34 @@ def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> l
     return [p - low + 1 for p in out] if low < 1 else out
 
 
+def _external(e: A.Member) -> str:
+    """A field's name for the control plane."""
+    t = e.base.type
+    if isinstance(t, T.Struct):
+        note = next(f for f in t.decl.fields if f.name == e.name).annotation("name")
+        if note is not None and note.args and isinstance(note.args[0], A.StrLit):
+            return note.args[0].value
+    return e.name
+
+
 def _text(e: A.Expr) -> str:
     """A key expression as p4c writes it into names."""
     match e:
         case A.Name():
             return e.name
         case A.Member():
-            return f"{_text(e.base)}.{e.name}"
+            return f"{_text(e.base)}.{_external(e)}"
         case A.Index():
             return f"{_text(e.base)}[{_text(e.index)}]"
         case A.Slice():
             return f"{_text(e.base)}[{_text(e.hi)}:{_text(e.lo)}]"
-        case A.Call():
-            return f"{_text(e.function)}()"
+        case A.Call(builtin="isValid"):
+            assert isinstance(e.function, A.Member)
+            return f"{_text(e.function.base)}.$valid$"
         case A.IntLit():
             return str(e.value)
         case A.Binary():
             return f"{_text(e.left)} {e.op} {_text(e.right)}"
         case A.Cast() if e.to is None:
             return _text(e.operand)
-    raise P4Error(e.pos, "this key needs a name for the control plane: ... : exact @name(\"...\")")
+    raise P4Error(e.pos, 'this key needs a name for the control plane: ... : exact @name("...")')

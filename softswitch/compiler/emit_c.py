@@ -79,7 +79,9 @@ class _Emitter(StmtEmitter):
                 lines.append("    char _nothing;")
             lines.append("};")
             for stack in sorted((s for s in stacks if s.item is rec), key=lambda s: s.size):
-                lines.append(f"struct {rec.name}_stack{stack.size} {{ uint32_t next; struct {rec.name} e[{stack.size + 1}]; }};")
+                lines.append(
+                    f"struct {rec.name}_stack{stack.size} {{ uint32_t next; struct {rec.name} e[{stack.size + 1}]; }};"
+                )
         return [*lines, ""]
 
     def all_types(self) -> Iterable[ir.Type]:
@@ -127,7 +129,12 @@ class _Emitter(StmtEmitter):
 
     def keep_fields(self) -> list[str]:
         lines = ["static void keep_fields(void *to_, const void *from_, uint32_t list)", "{"]
-        lines += ["    state *to = to_;", "    const state *from = from_;", "    (void)to; (void)from;", "    switch (list) {"]
+        lines += [
+            "    state *to = to_;",
+            "    const state *from = from_;",
+            "    (void)to; (void)from;",
+            "    switch (list) {",
+        ]
         for number, paths in sorted(self.program.field_lists.items()):
             lines.append(f"    case {number}:")
             for path in paths:
@@ -144,15 +151,11 @@ class _Emitter(StmtEmitter):
         rows = [self.table_info(t, out) for t in p.tables]
         self.array(out, "ss_table_info", "tables", rows)
         ids = self.ids
-        self.array(out, "ss_register_info", "registers_info", [
-            f"{{ {c_string(r.name)}, {ids.of(r)}u, {r.size}, {width(r.type)}, {stride(r.type)} }}" for r in p.objects("register")])  # fmt: skip
+        registers = p.objects("register")
+        self.array(out, "ss_register_info", "registers_info", [self.register_info(r) for r in registers])
         for kind in ("counter", "meter"):
-            self.array(out, f"ss_{kind}_info", f"{kind}s", [
-                f"{{ {c_string(c.name)}, {ids.of(c)}u, {c.size or (c.table.size if c.table else 0)}, {_UNIT[c.unit]}, "
-                f"{self.table_index(c)} }}" for c in p.objects(kind)])  # fmt: skip
-        self.array(out, "ss_profile_info", "profiles", [
-            f"{{ {c_string(x.name)}, {ids.of(x)}u, {x.size}, {'true' if x.kind == 'action_selector' else 'false'}, "
-            f"{x.max_group_size}, {x.algorithm} }}" for x in p.objects("profile")])  # fmt: skip
+            self.array(out, f"ss_{kind}_info", f"{kind}s", [self.array_info(c) for c in p.objects(kind)])
+        self.array(out, "ss_profile_info", "profiles", [self.profile_info(x) for x in p.objects("profile")])
         digests = []
         for d in p.digests:
             bits = ", ".join(str(width(t)) for _, t in d.fields) or "0"
@@ -184,11 +187,26 @@ class _Emitter(StmtEmitter):
             "    .init = init, .reset_metadata = reset_metadata,",
             "    .parse = parse, .verify_checksum = verify_checksum, .ingress = ingress, .egress = egress,",
             "    .compute_checksum = compute_checksum, .deparse = deparse, .keep_fields = keep_fields,",
-            *(f"    .n_{field} = {len(items)}, .{field} = {name if items else 'NULL'}," for field, name, items in lists),
+            *(
+                f"    .n_{field} = {len(items)}, .{field} = {name if items else 'NULL'},"
+                for field, name, items in lists
+            ),
             f"    .packet_in_bits = {sizes['packet_in']}, .packet_out_bits = {sizes['packet_out']},",
             "};",
         ]
         return out
+
+    def register_info(self, r: ir.ExternObject) -> str:
+        return f"{{ {c_string(r.name)}, {self.ids.of(r)}u, {r.size}, {width(r.type)}, {stride(r.type)} }}"
+
+    def array_info(self, c: ir.ExternObject) -> str:
+        """Of a counter or meter, direct or not."""
+        size = c.size or (c.table.size if c.table else 0)
+        return f"{{ {c_string(c.name)}, {self.ids.of(c)}u, {size}, {_UNIT[c.unit]}, {self.table_index(c)} }}"
+
+    def profile_info(self, x: ir.ExternObject) -> str:
+        selector = _c(x.kind == "action_selector")
+        return f"{{ {c_string(x.name)}, {self.ids.of(x)}u, {x.size}, {selector}, {x.max_group_size}, {x.algorithm} }}"
 
     def table_index(self, c: ir.ExternObject) -> int:
         if not c.kind.startswith("direct"):
@@ -223,9 +241,7 @@ class _Emitter(StmtEmitter):
                 key += value.to_bytes(size, "big")
                 mask += other.to_bytes(size, "big")
             params = _data(entry.args, t.actions[entry.action])
-            entries.append(
-                f"{{ {_bytes(key)}, {_bytes(mask)}, {entry.priority}, {entry.action}, {_bytes(params)} }}"
-            )
+            entries.append(f"{{ {_bytes(key)}, {_bytes(mask)}, {entry.priority}, {entry.action}, {_bytes(params)} }}")
         self.array(out, "ss_const_entry", f"{name}_entries", entries)
         default = _bytes(_data(t.default_args, t.actions[t.default]))
         return (
@@ -235,7 +251,8 @@ class _Emitter(StmtEmitter):
             f".default_action = {t.default}, .default_params = {default}, .const_default = {_c(t.const_default)}, "
             f".n_const_entries = {len(entries)}, .const_entries = {f'{name}_entries' if entries else 'NULL'}, "
             f".has_const_entries = {_c(t.const_entries)}, .size = {t.size}, .idle_timeout = {_c(t.idle_timeout)}, "
-            f".profile = {_index(t.profile)}, .direct_counter = {_index(t.counter)}, .direct_meter = {_index(t.meter)} }}"
+            f".profile = {_index(t.profile)}, "
+            f".direct_counter = {_index(t.counter)}, .direct_meter = {_index(t.meter)} }}"
         )
 
 

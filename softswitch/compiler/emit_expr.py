@@ -8,8 +8,8 @@ limbs (shifts, slices, concatenation, products) are computed into temporaries fi
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from softswitch.compiler import ir
 from softswitch.compiler.types import BOOL, Bits, Varbit
@@ -399,7 +399,7 @@ class ExprEmitter:
             self.line(f"ss_w_set{64 if source.width <= 64 else 128}({dst}, {n}, {self.x(e.a)});")
         self.trim(dst, w)
 
-    # ---- one loop for a whole tree of limb-wise operators --------------------------------------------------------------
+    # ---- one loop for a whole tree of limb-wise operators --------------------------------------------------
 
     def fused(self, e: ir.Expr, dst: str) -> None:
         w = width(e.type)

@@ -35,7 +35,7 @@ def group(widths: Sequence[int]) -> list[Group]:
         offset += w
         if offset % 8 == 0 or i == len(widths) - 1:
             bits = offset - start
-            ok = len(members) == 1 and bits % 8 == 0 or bits <= 128
+            ok = (len(members) == 1 and bits % 8 == 0) or bits <= 128
             groups.append(Group(start // 8, bits, members, ok))
             start, members = offset, []
     return groups
@@ -203,7 +203,9 @@ class PacketEmitter(ExprEmitter):
 
     # ---- headers ------------------------------------------------------------------------------------------------
 
-    def header_parts(self, rec: ir.Rec, text: str) -> tuple[list[tuple[str, ir.Type]], Varbit | None, str, list[tuple[str, ir.Type]]]:
+    def header_parts(
+        self, rec: ir.Rec, text: str
+    ) -> tuple[list[tuple[str, ir.Type]], Varbit | None, str, list[tuple[str, ir.Type]]]:
         """Leaves before the varbit, the varbit's type and C name, and the leaves after it."""
         from softswitch.compiler.emit_expr import c_name
 
@@ -219,7 +221,13 @@ class PacketEmitter(ExprEmitter):
                 (before if varbit is None else after).append((member, t))
         return before, varbit, varbit_text, after
 
-    def extract(self, header: ir.LValue, size: ir.Expr | None, fail: Callable[[str], str], set_valid: Callable[[ir.LValue], None]) -> None:
+    def extract(
+        self,
+        header: ir.LValue,
+        size: ir.Expr | None,
+        fail: Callable[[str], str],
+        set_valid: Callable[[ir.LValue], None],
+    ) -> None:
         rec = header.type
         assert isinstance(rec, ir.Rec)
         name = self.lv(header)

@@ -150,7 +150,9 @@ class StmtEmitter(PacketEmitter):
             for name, f in t.fields.items():
                 a, b = ir.Field(f, dst, name), ir.Field(f, src, name)
                 if t.kind == "union":  # memberwise, without invalidating the others
-                    self.line(f"if ({self.lv(b)}._valid) {self.lv(a)} = {self.lv(b)}; else {self.lv(a)}._valid = false;")
+                    self.line(
+                        f"if ({self.lv(b)}._valid) {self.lv(a)} = {self.lv(b)}; else {self.lv(a)}._valid = false;"
+                    )
                 else:
                     self.assign(a, b)
 
@@ -174,7 +176,9 @@ class StmtEmitter(PacketEmitter):
                 source = self.pointer(s.src)
                 if _reads(s.src, ir.root(s.dst)) and isinstance(s.src, ir.LValue):
                     source = self.fresh("w")
-                    self.line(f"uint64_t {source}[{limbs(part)}]; ss_w_copy({source}, {self.lv(s.src)}, {limbs(part)});")
+                    self.line(
+                        f"uint64_t {source}[{limbs(part)}]; ss_w_copy({source}, {self.lv(s.src)}, {limbs(part)});"
+                    )
             else:
                 source = self.fresh("v")
                 self.line(f"{self.ctype(part)} {source} = {self.x(s.src)};")
@@ -409,7 +413,7 @@ class StmtEmitter(PacketEmitter):
         self.line(f"int {at} = 0;")
         for i, piece in enumerate(pieces):
             if piece:
-                self.line(f"{at} += snprintf({text} + {at}, sizeof {text} - {at}, \"%s\", {c_string(piece)});")
+                self.line(f'{at} += snprintf({text} + {at}, sizeof {text} - {at}, "%s", {c_string(piece)});')
             if i < len(s.args):
                 self.log_value(s.args[i], text, at)
         if s.info == "":
@@ -424,20 +428,22 @@ class StmtEmitter(PacketEmitter):
             n = limbs(t.width)
             if t.width <= 128:
                 self.line(f"uint64_t {pointer}[2]; ss_w_set128({pointer}, 2, {self.x(e)});")
-            self.line(f"{at} += snprintf({room}, \"0x\");")
-            self.line(f"for (int i = {n}; i-- > 0;) {at} += snprintf({room}, \"%016llx\", (unsigned long long){pointer}[i]);")
+            self.line(f'{at} += snprintf({room}, "0x");')
+            self.line(
+                f'for (int i = {n}; i-- > 0;) {at} += snprintf({room}, "%016llx", (unsigned long long){pointer}[i]);'
+            )
         elif isinstance(t, Bits) and t.signed:
-            self.line(f"{at} += snprintf({room}, \"%lld\", (long long){self.sext(e)});")
+            self.line(f'{at} += snprintf({room}, "%lld", (long long){self.sext(e)});')
         elif isinstance(t, Varbit):
-            self.line(f"{at} += snprintf({room}, \"varbit\");")
+            self.line(f'{at} += snprintf({room}, "varbit");')
         else:
-            self.line(f"{at} += snprintf({room}, \"%llu\", (unsigned long long){self.x(e)});")
+            self.line(f'{at} += snprintf({room}, "%llu", (unsigned long long){self.x(e)});')
 
 
 def cell_type(t: ir.Type) -> str:
     """The C type of a register cell of up to 128 bits."""
     w = width(t)
-    return next(c for size, c in ((8, "uint8_t"), (16, "uint16_t"), (32, "uint32_t"), (64, "uint64_t"), (128, "ss_u128")) if w <= size)  # fmt: skip
+    return "ss_u128" if w > 64 else next(f"uint{size}_t" for size in (8, 16, 32, 64) if w <= size)
 
 
 def stride(t: ir.Type) -> int:

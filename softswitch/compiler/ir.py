@@ -3,7 +3,7 @@
 
 Everything is inlined: a program is six straight functions over a packet's state. Expressions have no side effects;
 calls, short circuits with effects and copy-in/copy-out have become statements, in the order that P4 prescribes.
-Control flow is `if`, labels and forward or backward gotos. `str()` of a node prints it (`softswitch compile --dump-ir`).
+Control flow is `if`, labels and gotos. `str()` of a node prints it (`softswitch compile --dump-ir`).
 """
 
 from __future__ import annotations

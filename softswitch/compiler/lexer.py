@@ -11,7 +11,7 @@ from softswitch.compiler.diagnostics import P4Error, Pos
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """kind: "id" (names and keywords), "int", "str", "op" or "end"; `value` (value, width or None, signed) of an int."""
+    """kind: "id" (keywords too), "int", "str", "op", "end"; `value` of an int is (value, width or None, signed)."""
 
     kind: str
     text: str
@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     |(?P<int>(?:\d+[ws])?(?:0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|0[dD][0-9_]+|\d[\d_]*)(?![A-Za-z]))
     |(?P<id>[A-Za-z_][A-Za-z0-9_]*)
     |(?P<str>"(?:\\.|[^"\\])*")
-    |(?P<op>\|\+\|=|\|-\|=|<<=|\+\+=|&&&|\.\.\.|\|\+\||\|-\||<<|<=|>=|==|!=|&&|\|\||\+\+|\.\.
+    |(?P<op>\|\+\|=|\|-\|=|<<=|\+\+=|&&&|\.\.\.|\|\+\||\|-\||<<|\+:|<=|>=|==|!=|&&|\|\||\+\+|\.\.
         |\+=|-=|\*=|/=|%=|&=|\|=|\^=|[-+*/%&|^~!<>=?:;,.(){}\[\]@\#_])
     """,
     re.VERBOSE,
@@ -64,7 +64,9 @@ def lex(text: str) -> list[Token]:
             kind = match.lastgroup or ""
             if kind != "space":
                 text_ = match.group()
-                value = _number(text_, Pos(file, number, at + 1, len(text_), line)) if kind == "int" else (0, None, False)
+                value = (
+                    _number(text_, Pos(file, number, at + 1, len(text_), line)) if kind == "int" else (0, None, False)
+                )
                 out.append(Token(kind, text_, file, number, at + 1, line, value))
             at = match.end()
     last = out[-1] if out else None

@@ -109,6 +109,7 @@ class _Lowering(ExternLowering):
         for p, what in zip(block.decl.params, params, strict=True):
             self.bindings[id(p)] = values[what]
         self.bindings.update(block.members)
+        self.block_name = block.name
         self.exit_label = self.function.exit = self.unique("exit")
         if block.decl.kind == "parser":
             self.in_parser = True
@@ -149,7 +150,7 @@ class _Lowering(ExternLowering):
             block = self.bindings.get(id(base.decl))
         else:  # Control.apply(...): an instance without a name of its own
             call = A.Call(base, [], [], pos=e.pos, type=base.type, decl=e.decl, builtin="new")
-            block = self.instantiate(None, call, e.decl.name)
+            block = self.instantiate(None, call, control_plane_name(self.block_name, e.decl))
         if not isinstance(block, BlockInstance):
             raise P4Error(e.pos, "expected a control or parser instance")
         if block.decl.kind == "parser" and not self.in_parser:
@@ -158,11 +159,13 @@ class _Lowering(ExternLowering):
         types = {k: self.substitute(v, self.types) for k, v in values.items() if v is not None}
 
         def body() -> None:
+            outer, self.block_name = self.block_name, block.name
             self.bindings.update(block.members)
             if block.decl.kind == "parser":
                 self.parser_body(block, self.exit_label)
             else:
                 self.control_body(block)
+            self.block_name = outer
 
         self.inline(block.decl.params, e.bound, body, types={**self.types, **types} if types else None)
 
@@ -171,7 +174,8 @@ class _Lowering(ExternLowering):
             table.index = len(self.program.tables)
             self.program.tables.append(table)
         hit, run = self.local("hit", T.BOOL), self.local("run", U32)
-        keys, selectors = [], []
+        keys: list[ir.Expr] = []
+        selectors: list[ir.Expr] = []
         elements = [k.element.value for k in table.keys]
         for i, key in enumerate(table.keys):
             value = self.cast(self.saved(elements[i], *elements[i + 1 :]), key.type)

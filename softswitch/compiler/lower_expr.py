@@ -451,9 +451,7 @@ def leaves(value: ir.Expr) -> list[ir.Expr]:
             return [leaf for n, f in rec.fields.items() for leaf in leaves(ir.Field(f, value, n))]
         case ir.Arr() as arr:
             assert isinstance(value, ir.LValue)
-            return [
-                leaf for i in range(arr.size) for leaf in leaves(ir.Elem(arr.item, value, ir.const(i, U32)))
-            ]
+            return [leaf for i in range(arr.size) for leaf in leaves(ir.Elem(arr.item, value, ir.const(i, U32)))]
     return [value]
 
 

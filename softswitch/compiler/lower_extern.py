@@ -106,12 +106,6 @@ class ExternLowering(ParserLowering):
         check, error = self.args(e, "check", "toSignal")
         self.emit(ir.If(self.un("!", check), [ir.ParserError(error, pos=e.pos)], []))
 
-    def on_static_assert(self, e: A.Call) -> ir.Expr:
-        if e.bound["check"].const is not True:
-            message = e.bound["message"].const if "message" in e.bound else "static assertion"
-            raise P4Error(e.pos, f"{message}")
-        return ir.TRUE
-
     def on_assert(self, e: A.Call) -> None:
         (check,) = self.args(e, "check")
         failed: list[ir.Stmt] = []

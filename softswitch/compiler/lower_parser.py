@@ -90,7 +90,9 @@ class ParserLowering(Elaboration):
             return self.bin("==", self.bin("&", value, mask, value.type), want, T.BOOL)
         if isinstance(key, A.Binary) and key.op == "..":
             low = self.bin(">=", value, self.cast(self.expr(key.left), value.type), T.BOOL)
-            return self.bin("&&", low, self.bin("<=", value, self.cast(self.expr(key.right), value.type), T.BOOL), T.BOOL)
+            return self.bin(
+                "&&", low, self.bin("<=", value, self.cast(self.expr(key.right), value.type), T.BOOL), T.BOOL
+            )
         return self.equal(value, self.cast(self.expr(key), value.type))
 
     def value_set(self, key: A.Name, values: list[ir.Expr]) -> ir.Expr:

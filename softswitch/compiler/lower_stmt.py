@@ -322,6 +322,7 @@ class StmtLowering(ExprLowering):
         if e.builtin:
             return self.header_method(e)
         if isinstance(e.decl, A.ActionDecl):
+            self.program.actions.setdefault(self.bindings[id(e.decl)], e.decl)
             return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
         if isinstance(e.decl, A.FunctionDecl) and e.decl.body is not None:
             return self.call_function(e)
@@ -509,10 +510,7 @@ def _overlap(a: ir.LValue, b: ir.LValue) -> bool:
     if ir.root(a) is not ir.root(b):
         return False
     pa, pb = _path(a), _path(b)
-    for x, y in zip(pa, pb, strict=False):
-        if x != y and x is not None and y is not None:
-            return False
-    return True
+    return all(x == y or x is None or y is None for x, y in zip(pa, pb, strict=False))
 
 
 def _path(lv: ir.Expr) -> list[str | int | None]:

@@ -27,7 +27,11 @@ PREFIX = {
 
 _MATCH = {"exact": p4i.MatchField.EXACT, "lpm": p4i.MatchField.LPM, "ternary": p4i.MatchField.TERNARY,
           "range": p4i.MatchField.RANGE, "optional": p4i.MatchField.OPTIONAL}  # fmt: skip
-_COUNTER = {"packets": p4i.CounterSpec.PACKETS, "bytes": p4i.CounterSpec.BYTES, "packets_and_bytes": p4i.CounterSpec.BOTH}
+_COUNTER = {
+    "packets": p4i.CounterSpec.PACKETS,
+    "bytes": p4i.CounterSpec.BYTES,
+    "packets_and_bytes": p4i.CounterSpec.BOTH,
+}
 _METER = {"packets": p4i.MeterSpec.PACKETS, "bytes": p4i.MeterSpec.BYTES}
 # Annotations that P4Info says in fields of its own.
 _SPOKEN = {"name", "id", "tableonly", "hidden", "alias", "p4runtime_translation"}
@@ -91,9 +95,9 @@ class Ids:
     def alias(self, name: str) -> str:
         parts = name.split(".")
         for i in range(len(parts) - 1, -1, -1):
-            if self.suffixes[tuple(parts[i:])] == 1:
+            if self.suffixes.get(tuple(parts[i:])) == 1:
                 return ".".join(parts[i:])
-        return name
+        return name  # a controller header: its name is the annotation's, its id that of the type
 
 
 def _kind(x: Any) -> str:
@@ -118,7 +122,7 @@ def _symbols(program: ir.Program) -> Iterable[tuple[str, str, Any]]:
     for d in program.digests:
         yield "digest", d.name, None
     for t in program.controller_headers:
-        yield "controller_header", controller_name(t), t.decl
+        yield "controller_header", t.name, t.decl
 
 
 def controller_name(t: T.Struct) -> str:
@@ -153,14 +157,9 @@ class _Maker:
         for table in self.program.tables:
             if not _hidden(table.decl):
                 self.table(table)
-        seen: set[str] = set()
-        for table in self.program.tables:
-            if _hidden(table.decl):
-                continue
-            for action in table.actions:
-                if action.name not in seen and not _hidden(action.decl):
-                    seen.add(action.name)
-                    self.action(action)
+        for name, decl in self.program.actions.items():
+            if not _hidden(decl):
+                self.action(name, decl)
         for objects in self.program.externs.values():
             for x in objects:
                 if not _hidden(x.decl):
@@ -196,6 +195,7 @@ class _Maker:
                 message.annotations.append(f"@{note.name}{args}")
 
     def table(self, table: ir.Table) -> None:
+        self.info.type_info.SetInParent()  # p4c writes it wherever a type was looked at
         m = self.info.tables.add()
         self.preamble(m.preamble, self.ids.of(table), table.name, table.decl)
         keys = [k for k in table.keys if k.match != "selector"]
@@ -236,7 +236,14 @@ class _Maker:
 
     def bits_and_type(self, field: Any, declared: T.Type, lowered: ir.Type) -> None:
         """Width, and the name of a `type` with @p4runtime_translation, which may also change the width."""
+        self.info.type_info.SetInParent()
         bits = ir.bits_of(lowered)
+        if isinstance(declared, T.Enum) and declared.base is not None:
+            self.serializable_enum(declared)
+        if declared == T.ERROR:
+            bits = 0
+            if not self.info.type_info.error.members:
+                self.info.type_info.error.members.extend(self.program.errors)
         if isinstance(declared, T.NewType):
             note = declared.decl.annotation("p4runtime_translation")
             field.type_name.name = declared.name
@@ -253,14 +260,26 @@ class _Maker:
                 self.data_type(spec.original_type, declared.base)
         field.bitwidth = bits
 
-    def action(self, action: ir.Action) -> None:
+    def serializable_enum(self, t: T.Enum) -> None:
+        assert t.base is not None
+        if t.name in self.info.type_info.serializable_enums:
+            return
+        message = self.info.type_info.serializable_enums[t.name]
+        message.underlying_type.bitwidth = t.base.width
+        size = (t.base.width + 7) // 8
+        for name, value in t.members.items():
+            number = value & ((1 << t.base.width) - 1)
+            message.members.add(name=name, value=number.to_bytes(size, "big"))
+
+    def action(self, name: str, decl: A.ActionDecl) -> None:
         m = self.info.actions.add()
-        self.preamble(m.preamble, self.ids.action(action.name), action.name, action.decl)
-        params = [p for p in action.decl.params if not p.direction]
-        for p, number, (name, t) in zip(params, _numbers(params), action.params, strict=True):
-            message = m.params.add(id=number, name=name)
+        self.preamble(m.preamble, self.ids.action(name), name, decl)
+        listed = any(a.decl is decl for t in self.program.tables for a in t.actions)
+        params = [p for p in decl.params if not p.direction and listed]  # called directly, it takes no data
+        for p, number in zip(params, _numbers(params), strict=True):
+            message = m.params.add(id=number, name=p.name)
             self.annotations(message, p.annotations)
-            self.bits_and_type(message, p.type, t)
+            self.bits_and_type(message, p.type, _plain(p.type))
 
     def extern(self, x: ir.ExternObject) -> None:
         info, id_ = self.info, self.ids.of(x)
@@ -295,6 +314,7 @@ class _Maker:
 
     def data_type(self, spec: p4t.P4DataTypeSpec, t: T.Type) -> None:
         """A type of data (of a register or digest), with the structs that it names."""
+        self.info.type_info.SetInParent()
         match t:
             case T.Bits(signed=False):
                 spec.bitstring.bit.bitwidth = t.width
@@ -318,7 +338,7 @@ class _Maker:
                             enum.members.add(name=name)
                 else:
                     spec.serializable_enum.name = t.name
-                    self.info.type_info.serializable_enums[t.name].underlying_type.bitwidth = t.base.width
+                    self.serializable_enum(t)
             case T.Struct(kind="struct"):
                 spec.struct.name = t.name
                 if t.name not in self.info.type_info.structs:
@@ -341,24 +361,28 @@ class _Maker:
     def controller_header(self, t: T.Struct) -> None:
         m = self.info.controller_packet_metadata.add()
         name = controller_name(t)
-        self.preamble(m.preamble, self.ids.ids["controller_header", name], name, t.decl)
+        self.preamble(m.preamble, self.ids.ids["controller_header", t.name], name, t.decl)
         numbers = _numbers(t.decl.fields)
         for f, number in zip(t.decl.fields, numbers, strict=True):
             field = m.metadata.add(id=number, name=f.name)
             self.annotations(field, f.annotations)
             declared = t.fields[f.name]
-            base = declared
-            while isinstance(base, T.NewType):
-                base = base.base
-            lowered = base.base if isinstance(base, T.Enum) and base.base else base
-            assert isinstance(lowered, T.Bits | T.Basic)
-            self.bits_and_type(field, declared, lowered)
+            self.bits_and_type(field, declared, _plain(declared))
 
     def value_set(self, v: ir.ValueSet) -> None:
         m = self.info.value_sets.add(size=v.size)
         self.preamble(m.preamble, self.ids.of(v), v.name, v.decl)
         for number, (name, match, t) in enumerate(v.fields, 1):
             m.match.add(id=number, name=name, bitwidth=ir.bits_of(t), match_type=_MATCH[match])
+
+
+def _plain(t: T.Type) -> T.Bits:
+    """The type as a number of bits."""
+    while isinstance(t, T.NewType):
+        t = t.base
+    if t == T.ERROR or (isinstance(t, T.Enum) and t.base is None):
+        return T.Bits(32)
+    return T.Bits(T.width_of(t) or 0)
 
 
 def _numbers(nodes: list[Any]) -> list[int]:

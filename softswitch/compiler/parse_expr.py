@@ -301,9 +301,7 @@ class ExprParser:
                 first = self.expression()
                 if self.accept(":"):
                     expr = A.Slice(expr, first, self.expression(), pos=token.pos)
-                elif self.at("+") and self.peek(1).text == ":":
-                    self.take()
-                    self.take()
+                elif self.accept("+:"):
                     expr = A.Slice(expr, first, first, self.expression(), pos=token.pos)
                 else:
                     expr = A.Index(expr, first, pos=token.pos)

@@ -7,7 +7,7 @@ After an error the parser skips to the end of the declaration and goes on, so on
 from __future__ import annotations
 
 from softswitch.compiler import ast as A
-from softswitch.compiler.diagnostics import Errors, P4Error
+from softswitch.compiler.diagnostics import Errors, P4Error, Pos
 from softswitch.compiler.lexer import lex
 from softswitch.compiler.parse_expr import ASSIGN_OPS, BASE_TYPES, ExprParser
 
@@ -104,7 +104,7 @@ class _Parser(ExprParser):
         syntax = None if self.peek(1).text == "{" else self.type()
         name = self.type_name()
         self.expect("{")
-        members: list[tuple[str, A.Expr | None, A.Pos]] = []
+        members: list[tuple[str, A.Expr | None, Pos]] = []
         while not self.at("}"):
             self.annotations()
             token = self.name()
@@ -136,9 +136,7 @@ class _Parser(ExprParser):
         syntax = self.type()
         name = self.type_name()
         self.expect(";")
-        return A.TypedefDecl(
-            pos=name.pos, name=name.text, annotations=notes, syntax=syntax, distinct=distinct
-        )
+        return A.TypedefDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, distinct=distinct)
 
     def extern(self, notes: list[A.Annotation]) -> A.Decl:
         self.expect("extern")
@@ -157,9 +155,7 @@ class _Parser(ExprParser):
                 )
             if self.at(";"):  # forward declaration
                 self.take()
-                return A.ExternDecl(
-                    pos=name.pos, name=name.text, annotations=notes, type_params=params, methods=[]
-                )
+                return A.ExternDecl(pos=name.pos, name=name.text, annotations=notes, type_params=params, methods=[])
             self.i = mark
         function = self.prototype(notes)
         self.expect(";")
@@ -483,9 +479,7 @@ class _Parser(ExprParser):
         action = self.expression()
         notes = self.annotations()
         self.expect(";")
-        return A.EntryDecl(
-            pos=pos, keys=keys, action=action, priority=priority, const=const, annotations=notes
-        )
+        return A.EntryDecl(pos=pos, keys=keys, action=action, priority=priority, const=const, annotations=notes)
 
     # ---- statements ---------------------------------------------------------------------------------------------
 
@@ -644,7 +638,7 @@ class _Parser(ExprParser):
         self.expect(")")
         return A.For(init, condition, update, self.statement(), pos=pos)
 
-    def for_in(self, pos: A.Pos, variable: A.VarDecl | A.Expr) -> A.Stmt:
+    def for_in(self, pos: Pos, variable: A.VarDecl | A.Expr) -> A.Stmt:
         values = self.expression()
         op = self.token
         if self.accept(".."):

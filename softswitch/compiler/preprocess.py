@@ -44,9 +44,7 @@ class _Condition:
     seen_else: bool = False
 
 
-def preprocess(
-    text: str, name: str, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
-) -> str:
+def preprocess(text: str, name: str, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None) -> str:
     """Expands `text` (called `name` in messages and for relative includes). Raises CompileError."""
     run = _Preprocessor(include, defines or {})
     try:
@@ -275,9 +273,7 @@ class _Preprocessor:
             args[-1].append(piece)
         raise P4Error(pos, f"macro {name}: missing ')'")
 
-    def substitute(
-        self, macro: _Macro, args: Mapping[str, list[str]], pos: Pos, hidden: frozenset[str]
-    ) -> list[str]:
+    def substitute(self, macro: _Macro, args: Mapping[str, list[str]], pos: Pos, hidden: frozenset[str]) -> list[str]:
         body = list(macro.body)
         out: list[str] = []
         i = 0
@@ -314,7 +310,8 @@ def _trim(pieces: list[str]) -> list[str]:
 
 
 _LEVELS: list[tuple[str, ...]] = [
-    ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"),
+    ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="),
+    ("<<", ">>"), ("+", "-"), ("*", "/", "%"),
 ]  # fmt: skip
 
 
@@ -362,32 +359,54 @@ class _Condition_parser:
         if op in "/%" and b == 0:
             raise P4Error(self.pos, "#if: division by zero")
         match op:
-            case "||": return int(bool(a) or bool(b))
-            case "&&": return int(bool(a) and bool(b))
-            case "|": return a | b
-            case "^": return a ^ b
-            case "&": return a & b
-            case "==": return int(a == b)
-            case "!=": return int(a != b)
-            case "<": return int(a < b)
-            case ">": return int(a > b)
-            case "<=": return int(a <= b)
-            case ">=": return int(a >= b)
-            case "<<": return a << min(b, 64)
-            case ">>": return a >> min(b, 64)
-            case "+": return a + b
-            case "-": return a - b
-            case "*": return a * b
-            case "/": return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-            case _: return a - b * (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1))  # fmt: skip
+            case "||":
+                return int(bool(a) or bool(b))
+            case "&&":
+                return int(bool(a) and bool(b))
+            case "|":
+                return a | b
+            case "^":
+                return a ^ b
+            case "&":
+                return a & b
+            case "==":
+                return int(a == b)
+            case "!=":
+                return int(a != b)
+            case "<":
+                return int(a < b)
+            case ">":
+                return int(a > b)
+            case "<=":
+                return int(a <= b)
+            case ">=":
+                return int(a >= b)
+            case "<<":
+                return a << min(b, 64)
+            case ">>":
+                return a >> min(b, 64)
+            case "+":
+                return a + b
+            case "-":
+                return a - b
+            case "*":
+                return a * b
+            case "/":
+                return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+            case _:
+                return a - b * (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1))
 
     def unary(self) -> int:
         piece = self.take()
         match piece:
-            case "!": return int(not self.unary())
-            case "-": return -self.unary()
-            case "+": return self.unary()
-            case "~": return ~self.unary()  # fmt: skip
+            case "!":
+                return int(not self.unary())
+            case "-":
+                return -self.unary()
+            case "+":
+                return self.unary()
+            case "~":
+                return ~self.unary()
             case "(":
                 value = self.mux()
                 if self.take() != ")":
