@@ -222,7 +222,10 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     bit<1>   ecn = NO;
 
     apply {
-        if (connection.apply().hit) {
+        if (hdr.probe.isValid()) {
+            slot_state.read(hdr.probe.state, hdr.probe.slot);
+            sm.egress_spec = CPU_PORT;
+        } else if (connection.apply().hit) {
             mark_to_drop(sm);
             meta.folded = 1;
             if (check == YES) {

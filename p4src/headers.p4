@@ -67,18 +67,25 @@ header icrc_t {
 @controller_header("packet_out")
 header packet_out_t {
     port_t                  egress_port;
-    bit<(16 - PORT_BITS)>   _pad;
+    bit<(16 - PORT_BITS)>   kind;
 }
 
 @controller_header("packet_in")
 header packet_in_t {
     port_t                  ingress_port;
-    bit<(16 - PORT_BITS)>   _pad;
+    bit<(16 - PORT_BITS)>   kind;
+}
+
+// The controller's question about a slot, and the answer: registers cannot be read over P4Runtime on BMv2.
+header probe_t {
+    bit<32>     slot;
+    bit<128>    state;      // as fold.p4 lays it out
 }
 
 struct headers_t {
     packet_out_t    packet_out;
     packet_in_t     packet_in;
+    probe_t         probe;
     ethernet_t      ethernet;
     ipv4_t          ipv4;
     udp_t           udp;

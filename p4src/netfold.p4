@@ -2,12 +2,13 @@
 // NetFold's one program, for every switch of the fabric: leaf or spine is a matter of table entries.
 //
 //   ingress   lost on the way in? -> from the CPU? -> folded? -> routed
-//   egress    rewritten for its receiver, if folded -> lost on the way out?
+//   egress    marked, where the queue is long -> rewritten for its receiver, if folded -> lost on the way out?
 #include <core.p4>
 #include <v1model.p4>
 #include "headers.p4"
 #include "parser.p4"
 #include "fault.p4"
+#include "congestion.p4"
 #include "fold.p4"
 #include "replica.p4"
 #include "route.p4"
@@ -18,30 +19,33 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
     Route() routing;
     counter(512, CounterType.packets_and_bytes) port_in;
     bit<1>  lost = 0;
+    bool    traffic = false;    // IPv4 from a link, whole
 
     apply {
         mark_to_drop(sm);
         if (hdr.packet_out.isValid()) {
             sm.egress_spec = hdr.packet_out.egress_port;
-            hdr.packet_out.setInvalid();
         } else {
             port_in.count((bit<32>)sm.ingress_port);
             fault_in.apply(sm.ingress_port, sm, lost);
             if (lost == 0 && hdr.ipv4.isValid() && sm.checksum_error == 0) {
-                if (hdr.icrc.isValid()) {
-                    fold.apply(hdr, meta, sm);
-                }
-                if (meta.folded == 0) {
-                    routing.apply(hdr, meta, sm);
-                }
+                traffic = true;
             }
         }
+        if (hdr.probe.isValid() || (traffic && hdr.icrc.isValid())) {
+            fold.apply(hdr, meta, sm);
+        }
+        if (traffic && meta.folded == 0) {
+            routing.apply(hdr, meta, sm);
+        }
+        hdr.packet_out.setInvalid();
     }
 }
 
 control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    Replica() replicas;
-    Fault()   fault_out;
+    Congestion() queues;
+    Replica()    replicas;
+    Fault()      fault_out;
     counter(512, CounterType.packets_and_bytes) port_out;
     bit<1>    lost = 0;
 
@@ -49,7 +53,11 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
         if (sm.egress_port == CPU_PORT) {
             hdr.packet_in.setValid();
             hdr.packet_in.ingress_port = sm.ingress_port;
+            if (hdr.probe.isValid()) {
+                hdr.packet_in.kind = CPU_PROBE;
+            }
         } else {
+            queues.apply(hdr, sm);
             if (meta.folded == 1) {
                 replicas.apply(hdr, meta, sm);
             }

@@ -13,7 +13,14 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
     }
     state from_cpu {
         pkt.extract(hdr.packet_out);
-        transition ethernet;
+        transition select(hdr.packet_out.kind) {
+            CPU_PROBE: probe;
+            default:   ethernet;
+        }
+    }
+    state probe {
+        pkt.extract(hdr.probe);
+        transition accept;
     }
     state ethernet {
         pkt.extract(hdr.ethernet);
@@ -63,6 +70,7 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
 control Deparse(packet_out pkt, in headers_t hdr) {
     apply {
         pkt.emit(hdr.packet_in);
+        pkt.emit(hdr.probe);
         pkt.emit(hdr.ethernet);
         pkt.emit(hdr.ipv4);
         pkt.emit(hdr.udp);

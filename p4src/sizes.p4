@@ -29,6 +29,9 @@
 
 #define PORT_BITS       9
 #define CPU_PORT        510
+// Kinds of packets from and to the CPU
+#define CPU_FRAME       0                 // a frame to send, or one for the controller
+#define CPU_PROBE       1                 // what does this slot hold?  (probe_t)
 #define PARENT          0xffff            // `child` of the rewriting entry that leads up the tree
 
 // BMv2 numbers packets that the replication engine made so

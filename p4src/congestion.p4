@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// ECN: a packet that found its port's queue longer than the limit is marked, if its sender speaks ECN (RFC 3168).
+// Marks on contributions are carried over into the result (fold.p4), so that every rank slows down.
+#ifndef CONGESTION_P4
+#define CONGESTION_P4
+#include "headers.p4"
+
+control Congestion(inout headers_t hdr, inout standard_metadata_t sm) {
+    bit<19> limit = 0x7ffff;
+
+    action mark_above(bit<19> depth) {      // packets
+        limit = depth;
+    }
+    table congestion {
+        actions = { mark_above; }
+        default_action = mark_above(0x7ffff);       // no queue is that long: off
+    }
+    counter(512, CounterType.packets) congestion_marked;
+    apply {
+        congestion.apply();
+        if (hdr.ipv4.isValid() && hdr.ipv4.ecn != 0 && sm.enq_qdepth > limit) {
+            hdr.ipv4.ecn = ECN_CE;
+            congestion_marked.count((bit<32>)sm.egress_port);
+        }
+    }
+}
+#endif
