@@ -109,11 +109,17 @@ def build(
 ) -> Path:
     """Builds a compiled program (or its C text, or C file) with the runtime; `extra` names more files of runtime/.
 
-    The default is the library that Engine.in_process loads. Raises cc.BuildError.
+    The default is the library that Engine.in_process loads; it links with the runtime as a library of its own, which
+    is built once, so that a new program costs its own C file alone. Raises cc.BuildError.
     """
     source = program if isinstance(program, str | Path) else program.c_source
-    sources: list[cc.Source] = [source, *(RUNTIME / file for file in (*CORE, *extra))]
-    return cc.build(sources, kind=kind, name=name, include=[RUNTIME], flags=["-g", *flags], cache_dir=cache_dir)
+    own: list[cc.Source] = [source, *(RUNTIME / file for file in extra)]
+    core = [RUNTIME / file for file in CORE]
+    flags = ["-g", *flags]
+    if kind == "exe":
+        return cc.build([*own, *core], kind=kind, name=name, include=[RUNTIME], flags=flags, cache_dir=cache_dir)
+    runtime = cc.build(core, kind="shared", name="runtime", include=[RUNTIME], flags=flags, cache_dir=cache_dir)
+    return cc.build(own, kind=kind, name=name, include=[RUNTIME], flags=flags, libs=[str(runtime)], cache_dir=cache_dir)
 
 
 class Engine:
