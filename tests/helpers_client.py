@@ -74,8 +74,9 @@ class Client:
     """One connection."""
 
     def __init__(self, address: str, *, device: int = 1) -> None:
-        self._channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", 1 << 26),
-                                                                ("grpc.max_send_message_length", 1 << 26)])
+        self._channel = grpc.insecure_channel(
+            address, options=[("grpc.max_receive_message_length", 1 << 26), ("grpc.max_send_message_length", 1 << 26)]
+        )
         self.stub = p4r_grpc.P4RuntimeStub(self._channel)
         self.device = device
         self.election = 0
@@ -84,7 +85,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for stream in self._streams:
             stream.close()
         self._channel.close()
@@ -100,9 +103,11 @@ class Client:
         self.election = election
         return stream
 
-    def push(self, config: p4r.ForwardingPipelineConfig,
-             action: p4r.SetForwardingPipelineConfigRequest.Action.ValueType
-             = p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT) -> None:
+    def push(
+        self,
+        config: p4r.ForwardingPipelineConfig,
+        action: p4r.SetForwardingPipelineConfigRequest.Action.ValueType = p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT,
+    ) -> None:
         request = p4r.SetForwardingPipelineConfigRequest(device_id=self.device, action=action, config=config)
         request.election_id.low = self.election
         self.stub.SetForwardingPipelineConfig(request, timeout=60)
@@ -157,7 +162,9 @@ def serving(*, settings: Settings | None = None, builder: Builder = probe_builde
 
 
 @contextmanager
-def primary(*, settings: Settings | None = None, builder: Builder = probe_builder) -> Iterator[tuple[Server, Client, Stream]]:
+def primary(
+    *, settings: Settings | None = None, builder: Builder = probe_builder
+) -> Iterator[tuple[Server, Client, Stream]]:
     """A server with the probe pushed, and the controller that did it."""
     with serving(settings=settings, builder=builder) as (server, address), Client(address) as client:
         stream = client.become_primary()

@@ -125,8 +125,16 @@ REFUSED = {
     "value too wide": (INSERT, entry(EXACT, exact(b"\1\0\0\0\0"), action=forward(1)), OUT_OF_RANGE),
     "param too wide": (INSERT, entry(EXACT, exact(b"\1"), action=forward(b"\x02\x00")), OUT_OF_RANGE),
     "no action": (INSERT, entry(EXACT, exact(b"\1")), INVALID),
-    "unknown action": (INSERT, entry(EXACT, exact(b"\1"), action=p4r.TableAction(action=p4r.Action(action_id=7))), INVALID),
-    "missing param": (INSERT, entry(EXACT, exact(b"\1"), action=p4r.TableAction(action=p4r.Action(action_id=FORWARD))), INVALID),
+    "unknown action": (
+        INSERT,
+        entry(EXACT, exact(b"\1"), action=p4r.TableAction(action=p4r.Action(action_id=7))),
+        INVALID,
+    ),
+    "missing param": (
+        INSERT,
+        entry(EXACT, exact(b"\1"), action=p4r.TableAction(action=p4r.Action(action_id=FORWARD))),
+        INVALID,
+    ),
     "priority on exact": (INSERT, entry(EXACT, exact(b"\1"), action=forward(1), priority=1), INVALID),
     "no priority": (INSERT, entry(TERNARY, ternary(b"\1", b"\1"), action=forward(1)), INVALID),
     "prefix 0": (INSERT, entry(LPM, exact(b"\1"), lpm(b"\0", 0), action=forward(1)), INVALID),
@@ -145,8 +153,16 @@ REFUSED = {
     "default with match": (MODIFY, entry(EXACT, exact(b"\1"), action=forward(1), is_default_action=True), INVALID),
     "const default": (MODIFY, entry(FIXED, action=forward(1), is_default_action=True), DENIED),
     "direct action on a profile": (INSERT, entry(SELECT, exact(b"\1"), action=forward(1)), INVALID),
-    "member on a plain table": (INSERT, entry(EXACT, exact(b"\1"), action=p4r.TableAction(action_profile_member_id=1)), INVALID),
-    "unknown member": (INSERT, entry(SELECT, exact(b"\1"), action=p4r.TableAction(action_profile_member_id=1)), NOT_FOUND),
+    "member on a plain table": (
+        INSERT,
+        entry(EXACT, exact(b"\1"), action=p4r.TableAction(action_profile_member_id=1)),
+        INVALID,
+    ),
+    "unknown member": (
+        INSERT,
+        entry(SELECT, exact(b"\1"), action=p4r.TableAction(action_profile_member_id=1)),
+        NOT_FOUND,
+    ),
     "empty entity": (INSERT, p4r.Entity(), INVALID),
     "no type": (p4r.Update.UNSPECIFIED, entry(EXACT, exact(b"\1"), action=forward(1)), INVALID),
 }

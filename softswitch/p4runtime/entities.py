@@ -9,7 +9,7 @@ from typing import Any
 from finsy.proto import p4r
 
 from softswitch.entities import EngineError, InvalidArgument, Unimplemented
-from softswitch.p4runtime import arrays, digests, profiles, replication, tables, value_sets
+from softswitch.p4runtime import arrays, digests, direct, profiles, replication, tables, value_sets
 from softswitch.p4runtime.context import Context
 
 _Write = Callable[[Context, str, Any], None]
@@ -19,9 +19,9 @@ _SERVED: dict[str, tuple[_Write, _Read]] = {
     "action_profile_member": (profiles.write_member, profiles.read_members),
     "action_profile_group": (profiles.write_group, profiles.read_groups),
     "meter_entry": (arrays.write_meter, arrays.read_meters),
-    "direct_meter_entry": (tables.write_direct_meter, tables.read_direct_meters),
+    "direct_meter_entry": (direct.write_direct_meter, direct.read_direct_meters),
     "counter_entry": (arrays.write_counter, arrays.read_counters),
-    "direct_counter_entry": (tables.write_direct_counter, tables.read_direct_counters),
+    "direct_counter_entry": (direct.write_direct_counter, direct.read_direct_counters),
     "multicast_group_entry": (replication.write_group, replication.read_groups),
     "clone_session_entry": (replication.write_session, replication.read_sessions),
     "value_set_entry": (value_sets.write, value_sets.read),

@@ -158,6 +158,11 @@ class SwitchProcess:
             self._stop()
             why = "\n".join(self._said) or str(error)
             raise Internal(f"the switch process did not start: {why}") from error
+        except BaseException:
+            self._closing = True
+            ours.close()
+            self._stop()
+            raise
 
     @property
     def pid(self) -> int:

@@ -21,7 +21,7 @@ from softswitch.entities import (
     ResourceExhausted,
     Unimplemented,
 )
-from softswitch.p4runtime import tables
+from softswitch.p4runtime.actions import decode_table_action, encode_action
 from softswitch.p4runtime.schema import Table
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _visible(ident: int, what: str) -> int:
 
 def _action(context: Context, profile: ProfileInfo, message: p4r.Action) -> tuple[Table, DoAction]:
     table = context.schema.table_of_profile(profile)
-    return table, tables.decode_table_action(table, message)
+    return table, decode_table_action(table, message)
 
 
 def write_member(context: Context, kind: str, message: p4r.ActionProfileMember) -> None:
@@ -60,7 +60,7 @@ def read_members(context: Context, asked: p4r.ActionProfileMember) -> Iterator[p
             entity = p4r.Entity()
             found = entity.action_profile_member
             found.action_profile_id, found.member_id = profile.id, member.member
-            tables.encode_action(context.schema.actions[member.action_id], member.params, found.action)
+            encode_action(context.schema.actions[member.action_id], member.params, found.action)
             yield entity
 
 
@@ -133,7 +133,7 @@ class OneShot:
         engine, members = self._context.engine, list[int]()
         try:
             for action in actions:
-                do = tables.decode_table_action(table, action.action)
+                do = decode_table_action(table, action.action)
                 self._next += 1
                 engine.write_member("insert", profile, self._next, table.info, do)
                 members.append(self._next)

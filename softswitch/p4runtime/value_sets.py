@@ -9,7 +9,7 @@ from finsy.proto import p4r
 
 from softswitch.entities import InvalidArgument, ResourceExhausted, pack_key, unpack_key
 from softswitch.p4runtime.context import Context
-from softswitch.p4runtime.tables import decode_match, encode_match
+from softswitch.p4runtime.matches import decode_match, encode_match
 
 
 def write(context: Context, kind: str, message: p4r.ValueSetEntry) -> None:

@@ -26,6 +26,7 @@ typedef struct ss_io {
     uint64_t start_us, now_us;                    /* monotonic; now_us counts from start_us */
     uint64_t timer_due;                           /* what the timer is set to, as now_us; UINT64_MAX: off */
     /* for crash reports: the frame in the pipeline */
+    uint32_t cpu_port;
     volatile uint32_t last_port, last_len;
     const uint8_t *volatile last_frame;
 } ss_io;

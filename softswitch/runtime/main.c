@@ -117,6 +117,7 @@ int main(int argc, char **argv) {
         if (!ss_io_add_port(&the_io, p)) return fail(argv[i + 1], "port number used twice");
         i++;
     }
+    the_io.cpu_port = options.cpu_port;
     the_io.sw = ss_open(&ss_the_program, &options, &why);
     if (!the_io.sw) return fail(ss_the_program.source, why);
     ss_io_run(&the_io);

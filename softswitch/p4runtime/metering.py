@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counter cells and meter configurations as messages (P4Runtime 9.3, 9.4)."""
+
+from __future__ import annotations
+
+from finsy.proto import p4r
+
+from softswitch.entities import Count, InvalidArgument, MeterConfig
+
+
+def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:
+    """Raises InvalidArgument: rates and bursts must be positive and the peak at least the committed one."""
+    if message.eburst:
+        raise InvalidArgument(f"{what}: eburst belongs to single-rate meters; this one has two rates")
+    rates = (message.cir, message.cburst, message.pir, message.pburst)
+    if min(rates) < 0:
+        raise InvalidArgument(f"{what}: rates and bursts must not be negative, got {rates}")
+    if message.pir < message.cir:
+        raise InvalidArgument(f"{what}: peak rate {message.pir} is below committed rate {message.cir}")
+    return MeterConfig(*rates)
+
+
+def encode_meter(config: MeterConfig, message: p4r.MeterConfig) -> None:
+    message.cir, message.cburst, message.pir, message.pburst = config.cir, config.cburst, config.pir, config.pburst
+
+
+def encode_count(count: Count, message: p4r.CounterData) -> None:
+    message.packet_count, message.byte_count = count.packets, count.bytes
+    message.SetInParent()
+
+
+def decode_count(message: p4r.CounterData, what: str) -> Count:
+    if message.packet_count < 0 or message.byte_count < 0:
+        raise InvalidArgument(f"{what}: counts must not be negative")
+    return Count(message.packet_count, message.byte_count)
