@@ -15,7 +15,7 @@ carries its ``Call``: ranks that call different things find out at the first mes
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -146,17 +146,24 @@ def as_bytes(array: Flat, what: str) -> memoryview:
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
 
 
-def culprit(waits: Mapping[int, int], rank: int) -> int:
-    """Follows "waits for" from ``rank`` to the rank that waits for nobody but, perhaps, itself (it gave up).
+def culprits(waits: Mapping[int, Set[int]], rank: int) -> list[int]:
+    """Follows "waits for" from ``rank`` to the ranks that wait for nobody themselves.
 
-    waits  for each rank that said so, the rank that it waits for
-    Where all wait in a circle, it is the rank that ``rank`` itself waits for.
+    waits  for each rank that said so, the ranks that it waits for
+    Where all wait in a circle, it is those that ``rank`` itself waits for.
     """
-    at, seen = rank, {rank}
-    while at in waits and waits[at] not in seen:
-        at = waits[at]
-        seen.add(at)
-    return waits[rank] if at in waits and waits[at] != at else at
+    reached, queue = {rank}, [rank]
+    for at in queue:
+        for other in waits.get(at, ()):
+            if other not in reached:
+                reached.add(other)
+                queue.append(other)
+    return sorted(at for at in reached if at not in waits) or sorted(waits[rank])
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """"rank 3", or "ranks 3, 5"."""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def no_such_peer(mesh: Mesh, peer: int) -> ValueError:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
-from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprit, no_such_peer
+from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
 
 
 class Killed(NetFoldError):
@@ -72,8 +72,8 @@ class MemoryFabric:
         self._gone: dict[int, str] = {}
         self._running: set[int] = set()
         self._kills: dict[int, int] = {}
-        self._losses: set[tuple[int, int, int]] = set()
-        self._stalled: dict[int, int] = {}
+        self._losses: dict[tuple[int, int], int] = {}
+        self._stalled: dict[int, set[int]] = {}
 
     # ---- faults ----------------------------------------------------------------------------------------------------
     def kill(self, rank: int, *, after: int) -> None:
@@ -81,8 +81,8 @@ class MemoryFabric:
         self._kills[rank] = after
 
     def lose(self, sender: int, receiver: int, nth: int) -> None:
-        """The nth message (0: the first) on this wire never arrives, as if its sender had stopped there."""
-        self._losses.add((sender, receiver, nth))
+        """The nth message (0: the first) on this wire and all later ones never arrive, as if its sender had stopped."""
+        self._losses[sender, receiver] = nth
 
     # ---- ranks -----------------------------------------------------------------------------------------------------
     def run(self, work: Callable[[Mesh], Any], *, timeout: float = 60.0) -> list[Any]:
@@ -119,7 +119,7 @@ class MemoryFabric:
         with self._changed:
             mesh.posts += 1
             if mesh.posts > self._kills.get(mesh.rank, mesh.posts):
-                self._gone[mesh.rank] = "was killed"
+                self._gone[mesh.rank] = f"rank {mesh.rank} was killed"
                 self._changed.notify_all()
                 raise Killed(f"rank {mesh.rank} was killed by the test")
             wire = (mesh.rank, message.peer) if message.sends else (message.peer, mesh.rank)
@@ -130,7 +130,7 @@ class MemoryFabric:
                 message.start = max(mesh.clock, mesh.link_free)
                 mesh.link_free = message.start + message.array.nbytes * self.seconds_per_byte
                 message.late = self._rng.random() < 0.5
-                if (*wire, nth) in self._losses:
+                if nth >= self._losses.get(wire, nth + 1):
                     return
             ends = self._sends if message.sends else self._receives
             ends.setdefault(wire, []).append(message)
@@ -170,19 +170,20 @@ class MemoryFabric:
                 if len(done) == len(pending) or (first and done):
                     return
                 owing = [m for m in pending if isinstance(m, _Message) and not m.done]
+                if mesh.rank in self._stalled:
+                    guilty = ranks(culprits(self._stalled, mesh.rank))
+                    owed = ", ".join(f"{m.array.nbytes} bytes with rank {m.peer}" for m in owing if not m.done)
+                    raise CollectiveTimeout(f"{mesh.me()}: nothing can move, for want of {guilty}; open: {owed}")
                 for message in owing:
                     if message.peer in self._gone:
-                        self._gone[mesh.rank] = f"missed rank {message.peer}"
-                        self._stalled[mesh.rank] = message.peer
+                        why = self._gone[message.peer]
+                        self._gone[mesh.rank] = why
                         self._changed.notify_all()
-                        guilty = culprit(self._stalled, mesh.rank)
-                        raise PeerLost(f"{mesh.me()}: rank {guilty} is lost: it {self._gone[guilty]}")
+                        raise PeerLost(f"{mesh.me()}: {why}")
                 self._waiting[mesh.rank] = owing
                 self._look_for_stall()
                 if mesh.rank in self._stalled:
-                    guilty = culprit(self._stalled, mesh.rank)
-                    owed = ", ".join(f"{m.array.nbytes} bytes with rank {m.peer}" for m in owing if not m.done)
-                    raise CollectiveTimeout(f"{mesh.me()}: nothing can move: rank {guilty} is silent; open: {owed}")
+                    continue
                 self._changed.wait()
                 self._waiting.pop(mesh.rank, None)
 
@@ -207,7 +208,7 @@ class MemoryFabric:
         if set(open_) != self._running or any(m.done or self._movable(m) for owing in open_.values() for m in owing):
             return
         for rank, owing in open_.items():
-            self._stalled[rank] = min(m.peer for m in owing if isinstance(m, _Message))
+            self._stalled[rank] = {m.peer for m in owing if isinstance(m, _Message)}
         self._changed.notify_all()
 
     def _movable(self, message: Pending) -> bool:
@@ -256,7 +257,7 @@ class MemoryMesh(Mesh):
 
     def abort(self, error: BaseException) -> None:
         with self._fabric._changed:
-            self._fabric._gone.setdefault(self.rank, f"gave up: {error}")
+            self._fabric._gone.setdefault(self.rank, f"rank {self.rank} gave up: {type(error).__name__}: {error}")
             self._fabric._changed.notify_all()
 
     def close(self) -> None:

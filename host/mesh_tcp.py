@@ -3,14 +3,15 @@
 
 The higher rank connects, the lower one accepts, on the listener whose port stands in the plan; the first bytes are
 the ring's hello (``ring.HELLO``).  One poll loop moves everything that is posted, sending and receiving at once,
-straight from and into the caller's memory, so no order of sends and receives can block two ranks against each other.  Only a
-message that stands before another one that is wanted, of another tag, is put aside into memory of its own.
+straight from and into the caller's memory, so no order of sends and receives can block two ranks against each other.
+Only a message that stands before a wanted one of another tag is put aside into memory of its own.
 
     message = header: call number | bytes | tag | call text        then the bytes
-    news    = header: NEWS        | whom  | who | why              "who waits in vain for whom", passed on to all
+    news    = header: NEWS        | whom  | who | why              passed on to all connected ranks
 
-News is how a rank that died or never called is named everywhere: those who wait for it directly tell their
-neighbours, these pass it on, and each follows the chain from the rank that it misses itself to the end.
+News is how a rank that died or never called is named everywhere.  With a why it is a fact, "who knows that whom is
+lost", and ends the operation on every rank that it reaches.  Without, it is "who waits in vain for whom": after a
+timeout each rank tells whom it misses, hears the others out, and follows the chains to those who said nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
-from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprit, no_such_peer
+from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
 from netfold.host.ring import HELLO, MAGIC
 from netfold.wire.jobs import Plan
 
@@ -35,8 +36,9 @@ NEWS = (1 << 64) - 1
 BURST = 4 << 20
 """Bytes that one connection moves before the others get their turn."""
 GRACE = 0.1
-"""Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss."""
-LOST, SILENT = "lost its connection", "is silent"
+"""Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss; at least ``FAREWELL``."""
+FAREWELL = 0.2
+"""Seconds that a rank which gives up spends at most on getting its news out."""
 
 
 class _Send(Pending):
@@ -45,6 +47,12 @@ class _Send(Pending):
     def __init__(self, *parts: memoryview) -> None:
         super().__init__()
         self.parts = list(parts)
+
+
+class _Note(_Send):
+    """A hello or news: goes out before what is posted, and nobody owes it."""
+
+    __slots__ = ()
 
 
 class _Receive(Pending):
@@ -98,7 +106,8 @@ class TcpMesh(Mesh):
         self._by_fd: dict[int, _Link] = {}
         self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._gone: set[_Link] = set()
-        self._waits: dict[int, int] = {}
+        self._waits: dict[int, set[int]] = {}
+        self._facts: dict[int, str] = {}
         self._error: NetFoldError | None = None
         self._poller = select.poll()
         self._listener = listener
@@ -168,26 +177,29 @@ class TcpMesh(Mesh):
         deadline = self._clock() + self._timeout
         while not self._move(deadline - self._clock()):
             if self._clock() >= deadline:
-                self._give_up(SILENT)
+                self._time_out()
 
     def _move(self, seconds: float) -> bool:
         """One poll and its consequences; says whether any byte or connection moved."""
         if self._error is not None:
             raise self._error
         for link in self._gone:
-            if link.sends or link.receives:
-                self._give_up(LOST, link)
+            if link.receives or any(not isinstance(send, _Note) for send in link.sends):
+                self._learn(link.rank, f"is lost: {link.lost}")
+        return self._poll(seconds)
+
+    def _poll(self, seconds: float) -> bool:
         moved = False
         for fd, event in self._poller.poll(max(0.0, seconds) * 1000):
-            peer = self._by_fd.get(fd)
-            if peer is None:
+            link = self._by_fd.get(fd)
+            if link is None:
                 moved |= self._stranger(fd)
                 continue
-            if event & select.POLLOUT and peer.sends:
-                moved |= self._write(peer)
-            if event & ~select.POLLOUT and peer.socket is not None:
-                moved |= self._read(peer)
-            self._watch(peer)
+            if event & select.POLLOUT and link.sends:
+                moved |= self._write(link)
+            if event & ~select.POLLOUT and link.socket is not None:
+                moved |= self._read(link)
+            self._watch(link)
         return moved
 
     def _watch(self, link: _Link) -> None:
@@ -319,7 +331,7 @@ class TcpMesh(Mesh):
             sock.close()
             self._drop(link, f"cannot connect: {errno.errorcode.get(code, code)}")
             return
-        link.sends.appendleft(_Send(memoryview(self._hello(self.rank))))
+        link.sends.appendleft(_Note(memoryview(self._hello(self.rank))))
         self._adopt(link, sock)
 
     def _adopt(self, link: _Link, sock: socket.socket) -> None:
@@ -328,6 +340,11 @@ class TcpMesh(Mesh):
         link.events = select.POLLIN | (select.POLLOUT if link.sends else 0)
         self._by_fd[sock.fileno()] = link
         self._poller.register(sock, link.events)
+        for whom, why in self._facts.items():
+            self._tell(self.rank, whom, why, only=link)
+        for who, whoms in self._waits.items():
+            for whom in whoms:
+                self._tell(who, whom, "", only=link)
 
     def _drop(self, link: _Link, why: str) -> None:
         """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
@@ -371,10 +388,13 @@ class TcpMesh(Mesh):
         self._poller.unregister(fd)
         rank = HELLO.unpack(data)[2] if len(data) == HELLO.size else -1
         link = self._links.get(rank)
-        welcome = link is not None and link.socket is None and rank > self.rank and bytes(data) == self._hello(rank)
-        if link is None or not welcome:
+        if link is None or link.lost or bytes(data) != self._hello(rank) or (link.socket and rank < self.rank):
             sock.close()
             return False
+        if link.socket is not None:  # both connected, after a timeout: the higher rank's connection stays
+            self._drop(link, "")
+            self._gone.discard(link)
+            link.sends = deque(send for send in link.sends if len(send.parts[0]) != HELLO.size)
         self._adopt(link, sock)
         return True
 
@@ -383,69 +403,65 @@ class TcpMesh(Mesh):
         """Peers that owe us something: first those whose bytes we want, then those who do not take ours."""
         links = list(self._links.values())
         owing = [link for link in links if link.receives or (link.current and link.current.aside is None)]
-        return owing + [link for link in links if link.sends and link not in owing]
+        full = [link for link in links if any(not isinstance(send, _Note) for send in link.sends)]
+        return owing + [link for link in full if link not in owing]
 
     def _hear(self, who: int, whom: int, why: str) -> None:
         """News from a peer.  Between operations it only goes on the record: the next one will run into it."""
-        if who in self._waits or who == self.rank:
+        if why:
+            if whom != self.rank:
+                self._learn(whom, why)
+        elif who != self.rank and whom not in self._waits.get(who, ()):
+            self._waits.setdefault(who, set()).add(whom)
+            self._tell(who, whom, "")
+            if self._call is not IDLE and self.rank not in self._waits and self._missing():
+                self._time_out()
+
+    def _learn(self, whom: int, why: str) -> None:
+        """A fact: passes it on, and gives up."""
+        if whom in self._facts:
             return
-        self._waits[who] = whom
-        self._tell(who, whom, why)
-        if self._call is not IDLE and self.rank not in self._waits and self._missing():
-            self._give_up(why)
+        self._facts[whom] = why
+        self._tell(self.rank, whom, why)
+        if self._call is not IDLE:
+            raise self._lost()
 
-    def _tell(self, who: int, whom: int, why: str) -> None:
-        """Passes news on to every peer whose connection is not in the middle of a message."""
-        news = HEADER.pack(NEWS, whom, who, why.encode()[:76])
-        for link in self._links.values():
-            first = link.sends[0].parts if link.sends else []
-            whole = not first or (len(first) == 2 and len(first[0]) == HEADER.size)
-            if link.socket is not None and whole:
-                try:
-                    if link.socket.send(news) != len(news):
-                        self._drop(link, "told of a failure only in part")
-                except OSError as error:  # cannot hear us: it will notice by itself
-                    self._drop(link, str(error))
+    def _lost(self) -> NetFoldError:
+        rank, why = next(iter(self._facts.items()))
+        owed = "; ".join(self._owed(link) for link in self._missing())
+        return self._fail(PeerLost, f"rank {rank} {why}; {owed or 'nothing was owed'}. {_LOOK}")
 
-    def _give_up(self, why: str, lost: _Link | None = None) -> None:
-        """Nothing moves, a peer is gone, or others say so: tells all, hears whom they miss, raises with the name."""
+    def _time_out(self) -> None:
+        """Nothing moves, or others say so: tells all whom we miss, hears whom they miss, raises with the names."""
         missing = self._missing()
-        direct = lost or missing[0]
         owed = "; ".join(self._owed(link) for link in missing)
-        self._waits[self.rank] = direct.rank
-        self._tell(self.rank, direct.rank, why)
-        if why == SILENT:  # a lost connection needs no second opinion, a silent peer may itself be waiting
-            deadline = self._clock() + GRACE * self._timeout
-            while (left := deadline - self._clock()) > 0 and self._poll_news(left):
-                pass
-        guilty = culprit(self._waits, self.rank)
-        if why != SILENT:
-            where = self._links[guilty].lost if guilty in self._links else ""
-            raise self._fail(PeerLost, f"rank {guilty} {why}{f' ({where})' if where else ''}; {owed}. {_LOOK}")
+        self._waits[self.rank] = {link.rank for link in missing}
+        for link in missing:
+            if link.socket is None and not link.lost:  # it should have connected: only we can ask it why not
+                self._connect(link)
+        for link in missing:
+            self._tell(self.rank, link.rank, "")
+        deadline = self._clock() + max(FAREWELL, GRACE * self._timeout)
+        while (left := deadline - self._clock()) > 0:
+            self._poll(left)
+        guilty = ranks(culprits(self._waits, self.rank))
         raise self._fail(
             CollectiveTimeout,
-            f"nothing moved for {self._timeout:g} s: rank {guilty} is gone, stopped, or never called; {owed}. "
+            f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {owed}. "
             "Expected: every rank calls within the timeout",
         )
 
-    def _poll_news(self, seconds: float) -> bool:
-        """Hears news for a while; False once no connection is left that could bring any."""
-        if not self._by_fd:
-            return False
-        for fd, event in self._poller.poll(seconds * 1000):
-            link = self._by_fd.get(fd)
-            if link is None:
-                self._stranger(fd)
-            elif event & ~select.POLLOUT:
-                self._read(link)
-                self._watch(link)
-            elif link.events == select.POLLIN | select.POLLOUT:  # writable, but only news goes out now: do not spin
-                link.events = select.POLLIN
-                self._poller.modify(fd, link.events)
-            else:
-                self._poller.unregister(fd)
-                link.events = 0
-        return True
+    def _tell(self, who: int, whom: int, why: str, only: _Link | None = None) -> None:
+        """Passes news on to all who are connected: after a message that is on its way, before all others."""
+        news = HEADER.pack(NEWS, whom, who, why.encode()[:76])
+        for link in [only] if only else list(self._links.values()):
+            if link.socket is None:
+                continue
+            first = link.sends[0] if link.sends else None
+            begun = first is not None and (isinstance(first, _Note) or _begun(first))
+            link.sends.insert(1 if begun else 0, _Note(memoryview(news)))
+            self._write(link)
+            self._watch(link)
 
     def _owed(self, link: _Link) -> str:
         parts = []
@@ -453,7 +469,7 @@ class TcpMesh(Mesh):
         wanted = sum(len(receive.view) for receive in [*link.receives, *current])
         if wanted:
             parts.append(f"owes {wanted} bytes")
-        unsent = sum(len(part) for send in link.sends for part in send.parts)
+        unsent = sum(len(part) for send in link.sends if not isinstance(send, _Note) for part in send.parts)
         if unsent:
             parts.append(f"does not take {unsent} bytes")
         state = "" if link.socket is not None else ", never connected" if not link.lost else f", {link.lost}"
@@ -468,27 +484,47 @@ class TcpMesh(Mesh):
     def begin(self, call: Call) -> None:
         if self._error is not None:
             raise self._error
+        if self._facts:
+            raise self._lost()
         if self._waits:
             who, whom = next(iter(self._waits.items()))
-            raise self._fail(PeerLost, f"rank {who} gave up an earlier operation on account of rank {whom}. {_LOOK}")
+            raise self._fail(CollectiveTimeout, f"rank {who} waits in vain for {ranks(sorted(whom))}. {_LOOK}")
         self._call = call
         self._text = call.text.encode()[:76]
 
     def abort(self, error: BaseException) -> None:
-        if self._error is None:
-            self._fail(NetFoldError, f"this rank gave up ({type(error).__name__}: {error}); join anew")
-        if self.rank not in self._waits:
+        told = bool(self._facts) or self.rank in self._waits
+        self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
+        self._call = IDLE
+        for link in self._links.values():
+            if not told and link.socket is None and not link.lost and (link.receives or link.sends):
+                self._connect(link)  # it waits for us, or will: without a connection it could not learn
+            link.receives.clear()
+            link.sends = deque(send for send in link.sends if isinstance(send, _Note) or _begun(send))
+        if not told:
             self._tell(self.rank, self.rank, f"gave up: {type(error).__name__}")
-            self._waits[self.rank] = self.rank
+        deadline = self._clock() + FAREWELL
+        while (left := deadline - self._clock()) > 0 and any(link.sends for link in self._links.values()):
+            self._poll(left)
+        self._shut()
 
     def close(self) -> None:
         self._error = self._error or Closed(f"job {self._plan.job!r}, rank {self.rank}: the mesh was closed")
+        self._shut()
+
+    def _shut(self) -> None:
+        """Closes everything: whoever depends on this rank learns of it at once."""
         for link in self._links.values():
             self._drop(link, "closed by this rank")
         for sock, _ in self._strangers.values():
             sock.close()
         self._strangers.clear()
         self._listener.close()
+
+
+def _begun(send: _Send) -> bool:
+    """Some of the message is out: the rest must follow before anything else."""
+    return len(send.parts) < 2 or len(send.parts[0]) < HEADER.size
 
 
 _SAME = "call the same operations in the same order on every rank, then join anew"

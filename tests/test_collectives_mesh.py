@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes: real TCP on loopback, and faults, by order in memory and for real over TCP.  Nothing hangs, all is named."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+from helpers_collectives import TcpRanks, expected, inputs, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netfold.host.collectives import ALLREDUCE
+from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import run
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
+from netfold.host.mesh import Call, Flat, Mesh, Subset, culprits
+from netfold.host.mesh_memory import Killed, MemoryFabric
+
+SUM = Reduction("sum", "float32")
+
+
+def allreduce(mesh: Mesh, data: Flat, name: str = "ring", number: int = 1) -> Flat:
+    """One allreduce by name, in place."""
+    with mesh.operation(Call(number, f"allreduce {data.dtype} x {data.size}")):
+        run(mesh, ALLREDUCE[name](mesh, data, SUM))
+    return data
+
+
+# ---- TCP ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_every_algorithm_sums_over_tcp(ranks: int) -> None:
+    """One mesh carries all algorithms one after another, small and large, as a job does."""
+    sizes = [0, 1, 1000, 300_001]
+    with TcpRanks(ranks) as tcp:
+        for number, (name, size) in enumerate((name, size) for name in sorted(ALLREDUCE) for size in sizes):
+            arrays = inputs(ranks, size, "float32", number)
+            results = tcp.run(lambda mesh, a=arrays, n=name, i=number: allreduce(mesh, a[mesh.rank].copy(), n, i))  # type: ignore[misc]
+            for result in values(results):
+                np.testing.assert_array_equal(result, expected(arrays, "sum", "float32"))
+
+
+def test_messages_larger_than_all_buffers_cross_each_other() -> None:
+    """Both ranks send 32 MB before either receives: the mesh moves both ways at once."""
+    arrays = inputs(2, 4 << 20, "float64", 1)
+
+    def work(mesh: Mesh) -> Flat:
+        got = np.empty_like(arrays[0])
+        with mesh.operation(Call(1, "swap")):
+            mesh.send(1 - mesh.rank, arrays[mesh.rank])
+            mesh.wait([mesh.receive(1 - mesh.rank, got)])
+        return got
+
+    with TcpRanks(2) as tcp:
+        for rank, got in enumerate(values(tcp.run(work))):
+            np.testing.assert_array_equal(got, arrays[1 - rank])
+
+
+def test_tags_overtake_each_other() -> None:
+    """A message that nobody wants yet is put aside when another tag is wanted; within a tag the order stays."""
+
+    def work(mesh: Mesh) -> list[int]:
+        with mesh.operation(Call(1, "tags")):
+            if mesh.rank == 0:
+                for tag, value in ((1, 10), (1, 11), (2, 20), (1, 12), (2, 21)):
+                    mesh.send(1, np.array([value]), tag=tag)
+                return []
+            got = []
+            for tag in (2, 2, 1, 1, 1):
+                into = np.zeros(1, np.int64)
+                mesh.wait([mesh.receive(0, into, tag=tag)])
+                got.append(int(into[0]))
+            return got
+
+    with TcpRanks(2) as tcp:
+        assert values(tcp.run(work))[1] == [20, 21, 10, 11, 12]
+
+
+def test_a_subset_is_a_mesh_of_its_own() -> None:
+    """Ranks 3, 1, 2 of four reduce among themselves in that order; rank 0 stays out."""
+    arrays = inputs(4, 50, "float32", 1)
+
+    def work(mesh: Mesh) -> Flat | None:
+        return None if mesh.rank == 0 else allreduce(Subset(mesh, [3, 1, 2]), arrays[mesh.rank].copy())
+
+    with TcpRanks(4) as tcp:
+        for result in values(tcp.run(work))[1:]:
+            np.testing.assert_array_equal(result, expected(arrays[1:], "sum", "float32"))
+
+
+def test_strangers_are_sent_away() -> None:
+    """Connections that say nothing, nonsense, or another job's hello do not disturb a collective."""
+    with TcpRanks(3) as tcp:
+        address = tcp.meshes[0]._listener.getsockname()
+        strangers = [socket.create_connection(address, timeout=5) for _ in range(3)]
+        strangers[0].sendall(b"GET / HTTP/1.1\r\n" * 10)
+        strangers[1].sendall(tcp.meshes[1]._hello(1)[:-1] + b"!")
+        results = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)))
+        for sock in strangers:
+            sock.close()
+
+    for result in values(results):
+        np.testing.assert_array_equal(result, np.full(10, 3, np.float32))
+
+
+def test_ranks_that_call_different_things_learn_of_it() -> None:
+    """The message names both calls; ranks that did nothing wrong are told who gave up."""
+
+    def work(mesh: Mesh) -> Flat:
+        return allreduce(mesh, np.ones(100 if mesh.rank == 2 else 101, np.float32))
+
+    with TcpRanks(4, timeout=5) as tcp:
+        results = tcp.run(work)
+    assert all(isinstance(result, NetFoldError) for result in results)
+    mismatch = [str(result) for result in results if isinstance(result, RankMismatch)]
+    assert any("float32 x 100" in text and "float32 x 101" in text for text in mismatch)
+
+
+def test_sizes_that_differ_under_one_name_are_a_mismatch() -> None:
+    """The bytes of each message are checked too."""
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "same")):
+            if mesh.rank:
+                mesh.send(0, np.zeros(3, np.uint8))
+            else:
+                mesh.wait([mesh.receive(1, np.zeros(4, np.uint8))])
+
+    for results in (TcpRanksRun(2).run(work), MemoryFabric(2).run(work)):
+        assert isinstance(results[0], RankMismatch)
+        assert "3 bytes" in str(results[0])
+
+
+class TcpRanksRun:
+    """Opens, runs once, closes."""
+
+    def __init__(self, ranks: int, *, timeout: float = 5.0) -> None:
+        self._ranks, self._timeout = ranks, timeout
+
+    def run(self, work) -> list[object]:  # type: ignore[no-untyped-def]
+        with TcpRanks(self._ranks, timeout=self._timeout) as tcp:
+            return tcp.run(work)
+
+
+@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+def test_a_rank_that_never_calls_is_named_by_all(name: str) -> None:
+    """Also by those that do not talk to it: news of who waits for whom goes round."""
+    with TcpRanks(6, timeout=0.5) as tcp:
+        results = tcp.run(lambda mesh: allreduce(mesh, np.ones(5000, np.float32), name), only=[0, 1, 2, 4, 5])
+
+    for rank in (0, 1, 2, 4, 5):
+        assert isinstance(results[rank], CollectiveTimeout), results[rank]
+        assert ": rank 3 gone, stopped, or never called" in str(results[rank]), results[rank]
+
+
+@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+def test_a_rank_that_dies_is_named_by_all(name: str) -> None:
+    """Its connections close in the middle of a job: every other rank's error names it, long before the timeout."""
+
+    def work(mesh: Mesh) -> Flat:
+        allreduce(mesh, np.ones(5000, np.float32), name)
+        if mesh.rank == 3:
+            mesh.close()
+            return np.zeros(0)
+        return allreduce(mesh, np.ones(5000, np.float32), name, number=2)
+
+    with TcpRanks(6, timeout=20) as tcp:
+        results = tcp.run(work, timeout=15)
+
+    for rank in (0, 1, 2, 4, 5):
+        assert isinstance(results[rank], PeerLost), results[rank]
+        assert "rank 3" in str(results[rank]), results[rank]
+
+
+def test_an_address_where_nobody_listens_is_named() -> None:
+    """Connection refused is an error at once, with rank and address."""
+    with TcpRanks(2, timeout=20) as tcp:
+        tcp.meshes[0].close()
+        error = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[1], timeout=10)[1]
+
+    assert isinstance(error, PeerLost)
+    assert "rank 0" in str(error)
+    assert "refused" in str(error).lower()
+
+
+def test_an_interrupted_rank_tells_the_others() -> None:
+    """An exception of the caller's own inside an operation is news for the peers, not a silence until the timeout."""
+
+    def work(mesh: Mesh) -> None:
+        allreduce(mesh, np.ones(8, np.float32))
+        with mesh.operation(Call(2, "barrier")):
+            if mesh.rank == 1:
+                raise KeyError("a bug of the caller's")
+            run(mesh, barrier(mesh))
+
+    with TcpRanks(3, timeout=20) as tcp:
+        results = tcp.run(work, timeout=10)
+    assert isinstance(results[1], KeyError)
+    for rank in (0, 2):
+        assert isinstance(results[rank], PeerLost)
+        assert "rank 1 gave up: KeyError" in str(results[rank])
+
+
+def test_a_broken_or_closed_mesh_repeats_its_error() -> None:
+    """After a failure nothing is sent any more."""
+    with TcpRanks(2, timeout=0.2) as tcp:
+        first = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[0])[0]
+        second = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[0])[0]
+        tcp.meshes[1].close()
+        tcp.meshes[1].close()
+        closed = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[1])[1]
+    assert isinstance(first, CollectiveTimeout)
+    assert second is first
+    assert isinstance(closed, Closed)
+
+
+@pytest.mark.parametrize("fabric", ["tcp", "memory"])
+def test_impossible_messages_are_refused(fabric: str) -> None:
+    """Peers that do not exist, and memory that cannot be sent as it is."""
+    tcp = TcpRanks(2)
+    with tcp:
+        mesh: Mesh = tcp.meshes[0] if fabric == "tcp" else MemoryFabric(2).meshes[0]
+        for peer in (0, 2, -1):
+            with pytest.raises(ValueError, match="expected another rank of 0"):
+                mesh.send(peer, np.zeros(1))
+        with pytest.raises(ValueError, match="expected one dimension, contiguous"):
+            mesh.receive(1, np.zeros((2, 2)))
+        with pytest.raises(ValueError, match="expected one dimension, contiguous"):
+            mesh.send(1, np.zeros(6)[::2])
+        with pytest.raises(ValueError, match="rank 0 is not in its own subset"):
+            Subset(mesh, [1])
+        with pytest.raises(ValueError, match="expected different ranks"):
+            Subset(mesh, [0, 0])
+
+
+# ---- faults by order, in memory -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+@settings(max_examples=25, deadline=None)
+@given(ranks=st.integers(2, 7), victim=st.integers(0, 6), after=st.integers(0, 40), seed=st.integers(0, 2**32))
+def test_a_rank_that_dies_leaves_no_wrong_sum(name: str, ranks: int, victim: int, after: int, seed: int) -> None:
+    """Whichever message it dies at: every other rank has the exact sum or an error, and none hangs."""
+    victim %= ranks
+    arrays = inputs(ranks, 200, "float32", seed)
+    fabric = MemoryFabric(ranks, seed=seed)
+    fabric.kill(victim, after=after)
+    results = fabric.run(lambda mesh: allreduce(mesh, arrays[mesh.rank].copy(), name))
+
+    for rank, result in enumerate(results):
+        if isinstance(result, BaseException):
+            assert isinstance(result, Killed if rank == victim else PeerLost), result
+            assert f"rank {victim}" in str(result)
+        else:
+            np.testing.assert_array_equal(result, expected(arrays, "sum", "float32"))
+
+
+@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+@settings(max_examples=25, deadline=None)
+@given(ranks=st.integers(2, 7), pair=st.integers(0, 48), nth=st.integers(0, 5), seed=st.integers(0, 2**32))
+def test_a_lost_message_is_a_timeout_or_does_not_matter(name: str, ranks: int, pair: int, nth: int, seed: int) -> None:
+    """A message that never arrives: named errors, or it was never sent; and nobody has a wrong sum."""
+    sender = pair % ranks
+    receiver = (sender + 1 + pair // ranks % (ranks - 1)) % ranks
+    arrays = inputs(ranks, 200, "float32", seed)
+    fabric = MemoryFabric(ranks, seed=seed)
+    fabric.lose(sender, receiver, nth)
+    results = fabric.run(lambda mesh: allreduce(mesh, arrays[mesh.rank].copy(), name))
+
+    lost = fabric.messages[sender, receiver] > nth
+    assert lost == any(isinstance(result, CollectiveTimeout | PeerLost) for result in results)
+    for result in results:
+        if isinstance(result, BaseException):
+            assert isinstance(result, CollectiveTimeout | PeerLost), result
+        else:
+            np.testing.assert_array_equal(result, expected(arrays, "sum", "float32"))
+
+
+def test_ranks_that_wait_for_each_other_are_a_timeout_in_no_time() -> None:
+    """The twin notices that nothing can move; no clock runs."""
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "deadlock")):
+            mesh.wait([mesh.receive((mesh.rank + 1) % 3, np.zeros(4, np.uint8))])
+
+    for rank, error in enumerate(MemoryFabric(3).run(work)):
+        assert isinstance(error, CollectiveTimeout)
+        assert f"4 bytes with rank {(rank + 1) % 3}" in str(error)
+
+
+def test_memory_touched_before_the_wait_shows_in_the_twin() -> None:
+    """About half of the messages are copied late: a sender that reuses its memory too early is found out."""
+
+    def work(mesh: Mesh) -> float:
+        data, got = np.ones(4), np.zeros(4)
+        with mesh.operation(Call(1, "race")):
+            if mesh.rank == 0:
+                mesh.send(1, data)
+                ready.wait(10)
+                data[:] = 7
+                written.set()
+            else:
+                arrived = mesh.receive(0, got)
+                ready.set()
+                written.wait(10)
+                mesh.wait([arrived])
+        return float(got[0])
+
+    seen = set()
+    for seed in range(20):
+        ready, written = threading.Event(), threading.Event()
+        seen.add(values(MemoryFabric(2, seed=seed).run(work))[1])
+    assert seen == {1.0, 7.0}
+
+
+@pytest.mark.parametrize(
+    ("waits", "rank", "guilty"),
+    [
+        ({0: {1}}, 0, [1]),
+        ({0: {1, 4}, 1: {2}, 2: {3}, 4: {3}}, 0, [3]),
+        ({0: {1, 4}, 1: {4}}, 0, [4]),
+        ({0: {1, 4}}, 0, [1, 4]),
+        ({0: {1}, 1: {2}, 2: {0}}, 0, [1]),
+        ({0: {1}, 1: {2}, 2: {1}}, 0, [1]),
+    ],
+)
+def test_chains_of_who_waits_for_whom_end_at_culprits(waits: dict[int, set[int]], rank: int, guilty: list[int]) -> None:
+    """Those that wait for nobody; in a circle the neighbours."""
+    assert culprits(waits, rank) == guilty
