@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of the comparison, and which of the paper's sentences they bear out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Literal
+
+State = Literal["healthy", "link breaks", "link is out"]
+STATES: tuple[State, ...] = ("healthy", "link breaks", "link is out")
+
+GIVE_UP = 0.05
+"""Simulated seconds after which a run counts as not finished; 50 time-outs, and half of what routing takes to know."""
+
+Key = tuple[object, ...]
+"""(fabric, workload, size, state, seed)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of it."""
+
+    fabric: str
+    workload: str
+    size: int
+    scheme: str
+    state: State
+    seed: int
+    time: float
+    """Seconds; inf where it did not finish."""
+    unfinished: int
+    queue_pairs: int
+    """The most pieces that one host sends in one step."""
+    uplink: float
+    """Wire bytes on the busiest uplink of a leaf, over the mean of all."""
+    timeouts: int
+    dropped: int
+
+    @property
+    def key(self) -> Key:
+        """All but the scheme."""
+        return self.fabric, self.workload, self.size, self.state, self.seed
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, and what was found."""
+
+    says: str
+    holds: bool
+    found: str
+
+
+def relative(rows: Iterable[Row], scheme: str, to: str, states: Sequence[State] = STATES) -> dict[Key, float]:
+    """Completion time of ``scheme`` over that of ``to``, wherever both were simulated and ``to`` finished."""
+    others = {r.key: r.time for r in rows if r.scheme == to}
+    return {r.key: r.time / other for r in rows if r.scheme == scheme and r.state in states
+            and isfinite(other := others.get(r.key, inf))}
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    """The paper's claims against these rows; those whose schemes were not simulated are left out."""
+    found: list[Claim] = []
+    for scheme in ("ethereal", "netfold"):
+        for baseline, percent in (("spray", 30), ("reps", 40)):
+            ratios = relative(rows, scheme, baseline)
+            if ratios:
+                best, worst = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+                healthy = relative(rows, scheme, baseline, ["healthy"]).values()
+                steady = relative(rows, scheme, baseline, ["link is out"]).values()
+                found.append(Claim(
+                    f"{scheme} finishes up to {percent} % earlier than {baseline}, also when links fail",
+                    ratios[best] <= 1 - percent / 100,
+                    f"from {_change(ratios[best])} ({describe(best)}) to {_change(ratios[worst])} ({describe(worst)}); "
+                    f"best healthy {_change(min(healthy, default=1))}, best with the link known to be out "
+                    f"{_change(min(steady, default=1))}; median of all {_change(statistics.median(ratios.values()))}"))
+        slower = relative(rows, scheme, "spray", ["healthy"])
+        if slower:
+            worst = max(slower, key=slower.__getitem__)
+            found.append(Claim(f"{scheme} is nearly as good as packet spraying everywhere (at most 5 % later, healthy)",
+                               slower[worst] <= 1.05, f"worst {_change(slower[worst])} ({describe(worst)})"))
+    calm = [r for r in rows if r.state == "healthy" and r.workload in ("ring", "double-binary-tree")]
+    spreads = {key: max(times) / min(times) for key, times in _by_work(calm).items() if len(times) > 1}
+    if spreads:
+        worst = max(spreads, key=spreads.__getitem__)
+        found.append(Claim("ring and double binary tree do not care about the balancer (within 10 %)",
+                           spreads[worst] <= 1.1,
+                           f"largest spread {100 * (spreads[worst] - 1):.0f} % ({describe(worst)})"))
+    hashed = [r for r in rows if r.state == "link breaks" and (r.scheme == "ecmp" or r.scheme.startswith("mp-rdma"))]
+    if hashed:
+        stuck = sum(not isfinite(r.time) for r in hashed)
+        found.append(Claim("ECMP and MP-RDMA never finish under a failure", stuck == len(hashed),
+                           f"{stuck} of {len(hashed)} runs had not finished after {GIVE_UP * 1e3:.0f} ms"))
+    for scheme in ("ethereal", "netfold"):
+        sent = [r for r in rows if r.scheme == scheme and r.size and r.workload != "all-to-all"]
+        if sent:
+            most = max(sent, key=lambda r: r.queue_pairs)
+            found.append(Claim(f"{scheme} needs at most 64 queue pairs a host (all-to-all has one a peer anyway)",
+                               most.queue_pairs <= 64, f"most {most.queue_pairs} ({describe(most.key)})"))
+        long = {r.workload: r for r in sorted(rows, key=lambda r: r.size) if r.scheme == scheme and r.size
+                and r.state == "healthy"}
+        if long:
+            busiest = max(long.values(), key=lambda r: r.uplink)
+            found.append(Claim(f"{scheme} loads uplinks as evenly as ideal spraying (busiest within 2 % of the mean, "
+                               "at the largest size)", busiest.uplink <= 1.02,
+                               f"busiest uplink {busiest.uplink:.3f} of the mean ({describe(busiest.key)})"))
+    return found
+
+
+def _by_work(rows: Iterable[Row]) -> dict[Key, list[float]]:
+    times: dict[Key, list[float]] = {}
+    for r in rows:
+        times.setdefault(r.key, []).append(r.time)
+    return times
+
+
+def _change(ratio: float) -> str:
+    if not isfinite(ratio):
+        return "never finishing"
+    return f"{abs(100 * (1 - ratio)):.0f} % {'earlier' if ratio <= 1 else 'later'}"
+
+
+def describe(key: Key) -> str:
+    """A key in words, without the seed."""
+    parts = [f"{part >> 20} MB" if isinstance(part, int) and part >= 1 << 20 else str(part) for part in key]
+    return ", ".join(part for part in parts[:4] if part != "0")

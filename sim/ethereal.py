@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ethereal's comparison, drawn again: `netfold sim ethereal`.
+
+On the paper's fabrics, its collectives and a layer of its models, every scheme of `placement.SCHEMES`, in three states:
+
+    healthy        all links up
+    link breaks    leaf 0 loses a spine at 1 us; nobody is told for 100 ms, hosts have their time-outs alone
+    link is out    the same link has been out since before, and everybody plans and hashes around it
+
+What comes out are completion times beside those of packet spraying, queue pairs, loads of uplinks, and for each claim
+of the paper whether it holds here.  Published: arXiv 2407.00550.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from pathlib import Path
+
+import numpy as np
+
+from netfold.sim import fluid
+from netfold.sim.claims import GIVE_UP, STATES, Claim, Key, Row, State, claims, describe, relative
+from netfold.sim.figures import Panel, small_multiples
+from netfold.sim.packet import Fault, Transport, simulate
+from netfold.sim.placement import SCHEMES, place
+from netfold.sim.sweep import sweep
+from netfold.sim.topology import Cable, Topology, large_fat_tree, leaf_spine, paper_fat_tree
+from netfold.sim.workload import COLLECTIVES, MODELS, Workload, training_step
+
+FABRICS: dict[str, Callable[[], Topology]] = {"leaf-spine": leaf_spine, "fat-tree": paper_fat_tree}
+BROKEN = Cable("leaf", 0, 0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One simulation."""
+
+    fabric: str
+    workload: str
+    """A collective, or a model whose training is simulated."""
+    size: int
+    """Bytes on each rank; 0 for a model."""
+    scheme: str
+    state: State
+    seed: int
+    rto: float
+
+
+def run(
+    *,
+    out: Path = Path("ethereal"),
+    fabrics: Sequence[str] = ("leaf-spine",),
+    collectives: Sequence[str] = tuple(COLLECTIVES),
+    models: Sequence[str] = tuple(MODELS),
+    sizes: Sequence[int] = (1, 4, 16, 64),
+    schemes: Sequence[str] = tuple(SCHEMES),
+    states: Sequence[State] = STATES,
+    seeds: Sequence[int] = (1,),
+    rto: float = 1e-3,
+    scale: bool = False,
+    jobs: int | None = None,
+    echo: Callable[[str], None] = print,
+) -> list[Claim]:
+    """Simulate, write ``results.json`` and ``*.svg`` into ``out``, say what holds.
+
+    sizes    MB (2^20 bytes) on each rank
+    rto      seconds of the time-out, for all schemes; the paper's authors have 1 ms
+    scale    also 16,384 hosts in the fluid simulator (minutes, 3 GB)
+    jobs     processes; None: as joblib is configured, else all cores
+    Raises ValueError for names that do not exist.
+    """
+    for name, given, known in (("fabric", fabrics, FABRICS), ("collective", collectives, COLLECTIVES),
+                               ("model", models, MODELS), ("scheme", schemes, SCHEMES), ("state", states, STATES)):
+        if unknown := [one for one in given if one not in known]:
+            raise ValueError(f"no {name} is called {unknown[0]}; there are {', '.join(known)}")
+    points = [Point(fabric, *work, scheme, state, seed, rto)
+              for fabric in fabrics
+              for work in [*((c, mb << 20) for c in collectives for mb in sizes), *((m, 0) for m in models)]
+              for state in states for scheme in schemes for seed in seeds]
+    echo(f"{len(points)} simulations, seeds {', '.join(map(str, seeds))}")
+    begin = time.perf_counter()
+    rows: list[Row] = []
+    for row in sweep(simulate_point, points, jobs=jobs, echo=echo):
+        rows.append(row)
+        if len(rows) % len(schemes) == 0:
+            echo(_line(rows[-len(schemes):]))
+    large = simulate_large(seed=seeds[0], echo=echo) if scale else {}
+    found = claims(rows)
+
+    out.mkdir(parents=True, exist_ok=True)
+    document = {"seeds": list(seeds), "rto": rto, "transport": asdict(Transport(rto=rto)),
+                "fabrics": {name: asdict(FABRICS[name]()) for name in fabrics},
+                "wall_seconds": time.perf_counter() - begin,
+                "claims": [asdict(claim) for claim in found], "rows": [_jsonable(row) for row in rows],
+                "fluid_16384_hosts": large}
+    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    for fabric in fabrics:
+        (out / f"{fabric}.svg").write_text(draw(rows, fabric))
+    for claim in found:
+        echo(f"{'holds' if claim.holds else 'does NOT hold':14} {claim.says}: {claim.found}")
+    echo(f"wrote {out}/results.json and {', '.join(f'{f}.svg' for f in fabrics)}; seeds {', '.join(map(str, seeds))}")
+    return found
+
+
+def simulate_point(point: Point) -> Row:
+    """One simulation; a model is simulated for two layers and scaled to all, which are alike."""
+    topology = FABRICS[point.fabric]()
+    workload, times = _workload(topology, point)
+    scheme = SCHEMES[point.scheme]
+    faults = {"healthy": (), "link breaks": (Fault(BROKEN, 1e-6),), "link is out": (Fault(BROKEN, 0.0, 0.0),)}
+    dead = topology.dead([BROKEN]) if point.state == "link is out" else frozenset()
+    transport = Transport(rto=point.rto)
+    outcome = simulate(topology, workload, scheme, transport=transport, faults=faults[point.state], seed=point.seed,
+                       deadline=GIVE_UP + float(workload.gap.sum()))
+    uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]]
+    placed = place(topology, workload, scheme, dead=dead, seed=point.seed, mtu=transport.mtu)
+    sender = workload.step[placed.task] * topology.size + workload.source[placed.task]
+    return Row(point.fabric, point.workload, point.size, point.scheme, point.state, point.seed,
+               inf if outcome.unfinished else outcome.time * times, outcome.unfinished,
+               int(np.unique(sender, return_counts=True)[1].max()),
+               float(uplinks.max() / uplinks.mean()) if uplinks.any() else 1.0,
+               outcome.counts["timeouts"], outcome.counts["dropped"])
+
+
+def _workload(topology: Topology, point: Point) -> tuple[Workload, float]:
+    hosts = range(topology.size)
+    if point.workload in MODELS:
+        model, layers = MODELS[point.workload], 2
+        return training_step(hosts, model, layers=layers), model.layers / layers
+    return COLLECTIVES[point.workload](hosts, point.size), 1.0
+
+
+def simulate_large(*, seed: int, size: int = 64 << 20, echo: Callable[[str], None] = print) -> dict[str, float]:
+    """Halving-doubling among 16,384 hosts, fluid: seconds for each scheme."""
+    topology = large_fat_tree()
+    workload = COLLECTIVES["halving-doubling"](range(topology.size), size)
+    times: dict[str, float] = {}
+    for name in ("netfold", "spray", "ecmp"):
+        outcome = fluid.simulate(topology, workload, SCHEMES[name], seed=seed, resolution=2e-5)
+        times[name] = outcome.time
+        echo(f"16,384 hosts, halving-doubling {size >> 20} MB, {name}: {outcome.time * 1e3:.2f} ms "
+             f"({outcome.wall:.0f} s to simulate)")
+    return times
+
+
+def _line(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    times = "  ".join(f"{r.scheme} {r.time * 1e6:.0f}" if isfinite(r.time) else f"{r.scheme} -" for r in rows)
+    return f"{describe(first.key):48} us: {times}"
+
+
+def _jsonable(row: Row) -> dict[str, object]:
+    """JSON has no infinity: a run that did not finish has no time."""
+    return {**asdict(row), "time": row.time if isfinite(row.time) else None}
+
+
+def draw(rows: Sequence[Row], fabric: str) -> str:
+    """Completion time relative to spraying: a line of charts for each state, a chart for each workload."""
+    mine = [r for r in rows if r.fabric == fabric]
+    base = "spray" if any(r.scheme == "spray" for r in mine) else mine[0].scheme
+    names = list(dict.fromkeys(r.workload for r in mine if r.size))
+    models = list(dict.fromkeys(r.workload for r in mine if not r.size))
+    schemes = list(dict.fromkeys(r.scheme for r in mine))
+    lines: list[list[Panel]] = []
+    for state in dict.fromkeys(r.state for r in mine):
+        ratios = {scheme: relative(mine, scheme, base, [state]) for scheme in schemes}
+
+        def value(scheme: str, work: str, size: int, ratios: dict[str, dict[Key, float]] = ratios
+                  ) -> float | None:
+            of = [ratio for key, ratio in ratios[scheme].items() if key[1:3] == (work, size)]
+            return statistics.median(of) if of else None
+
+        line = []
+        for name in names:
+            sizes = sorted({r.size for r in mine if r.workload == name})
+            line.append(Panel(f"{name}, {state}", [str(size >> 20) for size in sizes],
+                              {scheme: [value(scheme, name, size) for size in sizes] for scheme in schemes}))
+        if models:
+            line.append(Panel(f"training step, {state}", models,
+                              {scheme: [value(scheme, model, 0) for model in models] for scheme in schemes}))
+        lines.append(line)
+    seeds = ", ".join(map(str, sorted({r.seed for r in mine})))
+    return small_multiples(f"{fabric}: completion time over that of {base} (seeds {seeds})", lines,
+                           x="MB on each rank, or model", y=f"time / {base}")

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold sim ethereal`: what it writes, and that its verdicts follow from the rows."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from netfold.sim import ethereal
+from netfold.sim.claims import Row, claims, relative
+from netfold.sim.figures import Panel, small_multiples
+from netfold.sim.sweep import sweep
+from netfold.sim.topology import leaf_spine
+
+SMALL = {"collectives": ["halving-doubling"], "models": [], "sizes": [1, 2], "schemes": ["netfold", "spray", "ecmp"],
+         "jobs": 1}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ethereal.FABRICS, "leaf-spine", lambda: leaf_spine(hosts=16, leaves=4, spines=4))
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_writes_results_and_figures_and_says_its_seed(tmp_path) -> None:
+    """Every point has a row in the JSON, every scheme is in the figure, the seed is spoken."""
+    said: list[str] = []
+    found = ethereal.run(out=tmp_path, seeds=[7], echo=said.append, **SMALL)
+
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert len(document["rows"]) == 2 * 3 * 3
+    assert {row["state"] for row in document["rows"]} == {"healthy", "link breaks", "link is out"}
+    assert [claim["says"] for claim in document["claims"]] == [claim.says for claim in found]
+    assert document["seeds"] == [7]
+    stuck = [row for row in document["rows"] if row["scheme"] == "ecmp" and row["state"] == "link breaks"]
+    assert all((row["time"] is None) == (row["unfinished"] > 0) for row in document["rows"])
+    assert all(row["time"] is None for row in stuck)
+    drawing = ET.parse(tmp_path / "leaf-spine.svg")
+    texts = {element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"netfold", "spray", "ecmp", "halving-doubling, healthy"} <= texts
+    assert "seeds 7" in said[-1]
+
+
+@pytest.mark.usefixtures("small")
+def test_equal_seeds_give_equal_rows(tmp_path) -> None:
+    """A run can be repeated."""
+    rows = []
+    for name in "ab":
+        ethereal.run(out=tmp_path / name, echo=lambda _: None, **SMALL)
+        rows.append(json.loads((tmp_path / name / "results.json").read_text())["rows"])
+    assert rows[0] == rows[1]
+
+
+def test_unknown_names_are_refused_with_the_known_ones(tmp_path) -> None:
+    """A typing error does not start a sweep."""
+    with pytest.raises(ValueError, match="no scheme is called ecpm; there are ethereal, netfold"):
+        ethereal.run(out=tmp_path, schemes=["ecpm"])
+
+
+ROW = Row("leaf-spine", "ring", 1 << 20, "spray", "healthy", 1, 1.0, 0, 8, 1.0, 0, 0)
+
+
+def verdict(rows: list[Row], words: str) -> bool:
+    (claim,) = [claim for claim in claims(rows) if words in claim.says]
+    return claim.holds
+
+
+def test_verdicts_follow_the_numbers() -> None:
+    """The same claim holds with numbers that bear it out, and does not with numbers that do not."""
+    mine = replace(ROW, scheme="netfold")
+    for time, wins, near in ((0.65, True, True), (0.75, False, True), (1.04, False, True), (1.2, False, False)):
+        rows = [ROW, replace(mine, time=time)]
+        assert verdict(rows, "30 % earlier than spray") is wins
+        assert verdict(rows, "nearly as good as packet spraying") is near
+        assert verdict(rows, "do not care about the balancer") is (0.9 < time < 1.1)
+    assert verdict([mine], "64 queue pairs")
+    assert not verdict([replace(mine, queue_pairs=65)], "64 queue pairs")
+    assert not verdict([replace(mine, uplink=1.1)], "loads uplinks")
+    hashed = replace(ROW, scheme="ecmp", state="link breaks", time=inf)
+    assert verdict([hashed], "never finish")
+    assert not verdict([hashed, replace(hashed, time=0.01, seed=2)], "never finish")
+
+
+def test_what_never_finished_is_no_yardstick() -> None:
+    """A baseline that hung gives no ratio; a scheme that hung is infinitely slower."""
+    hung = replace(ROW, scheme="netfold", time=inf)
+    assert relative([ROW, hung], "netfold", "spray") == {ROW.key: inf}
+    assert relative([replace(ROW, time=inf), hung], "netfold", "spray") == {}
+
+
+def test_figures_hold_every_point_and_mark_what_never_finished() -> None:
+    """Circles for values, crosses for inf, nothing for None; special characters survive."""
+    panel = Panel("a < b", ["1", "2", "3"], {"one": [1.0, 2.0, None], "two": [1.5, inf, 1.1]})
+    root = ET.fromstring(small_multiples("t & u", [[panel], [panel]], x="x", y="y"))
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(list(root.iter(space + "circle"))) == 2 * 4
+    assert len(list(root.iter(space + "path"))) == 2 * 1
+    with pytest.raises(ValueError, match="nothing to draw"):
+        small_multiples("t", [], x="x", y="y")
+
+
+def _square(x: int) -> int:
+    return x * x
+
+
+def test_sweeps_keep_order_and_follow_the_users_configuration() -> None:
+    """In order, whatever backend joblib is configured for; other processes by default."""
+    joblib = pytest.importorskip("joblib")
+    assert list(sweep(_square, range(5), jobs=1)) == [0, 1, 4, 9, 16]
+    with joblib.parallel_config("threading", n_jobs=2):
+        assert list(sweep(lambda x: -x, range(3))) == [0, -1, -2]  # a lambda: threads take it, processes would not
+
+
+def test_without_joblib_the_sweep_says_that_it_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing degrades silently, and asking for more cores than that is an error."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said: list[str] = []
+    assert list(sweep(_square, [2, 3], echo=said.append)) == [4, 9]
+    assert "one core" in said[0]
+    with pytest.raises(ModuleNotFoundError, match="netfold\\[sim\\]"):
+        list(sweep(_square, [2], jobs=2))
