@@ -90,8 +90,8 @@ def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_
 @in_sandbox(timeout=120)
 def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Path) -> None:
     """Nothing else is on any link, and scapy agrees with every length, checksum and ICRC, on every hop, both ways."""
-    from scapy.all import Ether
     from scapy.contrib.roce import BTH
+    from scapy.layers.l2 import Ether
 
     import netfold.wire.scapy_roce  # noqa: F401 (lets scapy know RETH)
 

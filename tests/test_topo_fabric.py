@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from helpers_topo import in_sandbox
@@ -27,7 +28,7 @@ mininet.Mininet.inited = True  # or it would set limits of the whole machine
 class Impostor(switches.P4Switch):
     """A switch whose command line the test chooses."""
 
-    engine: Engine = "softswitch"
+    engine: ClassVar[Engine] = "softswitch"
     offload = True
     binaries = ("sh",)
     missing = "every system has one"
@@ -157,7 +158,7 @@ print(topo.switches(), topo.hosts(), sorted(customs["switches"]), len(topo.links
 
 def test_a_missing_switch_binary_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is built."""
-    monkeypatch.setattr(switches.sys, "prefix", "/nowhere")
+    monkeypatch.setattr(sys, "prefix", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(switches.SwitchFailed, match=r"softswitch is neither in .* nor on PATH: .*make setup"):
         switches.SoftSwitch.setup()

@@ -34,7 +34,7 @@ class Scale(NamedTuple):
 
 
 SCALES: Final[dict[Engine, Scale]] = {
-    "softswitch": Scale("1gbit", (512, 512), 120),
+    "softswitch": Scale("200mbit", (512, 512), 120),
     "bmv2": Scale("20mbit", (128,), 60),
 }
 
