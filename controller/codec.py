@@ -80,8 +80,9 @@ class Codec:
             ((_port(replica), replica.instance) for replica in group.replicas), key=lambda replica: replica[::-1])))
 
     def read_table(self, name: str) -> p4r.Entity:
-        """A wildcard read of one table."""
-        return p4r.Entity(table_entry=p4r.TableEntry(table_id=self._table(name).id))
+        """A wildcard read of one table; of a table without a key, which has no entries, its default action."""
+        table = self._table(name)
+        return p4r.Entity(table_entry=p4r.TableEntry(table_id=table.id, is_default_action=not table.fields))
 
     @staticmethod
     def read_multicast() -> p4r.Entity:
@@ -92,7 +93,7 @@ class Codec:
 
     def _entry(self, entry: Entry) -> p4r.Entity:
         table = self._table(entry.table)
-        message = p4r.TableEntry(table_id=table.id)
+        message = p4r.TableEntry(table_id=table.id, is_default_action=not table.fields)
         if [name for name, _ in entry.key] != list(table.fields):
             raise CodecError(f"{table.name}: expected the key fields {', '.join(table.fields)}, got {entry}")
         for name, value in entry.key:

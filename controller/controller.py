@@ -94,7 +94,7 @@ class Controller:
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.build, self.fabric.engine)
         await self._nobody_else_serves()
-        base = tables.merge([tables.routing(self.fabric, routes.plan(self.fabric.graph())), tables.losses(self.fabric)])
+        base = tables.merge([tables.routing(self.fabric, routes.plan(self.fabric.graph())), tables.fixed(self.fabric)])
         for target in self._targets.values():
             target.preset("fabric", base[target.name])
             target.start()

@@ -20,7 +20,7 @@ def plan(fabric: Fabric, ranks: Sequence[str], *, entries: bool = False, seed: i
     ledger = slots.Ledger([switch.name for switch in fabric.switches], sizes, random.Random(seed))
     streams = ledger.admit(ledger.open(), planned, len(ranks))
     hosts = [fabric.host(name) for name in ranks]
-    base = tables.merge([tables.routing(fabric, routes.plan(graph)), tables.losses(fabric)])
+    base = tables.merge([tables.routing(fabric, routes.plan(graph)), tables.fixed(fabric)])
     job = tables.merge(tables.folding(fabric, hosts, stream) for stream in streams)
 
     text = ""

@@ -18,7 +18,10 @@ Value: TypeAlias = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """A table entry; table and key identify it.  Keys and parameters go by name, in the program's order."""
+    """A table entry; table and key identify it.  Keys and parameters go by name, in the program's order.
+
+    Without a key it is the default action of a table that has none: always there, never inserted or deleted.
+    """
 
     table: str
     key: tuple[tuple[str, Value], ...]
@@ -30,8 +33,13 @@ class Entry:
         """What makes it this entry and no other."""
         return (self.table, self.key)
 
+    @property
+    def is_default(self) -> bool:
+        """True for a default action."""
+        return not self.key
+
     def __str__(self) -> str:
-        key = " ".join(f"{name}={_show(name, value)}" for name, value in self.key)
+        key = " ".join(f"{name}={_show(name, value)}" for name, value in self.key) or "default"
         params = ", ".join(f"{name}={_show(name, value)}" for name, value in self.params)
         return f"{self.table} {key} -> {self.action.rpartition('.')[2]}({params})"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from netfold.controller.entities import Entity, Multicast, State
+from netfold.controller.entities import Entity, Entry, Multicast, State
 
 Verb = Literal["insert", "modify", "delete"]
 
@@ -26,15 +26,17 @@ class Update:
 def diff(actual: State, desired: State) -> list[Update]:
     """Writes that turn ``actual`` into ``desired``; none where they are equal.
 
-    What refers to something is deleted before it and made after it: groups come before the entries that send to them,
-    an uplink group's members before the route that spreads over them.
+    What refers to something is made after it, moved off it before it goes, and deleted before it: groups come before
+    the entries that send to them, an uplink group's members before the route that spreads over them.
+    A default action that nobody wants otherwise is left as it is: there is no such thing as none.
     """
-    deletes = [Update("delete", entity) for key, entity in actual.items() if key not in desired]
-    modifies = [Update("modify", entity) for key, entity in desired.items() if actual.get(key, entity) != entity]
-    inserts = [Update("insert", entity) for key, entity in desired.items() if key not in actual]
+    deletes = [Update("delete", e) for key, e in actual.items() if key not in desired and not _is_default(e)]
+    modifies = [Update("modify", e) for key, e in desired.items() if actual.get(key, None if _is_default(e) else e) != e]
+    inserts = [Update("insert", e) for key, e in desired.items() if key not in actual and not _is_default(e)]
     deletes.sort(key=lambda update: -_order(update.entity))
     inserts.sort(key=lambda update: _order(update.entity))
-    return deletes + modifies + inserts
+    referred = sum(_order(update.entity) < _REFERRING for update in inserts)
+    return inserts[:referred] + modifies + deletes + inserts[referred:]
 
 
 def show(switch: str, updates: Sequence[Update]) -> str:
@@ -42,9 +44,16 @@ def show(switch: str, updates: Sequence[Update]) -> str:
     return "".join(f"{switch}: {update}\n" for update in updates)
 
 
+_REFERRING: Final = 2
+
+
+def _is_default(entity: Entity) -> bool:
+    return isinstance(entity, Entry) and entity.is_default
+
+
 def _order(entity: Entity) -> int:
     """Low numbers are there first and go last."""
     if isinstance(entity, Multicast):
         return 0
     # contributions must find the slot's group and rewriting in place
-    return 2 if entity.table.endswith((".connection", ".route")) else 1
+    return _REFERRING if entity.table.endswith((".connection", ".route")) else 1

@@ -2,7 +2,7 @@
 """From plans to the entries of p4src's tables: the one module that knows the program's names.
 
     routes   -> route, uplink           streams -> connection, replica, multicast groups
-    losses   -> fault (on the way in and out)
+    losses   -> fault (on the way in and out)       engine  -> congestion
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from netfold.controller.entities import Entity, Entry, Multicast
-from netfold.controller.fabric import End, Fabric, Host
+from netfold.controller.fabric import End, Engine, Fabric, Host
 from netfold.controller.routes import Hop, Route
 from netfold.controller.slots import Stream
 from netfold.controller.trees import Child, Fold
@@ -30,14 +30,23 @@ FORWARD: Final = "SwitchIngress.routing.forward"
 SPREAD: Final = "SwitchIngress.routing.spread"
 FAULT_IN: Final = "SwitchIngress.fault_in"
 FAULT_OUT: Final = "SwitchEgress.fault_out"
+CONGESTION: Final = "SwitchEgress.queues.congestion"
+MARK_ABOVE: Final = "SwitchEgress.queues.mark_above"
 PORT_IN: Final = "SwitchIngress.port_in"
 PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
+MARKED: Final = "SwitchEgress.queues.congestion_marked"
 LOST_IN: Final = f"{FAULT_IN}.fault_lost"
 LOST_OUT: Final = f"{FAULT_OUT}.fault_lost"
 
-MANAGED: Final = (ROUTE, UPLINK, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault")
+MANAGED: Final = (ROUTE, UPLINK, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION)
 """Tables whose entries are the controller's alone."""
+
+MARK_DEPTH: Final[Mapping[Engine, int]] = {
+    "softswitch": 128,  # of 1024 frames
+    "bmv2": 16,  # of 64 packets
+}
+"""Packets in a port's queue above which ECN marks begin: late enough for bursts, early enough that none is lost."""
 
 PARENT: Final = 0xFFFF
 """`child` of the replica entry that leads up the tree: PARENT of p4src/sizes.p4."""
@@ -81,6 +90,17 @@ def losses(fabric: Fabric) -> BySwitch:
             params = (("seed", _seed(fabric, sender, receiver)), ("threshold", threshold))
             result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.lossy", params))
     return result
+
+
+def congestion(fabric: Fabric) -> BySwitch:
+    """Where every switch begins to mark."""
+    depth = MARK_DEPTH[fabric.engine]
+    return {s.name: [Entry(CONGESTION, (), MARK_ABOVE, (("depth", depth),))] for s in fabric.switches}
+
+
+def fixed(fabric: Fabric) -> BySwitch:
+    """All that depends on nothing but the fabric's description."""
+    return merge([losses(fabric), congestion(fabric)])
 
 
 def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
-from netfold.controller.entities import Multicast, State
+from netfold.controller.entities import Entry, Multicast, State
 from netfold.controller.reconcile import Update
 from netfold.controller.switch import Count, SwitchError
 
@@ -88,7 +88,9 @@ class MemorySession:
         self.switch.writes.append(updates)
         failed = []
         for update in updates:  # as BMv2: go on after an error
-            key, held = update.entity.identity, update.entity.identity in self.switch.state
+            key = update.entity.identity
+            is_default = isinstance(update.entity, Entry) and update.entity.is_default
+            held = is_default or key in self.switch.state
             if self.switch.refuse(update) or held != (update.verb != "insert"):
                 failed.append(update)
             elif update.verb == "delete":

@@ -383,27 +383,41 @@ ENTITY = st.one_of(
     st.builds(lambda t, k, a: Entry(f"C.{t}", (("k", k),), "C.a", (("p", a),)),
               st.sampled_from(["connection", "replica", "route", "uplink"]), st.integers(0, 3), st.integers(0, 2)),
     st.builds(lambda g, p: Multicast(g, ((p, 0),)), st.integers(1, 3), st.integers(1, 3)),
+    st.builds(lambda a: Entry("C.keyless", (), "C.a", (("p", a),)), st.integers(0, 2)),
 )
+DEFAULT = Entry("C.keyless", (), "C.a").identity
 STATES = st.lists(ENTITY, max_size=12, unique_by=lambda e: e.identity).map(entities.state)
 
 
 @given(STATES, STATES)
 def test_applying_a_difference_gives_the_desired_state(actual: entities.State, desired: entities.State) -> None:
-    """The writes turn one state into the other, a second difference is empty, and references never dangle."""
+    """The writes turn one state into the other, a second difference is empty, and references never dangle; a default
+    action is only ever modified, and stays where nothing else is wanted."""
     held = dict(actual)
     updates = reconcile.diff(actual, desired)
     for update in updates:
         key = update.entity.identity
-        assert (key in held) == (update.verb != "insert")
+        if update.entity.identity == DEFAULT:
+            assert update.verb == "modify"
+        else:
+            assert (key in held) == (update.verb != "insert")
         if update.verb == "delete":
             del held[key]
         else:
             held[key] = update.entity
-    assert held == desired
+    assert held == {key: e for key, e in actual.items() if key == DEFAULT} | desired
     assert reconcile.diff(held, desired) == []
-    kinds = [(u.verb, isinstance(u.entity, Multicast)) for u in updates]
-    assert ("insert", True) not in kinds[kinds.index(("insert", False)):] if ("insert", False) in kinds else True
-    assert ("delete", False) not in kinds[kinds.index(("delete", True)):] if ("delete", True) in kinds else True
+
+    def places(verb: str, *tables: str) -> list[int]:
+        return [place for place, u in enumerate(updates) if u.verb == verb
+                and ("multicast" if isinstance(u.entity, Multicast) else u.entity.table.split(".")[1]) in tables]
+
+    referred, referring = ("multicast", "uplink", "replica"), ("connection", "route")
+    order = [places("insert", *referred), places("modify", *referred, *referring), places("delete", *referring),
+             places("delete", "uplink", "replica"), places("delete", "multicast"), places("insert", *referring)]
+    flat = [place for group in order for place in group]
+    assert [sorted(group) for group in order] == order
+    assert flat == sorted(flat)
     assert len(reconcile.show("s", updates).splitlines()) == len(updates)
 
 

@@ -354,7 +354,7 @@ def everything() -> list[Entity]:
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
     ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
     streams = ledger.admit(ledger.open(), planned, 3)
-    parts = [tables.routing(fabric, routes.plan(fabric.graph())), tables.losses(fabric),
+    parts = [tables.routing(fabric, routes.plan(fabric.graph())), tables.fixed(fabric),
              *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
     return [entity for entities in tables.merge(parts).values() for entity in entities]
 
@@ -366,7 +366,7 @@ def check_names(built: Pipeline) -> None:
     assert {e.table for e in made if isinstance(e, Entry)} == set(tables.MANAGED)
     for entity in made:
         assert codec.decode(codec.encode(entity)) == entity
-    for counter in (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT):
+    for counter in (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT, tables.MARKED):
         codec.read_counter(counter)
     for table in tables.MANAGED:
         codec.read_table(table)
