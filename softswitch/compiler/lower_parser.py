@@ -63,10 +63,9 @@ class ParserLowering(Elaboration):
                     return
                 continue
             self.emit(ir.If(condition, body, []))
-        # BMv2 ends parsing without an error where no case matches and none is the default.
+        # BMv2 ends parsing where no case matches, and sets no error (the specification: NoMatch).
         self.pos = state.next_pos
-        error = self.program.errors.index("NoMatch")
-        self.emit(ir.ParserError(ir.const(error, ir.U32)))
+        self.go("reject", labels, done)
 
     def matches(self, keys: list[A.Expr], values: list[ir.Expr]) -> ir.Expr:
         """Do the select's values match the keys of a case?"""
