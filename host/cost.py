@@ -99,18 +99,28 @@ def byteps(n: float, workers: int, helpers: int, link: Link) -> float:
     return 2 * link.alpha + byteps_shares(workers, helpers).link_bytes * n * link.beta
 
 
-def mesh2d(n: float, rows: int, columns: int, link: Link) -> float:
-    """2 (r-1 + c-1) alpha; each half of the data crosses both dimensions, both ways, in opposite order.
+def mesh2d(n: float, rows: int, columns: int, link: Link, *, own_links: bool = False) -> float:
+    """2 (r-1 + c-1) alpha; beta for the bytes of an inner rank, over one link or one to each neighbour.
 
-    beta: in a line of k, the step's busiest link carries one piece; k-1 steps; so n/2 (k-1)/k, then 1/k of that.
+    own_links  each neighbour has a link of its own, as on a mesh of chips; else all share the rank's one link
+    In a line of k places an inner one sends k+1 pieces in all (one of two sends 1), at most k-1 to one side.  Each half
+    of the data goes through both dimensions, in opposite order, by reduce-scatter and by all-gather.
     """
     _ends(n, rows * columns)
     steps = 2 * (rows - 1 + columns - 1)
+    if own_links:
 
-    def half(first: int, second: int) -> float:
-        return (first - 1) / first + (second - 1) / (first * second)
+        def line(k: int) -> float:
+            return (k - 1) / k
 
-    return steps * link.alpha + max(half(rows, columns), half(columns, rows)) * n * (link.beta + link.gamma)
+        share = max(line(rows) + line(columns) / rows, line(columns) + line(rows) / columns) / 2
+    else:
+
+        def line(k: int) -> float:
+            return (k + 1) / k if k > 2 else (k - 1) / k
+
+        share = (line(rows) + line(columns) / rows + line(columns) + line(rows) / columns) / 2
+    return steps * link.alpha + share * n * (2 * link.beta + link.gamma)
 
 
 def hierarchical(n: float, groups: int, members: int, inside: Link, across: Link) -> float:

@@ -199,8 +199,7 @@ class MemoryFabric:
                 f"{mesh.me()}: rank {message.peer} sent {message.match.array.nbytes} bytes of {message.match.call}; "
                 f"expected {message.array.nbytes} bytes of {message.call}"
             )
-        mesh.port_free = max(message.match.start + self.latency, mesh.port_free) + cost
-        mesh.clock = max(mesh.clock, mesh.port_free)
+        mesh.clock = max(mesh.clock, mesh.book(message.match.start + self.latency, cost))
 
     def _look_for_stall(self) -> None:
         """Where every rank that still runs waits for something that nobody can bring: their timeouts have come."""
@@ -223,7 +222,7 @@ class MemoryMesh(Mesh):
         self.clock = 0.0
         """Seconds on this rank's clock of the alpha-beta model."""
         self.link_free = 0.0
-        self.port_free = 0.0
+        self._busy: list[tuple[float, float]] = []
         self.posts = 0
         self._fabric = fabric
         self._call = IDLE
@@ -262,6 +261,20 @@ class MemoryMesh(Mesh):
 
     def close(self) -> None:
         """Nothing to give back."""
+
+    def book(self, start: float, seconds: float) -> float:
+        """When a message is in that could come from ``start`` on and keeps this rank's link busy for ``seconds``.
+
+        Messages are looked at in the order in which they are waited for, not in which they came: each takes the first
+        gap that is long enough.
+        """
+        for begin, end in self._busy:
+            if start + seconds <= begin:
+                break
+            start = max(start, end)
+        self._busy.append((start, start + seconds))
+        self._busy.sort()
+        return start + seconds
 
     def me(self) -> str:
         """Who speaks in an error."""

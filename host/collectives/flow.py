@@ -43,6 +43,8 @@ def together(*strands: Strand) -> Strand:
     while waiting:
         ready = [strand for strand, pending in waiting.items() if _ready(pending)]
         for strand in ready:
+            if waiting[strand]:
+                yield waiting[strand]  # nothing to wait for; a mesh that counts time takes note of what is done
             try:
                 waiting[strand] = next(strand)
             except StopIteration:

@@ -2,13 +2,15 @@
 """2-D mesh after TidalMesh (HPCA 2025): ranks on a grid talk to their neighbours alone, both ways at once.
 
 One dimension of N: all-gather takes N-1 steps; at step t place j sends piece j-t right and piece j+t left, so that each
-piece flows out from its owner both ways like a tide; reduce-scatter is the same backwards in time.  Each link carries
-at most (N-1) pieces each way, not 2 (N-1)/N of everything through one direction of a ring.
+piece flows out from its owner both ways like a tide; reduce-scatter is the same backwards in time.  A link between
+neighbours carries at most N-1 pieces each way, an inner rank sends N+1 in all.
 
 Two dimensions of R x C: reduce-scatter along rows, then columns, all-gather along columns, then rows:
 2 (R-1 + C-1) steps.  The second dimension has only 1/C of the data, so one half of the data goes rows first and
 the other columns first, both at the same time: neither dimension idles.  Bytes on a link between neighbours in a row,
 each way: at most M (C-1)/C + M (C-1)/(RC), likewise in a column.
+
+Good where each neighbour has a link of its own; ranks with one link each are better off with a ring.
 """
 
 from __future__ import annotations
