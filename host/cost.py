@@ -69,15 +69,15 @@ def double_binary_tree(n: float, p: int, link: Link, segment: float = 64 << 10) 
     """Two trees of depth log2(p), half of the data each, pipelined up and down: about 2 log2(p) alpha + 2 n beta.
 
     Inside one tree a rank takes n/2 from each of two children and n/2 of the result, and n/2 as leaf of the other: its
-    link is busy for 2 n beta; the pipeline fills and drains in 2 log2(p) segments.
+    link is busy for 2 n beta; the pipeline fills and drains in 2 log2(p) segments.  Up to 3 ranks only roots have
+    children.
     """
     _ends(n, p)
     if p == 1:
         return 0.0
-    if p == 2:
-        return 2 * link.alpha + n * link.beta + n * link.gamma / 2 + min(n / 2, segment) * link.beta
+    passes = min(p / 2, 2.0)
     fill = min(n / 2, segment)
-    return 2 * _log2(p) * (link.alpha + fill * link.beta) + n * (2 * link.beta + link.gamma)
+    return 2 * _log2(p) * (link.alpha + fill * link.beta) + n * (passes * link.beta + min(1.0, (p - 1) / 2) * link.gamma)
 
 
 def parameter_server(n: float, p: int, link: Link, servers: int | None = None) -> float:
