@@ -83,6 +83,7 @@ class Clos:
         self._dead_switches = frozenset(dead_switches)
         self._climbs: dict[str, dict[str, list[Path]]] = {}
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
+        self._weights: dict[tuple[Path, ...], list[Fraction]] = {}
 
     @property
     def leaves(self) -> list[str]:
@@ -150,6 +151,12 @@ class Clos:
         Two tiers: the slower of uplink and downlink.  Three tiers: paths that share an agg share its link.  Because
         paths of one pair of leaves share links in nested groups, these rates add up to the pair's maximum flow.
         """
+        known = self._weights.get(tuple(paths))
+        if known is None:
+            known = self._weights[tuple(paths)] = self._fill(paths)
+        return list(known)
+
+    def _fill(self, paths: Sequence[Path]) -> list[Fraction]:
         room = {hop: Fraction(self.capacity(hop)) for path in paths for hop in path}
         rates = [Fraction(0)] * len(paths)
         active = {i for i, path in enumerate(paths) if path}

@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import gcd
+from itertools import accumulate
+from math import gcd, lcm
 from typing import Literal, NamedTuple
 
 from netfold.controller.clos import Clos, Hop, Path, PlanError
@@ -66,7 +67,7 @@ def equal_split(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 1,
     for k in range(rest * pieces):
         flow, piece = n - rest + k // pieces, k % pieces
         size = sizes[flow]
-        low, high = (_aligned(Fraction(size * i, pieces), size, unit) for i in (piece, piece + 1))
+        low, high = (_aligned(size * i // pieces, size, unit) for i in (piece, piece + 1))
         if high > low:
             cuts.append(Cut(flow, paths[k % s], low, high - low))
     return cuts
@@ -79,22 +80,21 @@ def fewest_pieces(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 
     n + s - gcd(n,s) pieces for equal sizes and shares, never more than n + s - 1.
     """
     paths = _check(sizes, shares, unit, start)
-    total, whole = sum(sizes), sum(Fraction(shares[p]) for p in paths)
+    # in whole numbers, with the line stretched by `scale`: fractions would cost ten times as much
+    common = lcm(*(Fraction(shares[p]).denominator for p in paths))
+    parts = [int(shares[p] * common) for p in paths]
+    scale, total = sum(parts), sum(sizes)
+    bounds = [total * reached for reached in accumulate(parts)]
     cuts: list[Cut] = []
-    bounds: list[Fraction] = []
-    reached = Fraction(0)
-    for p in paths:
-        reached += Fraction(shares[p])
-        bounds.append(total * reached / whole)
     begin = turn = 0  # where the present flow begins on the line; whose share it is
     for flow, size in enumerate(sizes):
         offset = 0
         while offset < size:
-            end = _aligned(bounds[turn] - begin, size, unit)
+            end = _aligned((bounds[turn] - begin * scale) // scale, size, unit)
             if end > offset:
                 cuts.append(Cut(flow, paths[turn], offset, end - offset))
                 offset = end
-            if bounds[turn] <= begin + size and turn < len(paths) - 1:
+            if bounds[turn] <= (begin + size) * scale and turn < len(paths) - 1:
                 turn += 1
         begin += size
     return cuts
@@ -115,9 +115,9 @@ def _check(sizes: Sequence[int], shares: Sequence[Share], unit: int, start: int)
     return used[first:] + used[:first]
 
 
-def _aligned(position: Fraction, size: int, unit: int) -> int:
+def _aligned(position: int, size: int, unit: int) -> int:
     """A cut inside a flow: down to a whole unit, kept inside the flow; its end stays its end."""
-    return size if position >= size else max(0, int(position // unit) * unit)
+    return size if position >= size else max(0, position // unit * unit)
 
 
 def water_fill(total: int, capacities: Sequence[Share], loads: Sequence[Share]) -> list[Fraction]:
