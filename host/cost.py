@@ -77,7 +77,7 @@ def double_binary_tree(n: float, p: int, link: Link, segment: float = 64 << 10) 
         return 0.0
     passes = min(p / 2, 2.0)
     fill = min(n / 2, segment)
-    return 2 * _log2(p) * (link.alpha + fill * link.beta) + n * (passes * link.beta + min(1.0, (p - 1) / 2) * link.gamma)
+    return 2 * _log2(p) * (link.alpha + fill * link.beta) + n * (passes * link.beta + min(1, (p - 1) / 2) * link.gamma)
 
 
 def parameter_server(n: float, p: int, link: Link, servers: int | None = None) -> float:
