@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -80,7 +81,9 @@ def _gloo(spec: Spec, rank: int, world: int) -> tuple[Reduce, Callable[[], None]
 
     torch.set_num_threads(1)
     host, _, port = spec.master.rpartition(":")
-    os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
+    # gloo would take the address that the host's name resolves to, which is the machine's; a fabric's host has one link
+    link = next(name for _, name in socket.if_nameindex() if name != "lo")
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=port, GLOO_SOCKET_IFNAME=link)
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=spec.timeout))
 
     def allreduce(array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
