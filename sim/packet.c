@@ -115,6 +115,7 @@ struct sim {
     struct fifo acks[3];
     uint64_t ack_delay[3];
     uint64_t *buffer;           /* bytes in each switch */
+    struct reps **reps;         /* REPS: [source][destination] */
     struct sender *senders;
     uint32_t sender_count, sender_room;
     uint32_t *waits, *pieces_left;
@@ -621,10 +622,11 @@ static void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
         t->sent = malloc(t->packets * sizeof *t->sent);
         s->no_memory |= !t->flags || !t->sent;
     }
-    if (s->c->mode == REPS) {
-        t->reps = calloc(1, sizeof *t->reps);
-        if (t->reps)
-            t->reps->explore = (uint32_t)s->c->window;
+    if (s->c->mode == REPS) { /* a connection lives as long as the run: later flows find what earlier ones learnt */
+        struct reps **kept = &s->reps[(size_t)t->source * s->size + t->destination];
+        if (!*kept && (*kept = calloc(1, sizeof **kept)))
+            (*kept)->explore = (uint32_t)s->c->window;
+        t->reps = *kept;
         s->no_memory |= !t->reps;
     }
     if (s->no_memory)
@@ -731,10 +733,8 @@ static void retire(struct sender *t)
     t->active = 0;
     free(t->flags);
     free(t->sent);
-    free(t->reps);
     t->flags = NULL;
     t->sent = NULL;
-    t->reps = NULL;
 }
 
 static void acknowledge(struct sim *s, const struct ack *a)
@@ -931,7 +931,8 @@ static int lay_out(struct sim *s)
     s->buffer = calloc(leaves + aggs + cores, sizeof *s->buffer);
     s->heap = malloc(elements * sizeof *s->heap);
     s->place = malloc(elements * sizeof *s->place);
-    if (!s->links || !s->hosts || !s->buffer || !s->heap || !s->place)
+    s->reps = c->mode == REPS ? calloc((size_t)s->size * s->size, sizeof *s->reps) : NULL;
+    if (!s->links || !s->hosts || !s->buffer || !s->heap || !s->place || (c->mode == REPS && !s->reps))
         return 0;
     double rates[6] = {c->host_rate, c->host_rate, c->leaf_rate, c->leaf_rate, c->core_rate, c->core_rate};
     for (uint32_t kind = 0; kind < 6; kind++)
@@ -973,6 +974,9 @@ static void clean_up(struct sim *s)
         retire(&s->senders[i]);
     for (int i = 0; i < 3; i++)
         free(s->acks[i].items);
+    for (size_t i = 0; s->reps && i < (size_t)s->size * s->size; i++)
+        free(s->reps[i]);
+    free(s->reps);
     free(s->links);
     free(s->hosts);
     free(s->buffer);
