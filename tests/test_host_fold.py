@@ -173,6 +173,21 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
     assert times[1] < 1.3 * times[0], times
 
 
+@pytest.mark.parametrize(("slots", "bound"), [(64, 8.0), (2048, 2.2)])
+def test_five_percent_loss_on_every_link_slows_but_does_not_stall(slots: int, bound: float) -> None:
+    """Lost repairs are repaired in turn within round trips: no pile of time-outs, no storm of repetitions."""
+    times = []
+    for loss in (0.0, 0.05):
+        network = TerribleNetwork(random.Random(7), loss=loss, packet_time=9 * MICROSECOND)  # 1 Gb/s
+        fabric = make_fabric([[0, 1], [2, 3]], network, slots=slots)
+        fold(fabric, integers(4, 256 * 100, 3))
+        begin = network.now
+        fold(fabric, integers(4, 256 * 5_000, 3), number=2)
+        times.append(network.now - begin)
+    assert times[1] < bound * times[0], times
+    assert retransmissions(fabric) < 4 * 5_000
+
+
 def test_a_dead_link_is_used_again_soon_after_it_is_back() -> None:
     """All packets lost for 300 ms in the middle: done within 200 ms after."""
     network = TerribleNetwork(random.Random(3))

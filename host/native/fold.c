@@ -146,6 +146,10 @@ bool nf_fold_start(nf_fold *f, uint32_t number, nf_dtype dtype, const void *sour
         max->packets = tr->signature + (dtype == NF_FLOAT32 ? (tr->blocks + NF_LANES - 1) / NF_LANES : 0);
         sum->base = sum->stream.next;
         sum->packets = tr->blocks;
+        for (uint32_t other = 0; other < f->n_trees; other++) { /* paths of one fabric are much alike */
+            nf_stream_borrow(&max->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
+            nf_stream_borrow(&sum->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
+        }
     }
     return true;
 }

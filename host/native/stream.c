@@ -8,7 +8,7 @@ static inline nf_sent *at(const nf_stream *s, uint64_t seq) { return &s->ring[se
 bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window)
 {
     *s = (nf_stream){ .first_psn = first_psn, .window = window, .rto = NF_RTO_FIRST, .deadline = NF_NEVER,
-                      .sample = -1, .allowed = window, .marked_share = 1 };
+                      .sample = -1, .round_least = NF_NEVER, .allowed = window, .marked_share = 1 };
     s->least = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
     s->ring = calloc(window, sizeof *s->ring);
     return s->ring != NULL;
@@ -99,6 +99,8 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
     if (!sent->again) {
         if (seq >= s->top)                                      /* a hole's may have waited for another's repair */
             s->sample = now - sent->at;
+        if (now - sent->at < s->round_least)
+            s->round_least = now - sent->at;
         s->burst = 0;
         overtake(s, sent, seq);
     } else if (!sent->probe && sent->state == NF_FLIGHT && s->srtt && now - sent->at >= s->srtt) {
@@ -110,7 +112,8 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
     s->top = seq >= s->top ? seq + 1 : s->top;
     while (s->una < s->next && at(s, s->una)->state == NF_DONE)
         at(s, s->una++)->state = NF_FREE;
-    s->flowing = s->news = s->batch = true;
+    s->flowing = s->batch = true;
+    s->quiet = 0;
     s->round_results++;
     if (marked) {
         s->round_marks++;
@@ -121,6 +124,8 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
 static int64_t base_rto(const nf_stream *s)
 {
     int64_t rto = s->srtt ? s->srtt + 4 * s->rttvar : NF_RTO_FIRST;
+    if (s->flowing && s->least_rtt && rto > 4 * s->least_rtt)
+        rto = 4 * s->least_rtt;
     int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_IDLE;
     return rto < least ? least : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
 }
@@ -154,6 +159,9 @@ static void adapt_window(nf_stream *s)
     else if (!s->round_lost)
         s->allowed += 1 + s->window / 32;
     s->allowed = s->allowed < 1 ? 1 : s->allowed > s->window ? s->window : s->allowed;
+    if (s->round_least != NF_NEVER)
+        s->least_rtt = s->round_least;
+    s->round_least = NF_NEVER;
     s->round_end = s->next;
     s->round_results = s->round_marks = 0;
     s->round_lost = false;
@@ -188,29 +196,41 @@ void nf_stream_tick(nf_stream *s, int64_t now)
     if (now < s->deadline)
         return;
     s->counters.timeouts++;
-    if (s->top > s->una)
+    bool holes = s->top > s->una;
+    s->quiet++;
+    if (holes)
         s->burst = s->window;                                   /* all holes: somebody lost them, surely */
-    else if (s->news && s->burst)
+    else if (s->quiet == 1 && s->burst)
         s->burst = s->burst < s->window ? 2 * s->burst : s->window;
-    else if (!s->flowing || !s->burst)
+    else if (s->quiet > NF_PATIENCE && !s->flowing)
         s->burst = 1;
-    uint64_t end = s->top > s->una ? s->top : s->next;
-    if (!s->news) {
+    else if (s->burst < NF_PROBES)
+        s->burst = NF_PROBES;
+    if (s->quiet > NF_PATIENCE) {
         int64_t most = s->flowing && 4 * base_rto(s) < NF_RTO_MAX ? 4 * base_rto(s) : NF_RTO_MAX;
         s->rto = 2 * s->rto < most ? 2 * s->rto : most;
     }
-    s->news = false;
+    uint64_t end = holes ? s->top : s->next;
     uint32_t left = s->burst;
     for (uint64_t seq = s->una; seq < end && left; seq++) {
         nf_sent *sent = at(s, seq);
         if (sent->state == NF_LOST) {
             left--;
         } else if (sent->state == NF_FLIGHT) {
-            lose(s, seq, true);
+            lose(s, seq, !holes);
             left--;
         }
     }
     s->deadline = now + s->rto;
+}
+
+void nf_stream_borrow(nf_stream *s, const nf_stream *from)
+{
+    if (s->srtt || !from->srtt)
+        return;
+    s->srtt = from->srtt;
+    s->rttvar = from->srtt / 2;
+    s->rto = base_rto(s);
 }
 
 void nf_stream_unsent(nf_stream *s, uint64_t seq)

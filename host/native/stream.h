@@ -11,9 +11,9 @@
  *
  * Loss is noticed in two ways.  A packet sent well before another whose result is here has lost its way, or somebody
  * else's has: it is sent again (fast retransmit; order of sending, not of PSN, so that a repeated packet can be found
- * lost again).  Otherwise the timer of RFC 6298 runs out, and the earliest packet asks alone; each time-out that brings a
- * result doubles how many go at once.  Silence before the first result mostly means that another rank is late: there the
- * timer backs off all the way, and later on only a little.
+ * lost again).  Otherwise the timer of RFC 6298 runs out, and all holes, or else the earliest few packets, go again; each
+ * time-out that brings a result doubles how many.  Lasting silence before the first result means that another rank is
+ * late: the timer then backs off all the way, and one packet asks; later on it backs off only a little.
  *
  * Nothing here knows packets or clocks: times are nanoseconds handed in.
  */
@@ -25,7 +25,9 @@
 #define NF_NEVER INT64_MAX
 #define NF_REORDER 3                   /* packets sent later that may overtake, as RFC 5681's three duplicates */
 #define NF_RTO_FIRST 20000000ll        /* before the first round trip is known */
-#define NF_RTO_IDLE 4000000ll          /* least while other ranks may be late: they may share cores with us */
+#define NF_PATIENCE 3                  /* time-outs without a result before the timer backs off */
+#define NF_PROBES 4                    /* packets that go again at the first time-out */
+#define NF_RTO_IDLE 2000000ll          /* least while other ranks may be late: they may share cores with us */
 #define NF_RTO_FLOWING 1000000ll       /* least while results come */
 #define NF_RTO_MAX 50000000ll          /* bounds how long a repaired path stays unused */
 
@@ -57,9 +59,10 @@ typedef struct {
     /* timer */
     int64_t srtt, rttvar, rto, deadline;
     int64_t sample;                    /* round trip seen in this batch, or -1 */
+    int64_t least_rtt, round_least;    /* shortest of the last round, of this one: long ones hold other ranks' troubles */
     uint32_t burst;                    /* packets to repeat at the next time-out, if this one brings something */
     bool flowing;                      /* results since the stream was last idle: all ranks are in */
-    bool news;                         /* results since the last time-out */
+    uint32_t quiet;                    /* time-outs since the last result */
     bool batch;                        /* results since nf_stream_settle */
     /* How many may be in flight, adapted once a round trip.  Marks: DCTCP (RFC 8257), less by half the share of marked
      * results.  Loss: half, but no less than `least` (a quarter of the window, or 64); a repair then queues behind
@@ -91,6 +94,8 @@ void nf_stream_result(nf_stream *, uint64_t seq, bool marked, int64_t now);
 void nf_stream_settle(nf_stream *, int64_t now);
 /* Does what is due by now; the next time is s->deadline. */
 void nf_stream_tick(nf_stream *, int64_t now);
+/* A stream that has not measured its round trip yet starts from another's. */
+void nf_stream_borrow(nf_stream *, const nf_stream *from);
 /* The kernel did not take a packet that left: it is to be sent again. */
 void nf_stream_unsent(nf_stream *, uint64_t seq);
 #endif
