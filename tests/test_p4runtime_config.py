@@ -158,7 +158,7 @@ def test_commit_starts_afresh_and_get_gives_back_what_was_pushed(
 
 def test_a_saved_pipeline_waits_for_its_commit(bench: tuple[Server, Client, Stream], plain: Program) -> None:
     """VERIFY_AND_SAVE changes nothing yet; COMMIT does; a second COMMIT has nothing to do."""
-    server, client, _ = bench
+    _, client, _ = bench
     other = compile_source(basic(key="ternary"), "other.p4")
     fill(client, plain)
     before = state(client)
@@ -216,9 +216,10 @@ def test_finsy_drives_a_switch_from_source(plain: Program, tmp_path: Path) -> No
             assert caught.value.details[0].canonical_code == finsy.GRPCStatusCode.ALREADY_EXISTS
             (group,) = [entry async for entry in switch.read(finsy.P4MulticastGroupEntry())]
             assert group.multicast_group_id == 3
-            packets = switch.read_packets()
+            coming = asyncio.create_task(anext(switch.read_packets()))
+            await asyncio.sleep(0)  # it listens from its first step on
             await switch.write([finsy.P4PacketOut(b"\5" * 20, egress_port=510, pad=9)])
-            packet = await asyncio.wait_for(anext(packets), 5)
+            packet = await asyncio.wait_for(coming, 5)
             assert packet.payload == b"\5" * 20
             assert (packet["ingress_port"], packet["reason"]) == (510, 9)
             counts = [entry async for entry in switch.read(finsy.P4CounterEntry("ports"))]

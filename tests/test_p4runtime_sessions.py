@@ -225,12 +225,17 @@ def test_a_crash_in_the_pipeline_names_port_and_packet(tmp_path: Path) -> None:
     with primary(builder=lambda _: Built(executable, probe_p4info())) as (_, client, stream):
         _packet_out(stream, bytes(Probe(Op.DROP, b=1)))
         with pytest.raises(grpc.RpcError) as caught:
-            while stream.next().error.canonical_code == grpc.StatusCode.INTERNAL.value[0]:
-                pass  # the packet-out's own error may or may not come before the stream ends
+            _until_the_end(stream)
         assert "SIGSEGV" in str(caught.value.details())  # type: ignore[attr-defined]
         assert "port 510, frame of 8 bytes: 0200000100000000" in str(caught.value.details())  # type: ignore[attr-defined]
         with pytest.raises(grpc.RpcError):
             client.read(COUNTER)
+
+
+def _until_the_end(stream: Stream) -> None:
+    """The packet-out's own error may or may not come before the stream ends."""
+    while stream.next().error.canonical_code == grpc.StatusCode.INTERNAL.value[0]:
+        pass
 
 
 def test_closing_the_server_ends_the_process() -> None:
