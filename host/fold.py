@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import time
@@ -15,10 +16,14 @@ from netfold.host.rail import Flat, Op, RailStats, TreeStats
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 
+log = logging.getLogger("netfold")
+
 SLICE = 0.1
 """Seconds in native code between looks at Python's signals (Ctrl-C) and the timeout."""
 PIECE = 1 << 28
 """Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
+MTU = roce.IPV4_BYTES + roce.UDP_BYTES + roce.data_packet_bytes(roce.Opcode.WRITE_FIRST)
+"""Bytes of our largest IP packet."""
 SKB_BYTES = 2304
 """What the kernel charges a socket's receive buffer for one unmerged packet of ours."""
 
@@ -66,6 +71,13 @@ class FoldRail:
             self._core = Core(
                 address, plan.world, plan.trees, max_run=native.RUN_PACKETS if segments else 1, max_window=most
             )
+            planned = max(stream.slots // 2 for stream in streams)
+            if most < planned:
+                log.warning(
+                    "job %r, rank %d: the receive buffer has %d bytes, so windows are at most %d packets instead of "
+                    "%d; for full speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN",
+                    plan.job, plan.rank, room, 1 << (most.bit_length() - 1), planned, wanted,
+                )  # fmt: skip
             self._windows = [self._core.standing(index, SUM).window for index in range(len(plan.trees))]
             self._io = Io(self._core, self._receiver, senders)
 
@@ -93,8 +105,9 @@ class FoldRail:
             if status == native.FAILED:
                 raise self._failed(source, number)
             if status == native.OS_ERROR:
+                hint = f"; every link needs an MTU of {MTU} or more (`ip link`)" if error == errno.EMSGSIZE else ""
                 raise TransportError(
-                    error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}"
+                    error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}{hint}"
                 )
 
     def stats(self) -> RailStats:

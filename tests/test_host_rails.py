@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from netfold.host import fold
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.fold import FoldRail
@@ -85,6 +86,30 @@ def test_in_place_and_out_of_place_agree() -> None:
         everyone(comms, lambda c: c.allreduce(own[c.rank], out=own[c.rank]))
         for x in own:
             assert (x.view(np.uint32) == apart[0].view(np.uint32)).all()
+
+
+def test_tensors_beyond_one_operation_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What RETH's offset cannot address is cut: the pieces' sums and the statistics add up."""
+    monkeypatch.setattr(fold, "PIECE", 4096)
+    with loopback_job(2, loss=0.02, seed=3) as comms:
+        ints = arrays(2, 3 * 4096 + 100, "int32")
+        for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+            assert (out == ints[0] + ints[1]).all()
+        assert comms[0].stats().operations == 1
+        assert comms[0].stats().bytes_reduced == ints[0].nbytes
+
+
+def test_a_small_receive_buffer_narrows_the_window_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the system limits the buffer, bursts must not overflow it: a smaller window, a warning, the same sums."""
+    monkeypatch.setattr(fold, "_grow", lambda sock, force, option, wanted: 64 * fold.SKB_BYTES)
+    with caplog.at_level("WARNING", "netfold"), loopback_job(2, slots=1024) as comms:
+        assert "windows are at most 32 packets instead of 512" in caplog.text
+        assert "window 32 packets" in comms[0].explain(1)
+        ints = arrays(2, 50_000, "int32")
+        for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+            assert (out == ints[0] + ints[1]).all()
 
 
 @pytest.mark.parametrize("rail", RAILS)
