@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from netfold.controller.clos import PlanError
 from netfold.controller.paths import Cut, Planner, Share, equal_split, fewest_pieces
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload
@@ -134,26 +134,33 @@ def _cuts(planner: Planner, sizes: tuple[int, ...], shares: tuple[Share, ...], u
 
 def _hashed(topology: Topology, workload: Workload, scheme: Scheme, flows: NDArray[np.int64], dead: frozenset[int],
             seed: int, mtu: int) -> Placement:
+    """Equal pieces of whole packets on random live paths; sprayed flows stay whole, their path means nothing."""
+    size: NDArray[np.int64] = workload.size[flows]
+    pair = np.stack([workload.source[flows], workload.destination[flows]], axis=1) // topology.hosts
+    packets: NDArray[np.int64] = -(-size // mtu)
     splits = scheme.splits if scheme.mode == "pinned" else 1
-    rng = np.random.default_rng(seed)
-    leaf, to = workload.source // topology.hosts, workload.destination // topology.hosts
-    packets = -(-workload.size // mtu)
-    task: list[int] = []
-    size: list[int] = []
-    path: list[int] = []
-    for i in flows.tolist():
-        parts = max(1, min(splits, int(packets[i]))) if leaf[i] != to[i] else 1
-        bounds = [min(int(workload.size[i]), int(packets[i]) * p // parts * mtu) for p in range(parts + 1)]
-        task += [i] * parts
-        size += [high - low for low, high in pairwise(bounds)]
-        choices = topology.live_paths(int(leaf[i]), int(to[i]), dead) if dead else None
-        draws = rng.integers(0, topology.paths(int(leaf[i]), int(to[i])) if choices is None else len(choices), parts)
-        path += draws.tolist() if choices is None else [choices[d] for d in draws]
-    return _placement(workload, scheme, task, size, path)
+    parts = np.where(pair[:, 0] != pair[:, 1], np.minimum(splits, packets), 1)
+    owner = np.repeat(np.arange(len(flows)), parts)
+    piece = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
+
+    def bound(number: NDArray[np.int64]) -> NDArray[np.int64]:
+        ends: NDArray[np.int64] = np.minimum(size[owner], packets[owner] * number // parts[owner] * mtu)
+        return ends
+
+    pairs, which = np.unique(pair, axis=0, return_inverse=True)
+    live = [topology.live_paths(leaf, to, dead) if leaf != to else [0] for leaf, to in pairs.tolist()]
+    for (leaf, to), choices in zip(pairs.tolist(), live, strict=True):
+        if not choices:
+            raise PlanError(f"no live path from leaf {leaf} to leaf {to}")
+    count = np.array([len(choices) for choices in live], np.int64)
+    draws = np.random.default_rng(seed).integers(0, count[which][owner])
+    begin = np.cumsum(count) - count
+    path = np.array([p for choices in live for p in choices], np.int64)[begin[which][owner] + draws]
+    return _placement(workload, scheme, flows[owner], bound(piece + 1) - bound(piece), path)
 
 
-def _placement(workload: Workload, scheme: Scheme, task: list[int], size: list[int], path: list[int]) -> Placement:
-    order = np.argsort(np.array(task, np.int64), kind="stable")
-    tasks, sizes, paths = (np.array(column, np.int64)[order] for column in (task, size, path))
+def _placement(workload: Workload, scheme: Scheme, task: ArrayLike, size: ArrayLike, path: ArrayLike) -> Placement:
+    order = np.argsort(np.asarray(task, np.int64), kind="stable")
+    tasks, sizes, paths = (np.asarray(column, np.int64)[order] for column in (task, size, path))
     share = sizes / workload.size[tasks] if scheme.proportional else np.ones(len(tasks))
     return Placement(tasks, sizes, paths, share)

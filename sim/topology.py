@@ -24,6 +24,8 @@ from typing import Literal, NamedTuple
 
 import networkx as nx
 
+from netfold.controller.fabric import Fabric
+
 
 class Cable(NamedTuple):
     """A full-duplex link inside the fabric: ``Cable("leaf", leaf, agg)`` or ``Cable("core", pod, agg, core)``."""
@@ -189,6 +191,35 @@ def leaf_spine(*, hosts: int = 256, leaves: int = 16, spines: int = 16, rate: fl
     if leaves < 1 or hosts % leaves:
         raise ValueError(f"leaf_spine: {hosts} hosts do not divide over {leaves} leaves")
     return Topology(hosts=hosts // leaves, leaves=leaves, aggs=spines, host_rate=rate, leaf_rate=rate, delay=delay)
+
+
+def of_fabric(fabric: Fabric, *, delay: float, rate: float | None = None) -> Topology:
+    """The simulator's view of a real (or Mininet's) leaf-spine, to hold measurements against.
+
+    Host n of a leaf, in the fabric's order, is host n of that leaf here; leaves and spines likewise.
+    delay   seconds over one link: fabric files do not say
+    rate    bit/s of links that do not state one
+    Raises ValueError where leaves differ in hosts, uplinks or rates, since `Topology` is regular.
+    """
+    graph = fabric.graph()
+    leaf_of = {host.name: next(iter(graph[host.name])) for host in fabric.hosts}
+    below = Counter(leaf_of.values())
+    spines = [s.name for s in fabric.switches if s.name not in below]
+    expected = {(leaf, spine) for leaf in below for spine in spines}
+    fabric_links = [(a, b) if a in below else (b, a) for a, b in graph.edges() if not {a, b} & leaf_of.keys()]
+    if len(set(below.values())) != 1 or Counter(fabric_links) != Counter(expected):
+        raise ValueError(f"fabric {fabric.name}: the simulator takes leaf-spine fabrics with equally many hosts on "
+                         f"each leaf and one link from each leaf to each spine; got hosts {dict(below)}, "
+                         f"{len(fabric_links)} links between switches where {len(expected)} are expected")
+    rates: dict[bool, set[float | None]] = {True: set(), False: set()}
+    for a, b, stated in graph.edges(data="rate"):
+        rates[bool({a, b} & leaf_of.keys())].add(stated or rate)
+    if any(len(kind) > 1 or None in kind for kind in rates.values()):
+        raise ValueError(f"fabric {fabric.name}: expected one rate for all host links and one for all others, got "
+                         f"{rates[True]} and {rates[False]} bit/s; state rates in the file, or give `rate`")
+    (host_rate,), leaf_rate = rates[True], next(iter(rates[False]), rate)
+    return Topology(hosts=next(iter(below.values())), leaves=len(below), aggs=max(1, len(spines)),
+                    host_rate=host_rate or 0, leaf_rate=leaf_rate or host_rate or 0, delay=delay)
 
 
 def paper_fat_tree() -> Topology:

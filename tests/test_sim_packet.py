@@ -270,3 +270,18 @@ def test_the_simulators_plan_is_the_controllers_plan(planner, scope, scheme) -> 
         upward = clos.tier[hop.tail] < clos.tier[hop.head]
         kind = 2 if clos.tier[min(hop.tail, hop.head, key=clos.tier.__getitem__)] == 1 else 4
         assert carried[hop.link if upward else hop.link + topology.blocks[kind]] == load
+
+
+def test_hashed_pieces_cover_their_flows_on_live_paths() -> None:
+    """MP-RDMA's equal splits: all bytes once, at most one packet's difference, random live paths; seed 9."""
+    topology = leaf_spine(hosts=8, leaves=2, spines=4)
+    dead = topology.dead([Cable("leaf", 0, 3)])
+    work = flows((0, 4, 100_000), (1, 2, 50_000), (2, 5, 9_000), (3, 7, 1))
+    placed = place(topology, work, SCHEMES["mp-rdma-4"], dead=dead, seed=9, mtu=9000)
+    assert np.bincount(placed.task).tolist() == [4, 1, 1, 1]
+    assert np.bincount(placed.task, placed.size).tolist() == work.size.tolist()
+    assert np.ptp(-(-placed.size[:4] // 9000)) <= 1
+    many = flows(*[(0, 4, 1)] * 400)
+    used = np.bincount(place(topology, many, SCHEMES["ecmp"], dead=dead, seed=9).path, minlength=4)
+    assert used[3] == 0
+    assert used[:3].min() > 100
