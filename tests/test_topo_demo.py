@@ -145,8 +145,8 @@ def shown(record: report.Report) -> str:
 
 def test_different_weights_are_shouted() -> None:
     """Not a quiet cell in a table."""
-    assert "NO, bit for bit" in shown(a_report(final_weights_equal=False))
-    assert "yes, bit for bit" in shown(a_report())
+    assert "NOT EQUAL" in shown(a_report(final_weights_equal=False))
+    assert "equal, bit for bit" in shown(a_report())
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:

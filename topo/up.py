@@ -30,10 +30,11 @@ def up(fabric: Fabric) -> int:
     os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     try:
         with Network(fabric, logs=logs) as network:
+            first, last = fabric.hosts[0].name, fabric.hosts[-1].name
             print(
                 f"\n{fabric.name} is up: {len(fabric.switches)} switches ({fabric.engine}), {len(fabric.hosts)} hosts, "
                 f"controller at {fabric.jobs}, logs in {logs}\n"
-                "Try:  h1 ping -c 3 h8     sh netfold status     h1 tcpdump -n -i h1-eth0 udp port 4791     exit\n"
+                f"Try:  {first} ping -c 3 {last}     sh netfold status     {first} ip route     exit\n"
             )
             CLI(network.mininet)
     except (ControllerFailed, SwitchFailed, WiringError) as error:
