@@ -38,6 +38,8 @@ SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (
 Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit.")]
 Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
 Seed = Annotated[int, typer.Option(help="Of the losses: the same seed loses the same packets.")]
+Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
 
 
@@ -97,8 +99,8 @@ async def _serve(fabric: Fabric, timeout: float) -> None:
 @app.command()
 def status(
     file: FabricFile = None,
-    controller: Annotated[str | None, typer.Option(help=f"Its gRPC address; default: ${CONTROLLER_VARIABLE}.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    controller: Address = None,
+    json: Json = False,
 ) -> None:
     """Show what a running controller sees: switches, links with their traffic, jobs with their trees."""
     import msgspec
@@ -118,13 +120,55 @@ def status(
 def drop(
     job: Annotated[str, typer.Argument(help="The job's name.")],
     file: FabricFile = None,
-    controller: Annotated[str | None, typer.Option(help=f"Its gRPC address; default: ${CONTROLLER_VARIABLE}.")] = None,
+    controller: Address = None,
 ) -> None:
     """End a job whose ranks are dead, and free its slots."""
     from netfold.controller import operator
 
     if not _run(operator.drop(_address(file, controller), job)):
         _fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")
+
+
+@app.command()
+def slots(
+    switch: Annotated[str, typer.Argument(help="The switch's name.")],
+    job: Annotated[str | None, typer.Argument(help="The job's name; default: all.")] = None,
+    fabric: Annotated[Path | None, typer.Option(metavar="FABRIC.toml", help="Names the controller.")] = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Show the open slots of a switch: what has come, and from whom something is missing.
+
+    Of every stream that is a slot whose result is not there. A job that runs has some at any moment; one that hangs has
+    the same ones each time.
+    """
+    import msgspec
+
+    from netfold.controller import operator
+
+    answer = _run(operator.slots(_address(fabric, controller), switch, job))
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        from netfold.controller.show import show_slots
+
+        show_slots(switch, answer)
+
+
+@app.command()
+def stall(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    file: FabricFile = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Say whom a job waits for: the missing ranks, the switch, the slot and its bitmap."""
+    import msgspec
+
+    from netfold.controller import operator
+
+    answer = _run(operator.stall(_address(file, controller), job))
+    print(msgspec.json.encode(answer).decode() if json else "\n".join(map(str, answer)))
 
 
 @app.command()

@@ -23,12 +23,15 @@ from typing import Final
 import grpc
 import networkx as nx
 
-from netfold.controller import operator, pipeline, routes, rpc, slots, tables
+from netfold.controller import operator, pipeline, routes, rpc, slots, stall, tables
 from netfold.controller.entities import Entity
 from netfold.controller.fabric import End, Fabric, Switch
 from netfold.controller.jobs import Job, Jobs
-from netfold.controller.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
 from netfold.controller.pipeline import Pipeline
+from netfold.controller.probe import SlotState
+from netfold.controller.rpc import Code, Refusal
+from netfold.controller.stall import Stall
 from netfold.controller.switch import Count, Session, SwitchError
 from netfold.controller.target import Client, Target
 from netfold.wire import jobs as wire
@@ -177,6 +180,8 @@ class Controller:
             rpc.service(operator.SERVICE, {
                 "Status": (operator.Ask, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
+                "Slots": (operator.AskSlots, self._answer_slots),
+                "Stall": (operator.AskStall, self._answer_stall),
             }),
         ))  # fmt: skip
         try:
@@ -221,6 +226,47 @@ class Controller:
         except (SwitchError, TimeoutError) as error:
             log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
             return {counter: {} for counter in _COUNTERS}
+
+    # ---- slots ---------------------------------------------------------------------------------------------------
+
+    async def slots(self, switch: str, name: str | None = None) -> list[JobSlots]:
+        """Every job's open slots on one switch, asked at this moment.  Raises Refusal."""
+        if switch not in self._targets:
+            raise Refusal(Code.NOT_FOUND, f"the fabric {self.fabric.name} has no switch {switch!r}; it has "
+                                          f"{', '.join(self._targets)}")
+        return [
+            JobSlots(job.name, job.epoch, len(states), stall.open_slots(job.streams, job.hosts, {switch: states}))
+            for job in self._holding(name)
+            if (states := await self._probe(job, switch))
+        ]
+
+    async def stall(self, name: str) -> list[Stall]:
+        """Whom each incarnation of a job waits for.  Raises Refusal."""
+        stalls = []
+        for job in self._holding(name):
+            switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
+            states = await asyncio.gather(*(self._probe(job, switch) for switch in switches))
+            stalls.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
+        return stalls
+
+    def _holding(self, name: str | None) -> list[Job]:
+        jobs = self.jobs.active(name)
+        if not jobs and name is not None:
+            others = ", ".join(sorted({job.name for job in self.jobs.active()})) or "none"
+            raise Refusal(Code.NOT_FOUND, f"no job {name!r} holds slots; jobs that do: {others}")
+        return jobs
+
+    async def _probe(self, job: Job, switch: str) -> dict[int, SlotState]:
+        try:
+            return await self._targets[switch].client.probe_all(stall.slots_of(job.streams, switch))
+        except SwitchError as error:
+            raise Refusal(Code.UNAVAILABLE, str(error)) from error
+
+    async def _answer_slots(self, request: operator.AskSlots) -> operator.SwitchSlots:
+        return operator.SwitchSlots(await self.slots(request.switch, request.job))
+
+    async def _answer_stall(self, request: operator.AskStall) -> operator.Stalls:
+        return operator.Stalls(await self.stall(request.job))
 
     async def _answer_status(self, _: operator.Ask) -> Status:
         return await self.status()

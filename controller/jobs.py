@@ -60,7 +60,11 @@ class Job:
     state: JobState = "gathering"
     joins: dict[int, Join] = field(default_factory=dict)
     epoch: int = 0
+    hosts: list[str] = field(default_factory=list)
+    """Names by rank, once all are in."""
     trees: list[trees.Tree] = field(default_factory=list)
+    streams: list[slots.Stream] = field(default_factory=list)
+    """What the switches hold for it: each tree's sum and max."""
     slots: int = 0
     """Of each sum stream; 0 where nothing folds."""
     reason: str = ""
@@ -101,6 +105,11 @@ class Jobs:
     def all(self) -> list[Job]:
         """Every job that `netfold status` shows: present ones first."""
         return [*self._jobs.values(), *self._ending, *self._finished]
+
+    def active(self, name: str | None = None) -> list[Job]:
+        """Jobs that hold slots, of this name or all."""
+        held = [job for job in (*self._jobs.values(), *self._ending) if job.streams]
+        return [job for job in held if name in (None, job.name)]
 
     # ---- the service ---------------------------------------------------------------------------------------------
 
@@ -229,22 +238,22 @@ class Jobs:
         """Trees, slots, entries on the switches: or a plan without trees, and why.  One plan for each rank."""
         ranks = [self._fabric.host_at(job.joins[rank].address) for rank in range(job.world)]
         hosts = [host for host in ranks if host is not None]
+        job.hosts = [host.name for host in hosts]
         # a complete new incarnation means that nobody is left in an old one
         for old in [old for old in self._ending if old.name == job.name]:
             await self._end(old)
-        streams: list[slots.Stream] = []
         try:
             job.epoch = self._ledger.open()
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
             job.trees = trees.plan(self._graph(), [host.name for host in hosts])
-            streams = self._ledger.admit(job.epoch, job.trees, job.world)
+            job.streams = self._ledger.admit(job.epoch, job.trees, job.world)
             await self._installer.install(
-                job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in streams)
+                job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in job.streams)
             )
-            job.slots = streams[0].slots
+            job.slots = job.streams[0].slots
         except (trees.NoTree, slots.Refused, SwitchError) as error:
-            job.reason, job.trees, streams = str(error), [], []
+            job.reason, job.trees, job.streams = str(error), [], []
             self._ledger.release(job.epoch)
             log.warning("%s: not folded: %s", job, error)
         except BaseException:  # dropped meanwhile, or a bug: nothing of it may stay
@@ -256,7 +265,7 @@ class Jobs:
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
         return [
-            Plan(job.name, job.epoch, rank, job.world, peers, _trees(streams, hosts, rank), job.reason)
+            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason)
             for rank in range(job.world)
         ]
 

@@ -8,11 +8,15 @@ from typing import Final
 import msgspec
 
 from netfold.controller import rpc
+from netfold.controller.stall import OpenSlot, Stall
 from netfold.wire.jobs import Report
 
 SERVICE: Final = "netfold.Operator"
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""
+
+SLOTS_TIMEOUT: Final = 60.0
+"""Seconds for a question that goes to thousands of slots."""
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +113,42 @@ class Dropped(msgspec.Struct, frozen=True):
     found: bool
 
 
+class AskSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What waits on one switch."""
+
+    switch: str
+    job: str | None = None
+    """None: every job."""
+
+
+class JobSlots(msgspec.Struct, frozen=True):
+    """One job on one switch."""
+
+    job: str
+    epoch: int
+    probed: int
+    """Slots that it has there, all of them asked."""
+    open: list[OpenSlot]
+
+
+class SwitchSlots(msgspec.Struct, frozen=True):
+    """The answer to AskSlots."""
+
+    jobs: list[JobSlots]
+
+
+class AskStall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whom a job waits for."""
+
+    job: str
+
+
+class Stalls(msgspec.Struct, frozen=True):
+    """The answer to AskStall: one for each incarnation of the job that holds slots."""
+
+    stalls: list[Stall]
+
+
 async def status(address: str, timeout: float = TIMEOUT) -> Status:
     """Ask the controller at this gRPC address.  Raises rpc.Unreachable."""
     return await rpc.call(address, f"{SERVICE}/Status", Ask(), Status, timeout)
@@ -117,3 +157,13 @@ async def status(address: str, timeout: float = TIMEOUT) -> Status:
 async def drop(address: str, job: str, timeout: float = TIMEOUT) -> bool:
     """End a job; False where there is none of that name.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job), Dropped, timeout)).found
+
+
+async def slots(address: str, switch: str, job: str | None = None, timeout: float = SLOTS_TIMEOUT) -> list[JobSlots]:
+    """The slots of a switch, every one of them asked.  Raises rpc.Unreachable."""
+    return (await rpc.call(address, f"{SERVICE}/Slots", AskSlots(switch, job), SwitchSlots, timeout)).jobs
+
+
+async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT) -> list[Stall]:
+    """Whom a job waits for, by all its slots on all its switches.  Raises rpc.Unreachable."""
+    return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job), Stalls, timeout)).stalls

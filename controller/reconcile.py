@@ -31,7 +31,8 @@ def diff(actual: State, desired: State) -> list[Update]:
     A default action that nobody wants otherwise is left as it is: there is no such thing as none.
     """
     deletes = [Update("delete", e) for key, e in actual.items() if key not in desired and not _is_default(e)]
-    modifies = [Update("modify", e) for key, e in desired.items() if actual.get(key, None if _is_default(e) else e) != e]
+    modifies = [Update("modify", e) for key, e in desired.items()
+                if actual.get(key, None if _is_default(e) else e) != e]
     inserts = [Update("insert", e) for key, e in desired.items() if key not in actual and not _is_default(e)]
     deletes.sort(key=lambda update: -_order(update.entity))
     inserts.sort(key=lambda update: _order(update.entity))

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
-from netfold.controller.operator import JobStatus, Status, Traffic
+from netfold.controller.operator import JobSlots, JobStatus, Status, Traffic
 
 
 def show(status: Status, console: Console | None = None) -> None:
@@ -30,6 +32,23 @@ def show(status: Status, console: Console | None = None) -> None:
         _job(console, job)
     if not status.jobs:
         console.print("no jobs")
+
+
+def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = None) -> None:
+    """Print the open slots of a switch."""
+    console = console or Console()
+    if not jobs:
+        console.print(f"no job holds slots of {switch}")
+    for job in jobs:
+        console.print(f"job [bold]{job.job}[/bold], epoch {job.epoch}: {len(job.open)} of {job.probed} slots of "
+                      f"{switch} are open")
+        if not job.open:
+            continue
+        table = Table("tree", "operation", "slot", "PSN", "bitmap", "in", "missing", box=None)
+        for s in job.open:
+            missing = " ".join(s.missing) or "nothing: waits for the result from above"
+            table.add_row(s.tree, s.operation, str(s.slot), str(s.psn), f"{s.bitmap:#x}", " ".join(s.present), missing)
+        console.print(table)
 
 
 def _job(console: Console, job: JobStatus) -> None:

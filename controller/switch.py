@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,16 +24,25 @@ import grpc
 from finsy.p4client import P4RpcStatus
 from finsy.proto import p4r, p4r_grpc, rpc_code
 
+from netfold.controller import probe
 from netfold.controller.codec import Codec, CodecError
 from netfold.controller.entities import Entity, State, state
+from netfold.controller.fabric import CPU_PORT
 from netfold.controller.pipeline import Pipeline
+from netfold.controller.probe import SlotState
 from netfold.controller.reconcile import Update
+from netfold.controller.slots import SLOTS
 
 PUSH_TIMEOUT: Final = 180.0
 """Seconds for a pipeline push: a switch that compiles from source, cold, beside others on a small machine."""
 RPC_TIMEOUT: Final = 30.0
 BATCH: Final = 1000
 """Updates in one WriteRequest."""
+PROBES: Final = 32
+"""Probes under way at once: half of what BMv2's queue to the CPU port holds."""
+PROBE_TIMEOUT: Final = 0.5
+"""Seconds for the answer to a probe before it is sent again."""
+PROBE_TRIES: Final = 4
 PACKETS: Final = 256
 """Packets from the switch that wait for a reader; more are dropped and counted."""
 
@@ -91,6 +101,9 @@ class Session:
         self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)
         self._stream: Any = None
         self._reader: asyncio.Task[str] | None = None
+        self._probes: defaultdict[int, list[asyncio.Future[SlotState]]] = defaultdict(list)
+        self._sending = asyncio.Lock()
+        self._probing = asyncio.Semaphore(PROBES)
 
     @classmethod
     async def open(
@@ -182,19 +195,66 @@ class Session:
                 except NotPrimary as error:
                     return str(error)
             elif message.HasField("packet"):
-                packet = PacketIn(self._codec.packet_in(message.packet).get("ingress_port", 0), message.packet.payload)
                 try:
-                    self.packets.put_nowait(packet)
-                except asyncio.QueueFull:
-                    self.packets_dropped += 1
+                    self._take_packet(self._codec.packet_in(message.packet), message.packet.payload)
+                except ValueError as error:
+                    return f"packet-in: {error}"
+
+    def _take_packet(self, fields: dict[str, int], payload: bytes) -> None:
+        if fields.get("kind") == probe.PROBE:
+            slot, found = probe.answer(payload)
+            for waiting in self._probes[slot]:
+                if not waiting.done():
+                    waiting.set_result(found)
+            return
+        try:
+            self.packets.put_nowait(PacketIn(fields.get("ingress_port", 0), payload))
+        except asyncio.QueueFull:
+            self.packets_dropped += 1
 
     async def packet_out(self, port: int, payload: bytes) -> None:
         """Send a packet out of a port."""
-        packet = self._codec.packet_out(payload, {"egress_port": port})
+        await self._packet_out(payload, {"egress_port": port}, f"packet-out to port {port}")
+
+    async def _packet_out(self, payload: bytes, fields: dict[str, int], what: str) -> None:
+        packet = self._codec.packet_out(payload, fields)
         try:
-            await self._stream.write(p4r.StreamMessageRequest(packet=packet))
+            async with self._sending:  # gRPC takes one message at a time
+                await self._stream.write(p4r.StreamMessageRequest(packet=packet))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise SwitchError(f"{self.name} ({self.address}): packet-out to port {port}: the stream is down") from error
+            raise SwitchError(f"{self.name} ({self.address}): {what}: the stream is down") from error
+
+    # ---- slots ---------------------------------------------------------------------------------------------------
+
+    async def probe(self, slot: int) -> SlotState:
+        """What a slot holds at this moment.  Raises SwitchError where no answer comes within
+        PROBE_TRIES * PROBE_TIMEOUT seconds."""
+        if not 0 <= slot < SLOTS:
+            raise ValueError(f"{self.name}: slot: expected 0..{SLOTS - 1}, got {slot}")
+        waiting: asyncio.Future[SlotState] = asyncio.get_running_loop().create_future()
+        self._probes[slot].append(waiting)
+        try:
+            async with self._probing:
+                for _ in range(PROBE_TRIES):
+                    if not waiting.done():
+                        await self._packet_out(probe.question(slot), {"kind": probe.PROBE}, f"probe of slot {slot}")
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(PROBE_TIMEOUT):
+                            return await asyncio.shield(waiting)
+        finally:
+            self._probes[slot].remove(waiting)
+        raise SwitchError(f"{self.name} ({self.address}): probe of slot {slot}: no answer to {PROBE_TRIES} packets "
+                          f"within {PROBE_TRIES * PROBE_TIMEOUT:g} s. Is its CPU port {CPU_PORT} (--cpu-port)?")
+
+    async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
+        """What many slots hold; as `probe`, and at the first slot without an answer the others are given up."""
+        wanted = list(slots)
+        tasks = [asyncio.create_task(self.probe(slot)) for slot in wanted]
+        try:
+            return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     # ---- requests ------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import grpc
 from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
 from netfold.controller.entities import Entry, Multicast, State
+from netfold.controller.probe import SlotState
 from netfold.controller.reconcile import Update
 from netfold.controller.switch import Count, SwitchError
 
@@ -44,6 +45,7 @@ class MemorySwitch:
         self.has_pipeline = False
         self.writes: list[list[Update]] = []
         self.counters: dict[str, dict[int, Count]] = {}
+        self.slots: dict[int, SlotState] = {}
         self.refuse: Callable[[Update], bool] = lambda update: False
         self.unreachable = False
         self.gate: asyncio.Event | None = None
@@ -81,6 +83,9 @@ class MemorySession:
 
     async def read_counter(self, name: str) -> dict[int, Count]:
         return self.switch.counters.get(name, {})
+
+    async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
+        return {slot: self.switch.slots.get(slot, SlotState(0, 0, False, False, 0)) for slot in slots}
 
     async def write(self, updates: list[Update]) -> None:
         if self.switch.gate is not None and not self.switch.applies_before_gate:
@@ -123,6 +128,7 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         self.entities: list[p4r.Entity] = []
         self.to_send: asyncio.Queue[p4r.StreamMessageResponse | None] = asyncio.Queue()
         self.received: list[p4r.StreamMessageRequest] = []
+        self.answers: Callable[[p4r.StreamMessageRequest], list[p4r.StreamMessageResponse]] = lambda request: []
 
     async def serve(self, address: str) -> grpc.aio.Server:
         server = grpc.aio.server()
@@ -152,6 +158,8 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
     async def _receive(self, requests: Any) -> None:
         async for request in requests:
             self.received.append(request)
+            for answer in self.answers(request):
+                await self.to_send.put(answer)
 
     async def GetForwardingPipelineConfig(self, request: Any, context: Any) -> Any:
         if self.cookie is None:
@@ -196,5 +204,5 @@ def tiny_p4info() -> p4i.P4Info:
         header = info.controller_packet_metadata.add()
         header.preamble.name = name
         header.metadata.add(id=1, name=field, bitwidth=9)
-        header.metadata.add(id=2, name="_pad", bitwidth=7)
+        header.metadata.add(id=2, name="kind", bitwidth=7)
     return info

@@ -183,6 +183,12 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
         for rank in (0, 0, 1):
             wire.send(rank, kind, at, data[rank])
         assert await wire.silence(2), "a result without all ranks"
+        stalls = await controller.stall("j")
+        assert [(s.missing, s.open) for s in stalls] == [([2], 1)], stalls
+        (culprit,) = stalls[0].culprits
+        assert (culprit.slot.psn, culprit.slot.bitmap, culprit.slot.missing) == (at, 0b011, ["rank 2 (h3)"])
+        assert culprit.slot.slot % slots == at % slots
+        done(f"{kind}: a stall report names the missing rank")
         wire.send(2, kind, at, data[2], ecn=roce.ECN_CE)
         await expect(kind, at, fold(data), roce.ECN_CE)
         done(f"{kind}: corrupt and doubled contributions do not count, a mark reaches all")
@@ -194,6 +200,7 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
         assert (await wire.receive(0, kind, at))[0] == fold(data)
         done(f"{kind}: a late packet does not disturb the slot")
 
+    assert [s.missing for s in await controller.stall("j")] == [[]]
     status = await controller.status()
     assert status.switches[0].corrupt == 2 * RANKS
     host = next(link for link in status.links if link.b == "h1:0")

@@ -20,7 +20,7 @@ from netfold.wire.jobs import Report
 def test_help_lists_the_commands() -> None:
     """Without arguments the help comes, with every command."""
     result = CliRunner().invoke(app, [])
-    for command in ("up", "status", "drop", "plan", "fabric", "compile", "demo"):
+    for command in ("up", "status", "drop", "slots", "stall", "plan", "fabric", "compile", "demo"):
         assert command in result.output
 
 
@@ -59,6 +59,8 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     (["demo", "--ranks", "0"], CANNOT, "1 host"),
     (["status"], CANNOT, "which controller?"),
     (["status", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers at unix:/nonexistent"),
+    (["slots", "leaf1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["stall", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
     (["drop", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
 ])
 def test_errors_are_one_paragraph(

@@ -37,4 +37,4 @@ def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
                          text=True, timeout=100, stdin=subprocess.DEVNULL)
     log = tmp_path / "switch.log"
     assert run.returncode == 0, run.stderr + (log.read_text(errors="replace") if log.exists() else "")
-    assert len([line for line in run.stdout.splitlines() if json.loads(line)["ok"]]) == 7
+    assert len([line for line in run.stdout.splitlines() if json.loads(line)["ok"]]) == 9

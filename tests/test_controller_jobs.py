@@ -67,7 +67,8 @@ class Rig:
 
     def base_only(self) -> bool:
         """True where no switch holds anything of a job."""
-        return all(key[0] in (tables.ROUTE, tables.UPLINK, tables.CONGESTION) for s in self.switches.values() for key in s.state)
+        base = (tables.ROUTE, tables.UPLINK, tables.CONGESTION)
+        return all(key[0] in base for s in self.switches.values() for key in s.state)
 
 
 @asynccontextmanager

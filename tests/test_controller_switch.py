@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_wire import p4_defines
 
-from netfold.controller import pipeline, routes, slots, tables, trees
+from netfold.controller import pipeline, probe, routes, slots, tables, trees
 from netfold.controller.codec import Codec, CodecError
 from netfold.controller.entities import Entity, Entry, Multicast
 from netfold.controller.fabric import CPU_PORT, leafspine
@@ -385,6 +385,7 @@ def test_numbers_are_the_programs() -> None:
     assert p4["PARENT"] == tables.PARENT
     assert p4["CPU_PORT"] == CPU_PORT
     assert 1 << p4["PORT_BITS"] > CPU_PORT
+    assert (p4["CPU_FRAME"], p4["CPU_PROBE"]) == (probe.FRAME, probe.PROBE)
     fold = pipeline.program().with_name("fold.p4").read_text()
     assert {name: int(value) for name, value in re.findall(r"#define OP_(\w+)\s+8w(\d+)", fold)} == {
         op.name: op.value for op in slots.Op}

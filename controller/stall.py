@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who keeps a job waiting: slots that are open, and the ranks that have not contributed to them.
+
+A slot is open while its result is not there.  In a job that runs, slots are open for microseconds; one that stays open
+lacks the contribution of a child.  Where the child is a switch, the reason is further down the tree: at a leaf that
+lacks a rank, at a leaf that nobody has reached (all of its ranks are missing), or on the link between the two (the
+leaf's sum is complete and has not arrived).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from netfold.controller.probe import SlotState
+from netfold.controller.slots import Stream
+from netfold.controller.trees import Child, Fold
+from netfold.wire.roce import psn_age
+
+States = Mapping[str, Mapping[int, SlotState]]
+"""switch -> slot -> what it holds."""
+
+LINES: Final = 8
+"""Of a report in words: the oldest slots say it all."""
+
+
+class OpenSlot(msgspec.Struct, frozen=True):
+    """A slot that waits."""
+
+    switch: str
+    tree: str
+    """Root of the tree."""
+    operation: str
+    """Of the stream: SUM32, MAX32, ..."""
+    slot: int
+    psn: int
+    bitmap: int
+    present: list[str]
+    """Children whose contributions are in: "rank 3 (h4)" or a switch's name."""
+    missing: list[str]
+    """Children whose contributions are not; empty where the slot is complete and waits for its parent's result."""
+
+
+class Culprit(msgspec.Struct, frozen=True):
+    """What one open slot waits for in the end."""
+
+    slot: OpenSlot
+    """Nearest to the reason."""
+    ranks: list[int]
+    """Ranks that have not contributed; empty where a packet between two switches is missing."""
+    why: str
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """A job's open slots, the oldest first, with what each stream's oldest one waits for."""
+
+    job: str
+    epoch: int
+    missing: list[int]
+    """Ranks that something waits for."""
+    open: int
+    """Slots open on all switches."""
+    culprits: list[Culprit]
+
+    def __str__(self) -> str:
+        head = f"job {self.job!r}, epoch {self.epoch}"
+        if not self.culprits:
+            return f"{head}: no slot waits for anybody"
+        who = f"waits for rank {', '.join(map(str, self.missing))}" if self.missing else "waits for packets"
+        lines = [f"{head}: {who}; {self.open} slots are open"]
+        lines += [f"  {culprit.why}" for culprit in self.culprits[:LINES]]
+        if len(self.culprits) > LINES:
+            lines.append(f"  and {len(self.culprits) - LINES} streams more")
+        return "\n".join(lines)
+
+
+def slots_of(streams: Sequence[Stream], switch: str) -> list[int]:
+    """The slots that streams have on a switch."""
+    return [
+        stream.bases[switch] + offset for stream in streams if switch in stream.bases for offset in range(stream.slots)
+    ]
+
+
+def open_slots(streams: Sequence[Stream], hosts: Sequence[str], states: States) -> list[OpenSlot]:
+    """Open slots of the switches in ``states``, each stream's oldest first.  ``hosts`` are the ranks' names."""
+    return [
+        _open(stream, fold, hosts, slot, state)
+        for stream in streams
+        for fold in stream.tree.folds
+        for slot, state in _waiting(stream, fold, states)
+    ]
+
+
+def report(job: str, streams: Sequence[Stream], hosts: Sequence[str], states: States) -> Stall:
+    """Why a job does not go on.  ``states`` must have all switches of the streams' trees."""
+    culprits: list[Culprit] = []
+    count = 0
+    for stream in streams:
+        waiting = [
+            (state.psn, fold) for fold in stream.tree.folds for _, state in _waiting(stream, fold, states)
+        ]
+        count += len(waiting)
+        if waiting:
+            first = waiting[0][0]
+            oldest = min((psn for psn, _ in waiting), key=lambda psn: psn_age(psn, first))
+            root = stream.tree.folds[0]
+            if _finished(stream, root, oldest, states):  # there is a result: it was lost on its way down
+                root = next(fold for psn, fold in waiting if psn == oldest)
+            culprits += _blame(stream, root, hosts, oldest, states)
+    ranks = sorted({rank for culprit in culprits for rank in culprit.ranks})
+    return Stall(job, streams[0].epoch if streams else 0, ranks, count, culprits)
+
+
+def _blame(stream: Stream, fold: Fold, hosts: Sequence[str], psn: int, states: States) -> Iterator[Culprit]:
+    """Down from an open slot to whoever it waits for."""
+    slot, state = _slot(stream, fold, psn, states)
+    here = _open(stream, fold, hosts, slot, state)
+    where = (f"{fold.switch}, tree {stream.tree.root}, {stream.op.name}: slot {slot}, PSN {psn}, "
+             f"bitmap {state.bitmap:#x} of {_full(fold):#x}")
+    missing = [child for n, child in enumerate(fold.children) if not state.bitmap >> n & 1]
+    if not missing:
+        yield Culprit(here, [], f"{where}: complete, its sum or the result is lost between {fold.switch} and "
+                                f"{fold.parent}; a rank's repeat brings it again")
+        return
+    ranks = [child.rank for child in missing if child.rank is not None]
+    if ranks:
+        yield Culprit(here, ranks, f"{where}: missing {', '.join(here.missing)}")
+    for child in missing:
+        if child.rank is not None:
+            continue
+        below = stream.tree.fold(child.node)
+        if not _holds(stream, below, psn, states):
+            all_below = sorted(_ranks_below(stream, below))
+            names = ", ".join(_name(rank, hosts) for rank in all_below)
+            yield Culprit(here, all_below, f"{where}: nothing of {child.node}, which has nothing of {names}")
+        elif _slot(stream, below, psn, states)[1].bitmap == _full(below):
+            yield Culprit(here, [], f"{where}: {child.node} has its sum, which is lost on the way to {fold.switch}; a "
+                                    "rank's repeat brings it again")
+        else:
+            yield from _blame(stream, below, hosts, psn, states)
+
+
+def _waiting(stream: Stream, fold: Fold, states: States) -> list[tuple[int, SlotState]]:
+    """Open slots of a stream on one switch, the oldest first."""
+    base, held = stream.bases[fold.switch], states.get(fold.switch, {})
+    found = [
+        (slot, held[slot])
+        for slot in range(base, base + stream.slots)
+        if slot in held and held[slot].epoch == stream.epoch and not held[slot].done
+    ]
+    return sorted(found, key=lambda item: psn_age(item[1].psn, found[0][1].psn))
+
+
+def _slot(stream: Stream, fold: Fold, psn: int, states: States) -> tuple[int, SlotState]:
+    """The slot of a PSN, and what it holds of it."""
+    slot = stream.bases[fold.switch] + (psn & (stream.slots - 1))
+    if _holds(stream, fold, psn, states):
+        return slot, states[fold.switch][slot]
+    return slot, SlotState(stream.epoch, psn, False, False, 0)
+
+
+def _finished(stream: Stream, fold: Fold, psn: int, states: States) -> bool:
+    """Whether the result of a PSN is or was there."""
+    state = states[fold.switch].get(stream.bases[fold.switch] + (psn & (stream.slots - 1)))
+    if state is None or state.epoch != stream.epoch:
+        return False
+    return state.done if state.psn == psn else psn_age(state.psn, psn) > 0
+
+
+def _holds(stream: Stream, fold: Fold, psn: int, states: States) -> bool:
+    state = states[fold.switch].get(stream.bases[fold.switch] + (psn & (stream.slots - 1)))
+    return state is not None and (state.epoch, state.psn, state.done) == (stream.epoch, psn, False)
+
+
+def _open(stream: Stream, fold: Fold, hosts: Sequence[str], slot: int, state: SlotState) -> OpenSlot:
+    present: list[str] = []
+    missing: list[str] = []
+    for number, child in enumerate(fold.children):
+        (present if state.bitmap >> number & 1 else missing).append(_child(child, hosts))
+    return OpenSlot(fold.switch, stream.tree.root, stream.op.name, slot, state.psn, state.bitmap, present, missing)
+
+
+def _ranks_below(stream: Stream, fold: Fold) -> Iterator[int]:
+    for child in fold.children:
+        if child.rank is None:
+            yield from _ranks_below(stream, stream.tree.fold(child.node))
+        else:
+            yield child.rank
+
+
+def _full(fold: Fold) -> int:
+    return (1 << len(fold.children)) - 1
+
+
+def _child(child: Child, hosts: Sequence[str]) -> str:
+    return child.node if child.rank is None else _name(child.rank, hosts)
+
+
+def _name(rank: int, hosts: Sequence[str]) -> str:
+    return f"rank {rank} ({hosts[rank]})"

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What slots hold, and whom a job waits for."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from finsy.proto import p4r
+from helpers_controller import ScriptedServer, run
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from test_controller_jobs import rig
+from test_controller_switch import session
+
+from netfold.controller import operator, probe, slots, stall, switch, trees
+from netfold.controller.fabric import leafspine
+from netfold.controller.probe import SlotState
+from netfold.controller.rpc import Unreachable
+from netfold.controller.show import show_slots
+from netfold.controller.switch import SwitchError
+
+EMPTY = SlotState(0, 0, False, False, 0)
+
+
+def packed(slot: int, state: SlotState) -> bytes:
+    """A probe as the switch answers it, field by field: epoch 16 | PSN 24 | done 1 | ECN 1 | 0 22 | bitmap 64."""
+    bits = f"{state.epoch:016b}{state.psn:024b}{state.done:b}{state.ecn:b}{0:022b}{state.bitmap:064b}"
+    return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(16, "big")
+
+
+@given(st.integers(0, 2**32 - 1), st.builds(SlotState, st.integers(0, 2**16 - 1), st.integers(0, 2**24 - 1),
+                                            st.booleans(), st.booleans(), st.integers(0, 2**64 - 1)))
+def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotState) -> None:
+    """Every field of an answer comes from its own bits, whatever follows the probe."""
+    assert probe.answer(packed(slot, state) + b"padding") == (slot, state)
+    assert probe.question(slot) == packed(slot, EMPTY)
+
+
+def test_an_answer_that_is_cut_short_is_an_error() -> None:
+    """It says how much came."""
+    with pytest.raises(ValueError, match="expected 20 bytes, got 19"):
+        probe.answer(bytes(19))
+
+
+def answers_of(
+    states: dict[int, SlotState], lose: set[int]
+) -> Callable[[p4r.StreamMessageRequest], list[p4r.StreamMessageResponse]]:
+    """A switch with these slots, which does not answer the first question about those in ``lose``."""
+
+    def answers(request: p4r.StreamMessageRequest) -> list[p4r.StreamMessageResponse]:
+        kind = next(m.value for m in request.packet.metadata if m.metadata_id == 2)
+        assert int.from_bytes(kind, "big") == probe.PROBE
+        slot, _ = probe.answer(request.packet.payload)
+        if slot in lose:
+            lose.remove(slot)
+            return []
+        packet = p4r.PacketIn(payload=packed(slot, states.get(slot, EMPTY)))
+        packet.metadata.add(metadata_id=1, value=b"\x01\xfe")
+        packet.metadata.add(metadata_id=2, value=b"\x01")
+        return [p4r.StreamMessageResponse(packet=packet)]
+
+    return answers
+
+
+def test_many_slots_are_asked_at_once_and_again_where_an_answer_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every slot gets its own state, also after a loss; answers do not mix with other packets from the switch."""
+    monkeypatch.setattr(switch, "PROBE_TIMEOUT", 0.05)
+    states = {n: SlotState(7, n, n % 2 == 0, False, n) for n in range(0, 300, 3)}
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.answers = answers_of(states, lose={5, 6})
+        async with session(tmp_path, server) as s:
+            found = await s.probe_all(range(300))
+            assert found == {n: states.get(n, EMPTY) for n in range(300)}
+            assert await s.probe(6) == states[6]
+            assert s.packets.empty()
+        assert len(server.received) == 300 + 2 + 1
+
+    run(story())
+
+
+def test_a_switch_that_does_not_answer_probes_is_a_bounded_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names switch, slot and what to check; a slot that cannot be is refused before anything is sent."""
+    monkeypatch.setattr(switch, "PROBE_TIMEOUT", 0.01)
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            with pytest.raises(SwitchError, match=r"leaf1 .*probe of slot 9: no answer to 4 packets.*--cpu-port"):
+                await s.probe(9)
+            with pytest.raises(SwitchError, match="no answer"):
+                await s.probe_all([1, 2, 3])
+            with pytest.raises(ValueError, match=r"slot: expected 0\.\.16383, got 16384"):
+                await s.probe(16384)
+
+    run(story())
+
+
+# ---- whom a job waits for --------------------------------------------------------------------------------------------
+
+
+def fold(stream: slots.Stream, psn: int, ranks: set[int]) -> dict[str, dict[int, SlotState]]:
+    """What the switches of a tree hold where exactly these ranks have sent a PSN: a model of p4src/fold.p4."""
+    states: dict[str, dict[int, SlotState]] = {f.switch: {} for f in stream.tree.folds}
+    complete: set[str] = set()
+    for f in reversed(stream.tree.folds):
+        bitmap = sum(1 << n for n, child in enumerate(f.children)
+                     if (child.rank in ranks if child.rank is not None else child.node in complete))
+        if bitmap == (1 << len(f.children)) - 1:
+            complete.add(f.switch)
+        if bitmap:
+            slot = stream.bases[f.switch] + psn % stream.slots
+            states[f.switch][slot] = SlotState(stream.epoch, psn, False, False, bitmap)
+    if stream.tree.root in complete:  # the result goes down to every switch
+        states = {name: {slot: SlotState(s.epoch, s.psn, True, False, s.bitmap) for slot, s in held.items()}
+                  for name, held in states.items()}
+    return states
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(2, 12), st.data())
+def test_a_stall_report_names_exactly_the_missing_ranks(
+    leaves: int, spines: int, count: int, data: st.DataObject
+) -> None:
+    """Whatever ranks have sent, on trees of any width: those that have not are named, and nobody else."""
+    fabric = leafspine(leaves, spines, count)
+    names = [host.name for host in fabric.hosts]
+    ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["bmv2"], random.Random(3))
+    streams = ledger.admit(ledger.open(), trees.plan(fabric.graph(), names), count)
+    sent = data.draw(st.sets(st.integers(0, count - 1)))
+    stream = streams[0]
+    states = fold(stream, stream.psn, sent)
+
+    report = stall.report("j", streams, names, states)
+
+    assert report.missing == (sorted(set(range(count)) - sent) if sent else [])
+    assert (report.open == 0) == (not sent or len(sent) == count)
+    for rank in report.missing:
+        assert any(rank in culprit.ranks for culprit in report.culprits)
+        assert f"rank {rank} ({names[rank]})" in str(report)
+    for slot in stall.open_slots(streams, names, states):
+        assert len(slot.present) == slot.bitmap.bit_count()
+        assert (slot.slot - stream.bases[slot.switch]) == slot.psn % stream.slots
+
+
+def test_the_oldest_slot_says_whom_a_stream_waits_for() -> None:
+    """Ranks ahead of the others leave younger slots open: they are counted, but the oldest one has the reason; PSNs
+    are compared in serial arithmetic."""
+    fabric = leafspine(1, 0, 3)
+    names = ["h1", "h2", "h3"]
+    ledger = slots.Ledger(["leaf1"], slots.SIZES["bmv2"], random.Random(3))
+    stream = ledger.admit(ledger.open(), trees.plan(fabric.graph(), names), 3)[0]
+    old, young = 2**24 - 1, 1
+    held = fold(stream, old, {0, 1})["leaf1"] | fold(stream, 0, {0, 2})["leaf1"] | fold(stream, young, {0})["leaf1"]
+    report = stall.report("j", [stream], names, {"leaf1": held})
+    assert (report.missing, report.open) == ([2], 3)
+    assert (report.culprits[0].slot.psn, report.culprits[0].slot.missing) == (old, ["rank 2 (h3)"])
+    assert [slot.psn for slot in stall.open_slots([stream], names, {"leaf1": held})] == [old, 0, young]
+
+
+def test_a_sum_lost_between_switches_is_not_blamed_on_a_rank() -> None:
+    """Where a leaf is complete and the spine has nothing of it, or the result has not come down, the link is named."""
+    fabric = leafspine(2, 1, 4)
+    names = [host.name for host in fabric.hosts]
+    ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["bmv2"], random.Random(3))
+    stream = ledger.admit(ledger.open(), trees.plan(fabric.graph(), names), 4)[0]
+    states = fold(stream, 5, {0, 1, 2})
+    leaf2 = states["leaf2"]
+    leaf2.update({slot: SlotState(s.epoch, s.psn, False, False, 0b11) for slot, s in leaf2.items()})
+    up = stall.report("j", [stream], names, states)
+    assert up.missing == []
+    assert "leaf2 has its sum, which is lost on the way to spine1" in str(up)
+    done = fold(stream, 5, {0, 1, 2, 3})
+    done["leaf1"] = {slot: SlotState(s.epoch, s.psn, False, False, s.bitmap) for slot, s in done["leaf1"].items()}
+    down = stall.report("j", [stream], names, done)
+    assert (down.missing, down.open) == ([], 1)
+    assert "lost between leaf1 and spine1" in str(down)
+
+
+def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
+    """Over the controller's service: the slots of one switch, the stall of a job, and clear refusals."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            await r.together(4)
+            (job,) = r.controller.jobs.all()
+            for name, held in fold(job.streams[2], 77, {0, 2, 3}).items():
+                r.switches[name].slots = held
+            (found,) = await operator.slots(r.fabric.jobs, "leaf1", "j")
+            assert (found.job, found.probed, len(found.open)) == ("j", 2 * (2048 + 128), 1)
+            assert (found.open[0].tree, found.open[0].missing) == ("spine2", ["rank 1 (h2)"])
+            out = io.StringIO()
+            show_slots("leaf1", [found], Console(file=out, width=160))
+            assert "1 of 4352 slots of leaf1 are open" in out.getvalue()
+            assert "rank 1 (h2)" in out.getvalue()
+            assert await operator.slots(r.fabric.jobs, "spine1") == [
+                operator.JobSlots("j", job.epoch, 2048 + 128, [])]
+            (stalled,) = await operator.stall(r.fabric.jobs, "j")
+            assert stalled.missing == [1]
+            assert "waits for rank 1" in str(stalled)
+            with pytest.raises(Unreachable, match="no switch 'leaf9'; it has leaf1"):
+                await operator.slots(r.fabric.jobs, "leaf9")
+            with pytest.raises(Unreachable, match="no job 'k' holds slots; jobs that do: j"):
+                await operator.stall(r.fabric.jobs, "k")
+
+    run(story())
