@@ -87,5 +87,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing."""
     import difflib
 
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{match[0]}'?" if match else ""
