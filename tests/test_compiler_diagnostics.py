@@ -84,7 +84,8 @@ def test_mistake_is_named(body: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("locals_", "says"),
     [
-        ("table t { key = { hdr.i.a: exactly; } actions = { NoAction; } }", "no match_kind 'exactly'; did you mean 'exact'"),
+        ("table t { key = { hdr.i.a: exactly; } actions = { NoAction; } }",
+         "no match_kind 'exactly'; did you mean 'exact'"),
         ("table t { key = { hdr.i.a: exact; } actions = { drop; } }", "'drop' is not declared"),
         ("table t { actions = { NoAction; } junk = 3; }", "table property 'junk' is not supported"),
         ("action f(bit<8> x) { } table t { actions = { f; } default_action = f(); }", "f takes 1 arguments, got 0"),
