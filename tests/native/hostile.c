@@ -2,6 +2,7 @@
 //
 // Throws hostile frames and requests at a switch; meant to run under the sanitizers.  Every buffer handed over is its own
 // allocation of exactly the right size, so that a byte read or written too far is seen.
+//     hostile SEED [FRAME-FILE [ROUNDS]]        with a file: that frame with bits turned and cut at every byte
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,26 +83,73 @@ static void plausible(ss_switch *sw) {
     request(sw, buffer, (size_t)(at - buffer));
 }
 
-// A full table write, so that lookups have something to find: u8 what, table, priority, key, mask, cookie, idle, action.
+static uint32_t width(uint32_t bits) { return (bits + 7) / 8; }
+static uint32_t small(uint32_t n) { return n ? draw(n) : 0; }
+
+// A whole table write for a table of the program, nearly always well-formed, so that lookups have something to find.
 static void entry(ss_switch *sw) {
-    static const struct { uint32_t table, key_bytes; } shapes[] = {{0, 4}, {1, 6}, {2, 6}, {3, 6}, {4, 4}, {5, 2}};
-    uint32_t s = draw(6);
-    uint8_t buffer[100], *at = buffer + 4;
+    const ss_program *p = &ss_the_program;
+    if (!p->n_tables) return;
+    uint32_t index = draw(p->n_tables), params = 0;
+    const ss_table_info *t = &p->tables[index];
+    static uint8_t buffer[1 << 16];
+    uint8_t *at = buffer + 4;
     put(&at, OP_TABLE_WRITE, 2);
     uint8_t what = (uint8_t)draw(3);
-    put(&at, what, 1), put(&at, shapes[s].table, 4);
-    put(&at, s >= 2 && s < 5 ? draw(4) : 0, 4);
-    for (uint32_t i = 0; i < shapes[s].key_bytes; i++) put(&at, draw(4) ? 0 : draw(4), 1);
-    bool ones = s == 0 || s == 5 || draw(2);
-    for (uint32_t i = 0; i < shapes[s].key_bytes; i++) put(&at, ones || (s == 1 && i < 2) ? 0xff : s == 4 ? 0 : draw(2) * 0xff, 1);
+    put(&at, what, 1), put(&at, index, 4);
+    bool overlaps = false;
+    for (uint32_t f = 0; f < t->n_keys; f++) overlaps |= t->keys[f].match >= SS_TERNARY;
+    put(&at, overlaps ? draw(4) : 0, 4);
+    for (uint32_t f = 0; f < t->n_keys; f++)
+        for (uint32_t i = 0, n = width(t->keys[f].bits); i < n; i++) put(&at, i + 1 < n || draw(4) == 0 ? 0 : draw(2), 1);
+    for (uint32_t f = 0; f < t->n_keys; f++) {
+        uint32_t n = width(t->keys[f].bits);
+        bool any = t->keys[f].match != SS_EXACT && draw(2) && t->keys[f].match != SS_RANGE;
+        for (uint32_t i = 0; i < n; i++) put(&at, any ? 0 : i ? 0xff : 0xff >> (8 * n - t->keys[f].bits), 1);
+    }
+    uint32_t action = small(t->n_actions);
+    for (uint32_t i = 0; i < t->actions[action].n_params; i++) params += width(t->actions[action].param_bits[i]);
     if (what != SS_DELETE) {
-        put(&at, draw(9), 8), put(&at, s == 0 ? draw(3) * 1000 : 0, 8);
-        put(&at, s == 5 ? 1 + draw(2) : 0, 1), put(&at, s == 5 ? draw(4) : 0, 4);
-        if (s != 5) put(&at, 0, 1), put(&at, 1 + draw(9), 1);
+        put(&at, draw(9), 8), put(&at, t->idle_timeout ? draw(3) * 1000 : 0, 8);
+        put(&at, t->profile >= 0 ? 1 + draw(2) : 0, 1), put(&at, t->profile >= 0 ? draw(4) : action, 4);
+        for (uint32_t i = 0; t->profile < 0 && i < params; i++) put(&at, draw(2), 1);
     }
     uint8_t *head = buffer;
     put(&head, (uint64_t)(at - buffer - 4), 4);
     request(sw, buffer, (size_t)(at - buffer));
+}
+
+// Members and groups for a selector, multicast groups and clone sessions with low ids.
+static void group(ss_switch *sw) {
+    uint8_t buffer[200], *at = buffer + 4;
+    if (draw(2)) {
+        put(&at, draw(2) ? OP_MULTICAST_WRITE : OP_CLONE_WRITE, 2);
+        bool clone = buffer[4] == OP_CLONE_WRITE;
+        put(&at, draw(2), 1), put(&at, draw(8), 4);
+        if (clone) put(&at, draw(3) * 20, 4), put(&at, draw(3), 4);
+        uint32_t n = draw(4);
+        put(&at, n, 4);
+        for (uint32_t i = 0; i < n; i++) put(&at, draw(512), 4), put(&at, i, 4);
+    } else if (ss_the_program.n_profiles) {
+        uint32_t table = 0;
+        while (table < ss_the_program.n_tables && ss_the_program.tables[table].profile < 0) table++;
+        bool group = draw(2);
+        put(&at, group ? OP_GROUP_WRITE : OP_MEMBER_WRITE, 2);
+        put(&at, draw(2), 1), put(&at, 0, 4), put(&at, draw(4), 4);
+        if (group) put(&at, 0, 4), put(&at, 1, 4), put(&at, draw(4), 4), put(&at, 1 + draw(3), 4);
+        else put(&at, table, 4), put(&at, 0, 4), put(&at, draw(2), 1), put(&at, draw(9), 1);
+    }
+    uint8_t *head = buffer;
+    put(&head, (uint64_t)(at - buffer - 4), 4);
+    if (at > buffer + 4) request(sw, buffer, (size_t)(at - buffer));
+}
+
+static uint32_t read_sample(const char *path, uint8_t *to) {
+    FILE *file = fopen(path, "rb");
+    if (!file) return 0;
+    uint32_t n = (uint32_t)fread(to, 1, SS_MAX_FRAME, file);
+    fclose(file);
+    return n;
 }
 
 int main(int argc, char **argv) {
@@ -111,25 +159,36 @@ int main(int argc, char **argv) {
     const char *why;
     ss_switch *sw = ss_open(&ss_the_program, &options, &why);
     if (!sw) return puts(why), 1;
-    static uint8_t data[SS_MAX_FRAME + 64];
-    for (uint32_t round = 0; round < 20000; round++) {
+    static uint8_t data[SS_MAX_FRAME + 64], sample[SS_MAX_FRAME];
+    uint32_t sample_len = argc > 2 ? read_sample(argv[2], sample) : 0;
+    uint32_t rounds = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 20000;
+    for (uint32_t round = 0; round < rounds; round++) {
+        uint32_t len = draw(10) ? draw(200) : draw(9);
         for (uint32_t i = 0; i < 200; i++) data[i] = (uint8_t)draw(256);
-        data[0] = (uint8_t)(draw(30) | (draw(2) << 7));
-        data[1] = (uint8_t)draw(5), data[2] = (uint8_t)draw(2);
-        if (data[0] % 128 == 22 && round % 400) data[0] = 0;     // resubmitting for ever is slow: now and then is enough
-        receive(sw, data, draw(10) ? draw(200) : draw(9));
+        if (sample_len) {               // a good frame, cut anywhere, a few bits turned
+            memcpy(data, sample, sample_len);
+            for (uint32_t i = draw(4); i--;) data[draw(sample_len)] ^= (uint8_t)(1u << draw(8));
+            len = draw(2) ? sample_len : round % (sample_len + 1);
+        } else {                        // probe.c: any of its operations
+            data[0] = (uint8_t)(draw(30) | (draw(2) << 7));
+            data[1] = (uint8_t)draw(5), data[2] = (uint8_t)draw(2);
+            if (data[0] % 128 == 22 && round % 400) data[0] = 0;     // resubmitting for ever is slow: seldom is enough
+        }
+        receive(sw, data, len);
         plausible(sw);
         entry(sw);
+        group(sw);
         if (draw(8) == 0) request(sw, data, draw(200));
         if (draw(16) == 0) ss_tick(sw, now);
     }
     for (uint32_t len = 0; len <= 300; len++) receive(sw, data, len);
     for (uint32_t len = SS_MAX_FRAME - 40; len <= SS_MAX_FRAME + 64; len++) receive(sw, data, len);
+    uint64_t received = ss_get_stats(sw)->received;
     uint8_t reset[] = {2, 0, 0, 0, OP_RESET, 0};
     request(sw, reset, sizeof reset);
     receive(sw, data, 100);
     printf("%llu frames, checksum %llu, received %llu\n", (unsigned long long)frames, (unsigned long long)bytes,
-           (unsigned long long)ss_get_stats(sw)->received);
+           (unsigned long long)received);
     ss_close(sw);
     return 0;
 }

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program on the real p4c and BMv2, for comparison: frames through pcap files, control by P4Runtime.
+
+simple_switch_grpc reads port N's frames from N_in.pcap and writes N_out.pcap. The inputs are pipes, so that frames
+go in when everything is set up; it merges them by time stamp, and therefore begins when all pipes have ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import grpc
+from finsy.proto import p4r, p4r_grpc
+from google.protobuf import text_format
+
+from softswitch.entities import (
+    ActionInfo,
+    CloneSession,
+    DoAction,
+    DoGroup,
+    DoMember,
+    Entry,
+    Group,
+    KeyField,
+    MatchKind,
+    Multicast,
+)
+
+HAVE_BMV2 = all(shutil.which(tool) for tool in ("p4c-bm2-ss", "simple_switch_grpc"))
+
+_PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
+_START = 30.0
+_SETTLE = 10.0
+
+
+class Bmv2:
+    """One simple_switch_grpc with ports 0..n-1."""
+
+    def __init__(self, program: Path, folder: Path, *, ports: int) -> None:
+        self._folder, self._ports = folder, ports
+        self._closing = threading.Event()
+        self._json, info = folder / "program.json", folder / "program.txtpb"
+        subprocess.run(["p4c-bm2-ss", program, "-o", self._json, "--p4runtime-files", info], check=True, timeout=60,
+                       capture_output=True, text=True)
+        self._info = text_format.Parse(info.read_text(), p4r.ForwardingPipelineConfig().p4info)
+        self._inputs: list[IO[bytes]] = []
+        for port in range(ports):
+            path = folder / f"{port}_in.pcap"
+            os.mkfifo(path)
+            # For reading and writing, so that neither side waits for the other to open it.
+            self._inputs.append(os.fdopen(os.open(path, os.O_RDWR), "wb", buffering=0))
+            fcntl.fcntl(self._inputs[-1], fcntl.F_SETPIPE_SZ, 1 << 20)
+            self._inputs[-1].write(_PCAP_HEAD)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        interfaces = [arg for port in range(ports) for arg in ("-i", f"{port}@{folder}/{port}")]
+        self._process = subprocess.Popen(
+            ["simple_switch_grpc", "--no-p4", "--use-files", "0", "--device-id", "1", *interfaces, "--log-level", "off",
+             "--thrift-port", "0", "--", "--grpc-server-addr", address],
+            stdout=(folder / "log").open("wb"), stderr=subprocess.STDOUT)
+        self._channel = grpc.insecure_channel(address)
+        self._stub = p4r_grpc.P4RuntimeStub(self._channel)
+
+    def __enter__(self) -> Bmv2:
+        try:
+            grpc.channel_ready_future(self._channel).result(_START)
+            request = p4r.StreamMessageRequest()
+            request.arbitration.device_id = 1
+            request.arbitration.election_id.low = 1
+            self._stream = self._stub.StreamChannel(self._requests(request))
+            next(iter(self._stream))
+            config = p4r.SetForwardingPipelineConfigRequest(
+                device_id=1, action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT)
+            config.election_id.low = 1
+            config.config.p4info.CopyFrom(self._info)
+            config.config.p4_device_config = self._json.read_bytes()
+            self._stub.SetForwardingPipelineConfig(config, timeout=_START)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _requests(self, first: p4r.StreamMessageRequest) -> Iterator[p4r.StreamMessageRequest]:
+        yield first
+        self._closing.wait()
+
+    def close(self) -> None:
+        """Ends BMv2."""
+        self._closing.set()
+        self._channel.close()
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        for stream in self._inputs:
+            stream.close()
+
+    def replicate(self, groups: Sequence[Multicast], sessions: Sequence[CloneSession]) -> None:
+        """Installs multicast groups and clone sessions."""
+        request = p4r.WriteRequest(device_id=1)
+        request.election_id.low = 1
+        for group in groups:
+            entry = request.updates.add(type=p4r.Update.INSERT).entity.packet_replication_engine_entry
+            entry.multicast_group_entry.multicast_group_id = group.group
+            for port, instance in group.replicas:
+                entry.multicast_group_entry.replicas.add(egress_port=port, instance=instance)
+        for session in sessions:
+            entry = request.updates.add(type=p4r.Update.INSERT).entity.packet_replication_engine_entry
+            entry.clone_session_entry.session_id = session.session
+            for port, instance in session.replicas:
+                entry.clone_session_entry.replicas.add(egress_port=port, instance=instance)
+        self._stub.Write(request, timeout=_START)
+
+    def write_entry(self, kind: str, entry: Entry) -> bool:
+        """Inserts, modifies or deletes a table entry ("insert" ...), by names; False where BMv2 refuses."""
+        info = next(t for t in self._info.tables if t.preamble.name == entry.table.name)
+        message = p4r.TableEntry(table_id=info.preamble.id, priority=entry.priority)
+        for field, key, (value, mask) in zip(info.match_fields, entry.table.keys, entry.fields, strict=True):
+            assert field.name == key.name
+            _add_match(message, field.id, key, value, mask)
+        match entry.do:
+            case DoAction(index, params):
+                self._action(message.action.action, entry.table.actions[index], params)
+            case DoMember(member):
+                message.action.action_profile_member_id = member
+            case DoGroup(group):
+                message.action.action_profile_group_id = group
+        return self._write(kind, p4r.Entity(table_entry=message))
+
+    def write_member(self, profile: str, member: int, action: ActionInfo, params: bytes) -> bool:
+        """Inserts a member of an action profile."""
+        message = p4r.ActionProfileMember(action_profile_id=self._profile(profile), member_id=member)
+        self._action(message.action, action, params)
+        return self._write("insert", p4r.Entity(action_profile_member=message))
+
+    def write_group(self, profile: str, group: Group) -> bool:
+        """Inserts a group of an action selector."""
+        message = p4r.ActionProfileGroup(action_profile_id=self._profile(profile), group_id=group.group, max_size=32)
+        for member, weight in group.members:
+            message.members.add(member_id=member, weight=weight)
+        return self._write("insert", p4r.Entity(action_profile_group=message))
+
+    def _profile(self, name: str) -> int:
+        return next(p.preamble.id for p in self._info.action_profiles if p.preamble.name == name)
+
+    def _action(self, message: p4r.Action, action: ActionInfo, params: bytes) -> None:
+        info = next(a for a in self._info.actions if a.preamble.name == action.name)
+        message.action_id = info.preamble.id
+        for param, value in zip(info.params, action.unpack(params), strict=True):
+            message.params.add(param_id=param.id, value=_canonical(value))
+
+    def _write(self, kind: str, entity: p4r.Entity) -> bool:
+        request = p4r.WriteRequest(device_id=1)
+        request.election_id.low = 1
+        what = {"insert": p4r.Update.INSERT, "modify": p4r.Update.MODIFY, "delete": p4r.Update.DELETE}[kind]
+        request.updates.add(type=what, entity=entity)
+        try:
+            self._stub.Write(request, timeout=_START)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNKNOWN:      # a failed update; its kind is in the details
+                return False
+            raise
+        return True
+
+    def inject(self, frames: Sequence[tuple[int, bytes]]) -> None:
+        """Hands (port, frame) pairs in, in this order; once. BMv2 loses frames when a port's queue of 64 is full."""
+        for at, (port, frame) in enumerate(frames):
+            self._inputs[port].write(_record(at, frame))
+        for stream in self._inputs:
+            stream.close()
+
+    def inject_paced(self, port: int, frames: Sequence[bytes], out: int, *, window: int = 32) -> None:
+        """Hands frames in at one port, each of which leaves at port `out`; never more than a window unanswered."""
+        for other, stream in enumerate(self._inputs):
+            if other != port:
+                stream.close()
+        for at in range(0, len(frames), window):
+            for i, frame in enumerate(frames[at : at + window], at):
+                self._inputs[port].write(_record(i, frame))
+            deadline = time.monotonic() + _SETTLE
+            wanted = min(at + window, len(frames))
+            while len(_frames(self._folder / f"{out}_out.pcap")) < wanted and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    def outputs(self, expected: dict[int, int]) -> dict[int, list[bytes]]:
+        """All frames that left, by port, once every port has sent `expected` many or nothing more comes for long."""
+        deadline = time.monotonic() + _SETTLE
+        before: dict[int, list[bytes]] = {}
+        while True:
+            got = {port: _frames(self._folder / f"{port}_out.pcap") for port in range(self._ports)}
+            quiet = got == before
+            enough = all(len(got[port]) >= expected.get(port, 0) for port in got)
+            if (quiet and enough) or time.monotonic() > deadline:
+                return {port: frames for port, frames in got.items() if frames}
+            before = got
+            time.sleep(0.2)
+
+
+def _record(at: int, frame: bytes) -> bytes:
+    return struct.pack("<IIII", at // 1000, at % 1000, len(frame), len(frame)) + frame
+
+
+def _canonical(value: int) -> bytes:
+    return value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big")
+
+
+def _add_match(message: p4r.TableEntry, field: int, key: KeyField, value: int, mask: int) -> None:
+    if key.match is not MatchKind.EXACT and (value, mask) == key.any:
+        return
+    added = message.match.add(field_id=field)
+    match key.match:
+        case MatchKind.EXACT:
+            added.exact.value = _canonical(value)
+        case MatchKind.LPM:
+            added.lpm.value = _canonical(value)
+            added.lpm.prefix_len = mask.bit_count()
+        case MatchKind.TERNARY:
+            added.ternary.value = _canonical(value)
+            added.ternary.mask = _canonical(mask)
+        case MatchKind.RANGE:
+            added.range.low = _canonical(value)
+            added.range.high = _canonical(mask)
+        case MatchKind.OPTIONAL:
+            added.optional.value = _canonical(value)
+
+
+def _frames(path: Path) -> list[bytes]:
+    data = path.read_bytes() if path.exists() else b""
+    frames, at = [], len(_PCAP_HEAD)
+    while at + 16 <= len(data):
+        (length,) = struct.unpack_from("<I", data, at + 8)
+        if at + 16 + length > len(data):
+            break
+        frames.append(data[at + 16 : at + 16 + length])
+        at += 16 + length
+    return frames
