@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from helpers_namespace import inside, sh
@@ -96,11 +96,21 @@ class Tap:
     def send(self, frame: bytes) -> None:
         self._sock.send(frame)
 
-    def send_super(self, frame: bytes, *, gso_type: int, gso_size: int, csum_start: int, csum_offset: int) -> None:
-        """Sends a super-packet with a virtio_net_hdr; receiving on this tap is over then."""
+    def virtio(self) -> None:
+        """From now on sends begin with a virtio_net_hdr; receiving on this tap is over."""
         self._sock.setsockopt(263, 15, 1)  # PACKET_VNET_HDR
-        head = struct.pack("=BBHHHH", 1, gso_type, csum_start + 8, gso_size, csum_start, csum_offset)
-        self._sock.send(head + frame)
+
+    def try_send(self, frame: bytes) -> None:
+        """Sends what the kernel takes."""
+        with suppress(OSError):
+            self._sock.send(frame)
+
+    def send_super(self, frame: bytes, *, gso_type: int, gso_size: int, csum_start: int, csum_offset: int) -> None:
+        """Sends a super-packet; receiving on this tap is over then."""
+        self.virtio()
+        self._sock.send(
+            struct.pack("=BBHHHH", 1, gso_type, csum_start + 8, gso_size, csum_start, csum_offset) + frame
+        )
 
     def take(self, n: int) -> list[bytes]:
         """The next n frames. Fails where they do not come."""

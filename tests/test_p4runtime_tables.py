@@ -104,6 +104,7 @@ def test_entries_read_back_as_they_were_written(client: Client, wanted: p4r.Enti
 
     client.write((DELETE, one))
     assert same(client, table) == []
+    assert client.read(one) == []
 
 
 def test_a_wildcard_read_of_all_tables_gives_every_entry(client: Client) -> None:
@@ -115,7 +116,7 @@ def test_a_wildcard_read_of_all_tables_gives_every_entry(client: Client) -> None
 
 
 REFUSED = {
-    "unknown table": (INSERT, entry(0x02FFFFFF, exact(b"\1"), action=forward(1)), NOT_FOUND),
+    "unknown table": (INSERT, entry(0x02FFFFFF, exact(b"\1"), action=forward(1)), INVALID),
     "no table": (INSERT, entry(0, exact(b"\1"), action=forward(1)), INVALID),
     "unknown field": (INSERT, entry(EXACT, exact(b"\1", 9), action=forward(1)), INVALID),
     "field twice": (INSERT, entry(EXACT, exact(b"\1"), exact(b"\2"), action=forward(1)), INVALID),

@@ -84,7 +84,7 @@ def _write_one(context: Context, kind: str | None, update: p4r.Update) -> Engine
 
 
 def read(context: Context, asked: Iterable[p4r.Entity]) -> Iterator[p4r.Entity]:
-    """All entities that match. Raises EngineError; NotFound only where one entity is named that is not there."""
+    """All entities that match. Raises EngineError; NotFound where one is named that is not there (tables: nothing)."""
     for entity in asked:
         kind, message = _unpack(entity)
         if kind == "table_entry":

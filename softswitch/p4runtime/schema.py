@@ -18,7 +18,6 @@ from softswitch.entities import (
     KeyField,
     MeteringInfo,
     Named,
-    NotFound,
     ProfileInfo,
     RegisterInfo,
     TableInfo,
@@ -91,7 +90,7 @@ class Header:
 
 
 class Schema:
-    """Everything that a P4Runtime message can name, by id."""
+    """Everything that a P4Runtime message can name, by id. An unknown id is InvalidArgument, as BMv2 has it."""
 
     def __init__(self, p4info: p4i.P4Info, engine: Engine) -> None:
         """Raises Internal where the compiler's p4info and program do not fit together."""
@@ -113,7 +112,7 @@ class Schema:
         self.packet_out = headers.get("packet_out", Header(()))
 
     def table(self, ident: int) -> Table:
-        """Raises NotFound, as the ones below."""
+        """Raises InvalidArgument, as the ones below."""
         return _get(self.tables, ident, "table")
 
     def counter(self, ident: int) -> MeteringInfo:
@@ -183,7 +182,7 @@ def _get(things: dict[int, _T], ident: int, what: str) -> _T:
     if found is None:
         if ident == 0:
             raise InvalidArgument(f"{what} id 0 names every {what}, which only a read may ask for")
-        raise NotFound(f"the program has no {what} with id {ident:#010x}")
+        raise InvalidArgument(f"the program has no {what} with id {ident:#010x}")
     return found
 
 

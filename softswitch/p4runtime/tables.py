@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from softswitch.entities import (
     Entry,
     InvalidArgument,
     MatchKind,
+    NotFound,
     PermissionDenied,
     TableInfo,
 )
@@ -255,7 +257,8 @@ def asked_entries(context: Context, table: Table, asked: p4r.TableEntry) -> Iter
     """The entries that a read names: one by its match, or all with the given priority, metadata and action."""
     if asked.match:
         key, mask, priority = decode_key(table, asked)
-        yield context.engine.entry(table.info, key, mask, priority)
+        with contextlib.suppress(NotFound):  # BMv2 answers a read of what is not there with nothing, and so do we
+            yield context.engine.entry(table.info, key, mask, priority)
         return
     for entry in context.engine.entries(table.info):
         if asked.priority and entry.priority != asked.priority:
