@@ -20,7 +20,8 @@ from netfold.topo import sandbox
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
 from netfold.topo import train
-from netfold.topo.net import Network
+from netfold.topo.net import Network, RankFailed
+from netfold.topo.switches import SwitchFailed
 from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(300)
@@ -123,3 +124,21 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
         assert bytes(again) == frame, f"{interface}: scapy would send something else than {packet.summary()}"
     assert opcodes == {int(opcode) for opcode in (roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE,
                                                   roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY)}  # fmt: skip
+
+
+@in_sandbox(timeout=90)
+def test_the_death_of_a_switch_ends_in_a_named_error(tmp_path: Path) -> None:
+    """Ranks give up in bounded time, and the fabric tells which switch it was and how it ended."""
+    data = tmp_path / "digits.npz"
+    train.save_digits(data)
+    spec = msgspec.structs.replace(TRAINING, data=str(data), steps=10**6)
+    command = [sys.executable, "-m", "netfold.topo.train", msgspec.json.encode(spec).decode()]
+    with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network:
+        ranks = network.launch(command, job="digits")
+        victim = network.switches[1]
+        assert victim.child is not None
+        with pytest.raises(RankFailed, match=r"job 'digits': rank \d on h\d ended with status 1(.|\n)*no result"):  # noqa: PT012
+            for _ in ranks.lines(within=60):
+                victim.child.kill()
+        with pytest.raises(SwitchFailed, match=rf"switch {victim.name} \(softswitch\) was killed by SIGKILL"):
+            network.check()

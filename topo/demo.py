@@ -98,7 +98,7 @@ def demo(
 def _run(fabric: Fabric, scale: Scale, steps: int, out: Path, console: Console) -> Report:
     from netfold.topo import report as reports
     from netfold.topo import train
-    from netfold.topo.net import Network
+    from netfold.topo.net import Network, RankFailed
     from netfold.topo.picture import draw
 
     out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,11 @@ def _run(fabric: Fabric, scale: Scale, steps: int, out: Path, console: Console) 
     with Network(fabric, logs=out / "logs") as network:
         console.print("fabric, controller and switches are up")
         start = reports.traffic(network.status().links)
-        results = _train(network, spec, console)
+        try:
+            results = _train(network, spec, console)
+        except RankFailed:
+            network.check()  # a switch's end is a better reason than a rank's time-out
+            raise
         trained = reports.between(start, reports.traffic(network.status().links))
         elements = results[0].gradient_bytes // 4
         times, ring = _races(network, elements, console)

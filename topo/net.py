@@ -129,24 +129,32 @@ class Network:
             with contextlib.suppress(rpc.Unreachable):
                 asyncio.run(operator.status(self.fabric.jobs, timeout=0.5))
                 return
-            status, seconds = self._controller.poll(), time.monotonic() - started
-            for switch in self.switches:
-                switch.check()
-            if status is not None or seconds > CONTROLLER_SECONDS:
-                what = f"ended with status {status}" if status is not None else "does not answer"
-                raise ControllerFailed(
-                    "\n".join(
-                        [
-                            f"the controller {what} after {seconds:.1f} s",
-                            f"  command  {shlex.join(command)}",
-                            f"  jobs at  {self.fabric.jobs}",
-                            f"  log      {log}, its end:",
-                            *(f"    {line}" for line in tail(log)),
-                        ]
-                    )
-                )
+            self.check()
+            seconds = time.monotonic() - started
+            if seconds > CONTROLLER_SECONDS:
+                raise ControllerFailed(self._controller_account(f"does not answer after {seconds:.0f} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._controller.wait(0.1)
+
+    def check(self) -> None:
+        """Raise SwitchFailed or ControllerFailed where one has ended: ranks only see that nothing comes back."""
+        for switch in self.switches:
+            switch.check()
+        status = None if self._controller is None else self._controller.poll()
+        if status is not None:
+            raise ControllerFailed(self._controller_account(f"ended with status {status}"))
+
+    def _controller_account(self, what: str) -> str:
+        log = self.logs / "controller.log"
+        lines = [
+            f"the controller of {self.fabric.name} {what}",
+            f"  jobs at  {self.fabric.jobs}",
+            f"  log      {log}, its end:",
+            *(f"    {line}" for line in tail(log)),
+        ]
+        if self._controller is not None:
+            lines.insert(1, f"  command  {shlex.join(map(str, self._controller.args))}")  # type: ignore[arg-type]
+        return "\n".join(lines)
 
     def stop(self) -> None:
         """End everything that was started, in the reverse order."""

@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     except SandboxError as error:
         print(f"cannot make namespaces: {error}", file=sys.stderr)
         return 1
-    folder = tempfile.mkdtemp(prefix="netfold-")
+    folder = tempfile.mkdtemp(prefix="netfold-", dir="/tmp")  # $TMPDIR may be too long a path for a socket
     os.environ[RUNDIR] = folder
     try:
         launcher = os.getpid()
