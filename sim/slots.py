@@ -177,11 +177,9 @@ class Exploration:
                 found.append(self._to_spine(state, leaf, psn))
             for psn in _bits(state.to_leaf[leaf] & alive):
                 found.append(self._to_leaf_down(state, leaf, psn))
-        for name in ("partials", "to_leaf", "to_rank"):
-            flying: tuple[int, ...] = getattr(state, name)
-            for index, mask in enumerate(flying):
-                for psn in _bits(mask):
-                    bad.append(state._replace(**{name: _put(flying, index, mask & ~(1 << psn))}))
+        bad += [state._replace(partials=less) for less in _one_less(state.partials)]
+        bad += [state._replace(to_leaf=less) for less in _one_less(state.to_leaf)]
+        bad += [state._replace(to_rank=less) for less in _one_less(state.to_rank)]
         steps = {self._settled(s) for s in found} - {state}
         return list(steps), list({self._settled(s) for s in bad} - {state} - steps)
 
@@ -299,6 +297,11 @@ def explore(fabric: Fabric, *, honours_age: bool = True, limit: int = 5_000_000)
 
 def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
     return (*values[:index], value, *values[index + 1 :])
+
+
+def _one_less(flying: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every way to lose one packet in flight."""
+    return [_put(flying, i, mask & ~(1 << psn)) for i, mask in enumerate(flying) for psn in _bits(mask)]
 
 
 def _bits(mask: int) -> list[int]:
