@@ -6,14 +6,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers_probe import PROBE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from softswitch.compiler.diagnostics import CompileError
 from softswitch.engine import Engine, LocalEngine
 from softswitch.stf import Report, draw_difference, matches, run_statements
+from softswitch.stf import run as run_files
 from softswitch.stf_script import Add, Call, CheckCounter, Command, Expect, Packet, StfSyntaxError, parse
 
 PARAMS = {0x01000001: ["port"], 0x01000002: ["value", "port"], 0x01000003: []}
@@ -188,3 +191,33 @@ def test_a_frame_matches_its_own_pattern_with_any_nibbles_starred(frame: bytes, 
         i = data.draw(st.sampled_from(fixed))
         wrong = pattern[:i] + ("0" if pattern[i] != "0" else "1") + pattern[i + 1 :]
         assert not matches(wrong, False, frame)
+
+
+TABLES = PROBE.with_name("tables.p4")
+
+
+def test_a_p4_program_and_a_test_file_run_from_their_paths(tmp_path: Path) -> None:
+    """Compiled, loaded, entries with the parameter names of the P4 source, compared."""
+    test = tmp_path / "t.stf"
+    test.write_text("""
+        add exact_t ask.small:0x123 ask.nibble:4 say_exact(value:0xaabbccdd)
+        add ternary_t 10 hdr.ask.wide:0x********0001 nibble:0x4 I.say_ternary(value:0x2)
+        setdefault lpm_t say_lpm(value:7)
+        packet 3 1234 0a000001 000000000001 ff
+        expect 1 1234 0a000001 000000000001 ff aabbccdd 00000007 00000002 e0000004 e0000005 e0000006 ********$
+    """)
+
+    report = run_files(TABLES, test)
+
+    assert report.passed, str(report)
+    assert str(report).endswith("passed; 1 frames in, 1 out")
+
+
+def test_a_program_that_does_not_compile_is_the_compilers_error(tmp_path: Path) -> None:
+    """Not a failed test: there was none."""
+    program, test = tmp_path / "bad.p4", tmp_path / "t.stf"
+    program.write_text("this is no P4")
+    test.write_text("wait")
+
+    with pytest.raises(CompileError):
+        run_files(program, test)

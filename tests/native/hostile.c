@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
     if (!sw) return puts(why), 1;
     static uint8_t data[SS_MAX_FRAME + 64], sample[SS_MAX_FRAME];
     uint32_t sample_len = argc > 2 ? read_sample(argv[2], sample) : 0;
-    uint32_t rounds = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 20000;
+    uint32_t rounds = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 8000;
     for (uint32_t round = 0; round < rounds; round++) {
         uint32_t len = draw(10) ? draw(200) : draw(9);
         for (uint32_t i = 0; i < 200; i++) data[i] = (uint8_t)draw(256);
