@@ -10,6 +10,7 @@ import pytest
 from helpers_compiler import program, run
 
 from softswitch import stf
+from softswitch.compiler import driver
 from softswitch.compiler.driver import RUNTIME_DIR, compile_file, compile_source
 
 HERE = Path(__file__).parent
@@ -35,9 +36,27 @@ def test_preprocessed_text_is_the_whole_program() -> None:
     assert again.p4info == whole.p4info
 
 
-def test_compiling_twice_gives_equal_text() -> None:
+def test_compiling_twice_gives_equal_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing depends on hashes or addresses: the cache of built programs relies on it."""
-    assert compile_file(NETFOLD).c_source == compile_file(NETFOLD).c_source
+    texts = []
+    for folder in ("a", "b"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / folder))
+        texts.append(compile_file(NETFOLD).c_source)
+
+    assert texts[0] == texts[1]
+
+
+def test_known_program_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second compilation of a text parses nothing and gives the same; a damaged cache is made anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = compile_file(NETFOLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "parse", lambda *_: pytest.fail("parsed again"))
+        assert compile_file(NETFOLD) == first
+    for entry in (tmp_path / "softswitch").glob("program-*"):
+        entry.write_bytes(entry.read_bytes()[:100] + b"\xff")
+
+    assert compile_file(NETFOLD).p4info == first.p4info
 
 
 def test_generated_c_names_the_p4_lines() -> None:

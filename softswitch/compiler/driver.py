@@ -15,9 +15,9 @@ from pathlib import Path
 
 from finsy.proto import p4i
 
-from softswitch.compiler import emit_c, ir, p4info
+from softswitch.compiler import cache, emit_c, ir, p4info
 from softswitch.compiler.check import Checker
-from softswitch.compiler.diagnostics import CompileError, Errors, P4Error
+from softswitch.compiler.diagnostics import CompileError, Diagnostic, Errors, P4Error, Pos
 from softswitch.compiler.lower import lower
 from softswitch.compiler.parser import parse
 from softswitch.compiler.preprocess import preprocess, read
@@ -41,11 +41,10 @@ class Program:
     c_source: str
     p4info: p4i.P4Info
     preprocessed: str
-    ir: ir.Program
 
     def dump_ir(self) -> str:
         """The intermediate representation as text."""
-        return self.ir.dump()
+        return _lower(self.preprocessed, self.name).dump()
 
 
 def compile_file(path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None) -> Program:
@@ -63,15 +62,28 @@ def compile_source(
 ) -> Program:
     """Compiles P4_16 text; `name` is its file name in messages and for relative includes."""
     preprocessed = preprocess(text, name, include=include, defines=defines)
-    errors = Errors()
-    tree = parse(preprocessed, errors)
-    checker = Checker(errors)
-    checker.program(tree)
+    known = cache.load(preprocessed, name)
+    if known is not None:
+        return Program(name, *known, preprocessed)
+    program = _lower(preprocessed, name)
     try:
-        lowered = lower(tree, checker, name)
-        ids = p4info.Ids(lowered)
-        return Program(name, emit_c.emit(lowered, ids), p4info.make(lowered, ids), preprocessed, lowered)
+        ids = p4info.Ids(program)
+        result = Program(name, emit_c.emit(program, ids), p4info.make(program, ids), preprocessed)
+    except P4Error as error:
+        raise CompileError([error.diagnostic]) from None
+    cache.store(preprocessed, name, result.c_source, result.p4info)
+    return result
+
+
+def _lower(preprocessed: str, name: str) -> ir.Program:
+    """Front and middle: text to IR."""
+    errors = Errors()
+    try:
+        tree = parse(preprocessed, errors)
+        checker = Checker(errors)
+        checker.program(tree)
+        return lower(tree, checker, name)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None
     except RecursionError:
-        raise CompileError([P4Error(tree.decls[-1].pos, "the program nests too deeply").diagnostic]) from None
+        raise CompileError([Diagnostic(Pos(name, 1, 1), "the program nests too deeply")]) from None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from softswitch.compiler.diagnostics import P4Error, Pos
 
@@ -41,6 +41,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _LINE = re.compile(r'#line (\d+) "(.*)"')
+_WIDTH = re.compile(r"(\d+)([ws])")
 _BASES = {"x": 16, "b": 2, "o": 8, "d": 10}
 
 
@@ -62,12 +63,11 @@ def lex(text: str) -> list[Token]:
                 what = "a string that does not end" if line[at] == '"' else f"unexpected character '{line[at]}'"
                 raise P4Error(Pos(file, number, at + 1, 1, line), what)
             kind = match.lastgroup or ""
-            if kind != "space":
-                text_ = match.group()
-                value = (
-                    _number(text_, Pos(file, number, at + 1, len(text_), line)) if kind == "int" else (0, None, False)
-                )
-                out.append(Token(kind, text_, file, number, at + 1, line, value))
+            if kind == "int":
+                token = Token(kind, match.group(), file, number, at + 1, line)
+                out.append(replace(token, value=_number(token)))
+            elif kind != "space":
+                out.append(Token(kind, match.group(), file, number, at + 1, line))
             at = match.end()
     last = out[-1] if out else None
     if last is None:
@@ -77,22 +77,24 @@ def lex(text: str) -> list[Token]:
     return out
 
 
-def _number(text: str, pos: Pos) -> tuple[int, int | None, bool]:
+def _number(token: Token) -> tuple[int, int | None, bool]:
+    """(value, width or None, signed) of a literal such as 8w0xff."""
+    text = token.text
     width: int | None = None
     signed = False
     digits = text
-    prefix = re.match(r"(\d+)([ws])", text)
+    prefix = _WIDTH.match(text)
     if prefix:
         width, signed = int(prefix.group(1)), prefix.group(2) == "s"
         digits = text[prefix.end() :]
         if width == 0:
-            raise P4Error(pos, f"'{text}' has width 0")
+            raise P4Error(token.pos, f"'{text}' has width 0")
     digits = digits.replace("_", "")
     base = _BASES.get(digits[1:2].lower(), 10) if digits[:1] == "0" else 10
     try:
         value = int(digits[2:] if digits[1:2].isalpha() else digits, base)
     except ValueError:
-        raise P4Error(pos, f"'{text}' is not a number") from None
+        raise P4Error(token.pos, f"'{text}' is not a number") from None
     if width is not None:
         value &= (1 << width) - 1
         if signed and value >> (width - 1):

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps what was compiled, by content: a switch that starts again on a known program does not compile it again.
+
+The key covers the preprocessed program and the compiler's own files, so nothing stale can come out. A cache that
+cannot be read or written costs time, nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from finsy.proto import p4i
+from google.protobuf.message import DecodeError
+
+from softswitch import cc
+
+
+@functools.cache
+def _compiler_digest() -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
+def _path(preprocessed: str, name: str) -> Path:
+    key = hashlib.sha256(_compiler_digest() + name.encode() + b"\0" + preprocessed.encode()).hexdigest()[:32]
+    return cc.default_cache_dir() / f"program-{key}"
+
+
+def load(preprocessed: str, name: str) -> tuple[str, p4i.P4Info] | None:
+    """The C source and P4Info of a program that was compiled before."""
+    try:
+        data = _path(preprocessed, name).read_bytes()
+        size = int.from_bytes(data[:8], "big")
+        if len(data) < 8 + size:
+            return None
+        info = p4i.P4Info()
+        info.ParseFromString(data[8 + size :])
+        return data[8 : 8 + size].decode(), info
+    except (OSError, cc.BuildError, UnicodeDecodeError, DecodeError):
+        return None
+
+
+def store(preprocessed: str, name: str, c_source: str, info: p4i.P4Info) -> None:
+    """Keeps the result; whole or not at all, also where several processes write it."""
+    text = c_source.encode()
+    try:
+        path = _path(preprocessed, name)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(len(text).to_bytes(8, "big") + text + info.SerializeToString(deterministic=True))
+        os.replace(temporary, path)
+    except (OSError, cc.BuildError):
+        return
