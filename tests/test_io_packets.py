@@ -13,6 +13,8 @@ import pytest
 from helpers_namespace import in_own_network, inside, sh
 from helpers_ports import IP, IP6, Tap, make_hosts, read_pcap, switch, udp, wait_for
 
+from softswitch.entities import Event, EventKind
+
 SEGMENT = 1058
 
 
@@ -63,7 +65,7 @@ def test_a_super_packet_arrives_as_its_segments(join: bool) -> None:
 def test_joining_changes_no_byte_on_the_wire(tmp_path: Path) -> None:
     """Where the kernel cuts what was joined, the wire shows what single sends show and what the program wrote."""
     make_hosts()
-    sh("ethtool -K s2 tx off tso off gso off")          # so the kernel cuts at s2, not the receiver
+    sh("ethtool -K s2 tx off tso off gso off")  # so the kernel cuts at s2, not the receiver
     payloads = _payloads(2, 40)
     seen = {}
     for join in (True, False):
@@ -224,6 +226,35 @@ def test_interfaces_may_go_down_and_vanish_and_come_back() -> None:
         assert into.take(1) == [back]
         into.send(frame)
         assert again.take(1) == [frame]
+
+
+@in_own_network
+def test_reports_that_nobody_reads_are_counted_and_confessed() -> None:
+    """A control plane that stalls loses reports beyond a bound, and is told how many; frames go on meanwhile."""
+    make_hosts()
+    gate, texts, packets = threading.Event(), list[str](), list[int]()
+
+    def slow(event: Event) -> None:
+        gate.wait(20)
+        if event.kind is EventKind.LOG:
+            texts.append(event.data.decode())
+        elif event.kind is EventKind.PACKET_IN:
+            packets.append(event.id)
+
+    into, out = Tap("h1"), Tap("h2", timeout=20)
+    to_controller = bytes.fromhex("000001fe0002000000010001 88b5") + bytes(1480)
+    to_h2 = bytes.fromhex("000000020002000000010001 88b5") + bytes(100)
+    total = 12_000
+    with switch(cpu_port=510, on_event=slow):
+        for _ in range(total):
+            into.send(to_controller)
+        into.send(to_h2)
+        assert out.take(1) == [to_h2]  # so all before it went through the pipeline
+        gate.set()
+        wait_for(lambda: any("lost" in text for text in texts), 20)
+        lost = int(texts[0].split()[0])
+        assert lost > 0
+        assert len(packets) + lost <= total
 
 
 @in_own_network

@@ -37,8 +37,26 @@ class Pipeline:
     context: Context
 
     def close(self) -> None:
+        self._tell_losses()
         self.context.digests.close()
         self.process.close()
+
+    def _tell_losses(self) -> None:
+        """What ports lost must not go unsaid."""
+        try:
+            ports = self.process.ports()
+        except EngineError:
+            return
+        for port in ports:
+            lost = {
+                "queue full": port.dropped_full,
+                "link down": port.dropped_down,
+                "received too fast": port.missed,
+                "malformed": port.malformed,
+            }
+            said = ", ".join(f"{n} {why}" for why, n in lost.items() if n)
+            if said:
+                log.warning("port %d (%s) lost frames: %s", port.number, port.interface, said)
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,15 @@ void ss_io_close(ss_io *io) {
     close(io->epoll), close(io->netlink), close(io->timer);
 }
 
+/* What the control plane was too slow to read is told once it reads again. */
+static void confess(ss_io *io) {
+    uint64_t lost = io->channel.lost_events - io->told_lost;
+    if (!lost || ss_channel_unsent(&io->channel)) return;
+    io->told_lost = io->channel.lost_events;
+    tell(io, "%llu reports (packet-in, digest, log) lost: the control plane did not keep up", (unsigned long long)lost);
+    ss_channel_write(&io->channel);
+}
+
 static uint32_t channel_interest(const ss_io *io) {
     return (ss_channel_hungry(&io->channel) ? EPOLLIN : 0u) | (ss_channel_unsent(&io->channel) ? EPOLLOUT : 0u);
 }
@@ -247,6 +256,7 @@ void ss_io_run(ss_io *io) {
         }
         flush_all(io, retry);
         ss_channel_write(&io->channel);
+        confess(io);
         uint32_t now = channel_interest(io);
         if (now != interest) watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
     }
