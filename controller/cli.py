@@ -107,7 +107,7 @@ def status(
 
     from netfold.controller import operator
 
-    answer = _run(operator.status(_address(file, controller)))
+    answer = _run(operator.status(_address(file, controller), token=_token(file)))
     if json:
         print(msgspec.json.encode(answer).decode())
     else:
@@ -125,7 +125,7 @@ def drop(
     """End a job whose ranks are dead, and free its slots."""
     from netfold.controller import operator
 
-    if not _run(operator.drop(_address(file, controller), job)):
+    if not _run(operator.drop(_address(file, controller), job, token=_token(file))):
         _fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")
 
 
@@ -146,7 +146,7 @@ def slots(
 
     from netfold.controller import operator
 
-    answer = _run(operator.slots(_address(fabric, controller), switch, job))
+    answer = _run(operator.slots(_address(fabric, controller), switch, job, token=_token(fabric)))
     if json:
         print(msgspec.json.encode(answer).decode())
     else:
@@ -167,7 +167,7 @@ def stall(
 
     from netfold.controller import operator
 
-    answer = _run(operator.stall(_address(file, controller), job))
+    answer = _run(operator.stall(_address(file, controller), job, token=_token(file)))
     print(msgspec.json.encode(answer).decode() if json else "\n".join(map(str, answer)))
 
 
@@ -281,7 +281,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
     try:
         return asyncio.run(work)
-    except (StartError, PipelineError, Unreachable) as error:
+    except (StartError, PipelineError, Unreachable, FabricError) as error:
         _fail(FAILED, str(error))
 
 
@@ -320,6 +320,17 @@ def _address(file: Path | None, controller: str | None) -> str:
     if address := os.environ.get(CONTROLLER_VARIABLE):
         return address
     _fail(CANNOT, f"which controller? Give a FABRIC.toml, --controller ADDRESS, or set {CONTROLLER_VARIABLE}")
+
+
+def _token(file: Path | None) -> str:
+    from netfold.wire.tls import TOKEN_VARIABLE
+
+    if file is not None:
+        try:
+            return _load(file).secret() or os.environ.get(TOKEN_VARIABLE, "")
+        except FabricError as error:
+            _fail(CANNOT, str(error))
+    return os.environ.get(TOKEN_VARIABLE, "")
 
 
 def _logging(verbose: bool) -> None:

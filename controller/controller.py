@@ -11,7 +11,6 @@ it wants to be there already, and takes away what it does not know.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -46,6 +45,13 @@ COUNTER_TIMEOUT: Final = 5.0
 """Seconds for a switch's counters; a status does not wait longer for a switch that hangs."""
 STOP_GRACE: Final = 1.0
 
+_SERVER_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    # a process that dies closes its connection, a machine that dies does not
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+)
+
 _COUNTERS: Final = (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT)
 
 Counters = dict[str, dict[int, Count]]
@@ -79,6 +85,7 @@ class Controller:
         self._ledger = ledger
         self.jobs = Jobs(fabric, ledger, self, self.graph)
         self._server: grpc.aio.Server | None = None
+        self._token = ""
         self._ready = time.monotonic()
 
     async def __aenter__(self) -> Controller:
@@ -93,7 +100,8 @@ class Controller:
         await self.stop()
 
     async def start(self) -> None:
-        """Bring all switches to their state, then serve.  Raises StartError, PipelineError."""
+        """Bring all switches to their state, then serve.  Raises StartError, PipelineError, FabricError."""
+        self._token, secrets = self.fabric.secret(), self.fabric.tls()
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.build, self.fabric.engine)
         await self._nobody_else_serves()
@@ -108,7 +116,7 @@ class Controller:
         if problems:
             count = f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name}"
             raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
-        await self._serve()
+        await self._serve(secrets)
         self._ready = time.monotonic()
 
     async def run(self) -> None:
@@ -120,7 +128,9 @@ class Controller:
     async def stop(self) -> None:
         """End the service and the sessions; the switches stay as they are."""
         if self._server is not None:
+            self.jobs.close()
             await self._server.stop(STOP_GRACE)
+            await self.jobs.settle()
             self._server = None
         await asyncio.gather(*(target.stop() for target in self._targets.values()))
 
@@ -164,31 +174,40 @@ class Controller:
 
     async def _nobody_else_serves(self) -> None:
         # gRPC would take over another process's unix socket without a word
-        with contextlib.suppress(rpc.Unreachable):
-            other = await operator.status(self.fabric.jobs, timeout=2.0)
-            raise StartError(f"a controller of the fabric {other.fabric} is running at {self.fabric.jobs} already: "
-                             "stop it, or give this fabric another address (fabric.jobs)")
+        try:
+            await operator.status(self.fabric.jobs, timeout=2.0, token=self._token)
+        except rpc.TurnedDown:
+            pass
+        except rpc.Unreachable:
+            return
+        raise StartError(f"a controller is running at {self.fabric.jobs} already: stop it, or give this fabric another "
+                         "address (fabric.jobs)")
 
-    async def _serve(self) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    async def _serve(self, secrets: tuple[bytes, bytes] | None) -> None:
+        server = grpc.aio.server(options=list(_SERVER_OPTIONS))
         server.add_generic_rpc_handlers((
             rpc.service(wire.SERVICE, {
                 "Join": (wire.Join, self.jobs.join),
                 "Report": (wire.Report, self.jobs.report),
                 "Leave": (wire.Leave, self.jobs.leave),
-            }),
+            }, {
+                "Watch": (wire.Watch, self.jobs.watch),
+            }, token=self._token),
             rpc.service(operator.SERVICE, {
                 "Status": (operator.Ask, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
                 "Slots": (operator.AskSlots, self._answer_slots),
                 "Stall": (operator.AskStall, self._answer_stall),
-            }),
+            }, token=self._token),
         ))  # fmt: skip
         try:
-            bound = server.add_insecure_port(self.fabric.jobs)
+            if secrets is None:
+                bound = server.add_insecure_port(self.fabric.jobs)
+            else:
+                bound = server.add_secure_port(self.fabric.jobs, grpc.ssl_server_credentials([secrets]))
         except RuntimeError as error:
-            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: {error}. Is the address in use, or the folder "
-                             "of the socket missing?") from error
+            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: {error}. Is the address in use, the folder of "
+                             "the socket missing, or certificate and key no pair?") from error
         if bound == 0:
             raise StartError(f"cannot serve jobs at {self.fabric.jobs}: the address cannot be bound")
         await server.start()

@@ -12,6 +12,9 @@
     rate = "1gbit"                    # optional, in tc's units
     loss = 0.01                       # optional, share of packets lost each way
 
+Optional in [fabric]: token or token_file, which ranks and operators must then know; certificate and key, PEM files,
+for TLS; all of them relative to the fabric file.
+
 A file is checked as a whole before anything is done with it: `FabricError` names the field, what was expected and
 what was found.
 """
@@ -109,6 +112,12 @@ class Fabric(msgspec.Struct, frozen=True):
     path_mtu: int = roce.PATH_MTU
     seed: int = 0
     """Of the losses on purpose: the same seed loses the same packets."""
+    token: str | None = None
+    """What ranks and operators must say; or it stands in ``token_file``."""
+    token_file: str | None = None
+    certificate: str | None = None
+    """PEM file of the job service's certificate, and ``key`` of its private key: TLS where there are both."""
+    key: str | None = None
 
     @property
     def nodes(self) -> tuple[Switch | Host, ...]:
@@ -148,10 +157,26 @@ class Fabric(msgspec.Struct, frozen=True):
             graph.add_edge(a.node, b.node, number, ports={a.node: a.port, b.node: b.port}, rate=rate, loss=link.loss)
         return graph
 
+    def secret(self) -> str:
+        """The token; empty where there is none.  Raises FabricError where its file has none."""
+        if self.token_file is None:
+            return self.token or ""
+        secret = _read("fabric.token_file", self.token_file).decode(errors="replace").strip()
+        if not secret:
+            raise FabricError(f"fabric.token_file: {self.token_file} is empty: expected the token in it")
+        return secret
+
+    def tls(self) -> tuple[bytes, bytes] | None:
+        """Private key and certificate chain, PEM; None where the job service is not TLS.  Raises FabricError."""
+        if self.certificate is None or self.key is None:
+            return None
+        return _read("fabric.key", self.key), _read("fabric.certificate", self.certificate)
+
     def dumps(self) -> str:
         """The fabric as TOML text, which `loads` reads back equal."""
         head = {"name": self.name, "engine": self.engine, "path_mtu": self.path_mtu, "jobs": self.jobs,
-                "seed": self.seed}
+                "seed": self.seed, "token": self.token, "token_file": self.token_file,
+                "certificate": self.certificate, "key": self.key}
         parts = [_table("[fabric]", head)]
         for title, things in (("[[switch]]", self.switches), ("[[host]]", self.hosts), ("[[link]]", self.links)):
             parts += [_table(title, msgspec.structs.asdict(thing)) for thing in things]
@@ -168,7 +193,11 @@ def load(path: Path) -> Fabric:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise FabricError(f"cannot read the fabric file {path}: {error}") from error
-    return loads(text, str(path))
+    fabric = loads(text, str(path))
+    # files that it names stand beside it
+    beside = {name: str(path.parent / value) for name in ("token_file", "certificate", "key")
+              if (value := getattr(fabric, name)) is not None}
+    return msgspec.structs.replace(fabric, **beside)
 
 
 def loads(text: str, where: str = "fabric") -> Fabric:
@@ -199,6 +228,16 @@ def validate(fabric: Fabric) -> None:
     if not 0 <= fabric.seed < 2**32:
         raise FabricError(f"fabric.seed: expected 0..2^32-1, got {fabric.seed}")
     _grpc_address("fabric.jobs", fabric.jobs)
+    if fabric.token is not None and fabric.token_file is not None:
+        raise FabricError("fabric.token: expected either a token or a token_file, got both")
+    if fabric.token == "":
+        raise FabricError("fabric.token: expected at least one character, got none; leave it out to have no token")
+    if (fabric.certificate is None) != (fabric.key is None):
+        given, other = ("certificate", "key") if fabric.key is None else ("key", "certificate")
+        raise FabricError(f"fabric.{other}: TLS needs both certificate and key, got only fabric.{given}")
+    if fabric.certificate is not None and fabric.jobs.startswith("unix:"):
+        raise FabricError(f"fabric.certificate: TLS goes with fabric.jobs = \"host:port\", got {fabric.jobs}; a unix "
+                          "socket is guarded by the permissions of its folder")
     if not fabric.switches:
         raise FabricError("switch: expected at least one [[switch]], got none")
 
@@ -332,6 +371,10 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     jobs: str
     path_mtu: int = roce.PATH_MTU
     seed: int = 0
+    token: str | None = None
+    token_file: str | None = None
+    certificate: str | None = None
+    key: str | None = None
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -347,6 +390,13 @@ def _table(title: str, values: dict[str, object]) -> str:
     # JSON's strings and numbers are TOML's as well
     given = {key: value for key, value in values.items() if value is not None}
     return title + "\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+
+
+def _read(where: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise FabricError(f"{where}: cannot read {file}: {error.strerror}") from error
 
 
 def _named(nodes: Iterable[Node], name: str) -> Node:

@@ -6,8 +6,8 @@
         '- its parameters contradict the others': refused at once
 
 A name may be joined anew as soon as a rank has left: its last incarnation ends when all of its ranks have left, or when
-the new one is complete, since then its ranks are all gone.  Ranks that die without a word are noticed by the others'
-time-outs.
+the new one is complete, since then its ranks are all gone.  A rank that watches is taken for dead when its stream
+breaks before it has left: the others are told at once, and a job whose ranks have all left or died is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NoReturn, Protocol
 
@@ -28,7 +28,22 @@ from netfold.controller.fabric import Fabric, Host
 from netfold.controller.rpc import Code, Refusal
 from netfold.controller.slots import Ledger
 from netfold.controller.switch import SwitchError
-from netfold.wire.jobs import PROTOCOL, Done, Join, Leave, Peer, Plan, Report, Stream, Tree
+from netfold.wire.jobs import (
+    PROTOCOL,
+    Done,
+    Event,
+    JobEnded,
+    Join,
+    Leave,
+    Peer,
+    Plan,
+    RankLost,
+    Report,
+    Stream,
+    Tree,
+    Watch,
+    Watching,
+)
 
 log = logging.getLogger("netfold.controller")
 
@@ -70,6 +85,10 @@ class Job:
     reason: str = ""
     """Why nothing folds, or why the job is broken."""
     left: set[int] = field(default_factory=set)
+    lost: dict[int, RankLost] = field(default_factory=dict)
+    """Ranks that are gone without having left."""
+    watchers: dict[int, asyncio.Queue[Event | None]] = field(default_factory=dict)
+    """What ranks that watch are told next; None ends it."""
     reports: dict[int, Report] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     planning: asyncio.Task[list[Plan]] | None = None
@@ -81,6 +100,16 @@ class Job:
     def missing(self) -> list[int]:
         """Ranks that have not joined."""
         return [rank for rank in range(self.world) if rank not in self.joins]
+
+    @property
+    def is_empty(self) -> bool:
+        """True where no rank is in it any more."""
+        return len(self.left | self.lost.keys()) == self.world
+
+    def tell(self, event: Event | None) -> None:
+        """To every rank that watches."""
+        for queue in self.watchers.values():
+            queue.put_nowait(event)
 
     @property
     def part(self) -> str:
@@ -101,6 +130,8 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
+        self._closing = False
+        self._cleaning: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[Job]:
         """Every job that `netfold status` shows: present ones first."""
@@ -166,9 +197,40 @@ class Jobs:
             log.warning("%s: %s", job, job.reason)
         elif job.state == "active":
             job.state = "leaving"
-        if len(job.left) == job.world:
+        if request.rank in job.watchers:
+            job.watchers[request.rank].put_nowait(None)
+        if job.is_empty:
             await self._end(job)
         return Done()
+
+    async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
+        """Tell a rank what happens, until it leaves.  Closing this before it has left is its death.  Raises Refusal."""
+        job = self._find(request.job, request.epoch, request.rank)
+        if request.rank in job.watchers:
+            _refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
+        if request.rank in job.left or request.rank in job.lost:
+            _refuse(Code.FAILED_PRECONDITION, f"{job}: rank {request.rank} has left, or was taken for dead; join anew")
+        queue = job.watchers[request.rank] = asyncio.Queue()
+        try:
+            yield Watching()
+            for lost in list(job.lost.values()):
+                yield lost
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            del job.watchers[request.rank]
+            if not self._closing:
+                self._lose(job, request.rank, "its connection to the controller broke before it left")
+
+    def close(self) -> None:
+        """The service ends: nobody watches any more, and that is no rank's fault."""
+        self._closing = True
+        for job in self.all():
+            job.tell(None)
+
+    async def settle(self) -> None:
+        """Wait for what was begun in the background."""
+        await asyncio.gather(*self._cleaning)
 
     async def drop(self, name: str) -> bool:
         """End every incarnation of a job, whatever its ranks think; False where there is none."""
@@ -246,6 +308,8 @@ class Jobs:
             job.epoch = self._ledger.open()
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
+            if others := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
+                raise trees.NoTree(f"rank {', '.join(map(str, others))} of {job.world} asked for no folding")
             job.trees = trees.plan(self._graph(), [host.name for host in hosts])
             job.streams = self._ledger.admit(job.epoch, job.trees, job.world)
             await self._installer.install(
@@ -261,6 +325,8 @@ class Jobs:
             raise
         if job.state == "planning":
             job.state = "active"
+        if job.is_empty:  # all went away meanwhile
+            await self._end(job)
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
@@ -269,16 +335,30 @@ class Jobs:
             for rank in range(job.world)
         ]
 
+    def _lose(self, job: Job, rank: int, why: str) -> None:
+        """A rank is gone without a word: tell the others; the last one takes the job's entries with it."""
+        if job.state == "finished" or rank in job.left or rank in job.lost:
+            return
+        join = job.joins[rank]
+        host = self._fabric.host_at(join.address)
+        lost = job.lost[rank] = RankLost(rank, join.address, host.name if host else "", why)
+        job.state, job.reason = "broken", f"rank {rank}: {why}"
+        log.warning("%s: %s", job, job.reason)
+        job.tell(lost)
+        if job.is_empty and job.planning is not None and job.planning.done():
+            # whoever noticed is being cancelled itself
+            task = asyncio.create_task(self._end(job), name=f"end of {job}")
+            self._cleaning.add(task)
+            task.add_done_callback(self._cleaning.discard)
+
     def _withdraw(self, job: Job, rank: int, why: str) -> None:
         if job.state == "gathering":
             log.info("%s: rank %d withdrawn: %s", job, rank, why)
             del job.joins[rank]
             if not job.joins:
                 del self._jobs[job.name]
-        elif job.state != "finished":
-            job.left.add(rank)
-            job.state, job.reason = "broken", f"rank {rank}: {why}"
-            log.warning("%s: %s", job, job.reason)
+        else:
+            self._lose(job, rank, why)
 
     async def _end(self, job: Job) -> None:
         if job.state == "finished":
@@ -289,6 +369,9 @@ class Jobs:
         if job in self._ending:
             self._ending.remove(job)
         self._finished.appendleft(job)
+        if not job.is_empty:
+            job.tell(JobEnded(job.reason or "its ranks have joined anew"))
+        job.tell(None)
         if job.trees:
             await self._installer.uninstall(job.part)
         self._ledger.release(job.epoch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's service: what `netfold status` asks a running controller, and `netfold drop` tells it."""
+"""The operator's service: what `netfold status` and its like ask a running controller, and `netfold drop` tells it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ SLOTS_TIMEOUT: Final = 60.0
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing to say: asks for the status."""
+    """Nothing more to say: asks for the status."""
+
+    token: str = ""
 
 
 class SwitchStatus(msgspec.Struct, frozen=True):
@@ -105,6 +107,7 @@ class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """End a job whose ranks are dead."""
 
     job: str
+    token: str = ""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -119,6 +122,7 @@ class AskSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switch: str
     job: str | None = None
     """None: every job."""
+    token: str = ""
 
 
 class JobSlots(msgspec.Struct, frozen=True):
@@ -141,6 +145,7 @@ class AskStall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whom a job waits for."""
 
     job: str
+    token: str = ""
 
 
 class Stalls(msgspec.Struct, frozen=True):
@@ -149,21 +154,23 @@ class Stalls(msgspec.Struct, frozen=True):
     stalls: list[Stall]
 
 
-async def status(address: str, timeout: float = TIMEOUT) -> Status:
+async def status(address: str, timeout: float = TIMEOUT, token: str = "") -> Status:
     """Ask the controller at this gRPC address.  Raises rpc.Unreachable."""
-    return await rpc.call(address, f"{SERVICE}/Status", Ask(), Status, timeout)
+    return await rpc.call(address, f"{SERVICE}/Status", Ask(token), Status, timeout)
 
 
-async def drop(address: str, job: str, timeout: float = TIMEOUT) -> bool:
+async def drop(address: str, job: str, timeout: float = TIMEOUT, token: str = "") -> bool:
     """End a job; False where there is none of that name.  Raises rpc.Unreachable."""
-    return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job), Dropped, timeout)).found
+    return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job, token), Dropped, timeout)).found
 
 
-async def slots(address: str, switch: str, job: str | None = None, timeout: float = SLOTS_TIMEOUT) -> list[JobSlots]:
+async def slots(
+    address: str, switch: str, job: str | None = None, timeout: float = SLOTS_TIMEOUT, token: str = ""
+) -> list[JobSlots]:
     """The slots of a switch, every one of them asked.  Raises rpc.Unreachable."""
-    return (await rpc.call(address, f"{SERVICE}/Slots", AskSlots(switch, job), SwitchSlots, timeout)).jobs
+    return (await rpc.call(address, f"{SERVICE}/Slots", AskSlots(switch, job, token), SwitchSlots, timeout)).jobs
 
 
-async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT) -> list[Stall]:
+async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT, token: str = "") -> list[Stall]:
     """Whom a job waits for, by all its slots on all its switches.  Raises rpc.Unreachable."""
-    return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job), Stalls, timeout)).stalls
+    return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job, token), Stalls, timeout)).stalls

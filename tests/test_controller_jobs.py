@@ -21,9 +21,36 @@ from netfold.controller.controller import Controller, StartError
 from netfold.controller.fabric import Fabric, leafspine
 from netfold.controller.slots import Sizes
 from netfold.controller.switch import Count
-from netfold.wire.jobs import PROTOCOL, SERVICE, Done, Join, Leave, Plan, Report
+from netfold.wire.jobs import (
+    PROTOCOL,
+    SERVICE,
+    Done,
+    Event,
+    Join,
+    Leave,
+    Plan,
+    Report,
+    Watch,
+    Watching,
+)
 
 Code = grpc.StatusCode
+
+
+@dataclass
+class Watcher:
+    """A rank's Watch."""
+
+    call: Any
+
+    async def next(self) -> Event | None:
+        """The next event; None at the stream's good end."""
+        data = await self.call.read()
+        return None if data is grpc.aio.EOF else msgspec.json.decode(data, type=Event)  # type: ignore[attr-defined]
+
+    def die(self) -> None:
+        """The rank is gone."""
+        self.call.cancel()
 
 
 @dataclass
@@ -55,6 +82,14 @@ class Rig:
         """One rank leaves."""
         await self.call("Leave", Leave(plan.job, plan.rank, plan.epoch, reason), Done)
 
+    async def watch(self, plan: Plan, token: str = "") -> Watcher:
+        """One rank watches; the controller has said that it does."""
+        stream = self.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
+        call = stream(msgspec.json.encode(Watch(plan.job, plan.rank, plan.epoch, token)))
+        watcher = Watcher(call)
+        assert await watcher.next() == Watching()
+        return watcher
+
     async def refusal(self, request: Any, method: str = "Join") -> tuple[grpc.StatusCode, str]:
         """Code and words of a refusal."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -72,9 +107,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(folder: Path) -> AsyncIterator[Rig]:
+async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
     """A 2x2x4 fabric in memory, its controller on a unix socket."""
-    fabric = leafspine(2, 2, 4, rundir=folder)
+    fabric = msgspec.structs.replace(leafspine(2, 2, 4, rundir=folder), **settings)
     switches = {switch.name: MemorySwitch(switch.name) for switch in fabric.switches}
     controller = Controller(fabric, connect=lambda switch: switches[switch.name].connect(), rng=random.Random(5),
                             start_timeout=5.0)

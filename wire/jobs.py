@@ -3,6 +3,8 @@
 
 gRPC carries them as JSON and msgspec checks every field at the border: no generated code ties us to one protobuf.
 A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it.
+Meanwhile each may hold a ``Watch`` open: the controller tells it what happens to the others, and takes a broken one for
+its death.  Every request carries the fabric's token, where the fabric has one.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout: float = 30.0
     """Seconds to wait for the other ranks."""
     token: str = ""
+    fold: bool = True
+    """Whether this rank can use trees; where one cannot, the job gets none, and takes no slots."""
 
 
 class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +94,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retransmissions: int
     by_tree: dict[str, int] = {}
     """Payload bytes folded by each tree."""
+    token: str = ""
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +102,40 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     epoch: int
     reason: str = ""
+    """Why it leaves before the end; empty where all is well."""
+    token: str = ""
+
+
+class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank wants to know what happens to the job.  The answer is a stream of events, from Join to Leave."""
+
+    job: str
+    rank: int
+    epoch: int
+    token: str = ""
+
+
+class Watching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The first event: from now on this rank's death is noticed."""
+
+
+class RankLost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A rank is gone without having left."""
+
+    rank: int
+    address: str
+    host: str
+    """Its name in the fabric."""
+    why: str
+
+
+class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The switches hold nothing of the job any more, although this rank has not left."""
+
+    why: str
+
+
+Event = Watching | RankLost | JobEnded
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gRPC channels to the controller: plain, or TLS where NETFOLD_CA names the certificates to trust.
+
+A unix socket is guarded by the permissions of its folder and is never TLS.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+CA_VARIABLE: Final = "NETFOLD_CA"
+"""PEM file of the certificates that a controller's own must come from; a self-signed one is its own."""
+TOKEN_VARIABLE: Final = "NETFOLD_TOKEN"
+"""The fabric's token, where a rank or a command is not given one otherwise."""
+
+# ranks, operators and controller talk directly: an HTTP proxy of the environment has no place between them
+OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
+
+
+class TlsError(Exception):
+    """The certificates that NETFOLD_CA names cannot be read; says which file and why."""
+
+
+def channel(address: str) -> grpc.Channel:
+    """To a controller at "host:port" or "unix:/path".  Raises TlsError."""
+    credentials = _credentials(address)
+    if credentials is None:
+        return grpc.insecure_channel(address, options=list(OPTIONS))
+    return grpc.secure_channel(address, credentials, options=list(OPTIONS))
+
+
+def aio_channel(address: str) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    credentials = _credentials(address)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=list(OPTIONS))
+    return grpc.aio.secure_channel(address, credentials, options=list(OPTIONS))
+
+
+def hint(address: str) -> str:
+    """What else may be wrong where nobody answers, for error messages; empty or a sentence."""
+    if address.startswith("unix:"):
+        return ""
+    ca = os.environ.get(CA_VARIABLE)
+    if ca:
+        return f" {CA_VARIABLE} is {ca}: does the controller speak TLS, with a certificate for this name from there?"
+    return f" If it speaks TLS, set {CA_VARIABLE} to its certificate."
+
+
+def _credentials(address: str) -> grpc.ChannelCredentials | None:
+    ca = os.environ.get(CA_VARIABLE)
+    if not ca or address.startswith("unix:"):
+        return None
+    try:
+        return grpc.ssl_channel_credentials(Path(ca).read_bytes())
+    except OSError as error:
+        raise TlsError(f"cannot read the certificates of {CA_VARIABLE}={ca}: {error.strerror}") from error
