@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -26,7 +28,7 @@ from slot_model import (
 )
 
 from netfold.host import native
-from netfold.host.native import MAX, SUM, Core
+from netfold.host.native import MAX, SUM, Core, Run
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 
@@ -235,6 +237,36 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
     assert fabric.cores[0].standing(0, SUM).counters.marks > 1000
     network.mark = 0.0
     assert most_in_flight() > 100
+
+
+def test_what_the_kernel_refuses_is_sent_again_singly() -> None:
+    """Super-packets refused on a path: their packets go again one by one, with the ICRC of single packets."""
+    network = TerribleNetwork(random.Random(3))
+    fabric = make_fabric([0, 1], network)
+    lib = native.library()
+    refused = 0
+
+    def refusing(core: Core) -> Callable[[int], Run | None]:
+        honest = core.send
+
+        def send(now: int) -> Run | None:
+            nonlocal refused
+            out = honest(now)
+            while out is not None and len(out.packets()) > 1:
+                refused += 1
+                lib.nf_fold_no_runs(core.handle)
+                lib.nf_fold_unsent(core.handle, ctypes.byref(core._run), 0)
+                out = honest(now)
+            return out
+
+        return send
+
+    for core in fabric.cores:
+        core.send = refusing(core)  # type: ignore[method-assign]
+    sources = integers(2, 256 * 100, 3)
+    for out in fold(fabric, sources):
+        assert (out == sum(sources)).all()
+    assert refused == 2
 
 
 def test_stripes_follow_the_weights() -> None:

@@ -34,6 +34,15 @@ uint64_t nf_stream_peek(const nf_stream *s)
     return seq;
 }
 
+static int64_t base_rto(const nf_stream *s)
+{
+    int64_t rto = s->srtt ? s->srtt + 4 * s->rttvar : NF_RTO_FIRST;
+    if (s->flowing && s->least_rtt && rto > 4 * s->least_rtt)
+        rto = 4 * s->least_rtt;
+    int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_IDLE;
+    return rto < least ? least : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
+}
+
 void nf_stream_send(nf_stream *s, int64_t now)
 {
     uint64_t seq = nf_stream_peek(s);
@@ -44,8 +53,11 @@ void nf_stream_send(nf_stream *s, int64_t now)
         s->lost_from = seq + 1;
         s->counters.retransmitted++;
     } else {
-        s->flowing = s->flowing && s->next != s->una;
-        s->next++;
+        if (s->next++ == s->una) {                              /* an operation begins: other ranks may be late */
+            s->flowing = false;
+            s->burst = 0;
+            s->rto = base_rto(s);
+        }
     }
     sent->at = now;
     sent->order = ++s->order;
@@ -119,15 +131,6 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
         s->round_marks++;
         s->counters.marks++;
     }
-}
-
-static int64_t base_rto(const nf_stream *s)
-{
-    int64_t rto = s->srtt ? s->srtt + 4 * s->rttvar : NF_RTO_FIRST;
-    if (s->flowing && s->least_rtt && rto > 4 * s->least_rtt)
-        rto = 4 * s->least_rtt;
-    int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_IDLE;
-    return rto < least ? least : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
 }
 
 static void measure(nf_stream *s)
