@@ -143,7 +143,7 @@ static int insert(ss_switch *sw, ss_table *t, ss_writer *w, const uint64_t *key,
 }
 
 int ss_do_table_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     uint8_t kind = get_u8(r);
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
@@ -198,7 +198,7 @@ void ss_put_entry(ss_writer *w, const ss_table *t, const ss_rule *rule, uint64_t
 }
 
 int ss_do_table_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
     uint64_t slot = get_u64(r);
@@ -229,7 +229,7 @@ int ss_do_table_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
 }
 
 int ss_do_default_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
     bool set = get_u8(r);
@@ -252,7 +252,7 @@ int ss_do_default_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
 }
 
 int ss_do_default_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
     put_u32(w, t->default_action);
@@ -270,7 +270,7 @@ static void clear_table(ss_switch *sw, ss_table *t) {
 }
 
 int ss_do_table_clear(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
     if (t->info->has_const_entries)
@@ -281,7 +281,7 @@ int ss_do_table_clear(ss_switch *sw, ss_reader *r, ss_writer *w) {
 
 /* Reads u8 default and the identity; *rule is NULL for the default action. */
 static int get_direct(ss_switch *sw, ss_reader *r, ss_writer *w, ss_table **table, ss_rule **rule) {
-    int status;
+    int status = SS_OK;
     ss_table *t = *table = get_table(sw, r, w, &status);
     if (!t) return status;
     *rule = NULL;

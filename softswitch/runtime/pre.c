@@ -61,7 +61,7 @@ static int get_item(const ss_idmap *map, const char *what, uint8_t kind, uint32_
 }
 
 int ss_do_multicast_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    void *item;
+    void *item = NULL;
     uint8_t kind = get_u8(r);
     uint32_t id = get_u32(r);
     if (r->bad) return refuse_short(w);
@@ -91,7 +91,7 @@ int ss_do_multicast_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
 }
 
 int ss_do_clone_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    void *item;
+    void *item = NULL;
     uint8_t kind = get_u8(r);
     uint32_t id = get_u32(r);
     if (r->bad) return refuse_short(w);

@@ -48,7 +48,7 @@ static ss_profile *get_profile(ss_switch *sw, ss_reader *r, ss_writer *w, int *s
 }
 
 int ss_do_member_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     uint8_t kind = get_u8(r);
     ss_profile *p = get_profile(sw, r, w, &status);
     if (!p) return status;
@@ -106,7 +106,7 @@ static void put_member(ss_writer *w, const void *item) {
 }
 
 int ss_do_member_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_profile *p = get_profile(sw, r, w, &status);
     return p ? ss_read_items(&p->members, "member", r, w, put_member) : status;
 }
@@ -120,7 +120,7 @@ static void put_group(ss_writer *w, const void *item) {
 }
 
 int ss_do_group_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_profile *p = get_profile(sw, r, w, &status);
     return p ? ss_read_items(&p->groups, "group", r, w, put_group) : status;
 }
@@ -169,7 +169,7 @@ static int get_group(ss_profile *p, ss_reader *r, ss_writer *w, ss_group *group)
 }
 
 int ss_do_group_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     uint8_t kind = get_u8(r);
     ss_profile *p = get_profile(sw, r, w, &status);
     if (!p) return status;

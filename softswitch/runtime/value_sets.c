@@ -58,7 +58,7 @@ static ss_value_set *get_set(ss_switch *sw, ss_reader *r, ss_writer *w, int *sta
 }
 
 int ss_do_value_set_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_value_set *set = get_set(sw, r, w, &status);
     if (!set) return status;
     uint32_t n = get_u32(r);
@@ -79,7 +79,7 @@ int ss_do_value_set_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
 }
 
 int ss_do_value_set_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
-    int status;
+    int status = SS_OK;
     ss_value_set *set = get_set(sw, r, w, &status);
     if (!set) return status;
     uint64_t m = get_u64(r);
