@@ -83,13 +83,14 @@ def _chart(panel: Panel, left: float, top: float, low: float, high: float, colou
 
 
 def _grid(low: float, high: float) -> list[float]:
-    """Round values between the limits: 1, 2, 5 in every decade, or tenths where the range is narrow."""
+    """Round values between the limits: 1, 2, 5 in every decade, more where the range is narrow."""
     if high / low < 2.5:
         step = 0.05 if high / low < 1.3 else 0.1 if high / low < 1.7 else 0.2
         step *= 10 ** math.floor(math.log10(high))
         return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    steps = (1, 2, 5) if high / low > 20 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    return [m * 10.0**e for e in range(first, last + 1) for m in steps if low <= m * 10.0**e <= high]
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 11) -> str:
