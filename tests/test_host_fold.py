@@ -262,7 +262,7 @@ def test_what_the_kernel_refuses_is_sent_again_singly() -> None:
         return send
 
     for core in fabric.cores:
-        core.send = refusing(core)  # type: ignore[method-assign]
+        core.send = refusing(core)  # type: ignore[method-assign, assignment]
     sources = integers(2, 256 * 100, 3)
     for out in fold(fabric, sources):
         assert (out == sum(sources)).all()
