@@ -237,6 +237,18 @@ def compile_(
 
 
 @app.command()
+def doctor() -> None:
+    """Say what is missing on this machine, what it is needed for, and how to get it.
+
+    Exit status 1 where `make demo` would fail.
+    """
+    from netfold.controller import doctor
+
+    if not doctor.show(doctor.examine(doctor.checks())):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
 def demo(
     ranks: Annotated[int, typer.Option(help="Workers.")] = 8,
     leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
