@@ -12,17 +12,24 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import warnings
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from netfold.host.errors import Busy, Closed, JoinRefused, NetFoldError, PlanError
+from netfold.host.collectives.elements import Reduction
+from netfold.host.errors import JoinRefused, PlanError
+from netfold.host.fold import FoldRail
+from netfold.host.group import Array, Group
 from netfold.host.jobs import JobClient
-from netfold.host.rail import DTYPES, Op, Rail, RailStats
+from netfold.host.mesh import Mesh
+from netfold.host.mesh_memory import MemoryFabric
+from netfold.host.mesh_tcp import TcpMesh, listen
+from netfold.host.peers import Peers
+from netfold.host.rail import DTYPES, Op, RailStats
+from netfold.host.work import Turns
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Plan, Report
 
@@ -34,14 +41,16 @@ MAX_WORLD = 1023
 log = logging.getLogger("netfold")
 
 
-class Communicator:
+class Communicator(Group):
     """All ranks of one job, ready to reduce.  Make one with ``join``, or from a ``Plan`` that came some other way.
 
     address    IPv4 address of this rank on the fabric
-    rail       "innet": fold in the switches; "tcp": ring over TCP; "auto": innet where the plan has trees, else tcp,
-               with a warning that says why
+    rail       "innet": fold in the switches what they can fold, sums and averages of float32 and int32; "tcp": all over
+               TCP between the hosts; "auto": innet where the plan has trees, else tcp, with a warning that says why
+    algorithm  of allreduce over TCP: one of ``collectives.ALLREDUCE``, or "auto": the cheapest by measurement; default
+               $NETFOLD_ALGO, or "auto"
     timeout    seconds without any progress after which a collective gives up with CollectiveTimeout
-    listener   bound TCP socket for the ring, whose port stands in the plan; needed where the ring is used
+    listener   bound TCP socket whose port stands in the plan, for all that does not fold
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class Communicator:
         *,
         address: str,
         rail: RailName = "auto",
+        algorithm: str | None = None,
         timeout: float = 10.0,
         listener: socket.socket | None = None,
         client: JobClient | None = None,
@@ -61,12 +71,31 @@ class Communicator:
         check_plan(plan)
         self._plan = plan
         self._client = client
-        self._lock = threading.Lock()
-        self._number = 0
-        self._broken: NetFoldError | None = None
-        self._closed = False
-        self._why = ""
-        self._rail = self._make_rail(rail, address, timeout, listener)
+        me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
+        if rail == "innet" and plan.world > 1 and not plan.trees:
+            raise PlanError(
+                f"{me}: rail='innet' asked for, but the plan has no tree: "
+                f"{plan.reason or 'the controller gave no reason'}; use rail='auto' to fall back to TCP"
+            )
+        super().__init__(Peers(_mesh(plan, listener, timeout), algorithm=algorithm), Turns(me))
+        self._fold: FoldRail | None = None
+        if plan.world == 1:
+            self._why = "this job has one rank"
+        elif rail == "tcp":
+            self._why = "asked for by rail='tcp'"
+        elif plan.trees:
+            names = ", ".join(tree.name for tree in plan.trees)
+            self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
+            self._fold = FoldRail(plan, address, timeout=timeout)
+        else:
+            self._why = f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"
+            warnings.warn(
+                f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
+                f"Reason: {plan.reason or 'none given by the controller'}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        log.info("%s: %s (%s)", me, self.rail, self._why)
 
     @classmethod
     def join(
@@ -80,6 +109,7 @@ class Communicator:
         timeout: float = 10.0,
         join_timeout: float = 30.0,
         rail: RailName = "auto",
+        algorithm: str | None = None,
         token: str = "",
     ) -> Self:
         """Joins a job and waits until all its ranks have.
@@ -98,8 +128,6 @@ class Communicator:
                 f"job {job!r}, rank {rank}: no controller named; give controller='host:port' or set "
                 f"{CONTROLLER_VARIABLE} (`netfold up` prints the address)"
             )
-        from netfold.host.ring import listen
-
         listener = listen(address)
         client = None
         try:
@@ -121,59 +149,22 @@ class Communicator:
                     f"job {job!r}: asked to be rank {rank} of {world}, the plan of {where} is for job {plan.job!r}, "
                     f"rank {plan.rank} of {plan.world}: the controller mixed two joins up"
                 )
-            return cls(plan, address=address, rail=rail, timeout=timeout, listener=listener, client=client)
+            return cls(
+                plan,
+                address=address,
+                rail=rail,
+                algorithm=algorithm,
+                timeout=timeout,
+                listener=listener,
+                client=client,
+            )
         except BaseException:
             listener.close()
             if client is not None:
                 client.close()
             raise
 
-    # ---- collectives ---------------------------------------------------------------------------------------------
-    def allreduce(self, array: NDArray[Any], out: NDArray[Any] | None = None, op: Op = "sum") -> NDArray[Any]:
-        """The sum or average of every rank's array, the same bits on every rank.
-
-        array  float32 or int32, any shape (0-d and empty too); the same shape and dtype on all ranks
-        out    where the result goes, may be ``array`` itself; default: a new array
-        op     "sum" (int32 wraps) or "average" (float32 only)
-        Arrays that are not C-contiguous, aligned and of native byte order go through a copy.
-        float32 in the network: block floating point, see native/quantise.h for the error bound.
-        Raises TypeError and ValueError for what it cannot take, CollectiveTimeout, RankMismatch, PeerLost,
-        TransportError, Busy, Closed.
-        """
-        array = np.asarray(array)
-        self._check(array, out, op)
-        result = np.empty(array.shape, array.dtype.newbyteorder("=")) if out is None else out
-        self._begin()
-        try:
-            self._number += 1
-            self._reduce(array, result, op)
-        except NetFoldError as error:
-            self._broken = error
-            raise
-        except BaseException as error:  # Ctrl-C in the middle: packets of this operation are out already
-            self._broken = NetFoldError(
-                f"{self._me()}: operation {self._number} was interrupted ({type(error).__name__}); join anew"
-            )
-            raise
-        finally:
-            self._lock.release()
-        return result
-
-    def barrier(self) -> None:
-        """Returns once every rank has called it."""
-        self.allreduce(np.zeros(1, np.int32))
-
     # ---- what it is and does ---------------------------------------------------------------------------------------
-    @property
-    def rank(self) -> int:
-        """This rank, 0 .. size - 1."""
-        return self._plan.rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return self._plan.world
-
     @property
     def plan(self) -> Plan:
         """What the controller decided."""
@@ -181,24 +172,39 @@ class Communicator:
 
     @property
     def rail(self) -> str:
-        """Name of the rail in use: "innet", "tcp", or "self" for a job of one rank."""
-        return self._rail.name
+        """The rail of what folds: "innet", or "tcp", or "self" for a job of one rank."""
+        return "innet" if self._fold else "tcp" if self.size > 1 else "self"
 
     def stats(self) -> RailStats:
         """Operations, bytes, packets and retransmissions so far, in all and by tree."""
-        return self._rail.stats()
+        peers = self._peers
+        own = RailStats(operations=peers.operations, bytes_reduced=peers.bytes_reduced, seconds=peers.seconds)
+        if self._fold is None:
+            return own
+        folded = self._fold.stats()
+        return replace(
+            folded,
+            operations=folded.operations + own.operations,
+            bytes_reduced=folded.bytes_reduced + own.bytes_reduced,
+            seconds=folded.seconds + own.seconds,
+        )
 
-    def explain(self, nbytes: int) -> str:
-        """Which path a tensor of ``nbytes`` bytes takes, and why."""
-        return f"{self._rail.describe(nbytes)}; {self._why}"
+    def explain(self, nbytes: int, op: str = "sum", dtype: str = "float32") -> str:
+        """Which path an allreduce of ``nbytes`` bytes takes, and why."""
+        if self._fold is None:
+            return f"{self._peers.explain(nbytes)}; {self._why}"
+        if _folds(op, dtype):
+            return f"{self._fold.describe(nbytes)}; {self._why}"
+        return f"{self._peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages of float32, int32 do"
 
     def close(self) -> None:
         """Reports totals, leaves the job and gives everything back.  Never raises for an absent controller."""
-        if self._closed:
+        if not self._turns.close():
             return
-        self._closed = True
-        stats = self._rail.stats()
-        self._rail.close()
+        stats = self.stats()
+        if self._fold is not None:
+            self._fold.close()
+        self._peers.mesh.close()
         if self._client is not None:
             report = Report(
                 job=self._plan.job,
@@ -210,7 +216,8 @@ class Communicator:
                 retransmissions=stats.retransmissions,
                 by_tree={name: tree.bytes_reduced for name, tree in stats.by_tree.items()},
             )
-            self._client.leave(report, reason="" if self._broken is None else str(self._broken))
+            broken = self._turns.broken
+            self._client.leave(report, reason="" if broken is None else str(broken))
             self._client.close()
 
     def __enter__(self) -> Self:
@@ -225,92 +232,38 @@ class Communicator:
         return f"<Communicator job={self._plan.job!r} rank={self.rank} of {self.size} over {self.rail}>"
 
     # ---- inside ----------------------------------------------------------------------------------------------------
-    def _make_rail(self, wanted: RailName, address: str, timeout: float, listener: socket.socket | None) -> Rail:
-        plan = self._plan
-        if plan.world == 1:
-            from netfold.host.alone import AloneRail
-
-            self._why = "this job has one rank"
-            rail: Rail = AloneRail()
-        elif wanted == "tcp" or (wanted == "auto" and not plan.trees):
-            from netfold.host.ring import RingRail
-
-            if wanted == "tcp":
-                self._why = "asked for by rail='tcp'"
-            else:
-                self._why = f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"
-                warnings.warn(
-                    f"{self._me()}: no aggregation tree, every allreduce goes over a TCP ring between the hosts. "
-                    f"Reason: {plan.reason or 'none given by the controller'}",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-            if listener is None:
-                raise ValueError("the TCP ring needs the listening socket whose port stands in the plan (listener=)")
-            rail = RingRail(plan, listener, timeout=timeout)
-            listener = None  # the ring owns it now
-        elif not plan.trees:
-            raise PlanError(
-                f"{self._me()}: rail='innet' asked for, but the plan has no tree: "
-                f"{plan.reason or 'the controller gave no reason'}; use rail='auto' to fall back to a TCP ring"
-            )
-        else:
-            from netfold.host.fold import FoldRail
-
-            names = ", ".join(tree.name for tree in plan.trees)
-            self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
-            rail = FoldRail(plan, address, timeout=timeout)
-        if listener is not None:
-            listener.close()
-        log.info("%s: %s (%s)", self._me(), rail.name, self._why)
-        return rail
-
-    def _check(self, array: NDArray[Any], out: NDArray[Any] | None, op: str) -> None:
-        names = " and ".join(d.name for d in DTYPES)
-        if array.dtype.newbyteorder("=") not in DTYPES:
-            raise TypeError(f"allreduce of dtype {array.dtype}: {names} are supported; convert with .astype()")
-        if op not in get_args(Op):
-            raise ValueError(f"op={op!r}: expected one of {', '.join(get_args(Op))}")
-        if op == "average" and array.dtype.kind == "i":
-            raise TypeError("op='average' of int32: an average of integers is no integer; sum, or convert to float32")
-        if out is None:
+    def _allreduce(
+        self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int
+    ) -> None:
+        if self._fold is None or algorithm is not None or not _folds(reduction.op, reduction.element):
+            super()._allreduce(array, result, reduction, algorithm, number)
             return
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"out is a {type(out).__name__}: expected a numpy array")
-        if out.shape != array.shape or out.dtype.newbyteorder("=") != array.dtype.newbyteorder("="):
-            raise ValueError(
-                f"out is {out.dtype}{list(out.shape)}, array is {array.dtype}{list(array.shape)}: they must be alike"
-            )
-        if not out.flags.writeable:
-            raise ValueError("out is read-only")
-
-    def _begin(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise Busy(f"{self._me()}: another thread is inside a collective; call from one thread, or use a lock")
-        try:
-            if self._closed:
-                raise Closed(f"{self._me()}: the communicator was closed")
-            if self._broken is not None:
-                raise self._broken
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def _reduce(self, array: NDArray[Any], result: NDArray[Any], op: Op) -> None:
-        native = array.dtype.newbyteorder("=")
+        op, native = cast(Op, reduction.op), reduction.dtype
         source = np.require(array, native, ["C", "A"]).reshape(-1)
         plain = result.flags.c_contiguous and result.flags.aligned and result.dtype == native
         # Results arrive while later contributions still leave: what overlaps must be the same memory or none.
         same = plain and source.ctypes.data == result.ctypes.data
         if plain and (same or not np.may_share_memory(source, result)):
-            self._rail.allreduce(source, result.reshape(-1), op, self._number)
+            self._fold.allreduce(source, result.reshape(-1), op, number)
             return
         flat = np.empty(source.shape, native)
-        self._rail.allreduce(source, flat, op, self._number)
+        self._fold.allreduce(source, flat, op, number)
         result[...] = flat.reshape(result.shape)
 
-    def _me(self) -> str:
-        return f"job {self._plan.job!r}, rank {self._plan.rank} of {self._plan.world}"
+
+def _folds(op: str, element: str) -> bool:
+    """Whether the switches can: their lanes add integers, the hosts make them of floats."""
+    return op in get_args(Op) and element in (dtype.name for dtype in DTYPES)
+
+
+def _mesh(plan: Plan, listener: socket.socket | None, timeout: float) -> Mesh:
+    if plan.world == 1:
+        if listener is not None:
+            listener.close()
+        return MemoryFabric(1).meshes[0]
+    if listener is None:
+        raise ValueError("a job of several ranks needs the listening socket whose port stands in the plan (listener=)")
+    return TcpMesh(plan, listener, timeout=timeout)
 
 
 def check_plan(plan: Plan) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mesh of TCP connections, made when two ranks first have something to say to each other.
 
-The higher rank connects, the lower one accepts, on the listener whose port stands in the plan; the first bytes are
-the ring's hello (``ring.HELLO``).  One poll loop moves everything that is posted, sending and receiving at once,
+The higher rank connects, the lower one accepts, on the listener whose port stands in the plan; the first bytes
+say who it is (``HELLO``).  One poll loop moves everything that is posted, sending and receiving at once,
 straight from and into the caller's memory, so no order of sends and receives can block two ranks against each other.
 Only a message that stands before a wanted one of another tag is put aside into memory of its own.
 
@@ -27,9 +27,11 @@ from dataclasses import dataclass, field
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
-from netfold.host.ring import HELLO, MAGIC
 from netfold.wire.jobs import Plan
 
+HELLO = struct.Struct("!8sQII32s")
+"""magic, epoch, rank, world, job (cut to 32 bytes): what a connection begins with."""
+MAGIC = b"netfold1"
 HEADER = struct.Struct("!QQI76s")
 """call number, bytes, tag, call text (cut): 96 bytes."""
 NEWS = (1 << 64) - 1
@@ -39,6 +41,21 @@ GRACE = 0.1
 """Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss; at least ``FAREWELL``."""
 FAREWELL = 0.2
 """Seconds that a rank which gives up spends at most on getting its news out."""
+
+
+def listen(address: str) -> socket.socket:
+    """A bound, listening TCP socket on a free port.  Raises TransportError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.bind((address, 0))
+        sock.listen(16)
+    except OSError as error:
+        sock.close()
+        raise TransportError(
+            error.errno,
+            f"cannot listen on {address} for TCP: {error.strerror}; give this host's own IPv4 address",
+        ) from error
+    return sock
 
 
 class _Send(Pending):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
+from netfold.host.collectives.elements import ReduceOp
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import NetFoldError
-from netfold.host.rail import Op
 
 _world: Communicator | None = None
 
@@ -25,6 +26,7 @@ def init(
     controller: str | None = None,
     timeout: float = 10.0,
     rail: RailName = "auto",
+    algorithm: str | None = None,
 ) -> Communicator:
     """Joins the job that the environment names; arguments win over the environment.
 
@@ -44,6 +46,7 @@ def init(
         controller=controller,
         timeout=timeout,
         rail=rail,
+        algorithm=algorithm,
     )
     return _world
 
@@ -58,9 +61,21 @@ def size() -> int:
     return _communicator().size
 
 
-def allreduce(array: NDArray[Any], out: NDArray[Any] | None = None, op: Op = "sum") -> NDArray[Any]:
+def allreduce(array: NDArray[Any], out: NDArray[Any] | None = None, op: ReduceOp = "sum") -> NDArray[Any]:
     """``Communicator.allreduce`` of the process's communicator."""
     return _communicator().allreduce(array, out, op)
+
+
+def broadcast(array: NDArray[Any], *, root: int = 0) -> NDArray[Any]:
+    """``Communicator.broadcast`` of the process's communicator: in place."""
+    return _communicator().broadcast(array, root=root)
+
+
+def broadcast_parameters(parameters: Mapping[str, NDArray[Any]] | Iterable[NDArray[Any]], *, root: int = 0) -> None:
+    """Fills every rank's arrays with the root's, in place: the same start for all, as in Horovod."""
+    values = parameters.values() if isinstance(parameters, Mapping) else parameters
+    for array in values:
+        broadcast(array, root=root)
 
 
 def barrier() -> None:

@@ -17,9 +17,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from netfold.host.communicator import Communicator
     from netfold.host.errors import NetFoldError
-    from netfold.host.verbs import allreduce, barrier, init, rank, shutdown, size
+    from netfold.host.verbs import (
+        allreduce,
+        barrier,
+        broadcast,
+        broadcast_parameters,
+        init,
+        rank,
+        shutdown,
+        size,
+    )
 
-__all__ = ["Communicator", "NetFoldError", "allreduce", "barrier", "init", "rank", "shutdown", "size"]
+__all__ = [
+    "Communicator",
+    "NetFoldError",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_parameters",
+    "init",
+    "rank",
+    "shutdown",
+    "size",
+]
 
 _HOME = {"Communicator": "netfold.host.communicator", "NetFoldError": "netfold.host.errors"}
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from netfold.host.collectives.elements import BFLOAT16, NATIVE, ReduceOp, Reduction
 from netfold.host.mesh import Flat, Mesh
-from netfold.host.mesh_tcp import TcpMesh
-from netfold.host.ring import listen
+from netfold.host.mesh_tcp import TcpMesh, listen
 from netfold.wire.jobs import Peer, Plan
 
 _subnets = count(1)

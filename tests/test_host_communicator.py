@@ -138,7 +138,7 @@ def test_without_a_tree_the_ring_takes_over_loudly(serve: Callable[..., JobServe
             assert "spine1 has 12 slots left" in comm.explain(4)
             return comm.rail, comm.allreduce(np.full(10, rank, np.float32)).tolist()
 
-    with pytest.warns(RuntimeWarning, match="TCP ring.*spine1 has 12 slots left"):
+    with pytest.warns(RuntimeWarning, match="over TCP.*spine1 has 12 slots left"):
         got = in_threads([lambda: life(0), lambda: life(1)])
     assert got == [("tcp", [1.0] * 10)] * 2
 
@@ -219,11 +219,11 @@ def test_plans_that_contradict_themselves_are_refused(changes: dict[str, Any], w
 
 
 # ---- arrays --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", ["float64", "int64", "float16", "bool", "complex64", "uint32"])
+@pytest.mark.parametrize("dtype", ["bool", "complex64", "uint32", "object"])
 def test_other_dtypes_are_refused_by_name(dtype: str) -> None:
     """The error says what came and what is supported; nothing was sent."""
     with loopback_job(1) as (comm,):
-        with pytest.raises(TypeError, match=f"{dtype}: float32 and int32 are supported"):
+        with pytest.raises(TypeError, match=f"array of {dtype}, .*expected one of float32, float64"):
             comm.allreduce(np.zeros(3, dtype))
         assert comm.stats().operations == 0
 
@@ -232,13 +232,13 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
     """Unknown operation, average of integers, an out of another kind: errors at the border, communicator intact."""
     with loopback_job(1) as (comm,):
         x = np.zeros(3, np.float32)
-        with pytest.raises(ValueError, match="op='max'"):
-            comm.allreduce(x, op="max")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="op='xor'"):
+            comm.allreduce(x, op="xor")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="average of integers"):
             comm.allreduce(x.astype(np.int32), op="average")
-        with pytest.raises(ValueError, match=r"out is float32\[4\], array is float32\[3\]"):
+        with pytest.raises(ValueError, match=r"out is float32\[4\]: expected float32\[3\]"):
             comm.allreduce(x, out=np.zeros(4, np.float32))
-        with pytest.raises(ValueError, match="alike"):
+        with pytest.raises(ValueError, match=r"out is int32\[3\]: expected float32"):
             comm.allreduce(x, out=np.zeros(3, np.int32))
         with pytest.raises(TypeError, match="list"):
             comm.allreduce(x, out=[0.0])  # type: ignore[arg-type]
@@ -297,7 +297,7 @@ def test_two_threads_at_once_are_refused() -> None:
     with loopback_job(2, timeout=5) as comms:
         inside = threading.Thread(target=lambda: comms[0].barrier(), daemon=True)
         inside.start()
-        while not comms[0]._lock.locked():
+        while not comms[0]._turns._lock.locked():
             pass
         with pytest.raises(Busy, match="another thread"):
             comms[0].barrier()

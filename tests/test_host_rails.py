@@ -22,8 +22,8 @@ from netfold.host import fold
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.fold import FoldRail
+from netfold.host.mesh_tcp import listen
 from netfold.host.rail import Op
-from netfold.host.ring import listen
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 from softswitch import cc
 
@@ -160,7 +160,7 @@ def test_a_rank_that_dies_in_the_ring_is_named() -> None:
     with loopback_job(2, rail="tcp", timeout=5) as comms:
         everyone(comms, lambda c: c.barrier())
         comms[1].close()
-        with pytest.raises(PeerLost, match="lost rank 1"):
+        with pytest.raises(PeerLost, match="rank 1 is lost"):
             comms[0].allreduce(np.ones(10, np.float32))
 
 

@@ -69,7 +69,7 @@ Reduce = Callable[[np.ndarray[tuple[int], np.dtype[np.float32]]], np.ndarray[tup
 def _netfold(spec: Spec, rank: int, world: int) -> tuple[Reduce, Callable[[], None]]:
     from netfold.host import verbs
 
-    comm = verbs.init(rail="tcp" if spec.way == "tcp" else "innet", timeout=spec.timeout)
+    comm = verbs.init(rail="tcp" if spec.way == "tcp" else "innet", algorithm="ring", timeout=spec.timeout)
     return comm.allreduce, verbs.shutdown
 
 

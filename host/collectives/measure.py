@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short measurement of the links between ranks, for the cost model: about 20 messages and a few megabytes.
+
+All ranks exchange at the same time, as they do in a collective, first with their neighbours in the ring and then with
+ranks half the ring away: where these are slower, partners far apart share links.  Every rank ends with the same
+figures, the worst of all ranks, and so makes the same choices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from netfold.host.collectives import recursive_doubling
+from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import run
+from netfold.host.cost import Link
+from netfold.host.mesh import Flat, Mesh
+
+ROUNDS = 5
+LARGE = 1 << 20
+"""Bytes of a long message: 8 ms at 1 Gb/s."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A rank's link, and by what factor ranks half the ring apart are slower than neighbours."""
+
+    link: Link
+    contention: float
+
+
+def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Measured:
+    """All ranks call it together, inside an operation.  Needs two ranks or more."""
+    small, large = np.zeros(8, np.uint8), np.zeros(LARGE, np.uint8)
+    near, far = 1, max(1, mesh.size // 2)
+
+    def exchange(data: Flat, distance: int) -> float:
+        into = np.empty_like(data)
+        run(mesh, barrier(mesh))
+        begin = clock()
+        after, before = (mesh.rank + distance) % mesh.size, (mesh.rank - distance) % mesh.size
+        mesh.wait([mesh.send(after, data), mesh.receive(before, into)])
+        return clock() - begin
+
+    exchange(small, near)  # opens the connections
+    exchange(small, far)
+    alpha = min(exchange(small, near) for _ in range(ROUNDS))
+    long = min(exchange(large, near) for _ in range(2))
+    across = min(exchange(large, far) for _ in range(2))
+    block = np.zeros(LARGE // 4, np.float32)
+    begin = clock()
+    np.add(block, block, out=block)
+    gamma = (clock() - begin) / LARGE
+    # A clock too coarse for the short message must not make a link look infinitely fast.
+    figures = np.array([alpha, max(long - alpha, long / 2) / LARGE, gamma, across / long if long else 1.0])
+    run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
+    alpha, beta, gamma, ratio = figures.tolist()
+    return Measured(Link(alpha, beta, gamma), max(1.0, ratio))

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All collectives of a group of ranks on numpy arrays: what a communicator offers, checked at the border.
+
+Conventions: arrays of any shape and layout; reductions of the dtypes in ``collectives.elements`` (bfloat16 as
+ml_dtypes.bfloat16, or as uint16 with dtype="bfloat16"), copies of any dtype but object; what is cut into pieces is cut
+along its first axis; all ranks call the same operations in the same order.  Every operation raises TypeError and
+ValueError for what it cannot take, before anything is sent, and CollectiveTimeout, PeerLost, RankMismatch,
+TransportError, Busy, Closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.collectives.elements import ReduceOp, Reduction, element_name, storage
+from netfold.host.collectives.flow import by_counts
+from netfold.host.mesh import Flat
+from netfold.host.peers import Peers, check_algorithm
+from netfold.host.work import Turns, Work
+
+Array = NDArray[Any]
+
+
+class Group:
+    """Ranks 0 .. size-1.  Made by ``Communicator.group``; a Communicator is the group of all ranks."""
+
+    def __init__(self, peers: Peers, turns: Turns) -> None:
+        self._peers = peers
+        self._turns = turns
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 .. size - 1."""
+        return self._peers.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._peers.size
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Some of this group's ranks, in this order, as a group of its own.  Only they call its operations."""
+        return Group(self._peers.group(ranks), self._turns)
+
+    # ---- reductions --------------------------------------------------------------------------------------------------
+    def allreduce(
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: ReduceOp = "sum",
+        *,
+        dtype: str | None = None,
+        algorithm: str | None = None,
+    ) -> Array:
+        """The reduction of every rank's array, the same bits on every rank.
+
+        array      any shape (0-d and empty too); the same shape and dtype on all ranks
+        out        where the result goes, may be ``array`` itself; default: a new array
+        op         "sum", "product" (integers wrap), "average" (no integers), "max", "min"
+        dtype      "bfloat16" where uint16 arrays hold it
+        algorithm  one of ``collectives.ALLREDUCE``, or "auto"; default: the communicator's
+        """
+        array = np.asarray(array)
+        reduction = Reduction(op, element_name(array, dtype))
+        if algorithm is not None:
+            check_algorithm(algorithm)
+        result = self._out(array.shape, array, out)
+        with self._turns.turn() as number:
+            self._allreduce(array, result, reduction, algorithm, number)
+        return result
+
+    def iallreduce(
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: ReduceOp = "sum",
+        *,
+        dtype: str | None = None,
+        algorithm: str | None = None,
+    ) -> Work[Array]:
+        """``allreduce`` that returns at once; several may be under way, and are done in the order of their calls."""
+        call = lambda: self.allreduce(array, out, op, dtype=dtype, algorithm=algorithm)  # noqa: E731
+        return self._turns.later(call, f"{op} of {np.size(array)} x {np.asarray(array).dtype}")
+
+    def reduce(
+        self, array: Array, out: Array | None = None, op: ReduceOp = "sum", *, root: int = 0, dtype: str | None = None
+    ) -> Array | None:
+        """The reduction of every rank's array on ``root``; None elsewhere."""
+        self._check_rank(root, "root")
+        array = np.asarray(array)
+        reduction = Reduction(op, element_name(array, dtype))
+        result = self._out(array.shape, array, out) if self.rank == root else None
+        data = _flat_copy(array)
+        with self._turns.turn():
+            self._peers.reduce(storage(data), reduction, root)
+        if result is not None:
+            result[...] = data.reshape(array.shape)
+        return result
+
+    def reduce_scatter(
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: ReduceOp = "sum",
+        *,
+        counts: Sequence[int] | None = None,
+        dtype: str | None = None,
+    ) -> Array:
+        """This rank's rows of the reduction of every rank's array.
+
+        counts  rows of each rank; default: all alike
+        """
+        array = np.asarray(array)
+        reduction = Reduction(op, element_name(array, dtype))
+        rows = self._rows(array, counts, "array")
+        result = self._out((rows[self.rank], *array.shape[1:]), array, out)
+        data, pieces = _flat_copy(array), _pieces(rows, array)
+        with self._turns.turn():
+            self._peers.reduce_scatter(storage(data), pieces, reduction)
+        result[...] = data[pieces[self.rank]].reshape(result.shape)
+        return result
+
+    # ---- copies ------------------------------------------------------------------------------------------------------
+    def broadcast(self, array: Array, *, root: int = 0) -> Array:
+        """Fills every rank's array with the root's, in place."""
+        self._check_rank(root, "root")
+        self._check_writeable(array, "array")
+        data = _flat(array)
+        with self._turns.turn():
+            self._peers.broadcast(data.view(np.uint8), root)
+        if not np.may_share_memory(data, array):
+            array[...] = data.reshape(array.shape)
+        return array
+
+    def all_gather(self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
+        """Every rank's rows, one after another.
+
+        counts  rows of each rank's array; default: as many as this one's
+        """
+        array = np.asarray(array)
+        rows = self._own_rows(array, counts)
+        result = self._out((sum(rows), *array.shape[1:]), array, out)
+        pieces = _pieces(rows, array)
+        data = np.empty(result.size, _native(array))
+        data[pieces[self.rank]] = array.reshape(-1)
+        with self._turns.turn():
+            self._peers.all_gather(data.view(np.uint8), _bytes(pieces, data))
+        result[...] = data.reshape(result.shape)
+        return result
+
+    def gather(
+        self, array: Array, out: Array | None = None, *, root: int = 0, counts: Sequence[int] | None = None
+    ) -> Array | None:
+        """Every rank's rows, one after another, on ``root``; None elsewhere."""
+        self._check_rank(root, "root")
+        array = np.asarray(array)
+        rows = self._own_rows(array, counts)
+        result = self._out((sum(rows), *array.shape[1:]), array, out) if self.rank == root else None
+        pieces = _pieces(rows, array)
+        data = np.empty(pieces[-1].stop, _native(array))
+        data[pieces[self.rank]] = array.reshape(-1)
+        with self._turns.turn():
+            self._peers.gather(data.view(np.uint8), _bytes(pieces, data), root)
+        if result is not None:
+            result[...] = data.reshape(result.shape)
+        return result
+
+    def scatter(
+        self, array: Array | None, out: Array, *, root: int = 0, counts: Sequence[int] | None = None
+    ) -> Array:
+        """Fills ``out`` with this rank's rows of the root's ``array``, which the others leave out (None)."""
+        self._check_rank(root, "root")
+        self._check_writeable(out, "out")
+        rows = self._own_rows(out, counts)
+        pieces = _pieces(rows, out)
+        data = np.empty(pieces[-1].stop, _native(out))
+        if self.rank == root:
+            if array is None:
+                raise ValueError("scatter on the root: expected an array, got None")
+            if array.shape != (sum(rows), *out.shape[1:]) or _native(array) != data.dtype:
+                wanted = f"{data.dtype}{[sum(rows), *out.shape[1:]]}"
+                raise ValueError(f"array is {array.dtype}{list(array.shape)}: expected {wanted}, all ranks' rows")
+            data[:] = array.reshape(-1)
+        with self._turns.turn():
+            self._peers.scatter(data.view(np.uint8), _bytes(pieces, data), root)
+        out[...] = data[pieces[self.rank]].reshape(out.shape)
+        return out
+
+    def all_to_all(
+        self,
+        array: Array,
+        out: Array | None = None,
+        *,
+        counts: Sequence[int] | None = None,
+        out_counts: Sequence[int] | None = None,
+    ) -> Array:
+        """Rows ``r`` of this rank go to rank r, rows from all ranks come back, in order of rank.
+
+        counts      rows for each rank; default: all alike
+        out_counts  rows from each rank; default: ``counts`` were all alike, so as many
+        """
+        array = np.asarray(array)
+        given = self._rows(array, counts, "array")
+        if out_counts is None and len(set(given)) > 1:
+            raise ValueError(f"counts={given}: unlike numbers need out_counts, the rows that come from each rank")
+        taken = given if out_counts is None else self._check_counts(out_counts, "out_counts")
+        result = self._out((sum(taken), *array.shape[1:]), array, out)
+        if given[self.rank] != taken[self.rank]:
+            raise ValueError(f"counts={given}, out_counts={taken}: rank {self.rank} must take what it gives itself")
+        source = _flat_copy(array)
+        data = np.empty(result.size, source.dtype)
+        to, by = _bytes(_pieces(given, array), data), _bytes(_pieces(taken, array), data)
+        with self._turns.turn():
+            self._peers.all_to_all(source.view(np.uint8), to, data.view(np.uint8), by)
+        result[...] = data.reshape(result.shape)
+        return result
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        with self._turns.turn():
+            self._peers.barrier()
+
+    # ---- between two -------------------------------------------------------------------------------------------------
+    def send(self, array: Array, peer: int, *, tag: int = 0) -> None:
+        """Sends to another rank, which calls ``receive``.  Between two ranks messages arrive in the order sent."""
+        self._check_peer(peer)
+        data = _flat(np.asarray(array))
+        with self._turns.turn():
+            self._peers.send(data, peer, tag)
+
+    def receive(self, out: Array, peer: int, *, tag: int = 0) -> Array:
+        """Fills ``out`` with the peer's next ``send``, which must have its size, dtype and tag."""
+        self._check_peer(peer)
+        self._check_writeable(out, "out")
+        data = _flat(out)
+        with self._turns.turn():
+            self._peers.receive(data, peer, tag)
+        if not np.may_share_memory(data, out):
+            out[...] = data.reshape(out.shape)
+        return out
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _allreduce(
+        self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int
+    ) -> None:
+        source, out = _flat(array), _flat(result)
+        self._peers.allreduce(storage(source), storage(out), reduction, algorithm=algorithm)
+        if not np.may_share_memory(out, result):
+            result[...] = out.reshape(result.shape)
+
+    def _out(self, shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
+        if out is None:
+            return np.empty(shape, _native(like))
+        self._check_writeable(out, "out")
+        if out.shape != shape or _native(out) != _native(like):
+            raise ValueError(f"out is {out.dtype}{list(out.shape)}: expected {like.dtype}{list(shape)}")
+        return out
+
+    @staticmethod
+    def _check_writeable(array: Array, name: str) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} is a {type(array).__name__}: expected a numpy array")
+        if not array.flags.writeable:
+            raise ValueError(f"{name} is read-only")
+
+    def _check_rank(self, rank: int, name: str) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}={rank}: expected a rank of 0 .. {self.size - 1}")
+
+    def _check_peer(self, peer: int) -> None:
+        self._check_rank(peer, "peer")
+        if peer == self.rank:
+            raise ValueError(f"peer={peer} is this rank itself: expected another one")
+
+    def _check_counts(self, counts: Sequence[int], name: str) -> list[int]:
+        if len(counts) != self.size or min(counts) < 0:
+            raise ValueError(f"{name}={list(counts)}: expected {self.size} numbers of rows, one for each rank")
+        return list(counts)
+
+    def _rows(self, array: Array, counts: Sequence[int] | None, name: str) -> list[int]:
+        """Rows of each rank in an array that holds all of them."""
+        if array.ndim == 0:
+            raise ValueError(f"{name} has no axis to cut: expected one or more dimensions")
+        if counts is None:
+            if array.shape[0] % self.size:
+                raise ValueError(f"{name} has {array.shape[0]} rows: expected a multiple of {self.size}, or counts")
+            return [array.shape[0] // self.size] * self.size
+        rows = self._check_counts(counts, "counts")
+        if sum(rows) != array.shape[0]:
+            raise ValueError(f"counts={rows} are {sum(rows)} rows, {name} has {array.shape[0]}: expected the same")
+        return rows
+
+    def _own_rows(self, array: Array, counts: Sequence[int] | None) -> list[int]:
+        """Rows of each rank, of which ``array`` holds this rank's."""
+        if array.ndim == 0:
+            raise ValueError("a single number has no rows to put together: expected one or more dimensions")
+        rows = [array.shape[0]] * self.size if counts is None else self._check_counts(counts, "counts")
+        if rows[self.rank] != array.shape[0]:
+            raise ValueError(f"counts={rows}: rank {self.rank} has {array.shape[0]} rows")
+        return rows
+
+
+def _native(array: Array) -> np.dtype[Any]:
+    return array.dtype.newbyteorder("=")
+
+
+def _flat(array: Array) -> Flat:
+    """The array's own memory where it is plain, else a copy in the machine's byte order."""
+    return np.require(array, _native(array), ["C", "A"]).reshape(-1)
+
+
+def _flat_copy(array: Array) -> Flat:
+    return np.array(array, _native(array), order="C", copy=True).reshape(-1)
+
+
+def _pieces(rows: Sequence[int], like: Array) -> list[slice]:
+    width = int(np.prod(like.shape[1:], dtype=np.int64))
+    return by_counts(count * width for count in rows)
+
+
+def _bytes(pieces: Sequence[slice], data: Flat) -> list[slice]:
+    return [slice(piece.start * data.itemsize, piece.stop * data.itemsize) for piece in pieces]

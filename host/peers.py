@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives of a group of ranks on flat arrays: picks an algorithm, counts operations, keeps totals.
+
+What a message's call says - the number of the operation in this group, its kind, algorithm, elements - is what all
+ranks must agree on; the first message of a rank that does not is a RankMismatch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from netfold.host import cost
+from netfold.host.collectives import ALLREDUCE, all_to_all, broadcast, gather, reduce, ring, scatter
+from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import Strand, run
+from netfold.host.collectives.measure import Measured, measure
+from netfold.host.mesh import Call, Flat, Mesh, Pending, Subset
+
+ALGORITHM_VARIABLE = "NETFOLD_ALGO"
+AUTO = "auto"
+CHOSEN = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
+"""What the chooser takes by itself.  Not the parameter server: its n (n-1) flows at once are cheap in the model alone,
+which knows nothing of queues that overflow where many send to one; byteps needs helpers to differ from it."""
+
+
+class Peers:
+    """A group of ranks over a mesh.  All ranks call the same operations in the same order, from one thread at a time.
+
+    name       of the group, part of every call
+    algorithm  of allreduce: one of ``collectives.ALLREDUCE``, or "auto": by cost; default $NETFOLD_ALGO, or "auto"
+    measured   links of an earlier run; default: measured at the first operation that has a choice
+    """
+
+    def __init__(
+        self, mesh: Mesh, *, name: str = "", algorithm: str | None = None, measured: Measured | None = None
+    ) -> None:
+        self.mesh = mesh
+        self.rank, self.size = mesh.rank, mesh.size
+        self.name = name
+        self.algorithm = check_algorithm(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
+        self.measured = measured
+        self.operations = 0
+        self.bytes_reduced = 0
+        self.seconds = 0.0
+        """Wall-clock time inside operations."""
+        self._number = 0
+
+    def group(self, ranks: Sequence[int]) -> Peers:
+        """Some of the ranks, in this order, with operations and numbers of their own."""
+        subset = Subset(self.mesh, ranks)
+        return Peers(subset, name=f"ranks {','.join(map(str, ranks))} ", algorithm=self.algorithm)
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+    def allreduce(self, source: Flat, out: Flat, reduction: Reduction, *, algorithm: str | None = None) -> None:
+        """Fills ``out`` with the reduction of every rank's ``source``; they may be the same memory, or none of it."""
+        if source.ctypes.data != out.ctypes.data:
+            out[...] = source
+        if self.size > 1:
+            what = f"{reduction.op} of {out.size} x {reduction.element}"
+            name = self.pick(out.nbytes, algorithm, what)
+            self._run(f"{what} by {name}", ALLREDUCE[name](self.mesh, out, reduction), out.nbytes)
+        else:
+            self.operations += 1
+        self.bytes_reduced += out.nbytes
+        reduction.finish(out, self.size)
+
+    def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
+        """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
+        what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
+        self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction), data.nbytes)
+        self.bytes_reduced += data.nbytes
+        reduction.finish(data[pieces[self.rank]], self.size)
+
+    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
+        """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
+        self._run(f"all_gather of {data.size} x {data.dtype}", ring.all_gather(self.mesh, data, pieces), data.nbytes)
+
+    def broadcast(self, data: Flat, root: int) -> None:
+        """Fills ``data`` with the root's."""
+        what = f"broadcast from {root} of {data.size} x {data.dtype}"
+        n, link = data.nbytes, self._link(data.nbytes, what)
+        segment = max(4096, min(1 << 20, int(cost.chain_segment(n, self.size, link))))
+        strands: dict[str, tuple[float, Strand]] = {
+            "binomial": (cost.broadcast_binomial(n, self.size, link), broadcast.binomial(self.mesh, data, root=root)),
+            "chain": (
+                cost.broadcast_chain(n, self.size, link, segment),
+                broadcast.chain(self.mesh, data, root=root, segment=segment),
+            ),
+            "scatter_all_gather": (
+                cost.broadcast_scatter_all_gather(n, self.size, link),
+                broadcast.scatter_all_gather(self.mesh, data, root=root),
+            ),
+        }
+        name, (_, strand) = min(strands.items(), key=lambda item: item[1][0])
+        self._run(f"{what} by {name}", strand, n)
+
+    def reduce(self, data: Flat, reduction: Reduction, root: int) -> None:
+        """Leaves the reduction over all ranks in the root's ``data``; the others' is left half done."""
+        what = f"reduce to {root}, {reduction.op} of {data.size} x {reduction.element}"
+        n, link = data.nbytes, self._link(data.nbytes, what)
+        straight = cost.broadcast_binomial(n, self.size, link)  # the same tree, the other way
+        twice = cost.reduce_scatter(n, self.size, link) + link.alpha + n * link.beta
+        how = reduce.binomial if straight <= twice else reduce.reduce_scatter_gather
+        self._run(f"{what} by {how.__name__}", how(self.mesh, data, reduction, root=root), n)
+        self.bytes_reduced += n
+        if self.rank == root:
+            reduction.finish(data, self.size)
+
+    def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        """Fills the root's ``data`` with every rank's ``data[pieces[rank]]``."""
+        self._run(f"gather to {root}, {data.dtype}", gather.gather(self.mesh, data, pieces, root=root), 1)
+
+    def scatter(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        """Fills each rank's ``data[pieces[rank]]`` from the root's ``data``."""
+        self._run(f"scatter from {root}, {data.dtype}", scatter.scatter(self.mesh, data, pieces, root=root), 1)
+
+    def all_to_all(self, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice]) -> None:
+        """``out[taken[r]]`` = rank r's ``source[given[this rank]]``."""
+        self._run(f"all_to_all of {out.dtype}", all_to_all.all_to_all(self.mesh, source, given, out, taken), 1)
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        self._run("barrier", barrier(self.mesh), 1)
+
+    def send(self, data: Flat, peer: int, tag: int) -> None:
+        """Returns once ``data`` is handed to the kernel; ``peer`` calls ``receive``."""
+        self._alone(f"message of {data.size} x {data.dtype}, tag {tag}", lambda: self.mesh.send(peer, data, tag=tag))
+
+    def receive(self, into: Flat, peer: int, tag: int) -> None:
+        """Returns once the peer's next ``send`` is in ``into``, which must have its size."""
+        self._alone(f"message of {into.size} x {into.dtype}, tag {tag}", lambda: self.mesh.receive(peer, into, tag=tag))
+
+    # ---- choosing ----------------------------------------------------------------------------------------------------
+    def pick(self, nbytes: int, algorithm: str | None = None, what: str = "") -> str:
+        """The allreduce algorithm for this size: as asked for, or the cheapest.  May measure: all ranks call it alike.
+
+        what  the operation that needs to know, for errors
+        """
+        name = check_algorithm(algorithm or self.algorithm)
+        return name if name != AUTO else self._choice(nbytes, self._measure(nbytes, what)).algorithm
+
+    def explain(self, nbytes: int) -> str:
+        """Which algorithm an allreduce of this size takes, and why.  Sends nothing."""
+        if self.size == 1:
+            return f"{nbytes} bytes stay on this rank"
+        if self.algorithm != AUTO:
+            return f"{nbytes} bytes go over TCP by {self.algorithm}, as asked for (argument or {ALGORITHM_VARIABLE})"
+        if self.measured is None:
+            return f"{nbytes} bytes go over TCP by the cheapest way once the first operation has measured the links"
+        return f"over TCP, {self._choice(nbytes, self.measured)}"
+
+    def _choice(self, nbytes: int, measured: Measured) -> cost.Choice:
+        return cost.choose(
+            nbytes, self.size, measured.link, contention=measured.contention, only=lambda name: name in CHOSEN
+        )
+
+    def _measure(self, nbytes: int, what: str) -> Measured:
+        if self.measured is None:
+            if not nbytes:  # whatever: nothing will be sent but a barrier
+                return Measured(cost.Link(0.0, 0.0), 1.0)
+            self._number += 1
+            with self.mesh.operation(Call(self._number, f"{self.name}measuring links, for {what}")):
+                self.measured = measure(self.mesh)
+        return self.measured
+
+    def _link(self, nbytes: int, what: str) -> cost.Link:
+        return self._measure(nbytes, what).link if self.size > 1 else cost.Link(0.0, 0.0)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _run(self, what: str, strand: Strand, nbytes: int) -> None:
+        begin = time.monotonic()
+        self._number += 1
+        with self.mesh.operation(Call(self._number, self.name + what)):
+            # Without elements no message would tell ranks that call something else: a barrier does.
+            run(self.mesh, strand if nbytes else barrier(self.mesh))
+        self.operations += 1
+        self.seconds += time.monotonic() - begin
+
+    def _alone(self, what: str, post: Callable[[], Pending]) -> None:
+        """A message between two ranks: the others do not count it, so it has no number."""
+        with self.mesh.operation(Call(0, self.name + what)):
+            self.mesh.wait([post()])
+        self.operations += 1
+
+
+def check_algorithm(name: str) -> str:
+    """The name, or ValueError with those that there are."""
+    if name != AUTO and name not in ALLREDUCE:
+        known = ", ".join([AUTO, *sorted(ALLREDUCE)])
+        raise ValueError(f"algorithm={name!r} (argument or {ALGORITHM_VARIABLE}): expected one of {known}")
+    return name
