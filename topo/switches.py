@@ -26,7 +26,7 @@ from mininet.node import Switch
 from netfold.controller.fabric import CPU_PORT, Engine
 from netfold.topo import sandbox
 
-READY_SECONDS: Final = 30.0
+READY_SECONDS: Final = 60.0
 """For a switch to answer: several start at once on few cores."""
 STOP_SECONDS: Final = 5.0
 LOG_LINES: Final = 15
