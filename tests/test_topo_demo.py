@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from netfold.controller.fabric import leafspine
 from netfold.controller.operator import LinkStatus, Traffic
-from netfold.topo import picture, report, train
+from netfold.topo import demo, picture, report, train
 
 SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)
 
@@ -207,3 +208,19 @@ def test_the_busier_direction_is_the_thicker_line() -> None:
     assert widths[1][0] == picture.DOWN
     assert widths[1][1] < widths[0][1]
     assert widths[2] == (picture.UP, picture.WIDEST / 2)  # leaf1 to spine1
+
+
+# ---- what is missing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"), [("mininet", "sudo apt install mininet"), ("sklearn", r"pip install 'netfold\[demo\]'")]
+)
+def test_what_is_not_installed_is_named_with_its_remedy(
+    package: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything starts, in one line."""
+    monkeypatch.setattr(demo, "_installed", lambda name: name != package)
+    monkeypatch.setattr(demo.sandbox, "enter", lambda: pytest.fail("went on without it"))
+    assert demo.demo() == 1
+    assert re.search(rf"demo needs {package}, which is not installed: {remedy}", capsys.readouterr().err)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from netfold.controller.fabric import Engine, Fabric, leafspine
 from netfold.topo import sandbox
+from netfold.topo.mininet_path import MininetMissing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,6 +68,10 @@ def demo(
     if steps is not None and steps < 1:
         print(f"netfold: demo --steps: expected at least 1, got {steps}", file=sys.stderr)
         return 2
+    for package, remedy in (("mininet", "sudo apt install mininet"), ("sklearn", "pip install 'netfold[demo]'")):
+        if not _installed(package):
+            print(f"netfold: demo needs {package}, which is not installed: {remedy}", file=sys.stderr)
+            return 1
     sandbox.enter()
     # from here on we are inside, where imports may take their time
     from rich.console import Console
@@ -93,6 +98,13 @@ def demo(
         print("netfold: the ranks ended with different weights: this must never be", file=sys.stderr)
         return 1
     return 0
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except MininetMissing:
+        return False
 
 
 def _run(fabric: Fabric, scale: Scale, steps: int, out: Path, console: Console) -> Report:

@@ -163,6 +163,8 @@ def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
         _private_mounts()
         _loopback_up()
         os.environ[INSIDE] = _network_namespace()
+        # where ip, tc and ethtool lie, which an ordinary user's PATH may lack
+        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         pid = os.fork()
         if pid == 0:
             _exec(wanted)

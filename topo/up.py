@@ -10,10 +10,16 @@ from pathlib import Path
 
 from netfold.controller.fabric import Fabric
 from netfold.topo import sandbox
+from netfold.topo.mininet_path import MininetMissing
 
 
 def up(fabric: Fabric) -> int:
     """Bring the fabric up in a sandbox, hand the terminal to Mininet's prompt, take it all down.  Exit status."""
+    try:
+        import mininet  # noqa: F401
+    except MininetMissing as error:
+        print(f"netfold: {error}", file=sys.stderr)
+        return 1
     sandbox.enter()
     from mininet.cli import CLI
     from mininet.log import lg, setLogLevel
