@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests in network namespaces of their own: the kernel removes every process and interface, whatever happens.
 
-@in_own_network
-def test_something(tmp_path): ...       # runs as root of fresh namespaces, in a pytest of its own
+    @in_own_network
+    def test_something(tmp_path): ...       # runs as root of fresh namespaces, in a process of its own
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec
@@ -22,7 +25,6 @@ import pytest
 
 P = ParamSpec("P")
 
-_INSIDE = "SOFTSWITCH_TEST_NAMESPACE"
 _TIMEOUT = 120
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,50 +41,43 @@ def why_not() -> str | None:
     for tool in ("unshare", "ip", "ethtool"):
         if shutil.which(tool) is None:
             return f"needs the program {tool}"
-    tried = subprocess.run(
-        [*_unshare(), "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"],
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+    command = [*_unshare(), "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=20)
     return None if tried.returncode == 0 else f"needs root or user namespaces: {tried.stderr.strip()}"
 
 
 def in_own_network(test: Callable[P, None]) -> Callable[P, None]:
-    """Runs a test by a pytest of its own in fresh network, mount and process namespaces; skips where that cannot be."""
+    """Runs a test in fresh network, mount and process namespaces; skips where that cannot be."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        if os.environ.get(_INSIDE):
-            prepare()
-            test(*args, **kwargs)
-            return
         reason = why_not()
         if reason is not None:
             pytest.skip(reason)
-        name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
-        done = subprocess.run(
-            [*_unshare(), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", name],
-            env={**os.environ, _INSIDE: "1"},
-            cwd=Path(__file__).parent.parent,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-        )
-        assert done.returncode == 0, f"in its namespace:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+        call = pickle.dumps((test.__module__, test.__qualname__, args, kwargs))
+        command = [*_unshare(), sys.executable, __file__]
+        done = subprocess.run(command, input=call, capture_output=True, timeout=_TIMEOUT)
+        assert done.returncode == 0, f"in its namespace:\n{done.stdout.decode()}\n{done.stderr.decode()}"
 
     return pytest.mark.netns(run)
+
+
+def _run() -> int:
+    """The far side: exit status 0 where the test passed."""
+    module, name, args, kwargs = pickle.load(sys.stdin.buffer)
+    try:
+        sh("mount -t proc proc /proc && mount -t tmpfs tmpfs /run && ip link set lo up")
+        getattr(importlib.import_module(module), name).__wrapped__(*args, **kwargs)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def sh(command: str) -> None:
     """Runs a shell command; its complaint is the test's failure."""
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, f"{command}: {done.stderr}"
-
-
-def prepare() -> None:
-    """What a fresh namespace lacks: its own /proc and /run, the loopback interface."""
-    sh("mount -t proc proc /proc && mount -t tmpfs tmpfs /run && ip link set lo up")
 
 
 @contextlib.contextmanager
@@ -99,3 +94,11 @@ def inside(name: str) -> Iterator[None]:
 def _setns(handle: int) -> None:
     if _libc.setns(handle, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    status = _run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)          # not held up by threads that a failed test left
