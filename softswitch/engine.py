@@ -145,7 +145,11 @@ class Engine:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
-        self.info = read_info(Reader(self._one(request(Op.INFO))))
+        try:
+            self.info = read_info(Reader(self._one(request(Op.INFO))))
+        except BaseException:
+            transport.close()
+            raise
 
     @classmethod
     def in_process(

@@ -57,34 +57,40 @@ class InProcess:
         if not self._capture:
             raise Internal(f"{library}: cannot open the switch: {(why.value or b'no reason given').decode()}")
         self._reply = ctypes.create_string_buffer(MESSAGE_MAX)
+        self._lock = threading.Lock()      # the switch is single-threaded, and ctypes lets go of the interpreter's lock
         self.now_us = 0
 
     def exchange(self, batch: bytes) -> bytes:
-        self._alive()
-        n = self._lib.ss_capture_control(self._capture, self.now_us, batch, len(batch), self._reply, MESSAGE_MAX)
-        return ctypes.string_at(self._reply, n)
+        with self._lock:
+            self._alive()
+            n = self._lib.ss_capture_control(self._capture, self.now_us, batch, len(batch), self._reply, MESSAGE_MAX)
+            return ctypes.string_at(self._reply, n)
 
     def receive(self, port: int, frame: bytes) -> None:
         """Runs one frame through the pipeline."""
-        self._alive()
-        self._lib.ss_capture_receive(self._capture, port, frame, len(frame), self.now_us)
+        with self._lock:
+            self._alive()
+            self._lib.ss_capture_receive(self._capture, port, frame, len(frame), self.now_us)
 
     def tick(self) -> int | None:
         """Reports idle entries; the time (us) of the next one, if any."""
-        self._alive()
-        due = int(self._lib.ss_capture_tick(self._capture, self.now_us))
+        with self._lock:
+            self._alive()
+            due = int(self._lib.ss_capture_tick(self._capture, self.now_us))
         return None if due == 0xFFFFFFFFFFFFFFFF else due
 
     def limit(self, frames: int, depth: int) -> None:
         """Lets only so many frames out between two takes, and reports `depth` as every queue's depth."""
-        self._alive()
-        self._lib.ss_capture_limit(self._capture, frames, depth)
+        with self._lock:
+            self._alive()
+            self._lib.ss_capture_limit(self._capture, frames, depth)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[Event]]:
         """The frames and events since the last call, each in order."""
-        self._alive()
         size = ctypes.c_size_t()
-        data = ctypes.string_at(self._lib.ss_capture_take(self._capture, ctypes.byref(size)), size.value)
+        with self._lock:
+            self._alive()
+            data = ctypes.string_at(self._lib.ss_capture_take(self._capture, ctypes.byref(size)), size.value)
         frames, events, at = [], [], 0
         while at < len(data):
             kind, ident, now_us, length = _RECORD.unpack_from(data, at)
@@ -98,9 +104,10 @@ class InProcess:
         return frames, events
 
     def close(self) -> None:
-        if self._capture:
-            self._lib.ss_capture_close(self._capture)
-            self._capture = None
+        with self._lock:
+            if self._capture:
+                self._lib.ss_capture_close(self._capture)
+                self._capture = None
 
     def _alive(self) -> None:
         if not self._capture:
