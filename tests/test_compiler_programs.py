@@ -12,6 +12,7 @@ from helpers_compiler import program, run
 from softswitch import stf
 from softswitch.compiler import driver
 from softswitch.compiler.driver import RUNTIME_DIR, compile_file, compile_source
+from softswitch.engine import Engine
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "p4").glob("*.stf"))
@@ -122,3 +123,14 @@ def test_endless_loop_ends() -> None:
 
     assert len(first) == 4
     assert second.hex() == "01000005"
+
+
+def test_deparser_never_writes_past_its_room() -> None:
+    """A program may put 2048 bytes in front of the payload; a frame that would need more is dropped and counted."""
+    declarations = "header in_t { bit<8> a; }\nheader out_t { bit<2048> w; }\n"
+    eight, nine = (program(declarations, "hdr.o.w = 1;").replace("p.emit(h.o);", "p.emit(h.o); " * n) for n in (8, 9))
+
+    assert run(eight, [b"\x01tail"]) == [(bytes(255) + b"\x01") * 8 + b"tail"]
+    with Engine.in_process(compile_source(nine, "nine.p4")) as engine:
+        assert engine.inject(0, b"\x01tail") == []
+        assert engine.stats().dropped_oversize == 1

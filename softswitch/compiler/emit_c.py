@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from softswitch.compiler import ir
 from softswitch.compiler.emit_expr import c_name, c_string, width
-from softswitch.compiler.emit_stmt import StmtEmitter, stride
+from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes, stride
 from softswitch.compiler.p4info import Ids
 from softswitch.compiler.types import BOOL, Bits
 
@@ -48,6 +48,7 @@ class _Emitter(StmtEmitter):
             "typedef struct {",
             "    ss_packet packet;",
             *(f"    {self.declare(v.type, c_name(v.name))};" for v in self.program.state),
+            *(["    uint32_t parsed; /* bytes of the frame in front of the payload */"] if self.may_overflow else []),
             "} state;",
             "",
             *self.file_level,
@@ -96,6 +97,7 @@ class _Emitter(StmtEmitter):
         self.function = function
         self.lines, self.depth, self.shown = [], 1, None
         self.targets = {function.exit} | set(_targets(function.body))
+        self.may_overflow = emitted_bytes(self.program.functions["deparse"].body) > MAX_ADDED
         self.stmts(function.body)
         body = _without_unused(self.lines, function.exit)
         used = set(_words(body))
@@ -114,6 +116,8 @@ class _Emitter(StmtEmitter):
             self.line("const uint8_t *c = frame, *end = frame + len;")
         if name == "deparse":
             self.line("uint8_t *o = out;")
+            if self.may_overflow:
+                self.line("const uint8_t *limit = out + SS_MAX_ADDED + s->parsed;")
         for var in function.locals:
             if c_name(var.name) in used:
                 self.line(f"{self.declare(var.type, c_name(var.name))};")
@@ -121,6 +125,8 @@ class _Emitter(StmtEmitter):
         self.lines += body
         if name == "parse":
             self.line("p->payload = c;")
+            if self.may_overflow:
+                self.line("s->parsed = (uint32_t)(c - frame);")
             self.line("p->payload_len = (uint32_t)(end - c);")
         if name == "deparse":
             self.line("return (uint32_t)(o - out);")

@@ -257,12 +257,16 @@ class PacketEmitter(ExprEmitter):
             self.line(f"c += {total} + {bits} / 8;")
         set_valid(header)
 
+    def check_room(self, header: ir.LValue, leaves: Sequence[ir.LValue]) -> None:
+        """Hook: may the header's bytes not fit?"""
+
     def emit_header(self, header: ir.LValue) -> None:
         rec = header.type
         assert isinstance(rec, ir.Rec)
         name = self.lv(header)
         with self.braces(f"if ({name}._valid)"):
             leaves = list(_leaves(header))
+            self.check_room(header, leaves)
             cut = next((i for i, v in enumerate(leaves) if isinstance(v.type, Varbit)), None)
             if cut is None:
                 self.pack("o", leaves)

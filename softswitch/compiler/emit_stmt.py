@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from softswitch.compiler import ir
 from softswitch.compiler.diagnostics import P4Error, Pos
 from softswitch.compiler.emit_expr import c_name, c_string, is_wide, limbs, width
 from softswitch.compiler.emit_packet import PacketEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
 
+MAX_ADDED = 2048  # SS_MAX_ADDED
 MAX_STEPS = 1 << 16  # backward jumps a packet may make in one stage
 
 
@@ -29,6 +32,7 @@ class StmtEmitter(PacketEmitter):
         self.function = ir.Function("")
         self.shown: Pos | None = None
         self.targets: set[str] = set()
+        self.may_overflow = False  # may the headers of this program not fit in front of the payload?
 
     def stmts(self, body: list[ir.Stmt]) -> None:
         for stmt in body:
@@ -90,6 +94,16 @@ class StmtEmitter(PacketEmitter):
         if rec.bits % 8:
             where = self.shown or Pos("", 0, 1)
             raise P4Error(where, f"header {rec.p4} has {rec.bits} bits; only whole bytes can be extracted or emitted")
+
+    def check_room(self, header: ir.LValue, leaves: Sequence[ir.LValue]) -> None:
+        """The output has room for what was parsed and SS_MAX_ADDED bytes more (runtime/softswitch.h)."""
+        if self.function.name != "deparse" or not self.may_overflow:
+            return
+        assert isinstance(header.type, ir.Rec)
+        size = str(header.type.bits // 8)
+        size += "".join(f" + {self.lv(v)}.bits / 8" for v in leaves if isinstance(v.type, Varbit))
+        # A length that no frame may have: the runtime drops the frame and counts it (dropped_oversize).
+        self.line(f"if (limit - o < (ptrdiff_t)({size})) {{ p->truncate_to = 0; return UINT32_MAX; }}")
 
     def if_(self, s: ir.If) -> None:
         if not s.then and not s.other:
@@ -298,6 +312,9 @@ class StmtEmitter(PacketEmitter):
     # ---- the runtime's operations -----------------------------------------------------------------------------------
 
     def extern(self, s: ir.Extern) -> None:
+        if self.function.name == "deparse" and s.op in ("log", "assert_failed", "digest"):
+            # the frame is half built: nothing may be reported until it is finished (runtime/switch.h)
+            raise P4Error(s.pos, "log_msg, assert, assume and digest are not supported in a deparser")
         getattr(self, f"op_{s.op}")(s)
 
     def op_register_read(self, s: ir.Extern) -> None:
@@ -444,6 +461,24 @@ def cell_type(t: ir.Type) -> str:
     """The C type of a register cell of up to 128 bits."""
     w = width(t)
     return "ss_u128" if w > 64 else next(f"uint{size}_t" for size in (8, 16, 32, 64) if w <= size)
+
+
+def emitted_bytes(body: list[ir.Stmt]) -> int:
+    """The most bytes that a deparser's statements can write, without loops; more than any limit where it loops."""
+    total = 0
+    for s in body:
+        match s:
+            case ir.Emit():
+                assert isinstance(s.header.type, ir.Rec)
+                total += (
+                    sum(t.width if isinstance(t, Varbit) else ir.bits_of(t) for _, t in ir.scalar_fields(s.header.type))
+                    // 8
+                )
+            case ir.If():
+                total += emitted_bytes(s.then) + emitted_bytes(s.other)
+            case ir.Goto(counted=True):
+                total += 1 << 30
+    return total
 
 
 def stride(t: ir.Type) -> int:
