@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self, cast, get_args
@@ -31,7 +32,7 @@ from netfold.host.peers import Peers
 from netfold.host.rail import DTYPES, Op, RailStats
 from netfold.host.work import Turns
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Plan, Report
+from netfold.wire.jobs import Join, Peer, Plan, Report
 
 RailName = Literal["auto", "innet", "tcp"]
 CONTROLLER_VARIABLE = "NETFOLD_CONTROLLER"
@@ -47,8 +48,9 @@ class Communicator(Group):
     address    IPv4 address of this rank on the fabric
     rail       "innet": fold in the switches what they can fold, sums and averages of float32 and int32; "tcp": all over
                TCP between the hosts; "auto": innet where the plan has trees, else tcp, with a warning that says why
-    algorithm  of allreduce over TCP: one of ``collectives.ALLREDUCE``, or "auto": the cheapest by measurement; default
+    algorithm  of allreduce over TCP: one of ``peers.KNOWN``; "auto": the cheapest by measurement; default
                $NETFOLD_ALGO, or "auto"
+    helpers    ranks that have no data and only add for the others (``Peers``); nothing folds then
     timeout    seconds without any progress after which a collective gives up with CollectiveTimeout
     listener   bound TCP socket whose port stands in the plan, for all that does not fold
     """
@@ -60,6 +62,7 @@ class Communicator(Group):
         address: str,
         rail: RailName = "auto",
         algorithm: str | None = None,
+        helpers: Sequence[int] = (),
         timeout: float = 10.0,
         listener: socket.socket | None = None,
         client: JobClient | None = None,
@@ -77,16 +80,25 @@ class Communicator(Group):
                 f"{me}: rail='innet' asked for, but the plan has no tree: "
                 f"{plan.reason or 'the controller gave no reason'}; use rail='auto' to fall back to TCP"
             )
-        super().__init__(Peers(_mesh(plan, listener, timeout), algorithm=algorithm), Turns(me))
+        if rail == "innet" and helpers:
+            raise ValueError(f"rail='innet', helpers={list(helpers)}: switches fold what every rank sends; use 'tcp'")
+        mesh = _mesh(plan, listener, timeout)
+        super().__init__(Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers), Turns(me))
         self._fold: FoldRail | None = None
         if plan.world == 1:
             self._why = "this job has one rank"
         elif rail == "tcp":
             self._why = "asked for by rail='tcp'"
+        elif helpers:
+            self._why = f"ranks {list(helpers)} help"
         elif plan.trees:
             names = ", ".join(tree.name for tree in plan.trees)
             self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
-            self._fold = FoldRail(plan, address, timeout=timeout)
+            try:
+                self._fold = FoldRail(plan, address, timeout=timeout)
+            except BaseException:
+                mesh.close()
+                raise
         else:
             self._why = f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"
             warnings.warn(
@@ -110,6 +122,7 @@ class Communicator(Group):
         join_timeout: float = 30.0,
         rail: RailName = "auto",
         algorithm: str | None = None,
+        helpers: Sequence[int] = (),
         token: str = "",
     ) -> Self:
         """Joins a job and waits until all its ranks have.
@@ -154,6 +167,7 @@ class Communicator(Group):
                 address=address,
                 rail=rail,
                 algorithm=algorithm,
+                helpers=helpers,
                 timeout=timeout,
                 listener=listener,
                 client=client,
@@ -204,7 +218,7 @@ class Communicator(Group):
         stats = self.stats()
         if self._fold is not None:
             self._fold.close()
-        self._peers.mesh.close()
+        self._peers.close()
         if self._client is not None:
             report = Report(
                 job=self._plan.job,
@@ -254,6 +268,17 @@ class Communicator(Group):
 def _folds(op: str, element: str) -> bool:
     """Whether the switches can: their lanes add integers, the hosts make them of floats."""
     return op in get_args(Op) and element in (dtype.name for dtype in DTYPES)
+
+
+def _ring_order(plan: Plan) -> list[int]:
+    """Ranks by address: our fabrics number the hosts under one leaf side by side, so the ring visits leaf by leaf and
+    crosses each link between switches once (``collectives.ring``)."""
+
+    def place(peer: Peer) -> tuple[list[int], int]:
+        parts = peer.address.split(".")
+        return [int(part) for part in parts] if all(part.isdigit() for part in parts) else [], peer.rank
+
+    return [peer.rank for peer in sorted(plan.peers, key=place)]
 
 
 def _mesh(plan: Plan, listener: socket.socket | None, timeout: float) -> Mesh:

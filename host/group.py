@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name, storage
 from netfold.host.collectives.flow import by_counts
 from netfold.host.mesh import Flat
-from netfold.host.peers import Peers, check_algorithm
+from netfold.host.peers import Peers
 from netfold.host.work import Turns, Work
 
 Array = NDArray[Any]
@@ -67,7 +67,7 @@ class Group:
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
         if algorithm is not None:
-            check_algorithm(algorithm)
+            self._peers.check(algorithm)
         result = self._out(array.shape, array, out)
         with self._turns.turn() as number:
             self._allreduce(array, result, reduction, algorithm, number)

@@ -12,41 +12,72 @@ import time
 from collections.abc import Callable, Sequence
 
 from netfold.host import cost
-from netfold.host.collectives import ALLREDUCE, all_to_all, broadcast, gather, reduce, ring, scatter
+from netfold.host.collectives import (
+    ALLREDUCE,
+    all_to_all,
+    broadcast,
+    byteps,
+    gather,
+    hierarchical,
+    parameter_server,
+    reduce,
+    ring,
+    scatter,
+)
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.measure import Measured, measure
+from netfold.host.collectives.shared_memory import SharedRows, machines
 from netfold.host.mesh import Call, Flat, Mesh, Pending, Subset
 
 ALGORITHM_VARIABLE = "NETFOLD_ALGO"
 AUTO = "auto"
+HIERARCHICAL = "hierarchical"
+KNOWN = (AUTO, *sorted([*ALLREDUCE, HIERARCHICAL]))
 CHOSEN = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
 """What the chooser takes by itself.  Not the parameter server: its n (n-1) flows at once are cheap in the model alone,
 which knows nothing of queues that overflow where many send to one; byteps needs helpers to differ from it."""
+HELPED = ("byteps", "parameter_server")
 
 
 class Peers:
     """A group of ranks over a mesh.  All ranks call the same operations in the same order, from one thread at a time.
 
     name       of the group, part of every call
-    algorithm  of allreduce: one of ``collectives.ALLREDUCE``, or "auto": by cost; default $NETFOLD_ALGO, or "auto"
+    algorithm  of allreduce: one of ``KNOWN``; "auto": by cost; default $NETFOLD_ALGO, or "auto"
+    order      of the ring: ranks under one switch side by side (``ring.ring_order``); default: by rank
+    helpers    ranks that have no data and only add for the others, by "byteps" (default) or "parameter_server"; they
+               call every allreduce with an array that gives the size
     measured   links of an earlier run; default: measured at the first operation that has a choice
     """
 
     def __init__(
-        self, mesh: Mesh, *, name: str = "", algorithm: str | None = None, measured: Measured | None = None
+        self,
+        mesh: Mesh,
+        *,
+        name: str = "",
+        algorithm: str | None = None,
+        order: Sequence[int] | None = None,
+        helpers: Sequence[int] = (),
+        measured: Measured | None = None,
     ) -> None:
+        if not set(helpers) < set(range(mesh.size)) or len(set(helpers)) != len(helpers):
+            raise ValueError(f"helpers={list(helpers)}: expected some of 0 .. {mesh.size - 1}, not all, each once")
         self.mesh = mesh
         self.rank, self.size = mesh.rank, mesh.size
         self.name = name
-        self.algorithm = check_algorithm(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
+        self.order = order
+        self.helpers = tuple(helpers)
+        self.algorithm = self.check(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
         self.measured = measured
         self.operations = 0
         self.bytes_reduced = 0
         self.seconds = 0.0
         """Wall-clock time inside operations."""
         self._number = 0
+        self._groups: list[list[int]] = []
+        self._rows: SharedRows | None = None
 
     def group(self, ranks: Sequence[int]) -> Peers:
         """Some of the ranks, in this order, with operations and numbers of their own."""
@@ -61,11 +92,11 @@ class Peers:
         if self.size > 1:
             what = f"{reduction.op} of {out.size} x {reduction.element}"
             name = self.pick(out.nbytes, algorithm, what)
-            self._run(f"{what} by {name}", ALLREDUCE[name](self.mesh, out, reduction), out.nbytes)
+            self._run(f"{what} by {name}", self._allreduce(name, out, reduction), out.nbytes)
         else:
             self.operations += 1
         self.bytes_reduced += out.nbytes
-        reduction.finish(out, self.size)
+        reduction.finish(out, self.size - len(self.helpers))
 
     def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
@@ -134,18 +165,30 @@ class Peers:
         self._alone(f"message of {into.size} x {into.dtype}, tag {tag}", lambda: self.mesh.receive(peer, into, tag=tag))
 
     # ---- choosing ----------------------------------------------------------------------------------------------------
+    def check(self, algorithm: str) -> str:
+        """The algorithm's name, or ValueError with those that there are."""
+        known = (AUTO, *HELPED) if self.helpers else KNOWN
+        if algorithm not in known:
+            why = f" with helpers {list(self.helpers)}" if self.helpers else f" (argument or {ALGORITHM_VARIABLE})"
+            raise ValueError(f"algorithm={algorithm!r}{why}: expected one of {', '.join(known)}")
+        return algorithm
+
     def pick(self, nbytes: int, algorithm: str | None = None, what: str = "") -> str:
         """The allreduce algorithm for this size: as asked for, or the cheapest.  May measure: all ranks call it alike.
 
         what  the operation that needs to know, for errors
         """
-        name = check_algorithm(algorithm or self.algorithm)
+        name = self.check(algorithm or self.algorithm)
+        if self.helpers and name == AUTO:
+            return HELPED[0]
         return name if name != AUTO else self._choice(nbytes, self._measure(nbytes, what)).algorithm
 
     def explain(self, nbytes: int) -> str:
         """Which algorithm an allreduce of this size takes, and why.  Sends nothing."""
         if self.size == 1:
             return f"{nbytes} bytes stay on this rank"
+        if self.helpers:
+            return f"{nbytes} bytes go over TCP by {self.pick(nbytes)}; ranks {list(self.helpers)} only add"
         if self.algorithm != AUTO:
             return f"{nbytes} bytes go over TCP by {self.algorithm}, as asked for (argument or {ALGORITHM_VARIABLE})"
         if self.measured is None:
@@ -169,6 +212,36 @@ class Peers:
     def _link(self, nbytes: int, what: str) -> cost.Link:
         return self._measure(nbytes, what).link if self.size > 1 else cost.Link(0.0, 0.0)
 
+    # ---- algorithms that need to know more than the mesh -------------------------------------------------------------
+    def _allreduce(self, name: str, data: Flat, reduction: Reduction) -> Strand:
+        if name == "ring":
+            return ring.allreduce(self.mesh, data, reduction, order=self.order)
+        if name == HIERARCHICAL:
+            return self._hierarchical(data, reduction)
+        if self.helpers and name == "byteps":
+            return byteps.allreduce(self.mesh, data, reduction, helpers=self.helpers)
+        if self.helpers:
+            workers = [rank for rank in range(self.size) if rank not in self.helpers]
+            layout = parameter_server.shares(data.size, workers, self.helpers)
+            return parameter_server.allreduce(self.mesh, data, reduction, layout=layout)
+        return ALLREDUCE[name](self.mesh, data, reduction)
+
+    def _hierarchical(self, data: Flat, reduction: Reduction) -> Strand:
+        """Ranks of one machine over shared memory, where all machines have equally many; else over TCP on it."""
+        if not self._groups:
+            self._groups = machines(self.mesh)
+            local = next(group for group in self._groups if self.rank in group)
+            if len({len(group) for group in self._groups}) == 1 and len(local) > 1:
+                self._rows = SharedRows(Subset(self.mesh, local))
+        yield from hierarchical.allreduce(self.mesh, data, reduction, groups=self._groups, rows=self._rows)
+
+    def close(self) -> None:
+        """Gives shared memory and the mesh back."""
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+        self.mesh.close()
+
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _run(self, what: str, strand: Strand, nbytes: int) -> None:
         begin = time.monotonic()
@@ -184,11 +257,3 @@ class Peers:
         with self.mesh.operation(Call(0, self.name + what)):
             self.mesh.wait([post()])
         self.operations += 1
-
-
-def check_algorithm(name: str) -> str:
-    """The name, or ValueError with those that there are."""
-    if name != AUTO and name not in ALLREDUCE:
-        known = ", ".join([AUTO, *sorted(ALLREDUCE)])
-        raise ValueError(f"algorithm={name!r} (argument or {ALGORITHM_VARIABLE}): expected one of {known}")
-    return name

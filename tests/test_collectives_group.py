@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,17 @@ from helpers_host import everyone, loopback_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.measure import Measured, measure
-from netfold.host.communicator import Communicator
+from netfold.host.collectives.shared_memory import machines
+from netfold.host.communicator import Communicator, _ring_order
 from netfold.host.cost import Link
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError
 from netfold.host.group import Group
 from netfold.host.mesh import Call, Mesh
 from netfold.host.mesh_memory import MemoryFabric
-from netfold.host.peers import Peers
+from netfold.host.peers import KNOWN, Peers
 from netfold.host.work import Turns
+from netfold.wire.jobs import Peer, Plan
 
 SLOW = Measured(Link(1e-4, 1e-8), 1.0)
 
@@ -245,9 +247,57 @@ def test_the_environment_and_arguments_override_the_choice(monkeypatch: pytest.M
         Peers(mesh)
 
 
-@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+@pytest.mark.parametrize("name", KNOWN)
 def test_every_algorithm_is_selectable(name: str) -> None:
-    """By the argument of allreduce, on a communicator over TCP."""
+    """By the argument of allreduce, on a communicator over TCP; hierarchical finds that all ranks share a machine."""
     with loopback_job(3, rail="tcp") as comms:
         got = everyone(comms, lambda comm: float(comm.allreduce(np.full(77, 1.5), algorithm=name)[76]))
     assert got == [4.5] * 3
+
+
+@pytest.mark.parametrize("name", ["auto", "byteps", "parameter_server"])
+def test_helpers_add_for_the_others(name: str) -> None:
+    """Two of five ranks have no data: sums and averages are the other three's; other algorithms are refused."""
+
+    def one(mesh: Mesh) -> Any:
+        group = Group(Peers(mesh, algorithm=name, helpers=[1, 4]), Turns(f"rank {mesh.rank}"))
+        total = group.allreduce(np.full(1000, mesh.rank, np.float32))
+        mean = group.allreduce(np.full(7, mesh.rank, np.float64), op="average")
+        with pytest.raises(ValueError, match=r"'ring' with helpers \[1, 4\]: expected one of auto, byteps, param"):
+            group.allreduce(np.zeros(1), algorithm="ring")
+        return None if mesh.rank in (1, 4) else (total.tolist(), mean.tolist())
+
+    got = values(MemoryFabric(5).run(one))
+    assert [got[rank] for rank in (0, 2, 3)] == [([5.0] * 1000, [5 / 3] * 7)] * 3
+    with pytest.raises(ValueError, match="not all, each once"):
+        Peers(MemoryFabric(2).meshes[0], helpers=[0, 1])
+
+
+def test_the_ring_goes_by_address() -> None:
+    """Ranks under one leaf have neighbouring addresses, and follow each other in the ring."""
+    addresses = ["10.0.2.10", "10.0.1.1", "10.0.2.9", "10.0.1.2"]
+    plan = Plan("j", 1, 0, 4, [Peer(rank, address, "") for rank, address in enumerate(addresses)], [])
+    assert _ring_order(plan) == [1, 3, 2, 0]
+
+
+def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines of two: "hierarchical" maps rows on each, keeps them for the next operation, and gives them back."""
+    before = sorted(os.listdir("/dev/shm"))
+    seen: list[tuple[int, bool]] = []
+
+    def one(mesh: Mesh) -> float:
+        peers = Peers(mesh, algorithm="hierarchical")
+        group = Group(peers, Turns(f"rank {mesh.rank}"))
+        group.allreduce(np.ones(10))
+        rows = peers._rows
+        total = float(group.allreduce(np.full(100_000, mesh.rank, np.float32))[99_999])
+        seen.append((len(peers._groups), rows is not None and rows is peers._rows))
+        peers.close()
+        return total
+
+    fabric = MemoryFabric(4)
+    names = {id(mesh): bytes([mesh.rank // 2]) * 16 for mesh in fabric.meshes}
+    monkeypatch.setattr("netfold.host.peers.machines", lambda mesh: machines(mesh, names[id(mesh)]))
+    assert values(fabric.run(one)) == [6.0] * 4
+    assert seen == [(2, True)] * 4
+    assert [name for name in sorted(os.listdir("/dev/shm")) if name not in before and "netfold" in name] == []
