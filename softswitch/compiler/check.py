@@ -236,8 +236,6 @@ class Checker(ExprChecker):
                 return
             state.select = [self.expr(e) for e in state.select]
             types = [e.type for e in state.select]
-            if not types:
-                raise P4Error(state.next_pos, "select needs at least one expression")
             for case in state.cases:
                 if case.state not in names:
                     raise P4Error(case.state_pos, f"no state '{case.state}'{nearest(case.state, names)}")
@@ -247,7 +245,7 @@ class Checker(ExprChecker):
         """Checks the keys of a select case or an entry against the types that they are compared with."""
         if len(keys) == len(types) == 1 and isinstance(keys[0], A.ListExpr):
             keys = keys[0].items
-        if len(keys) == 1 and len(types) > 1:
+        if len(keys) == 1 and len(types) != 1:
             if isinstance(keys[0], A.DontCare):
                 keys[0].type = T.ANY
                 return keys

@@ -484,8 +484,6 @@ class ExprChecker(Resolver):
                     raise P4Error(e.pos, f"'{e.name}' cannot be written")
                 return self.lvalue(e.base)
             case A.Index():
-                if isinstance(e.base.type, T.Tuple):
-                    raise P4Error(e.pos, "the members of a tuple cannot be written")
                 return self.lvalue(e.base)
             case A.Slice():
                 return self.lvalue(e.base)

@@ -270,8 +270,20 @@ class StmtEmitter(PacketEmitter):
         total = sum(width(t) for _, t in leaves)
         self.line(f"if (end - c < {(total + 7) // 8}) {self.fail('PacketTooShort')}")
         self.unpack("c", leaves)
-        if isinstance(s.dst.type, ir.Rec) and s.dst.type.kind == "header":
-            self.line(f"{self.lv(s.dst)}._valid = true;")
+        self.validate(s.dst)
+
+    def validate(self, lv: ir.LValue) -> None:
+        """Marks all headers in a value valid."""
+        match lv.type:
+            case ir.Rec() as rec:
+                if rec.kind == "header":
+                    self.line(f"{self.lv(lv)}._valid = true;")
+                for name, t in rec.fields.items():
+                    self.validate(ir.Field(t, lv, name))
+            case ir.Arr() as arr:
+                for i in range(arr.size):
+                    self.validate(ir.Elem(arr.item, lv, ir.const(i, ir.U32)))
+                self.line(f"{self.lv(lv)}.next = {arr.size};")
 
     def leaves(self, lv: ir.LValue) -> list[tuple[str, ir.Type]]:
         if isinstance(lv.type, ir.Rec):
@@ -279,7 +291,10 @@ class StmtEmitter(PacketEmitter):
             for name, t in lv.type.fields.items():
                 found += self.leaves(ir.Field(t, lv, name))
             return found
-        if isinstance(lv.type, Varbit | ir.Arr):
+        if isinstance(lv.type, ir.Arr):
+            items = [ir.Elem(lv.type.item, lv, ir.const(i, ir.U32)) for i in range(lv.type.size)]
+            return [leaf for item in items for leaf in self.leaves(item)]
+        if isinstance(lv.type, Varbit):
             raise P4Error(self.shown or Pos("", 0, 1), f"lookahead of a {lv.type} is not supported")
         return [(self.lv(lv), lv.type)]
 
