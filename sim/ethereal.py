@@ -42,7 +42,7 @@ class Point:
 
     fabric: str
     workload: str
-    """A collective, or a model whose training is simulated."""
+    """A collective, or a model of which two layers' training is simulated."""
     size: int
     """Bytes on each rank; 0 for a model."""
     scheme: str
@@ -108,9 +108,9 @@ def run(
 
 
 def simulate_point(point: Point) -> Row:
-    """One simulation; a model is simulated for two layers and scaled to all, which are alike."""
+    """One simulation; of a model the first two layers, since all are alike."""
     topology = FABRICS[point.fabric]()
-    workload, times = _workload(topology, point)
+    workload = _workload(topology, point)
     scheme = SCHEMES[point.scheme]
     faults = {"healthy": (), "link breaks": (Fault(BROKEN, 1e-6),), "link is out": (Fault(BROKEN, 0.0, 0.0),)}
     dead = topology.dead([BROKEN]) if point.state == "link is out" else frozenset()
@@ -121,18 +121,17 @@ def simulate_point(point: Point) -> Row:
     placed = place(topology, workload, scheme, dead=dead, seed=point.seed, mtu=transport.mtu)
     sender = workload.step[placed.task] * topology.size + workload.source[placed.task]
     return Row(point.fabric, point.workload, point.size, point.scheme, point.state, point.seed,
-               inf if outcome.unfinished else outcome.time * times, outcome.unfinished,
+               inf if outcome.unfinished else outcome.time, outcome.unfinished,
                int(np.unique(sender, return_counts=True)[1].max()),
                float(uplinks.max() / uplinks.mean()) if uplinks.any() else 1.0,
                outcome.counts["timeouts"], outcome.counts["dropped"])
 
 
-def _workload(topology: Topology, point: Point) -> tuple[Workload, float]:
+def _workload(topology: Topology, point: Point) -> Workload:
     hosts = range(topology.size)
     if point.workload in MODELS:
-        model, layers = MODELS[point.workload], 2
-        return training_step(hosts, model, layers=layers), model.layers / layers
-    return COLLECTIVES[point.workload](hosts, point.size), 1.0
+        return training_step(hosts, MODELS[point.workload], layers=2)
+    return COLLECTIVES[point.workload](hosts, point.size)
 
 
 def simulate_large(*, seed: int, size: int = 64 << 20, echo: Callable[[str], None] = print) -> dict[str, float]:
@@ -181,7 +180,7 @@ def draw(rows: Sequence[Row], fabric: str) -> str:
             line.append(Panel(f"{name}, {state}", [str(size >> 20) for size in sizes],
                               {scheme: [value(scheme, name, size) for size in sizes] for scheme in schemes}))
         if models:
-            line.append(Panel(f"training step, {state}", models,
+            line.append(Panel(f"two layers' training, {state}", models,
                               {scheme: [value(scheme, model, 0) for model in models] for scheme in schemes}))
         lines.append(line)
     seeds = ", ".join(map(str, sorted({r.seed for r in mine})))
