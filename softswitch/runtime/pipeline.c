@@ -15,7 +15,8 @@
  *
  * Where BMv2 surprises, we do what it does: metadata of clones, resubmitted and recirculated packets starts at zero, their
  * ingress_port and timestamps too; truncate() in ingress does not reach multicast copies and recirculated frames;
- * counters and meters see the length of the frame that came in.
+ * counters and meters see the length of the frame that came in.  One thing BMv2 does only when told so (--priority-queues 8):
+ * it takes every value of standard_metadata.priority; the queues are the I/O layer's, and have no priorities.
  *
  * The packet at hand runs through directly; egress clones, resubmitted and recirculated ones wait in sw->work until it is
  * done.  One received frame causes at most SS_MAX_PASSES such passes, so that a program that circulates packets for ever
