@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_status
@@ -28,7 +29,7 @@ class Stream:
     def __init__(self, stub: p4r_grpc.P4RuntimeStub) -> None:
         self._out: queue.SimpleQueue[p4r.StreamMessageRequest | None] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[p4r.StreamMessageResponse | grpc.RpcError | None] = queue.SimpleQueue()
-        self._call = stub.StreamChannel(iter(self._out.get, None))
+        self._call: Any = stub.StreamChannel(iter(self._out.get, None))
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -138,7 +139,8 @@ class Client:
 
 def details(error: grpc.RpcError) -> list[p4r.Error]:
     """The p4.v1.Error of each update."""
-    (blob,) = [value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin"]
+    metadata: Any = error.trailing_metadata()
+    (blob,) = [value for key, value in metadata if key == "grpc-status-details-bin"]
     found = []
     for any_ in rpc_status.Status.FromString(blob).details:
         detail = p4r.Error()

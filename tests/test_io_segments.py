@@ -59,7 +59,9 @@ def _library() -> ctypes.CDLL:
         include=[RUNTIME],
         flags=["-g"],
     )
-    return ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(path))
+    library.ss_cut.restype = library.ss_join.restype = ctypes.c_uint32
+    return library
 
 
 def cut(frame: bytes, vnet: Vnet) -> list[bytes]:
@@ -87,7 +89,7 @@ def join(frames: list[bytes], mtu: int = 65535) -> tuple[int, bytes, Vnet]:
 def checksum(data: bytes) -> int:
     """RFC 1071."""
     data += b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

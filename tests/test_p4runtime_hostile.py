@@ -43,7 +43,7 @@ def sanitized() -> bool:
 
 @pytest.fixture(scope="module")
 def bench(sanitized: bool) -> Iterator[tuple[Server, Client, Stream]]:
-    def builder(_: bytes) -> Built:
+    def builder(device_config: bytes) -> Built:
         return Built(probe_executable(sanitize=sanitized), probe_p4info())
 
     with primary(builder=builder) as everything:
@@ -178,10 +178,10 @@ def test_hostile_frames_on_the_wire_do_no_harm(sanitized: bool) -> None:
                 draw.choice([0, 14, 34, 34, 60]),
                 draw.choice([0, 6, 6, 16, 100]),
             )
-            frame = bytearray(good + draw.randbytes(draw.choice([0, 1, 100, 2000, 30000])))
+            described = bytearray(good + draw.randbytes(draw.choice([0, 1, 100, 2000, 30000])))
             if draw.random() < 0.5:
-                frame[draw.randrange(4, 42)] = draw.randrange(256)
-            into.try_send(head + frame)
+                described[draw.randrange(4, 42)] = draw.randrange(256)
+            into.try_send(head + described)
         wait_for(lambda: process.ports()[0].received > 0)
         plain = Tap("h1")
         plain.send(b"\0\0\0\2\0\2" + bytes(60))
