@@ -217,7 +217,7 @@ class Elaboration(StmtLowering):
             made = self.instantiate(prop, prop.value, f"{table.name}.{name}")
             if note is not None and isinstance(note.args[0], A.StrLit):
                 text = note.args[0].value
-                made.name = text[1:] if text.startswith(".") else f"{table.name.rpartition('.')[0]}.{text}"
+                made.name = text.removeprefix(".")
         else:
             made = self.bindings.get(id(prop.value.decl)) if isinstance(prop.value, A.Name) else None
         if not isinstance(made, ir.ExternObject) or made.kind not in kinds:

@@ -35,6 +35,7 @@ class StmtLowering(ExprLowering):
         self.frames: list[Frame] = []
         self.loops: list[tuple[str, str]] = []  # labels of break and continue
         self.exit_label = ""
+        self.in_action = False
         self.place: ir.LValue = ir.Var(U32, "")  # what the last slice that became a target is part of
 
     # ---- statements ---------------------------------------------------------------------------------------------
@@ -322,7 +323,8 @@ class StmtLowering(ExprLowering):
         if e.builtin:
             return self.header_method(e)
         if isinstance(e.decl, A.ActionDecl):
-            self.program.actions.setdefault(self.bindings[id(e.decl)], e.decl)
+            if not self.in_action:  # p4c shows these to the control plane; those called by actions vanish in them
+                self.program.actions.setdefault(self.bindings[id(e.decl)], e.decl)
             return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
         if isinstance(e.decl, A.FunctionDecl) and e.decl.body is not None:
             return self.call_function(e)
@@ -373,12 +375,14 @@ class StmtLowering(ExprLowering):
         if types is not None:
             self.types = types
         self.frames.append(frame)
+        outer_action, self.in_action = self.in_action, self.in_action or outer_names
         loops, self.loops = self.loops, []
         if callable(body):
             body()
         else:
             self.stmt(body)
         self.loops = loops
+        self.in_action = outer_action
         self.frames.pop()
         self.types = outer_types
         if frame.returned:
