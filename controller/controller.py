@@ -26,6 +26,7 @@ from netfold.controller import operator, pipeline, routes, rpc, slots, stall, ta
 from netfold.controller.entities import Entity
 from netfold.controller.fabric import End, Fabric, Switch
 from netfold.controller.jobs import Job, Jobs
+from netfold.controller.links import Links
 from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
 from netfold.controller.pipeline import Pipeline
 from netfold.controller.probe import SlotState
@@ -80,7 +81,14 @@ class Controller:
         self._start_timeout = start_timeout
         self._election_id = election_id if election_id is not None else time.time_ns() // 1_000_000
         self._opens_sessions = connect is None
-        self._targets = {s.name: Target(s.name, partial(connect or self._connect, s)) for s in fabric.switches}
+        self._changed = asyncio.Event()
+        self._targets = {
+            s.name: Target(s.name, partial(connect or self._connect, s), on_change=self._changed.set)
+            for s in fabric.switches
+        }
+        self._links = Links(fabric)
+        self._miswired: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
         ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
         self._ledger = ledger
         self.jobs = Jobs(fabric, ledger, self, self.graph)
@@ -105,9 +113,10 @@ class Controller:
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.build, self.fabric.engine)
         await self._nobody_else_serves()
-        base = tables.merge([tables.routing(self.fabric, routes.plan(self.fabric.graph())), tables.fixed(self.fabric)])
+        fixed, routing = tables.fixed(self.fabric), tables.routing(self.fabric, routes.plan(self.fabric.graph()))
         for target in self._targets.values():
-            target.preset("fabric", base[target.name])
+            target.preset("fabric", fixed[target.name])
+            target.preset("routes", routing[target.name])
             target.start()
         outcomes = await asyncio.gather(
             *(target.wait_up(self._start_timeout) for target in self._targets.values()), return_exceptions=True
@@ -117,6 +126,9 @@ class Controller:
             count = f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name}"
             raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
         await self._serve(secrets)
+        self._tasks.append(asyncio.create_task(self._keep_routes(), name="routes"))
+        if self.fabric.probe:
+            self._tasks.append(asyncio.create_task(self._keep_probing(), name="link probes"))
         self._ready = time.monotonic()
 
     async def run(self) -> None:
@@ -127,6 +139,10 @@ class Controller:
 
     async def stop(self) -> None:
         """End the service and the sessions; the switches stay as they are."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
         if self._server is not None:
             self.jobs.close()
             await self._server.stop(STOP_GRACE)
@@ -135,10 +151,62 @@ class Controller:
         await asyncio.gather(*(target.stop() for target in self._targets.values()))
 
     def graph(self) -> nx.MultiGraph[str]:
-        """The fabric less the switches that are down."""
+        """The fabric less the switches and links that are down."""
         graph = self.fabric.graph()
+        down = self._links.down()
+        graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in down])
         graph.remove_nodes_from(target.name for target in self._targets.values() if not target.is_up)
         return graph
+
+    # ---- failures ------------------------------------------------------------------------------------------------
+
+    async def check_links(self) -> None:
+        """One round: what came of the last probes, and the next ones.  Links that went down or came back are logged,
+        and routes and new jobs go around them or over them again."""
+        before = self._links.down()
+        up = {target.name: target.client for target in self._targets.values() if target.is_up}
+        for name, client in up.items():
+            while not client.packets.empty():
+                packet = client.packets.get_nowait()
+                problem = self._links.heard(name, packet.port, packet.payload)
+                if problem and problem not in self._miswired:
+                    self._miswired.add(problem)
+                    log.error("%s", problem)
+        for probe in self._links.round(up):
+            try:
+                await up[probe.switch].packet_out(probe.port, probe.frame)
+            except SwitchError as error:
+                log.warning("%s", error)
+        now = self._links.down()
+        for number in sorted(now ^ before):
+            link = self.fabric.links[number]
+            log.warning("link %s - %s is %s", link.a, link.b, "down: its probes are lost" if number in now else "up")
+        if now != before:
+            self._changed.set()
+
+    async def replan(self) -> None:
+        """Routes without what is down.  A switch that is down keeps its own: when it is back, this runs again."""
+        routing = tables.routing(self.fabric, routes.plan(self.graph()))
+        await asyncio.gather(*(
+            target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
+        ))  # fmt: skip
+
+    async def _keep_probing(self) -> None:
+        while True:
+            await asyncio.sleep(self.fabric.probe)
+            try:
+                await self.check_links()
+            except Exception:  # or nobody would notice any failure from now on
+                log.exception("probing links failed")
+
+    async def _keep_routes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.replan()
+            except Exception:
+                log.exception("routes could not be planned anew")
 
     # ---- jobs.Installer ------------------------------------------------------------------------------------------
 
@@ -220,6 +288,7 @@ class Controller:
         names = list(self._targets)
         counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
         used = self._ledger.used()
+        up = {number for *_, number in self.graph().edges(keys=True)}
         return Status(
             fabric=self.fabric.name,
             engine=self.fabric.engine,
@@ -230,8 +299,8 @@ class Controller:
             ],
             links=[
                 LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, *link.ends),
-                           _traffic(counters, *link.ends[::-1]))
-                for link in self.fabric.links
+                           _traffic(counters, *link.ends[::-1]), number in up)
+                for number, link in enumerate(self.fabric.links)
             ],
             jobs=[_job_status(job) for job in self.jobs.all()],
         )  # fmt: skip

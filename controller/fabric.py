@@ -112,6 +112,8 @@ class Fabric(msgspec.Struct, frozen=True):
     path_mtu: int = roce.PATH_MTU
     seed: int = 0
     """Of the losses on purpose: the same seed loses the same packets."""
+    probe: float = 0.5
+    """Seconds between probes of every link between switches; 0: links are not probed."""
     token: str | None = None
     """What ranks and operators must say; or it stands in ``token_file``."""
     token_file: str | None = None
@@ -175,7 +177,7 @@ class Fabric(msgspec.Struct, frozen=True):
     def dumps(self) -> str:
         """The fabric as TOML text, which `loads` reads back equal."""
         head = {"name": self.name, "engine": self.engine, "path_mtu": self.path_mtu, "jobs": self.jobs,
-                "seed": self.seed, "token": self.token, "token_file": self.token_file,
+                "seed": self.seed, "probe": self.probe, "token": self.token, "token_file": self.token_file,
                 "certificate": self.certificate, "key": self.key}
         parts = [_table("[fabric]", head)]
         for title, things in (("[[switch]]", self.switches), ("[[host]]", self.hosts), ("[[link]]", self.links)):
@@ -228,6 +230,8 @@ def validate(fabric: Fabric) -> None:
     if not 0 <= fabric.seed < 2**32:
         raise FabricError(f"fabric.seed: expected 0..2^32-1, got {fabric.seed}")
     _grpc_address("fabric.jobs", fabric.jobs)
+    if fabric.probe != 0 and not 0.01 <= fabric.probe <= 60:
+        raise FabricError(f"fabric.probe: expected 0 (off) or 0.01..60 seconds, got {fabric.probe}")
     if fabric.token is not None and fabric.token_file is not None:
         raise FabricError("fabric.token: expected either a token or a token_file, got both")
     if fabric.token == "":
@@ -371,6 +375,7 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     jobs: str
     path_mtu: int = roce.PATH_MTU
     seed: int = 0
+    probe: float = 0.5
     token: str | None = None
     token_file: str | None = None
     certificate: str | None = None

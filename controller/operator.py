@@ -61,6 +61,8 @@ class LinkStatus(msgspec.Struct, frozen=True):
     loss: float
     a_to_b: Traffic
     b_to_a: Traffic
+    up: bool = True
+    """False where probes between its two switches are lost, or one of them is down."""
 
 
 class TreeStatus(msgspec.Struct, frozen=True):

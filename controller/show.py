@@ -22,11 +22,12 @@ def show(status: Status, console: Console | None = None) -> None:
         state = "[green]up[/green]" if s.up else f"[red]down[/red]: {s.problem}"
         switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt))
     console.print(switches)
-    links = Table("link", "rate", "loss", "there", "back", "lost there/back", box=None)
+    links = Table("link", "state", "rate", "loss", "there", "back", "lost there/back", box=None)
     for link in status.links:
         there, back = link.a_to_b, link.b_to_a
-        links.add_row(f"{link.a} - {link.b}", link.rate or "-", f"{link.loss:g}", _traffic(there), _traffic(back),
-                      f"{there.lost}/{back.lost}")
+        state = "[green]up[/green]" if link.up else "[red]down[/red]"
+        links.add_row(f"{link.a} - {link.b}", state, link.rate or "-", f"{link.loss:g}", _traffic(there),
+                      _traffic(back), f"{there.lost}/{back.lost}")
     console.print(links)
     for job in status.jobs:
         _job(console, job)

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from netfold.controller.entities import Entity, Entry, Multicast
-from netfold.controller.fabric import End, Engine, Fabric, Host
+from netfold.controller.fabric import CPU_PORT, End, Engine, Fabric, Host
+from netfold.controller.links import ROUTERS
 from netfold.controller.routes import Hop, Route
 from netfold.controller.slots import Stream
 from netfold.controller.trees import Child, Fold
@@ -98,9 +99,18 @@ def congestion(fabric: Fabric) -> BySwitch:
     return {s.name: [Entry(CONGESTION, (), MARK_ABOVE, (("depth", depth),))] for s in fabric.switches}
 
 
+def probes(fabric: Fabric) -> BySwitch:
+    """What is for all routers of a link goes to the CPU port of each: the controller's link probes."""
+    key = (("dst", (_ip(ROUTERS), 32)),)
+    return {
+        s.name: [Entry(ROUTE, key, FORWARD, (("port", CPU_PORT), ("src_mac", _mac(s.mac)), ("dst_mac", _mac(s.mac))))]
+        for s in fabric.switches
+    }
+
+
 def fixed(fabric: Fabric) -> BySwitch:
     """All that depends on nothing but the fabric's description."""
-    return merge([losses(fabric), congestion(fabric)])
+    return merge([losses(fabric), congestion(fabric), probes(fabric)])
 
 
 def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:

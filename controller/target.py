@@ -17,7 +17,7 @@ from netfold.controller import tables
 from netfold.controller.entities import Entity, State, state
 from netfold.controller.probe import SlotState
 from netfold.controller.reconcile import Update, diff
-from netfold.controller.switch import Count, NotPrimary, SwitchError
+from netfold.controller.switch import Count, NotPrimary, PacketIn, SwitchError
 
 log = logging.getLogger("netfold.controller")
 
@@ -28,6 +28,9 @@ RETRY: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 class Client(Protocol):
     """What a target needs of a session: `netfold.controller.switch.Session`, or a fake one."""
 
+    packets: asyncio.Queue[PacketIn]
+
+    async def packet_out(self, port: int, payload: bytes) -> None: ...
     async def ensure_pipeline(self) -> bool: ...
     async def read_state(self, tables: Iterable[str]) -> State: ...
     async def read_counter(self, name: str) -> dict[int, Count]: ...
@@ -47,7 +50,14 @@ class Target:
     ``base`` entries stay for good (routes, losses); each job adds a part of its own under its name.
     """
 
-    def __init__(self, name: str, connect: Connect, *, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name = name
         self.problem: str = "not connected yet"
         """Why the switch is not up; empty where it is."""
@@ -55,6 +65,7 @@ class Target:
         """Pipelines pushed by this controller."""
         self._connect = connect
         self._sleep = sleep
+        self._on_change = on_change
         self._parts: dict[str, State] = {}
         self._actual: State = {}
         self._unsure = True
@@ -127,15 +138,19 @@ class Target:
                     await self._mend(client)
                 raise
 
+    async def replace(self, part: str, entities: Iterable[Entity]) -> None:
+        """Set a part of the desired state to something else; a switch that is down gets it when it comes back."""
+        wanted = state(entities)
+        async with self._busy:
+            if self._parts.get(part) != wanted:
+                self._parts[part] = wanted
+                await self._hold()
+
     async def uninstall(self, part: str) -> None:
         """Take a part out of the desired state.  A switch that is down is cleaned when it comes back."""
         async with self._busy:
-            if (self._parts.pop(part, None) is not None or self._unsure) and self._client is not None:
-                try:
-                    await self._apply(self._client)
-                except SwitchError as error:
-                    log.warning("%s", error)
-                    await self._mend(self._client)
+            if self._parts.pop(part, None) is not None or self._unsure:
+                await self._hold()
 
     def pending(self) -> list[Update]:
         """What would be written now: the difference that a dry run prints."""
@@ -143,6 +158,15 @@ class Target:
 
     def _desired(self) -> State:
         return state(entity for part in self._parts.values() for entity in part.values())
+
+    async def _hold(self) -> None:
+        """Bring the switch to its desired state, if it is there."""
+        if self._client is not None:
+            try:
+                await self._apply(self._client)
+            except SwitchError as error:
+                log.warning("%s", error)
+                await self._mend(self._client)
 
     async def _apply(self, client: Client) -> None:
         """Write the difference.  After a write that failed or was cut off, look at what is there first."""
@@ -205,3 +229,4 @@ class Target:
     def _note(self, problem: str) -> None:
         self.problem = problem
         self._changed.set()
+        self._on_change()

@@ -13,7 +13,7 @@ from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 from netfold.controller.entities import Entry, Multicast, State
 from netfold.controller.probe import SlotState
 from netfold.controller.reconcile import Update
-from netfold.controller.switch import Count, SwitchError
+from netfold.controller.switch import Count, PacketIn, SwitchError
 
 T = TypeVar("T")
 BOUND = 20.0
@@ -45,6 +45,8 @@ class MemorySwitch:
         self.has_pipeline = False
         self.writes: list[list[Update]] = []
         self.counters: dict[str, dict[int, Count]] = {}
+        self.sends: Callable[[int, bytes], None] = lambda port, frame: None
+        """What becomes of a frame that it sends out of a port."""
         self.slots: dict[int, SlotState] = {}
         self.refuse: Callable[[Update], bool] = lambda update: False
         self.unreachable = False
@@ -59,6 +61,11 @@ class MemorySwitch:
         self.sessions.append(MemorySession(self))
         return self.sessions[-1]
 
+    def arrives(self, port: int, frame: bytes) -> None:
+        """A frame for its CPU port."""
+        if self.sessions:
+            self.sessions[-1].packets.put_nowait(PacketIn(port, frame))
+
     def break_session(self, why: str = "stream broke") -> None:
         """End the newest session, as a switch that restarts does."""
         self.sessions[-1].end.set_result(why)
@@ -70,6 +77,10 @@ class MemorySession:
     def __init__(self, switch: MemorySwitch) -> None:
         self.switch = switch
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.packets: asyncio.Queue[PacketIn] = asyncio.Queue()
+
+    async def packet_out(self, port: int, payload: bytes) -> None:
+        self.switch.sends(port, payload)
 
     async def ensure_pipeline(self) -> bool:
         pushed = not self.switch.has_pipeline

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fold program on a real switch with real interfaces, entries by the controller, packets by hand."""
+"""The fold program on real switches with real interfaces, entries by the controller, packets by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-HELPER = Path(__file__).with_name("helpers_fold.py")
+FOLD = Path(__file__).with_name("helpers_fold.py")
+LINKS = Path(__file__).with_name("helpers_links.py")
+ENGINES = [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"]
 
 
 def namespace() -> list[str]:
@@ -26,15 +28,29 @@ def namespace() -> list[str]:
     return command
 
 
-@pytest.mark.netns
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("engine", [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"])
-def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
-    """Sums and maxima on every rank, header fields to the last bit, repeats, marks, corrupt and late packets."""
+def checks(helper: Path, engine: str, folder: Path) -> int:
+    """How many checks of a helper held, in a namespace of its own; all that it ran did."""
     if engine == "bmv2" and not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")):
         pytest.skip("simple_switch_grpc and p4c-bm2-ss are not on PATH")
-    run = subprocess.run([*namespace(), sys.executable, str(HELPER), engine, str(tmp_path)], capture_output=True,
+    run = subprocess.run([*namespace(), sys.executable, str(helper), engine, str(folder)], capture_output=True,
                          text=True, timeout=100, stdin=subprocess.DEVNULL)
-    log = tmp_path / "switch.log"
+    log = folder / "switch.log"
     assert run.returncode == 0, run.stderr + (log.read_text(errors="replace") if log.exists() else "")
-    assert len([line for line in run.stdout.splitlines() if json.loads(line)["ok"]]) == 9
+    return len([line for line in run.stdout.splitlines() if json.loads(line)["ok"]])
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
+    """Sums and maxima on every rank, header fields to the last bit, repeats, marks, corrupt and late packets; whom an
+    open slot waits for."""
+    assert checks(FOLD, engine, tmp_path) == 9
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pulled_cable_is_noticed(engine: str, tmp_path: Path) -> None:
+    """Link probes go over real interfaces, stop with the cable, and come again with it."""
+    assert checks(LINKS, engine, tmp_path) == 3

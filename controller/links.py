@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which links between switches are up: a small packet goes over every one, both ways, and must come out at the far end.
+
+    controller --packet-out--> switch --RoCEv2 to 224.0.0.2--> neighbour --route to the CPU port--> packet-in
+
+It works on any P4Runtime target, notices what no port status tells (a cable in the wrong port, a far end that hangs),
+and is itself plain RoCEv2: an RDMA WRITE to queue pair 1, addressed to all routers of the link.  A direction is down
+when so many probes in a row were lost that it cannot be the losses that the fabric says the link has.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Iterator
+from ipaddress import IPv4Address
+from typing import Final, NamedTuple
+
+from netfold.controller.fabric import End, Fabric
+from netfold.wire import roce
+
+ROUTERS: Final = "224.0.0.2"
+"""All routers on this link (RFC 1112): a switch hands it to its CPU port."""
+MISSES: Final = 5
+"""Probes lost in a row on a link without losses before it is down."""
+CHANCE: Final = 1e-9
+"""How likely a lossy link may lose so many in a row by chance."""
+
+_ROUTERS_MAC: Final = bytes.fromhex("01005e000002")
+_QP: Final = 1
+"""InfiniBand's general services: no job gets it."""
+_SOURCE_PORT: Final = 0xC001
+_TTL: Final = 255
+_ETHERTYPE_IPV4: Final = 0x0800
+_UDP: Final = 17
+_NOTE: Final = struct.Struct("!8sII")
+"""magic, number of the link, 1 where it goes from b to a."""
+_MAGIC: Final = b"netfold?"
+_BEFORE_NOTE: Final = roce.ETHERNET_BYTES + roce.IPV4_BYTES + roce.UDP_BYTES + roce.BTH_BYTES + roce.RETH_BYTES
+
+
+class Probe(NamedTuple):
+    """A frame that goes out."""
+
+    switch: str
+    port: int
+    frame: bytes
+
+
+class Links:
+    """The links between switches of one fabric.  All are taken for up until they are not."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        switches = {switch.name for switch in fabric.switches}
+        self._ways: dict[tuple[int, int], tuple[End, End]] = {}
+        self._patience: dict[int, int] = {}
+        for number, link in enumerate(fabric.links):
+            a, b = link.ends
+            if {a.node, b.node} <= switches:
+                self._ways[number, 0], self._ways[number, 1] = (a, b), (b, a)
+                self._patience[number] = _patience(link.loss)
+        self._unheard = dict.fromkeys(self._ways, 0)
+        """Probes sent since the last one that arrived."""
+        self._sequence = 0
+
+    def down(self) -> frozenset[int]:
+        """Numbers of the links (in the fabric's order) that have one direction down."""
+        return frozenset(n for (n, way), missed in self._unheard.items() if missed >= self._patience[n])
+
+    def round(self, up: Collection[str]) -> Iterator[Probe]:
+        """One probe for every direction, to be sent now; directions with an end not in ``up`` are not judged."""
+        self._sequence = self._sequence + 1 & roce.PSN_MASK
+        for (number, way), (sender, receiver) in self._ways.items():
+            if sender.node in up and receiver.node in up:
+                self._unheard[number, way] += 1
+                yield Probe(sender.node, sender.port, self._frame(sender, number, way))
+            else:
+                self._unheard[number, way] = 0
+
+    def heard(self, switch: str, port: int, frame: bytes) -> str:
+        """A packet-in.  Returns what is wrong with it where it is a probe on a wrong cable, else nothing."""
+        if len(frame) < _BEFORE_NOTE + _NOTE.size:
+            return ""
+        magic, number, way = _NOTE.unpack_from(frame, _BEFORE_NOTE)
+        if magic != _MAGIC or (number, way) not in self._ways:
+            return ""
+        sender, receiver = self._ways[number, way]
+        if receiver != End(switch, port):
+            return (f"cables: what leaves {sender} arrives at {switch}:{port}, the fabric's file says {receiver}; "
+                    "correct one of them")
+        self._unheard[number, way] = 0
+        return ""
+
+    def _frame(self, sender: End, number: int, way: int) -> bytes:
+        switch = self._fabric.switch(sender.node)
+        source, routers = IPv4Address(switch.address).packed, IPv4Address(ROUTERS).packed
+        payload = (
+            roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, _QP, self._sequence)
+            + roce.RETH.pack(0, 0, _NOTE.size)
+            + _NOTE.pack(_MAGIC, number, way)
+        )
+        length = roce.UDP_BYTES + len(payload) + roce.ICRC_BYTES
+        ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, roce.IPV4_BYTES + length, 0, 0x4000, _TTL, _UDP, 0, source, routers)
+        ip = ip[:10] + _checksum(ip) + ip[12:]
+        udp = struct.pack("!HHHH", _SOURCE_PORT, roce.UDP_PORT, length, 0)
+        icrc = roce.icrc(ip + udp + payload)
+        pseudo = source + routers + struct.pack("!BBH", 0, _UDP, length)
+        # a UDP checksum of 0 means none: what comes out as 0 is sent as its other form (RFC 768)
+        checksum = _checksum(pseudo + udp + payload + icrc)
+        udp = udp[:6] + (checksum if any(checksum) else b"\xff\xff")
+        ethernet = _ROUTERS_MAC + bytes.fromhex(switch.mac.replace(":", "")) + struct.pack("!H", _ETHERTYPE_IPV4)
+        return ethernet + ip + udp + payload + icrc
+
+
+def _patience(loss: float) -> int:
+    if loss in (0.0, 1.0):  # what loses everything is down
+        return MISSES
+    return max(MISSES, math.ceil(math.log(CHANCE) / math.log(loss)))
+
+
+def _checksum(data: bytes) -> bytes:
+    """The Internet checksum (RFC 1071), as it stands in the packet."""
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return struct.pack("!H", ~total & 0xFFFF)

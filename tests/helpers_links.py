@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two leaves and a spine on real interfaces, and a cable that is pulled; runs in a namespace of its own.
+
+    unshare --net python tests/helpers_links.py ENGINE FOLDER
+
+Prints one JSON object a check (`{"check": ..., "ok": true}`); any other end is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from netfold.controller import links
+from netfold.controller.controller import Controller
+from netfold.controller.fabric import Engine, Fabric, leafspine
+
+BOUND = 20.0
+"""Seconds for what must happen."""
+
+
+def interface(end: str) -> str:
+    """Of a switch's port."""
+    return end.replace(":", "-eth")
+
+
+def plug(fabric: Fabric) -> None:
+    """A veth pair for every link between switches."""
+    for link in fabric.links:
+        if link.b.startswith("spine"):
+            a, b = interface(link.a), interface(link.b)
+            subprocess.run(["ip", "link", "add", "name", a, "type", "veth", "peer", "name", b], check=True)
+            for end in (a, b):
+                Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
+                subprocess.run(["ip", "link", "set", end, "up"], check=True)
+
+
+def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
+    """A switch's command line."""
+    switch = fabric.switch(name)
+    ends = [end for link in fabric.links if link.b.startswith("spine") for end in link.ends if end.node == name]
+    ports = [word for end in ends for word in ("-i", f"{end.port}@{interface(str(end))}")]
+    if engine == "bmv2":
+        return ["simple_switch_grpc", "--no-p4", *ports, "--log-level", "off", "--device-id", str(switch.device_id),
+                "--thrift-port", str(9090 + switch.device_id), "--", "--grpc-server-addr", switch.grpc, "--cpu-port",
+                "510"]
+    return [sys.executable, "-m", "softswitch", "--no-p4", *ports, "--device-id", str(switch.device_id),
+            "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
+
+
+async def rounds(controller: Controller, until: Callable[[set[str]], bool]) -> set[str]:
+    """Probe until the set of links that are down suits; that set."""
+    async with asyncio.timeout(BOUND):
+        while True:
+            await controller.check_links()
+            await asyncio.sleep(0.05)  # for the probes to travel
+            down = {link.a for n, link in enumerate(controller.fabric.links) if n in controller._links.down()}
+            if until(down):
+                return down
+
+
+def done(check: str) -> None:
+    """Report a check that held."""
+    print(json.dumps({"check": check, "ok": True}), flush=True)
+
+
+async def checks(controller: Controller) -> None:
+    """All of them."""
+    seen = 0
+
+    def long_enough(down: set[str]) -> bool:
+        nonlocal seen
+        seen += 1
+        return bool(down) or seen > 3 * links.MISSES
+
+    assert await rounds(controller, long_enough) == set(), "links that work were found down"
+    done("probes arrive over every link")
+    subprocess.run(["ip", "link", "set", "leaf2-eth2", "down"], check=True)
+    assert await rounds(controller, bool) == {"leaf2:2"}
+    status = await controller.status()
+    assert [link.a for link in status.links if not link.up] == ["leaf2:2"]
+    done("a cable that is pulled is noticed")
+    subprocess.run(["ip", "link", "set", "leaf2-eth2", "up"], check=True)
+    await rounds(controller, lambda down: not down)
+    done("a cable that is plugged in again is noticed")
+
+
+async def main(engine: Engine, folder: Path) -> None:
+    """Everything up, all checks, everything down."""
+    fabric = msgspec.structs.replace(leafspine(2, 1, 2, engine=engine, rundir=folder), probe=0)
+    plug(fabric)
+    running = []
+    try:
+        with (folder / "switch.log").open("wb") as log:
+            for switch in fabric.switches:
+                running.append(subprocess.Popen(command(engine, fabric, switch.name), stdin=subprocess.DEVNULL,
+                                                stdout=log, stderr=log))
+        async with Controller(fabric, start_timeout=90) as controller:
+            await checks(controller)
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+
+
+if __name__ == "__main__":
+    wanted: Engine = "bmv2" if sys.argv[1] == "bmv2" else "softswitch"
+    asyncio.run(main(wanted, Path(sys.argv[2])))

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches and links that fail: noticed, routed around, kept out of new jobs, and taken back when they are back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from helpers_controller import MemorySwitch, run, until
+from hypothesis import given
+from hypothesis import strategies as st
+from test_controller_jobs import Rig, rig
+
+from netfold.controller import links, operator, tables
+from netfold.controller.entities import Entry
+from netfold.controller.fabric import CPU_PORT, End, Fabric, FabricError, leafspine, loads
+from netfold.controller.links import Links
+
+FABRIC = leafspine(2, 2, 4)
+
+
+def number(fabric: Fabric, a: str, b: str) -> int:
+    """Of the link between two nodes."""
+    return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
+
+
+def deliver(found: Links, fabric: Fabric, *, without: frozenset[End] = frozenset()) -> None:
+    """One round over cables as the file says, less those that lead into some ends."""
+    far = {a: b for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    for switch, port, frame in list(found.round([s.name for s in fabric.switches])):
+        end = far[End(switch, port)]
+        if end not in without:
+            assert found.heard(end.node, end.port, frame) == ""
+
+
+# ---- probes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_is_valid_rocev2() -> None:
+    """Scapy agrees with every length, checksum and ICRC; it is addressed to all routers, with the sender's address."""
+    from scapy.contrib.roce import BTH
+    from scapy.layers.l2 import Ether
+
+    import netfold.wire.scapy_roce  # noqa: F401 (lets scapy know RETH)
+
+    probes = list(Links(FABRIC).round([s.name for s in FABRIC.switches]))
+    assert len(probes) == 8
+    for probe in probes:
+        packet = Ether(probe.frame)
+        assert BTH in packet
+        assert (packet["IP"].src, packet["IP"].dst) == (FABRIC.switch(probe.switch).address, "224.0.0.2")
+        again = packet.copy()
+        del again["IP"].chksum, again["IP"].len, again["UDP"].chksum, again["UDP"].len
+        again[BTH].icrc = None
+        assert bytes(again) == probe.frame
+
+
+def test_a_link_is_down_when_probes_are_lost_in_one_direction() -> None:
+    """Not before MISSES of them in a row, no other link with it, and up with the first that arrives."""
+    found = Links(FABRIC)
+    dead = frozenset([End("spine2", 1)])
+    for _ in range(links.MISSES - 1):
+        deliver(found, FABRIC, without=dead)
+        assert found.down() == frozenset()
+    deliver(found, FABRIC, without=dead)
+    assert found.down() == {number(FABRIC, "leaf1", "spine2")}
+    deliver(found, FABRIC)
+    assert found.down() == frozenset()
+
+
+@pytest.mark.parametrize(("loss", "rounds"), [(0.0, 5), (0.01, 5), (0.05, 7), (0.5, 30), (1.0, 5)])
+def test_losses_on_purpose_are_not_taken_for_failures(loss: float, rounds: int) -> None:
+    """A lossy link is given so many rounds that chance alone takes it down once in a billion; one that loses all is
+    down."""
+    fabric = leafspine(2, 1, 2, loss=loss)
+    found = Links(fabric)
+    for _ in range(rounds - 1):
+        deliver(found, fabric, without=frozenset([End("spine1", 1)]))
+    assert found.down() == frozenset()
+    deliver(found, fabric, without=frozenset([End("spine1", 1)]))
+    assert len(found.down()) == 1
+    assert loss in (0.0, 1.0) or loss**rounds <= links.CHANCE
+
+
+def test_links_of_a_switch_that_is_down_are_not_judged() -> None:
+    """Nothing can be sent or heard there; when it is back, they start as good as new."""
+    found = Links(FABRIC)
+    for _ in range(2 * links.MISSES):
+        assert {probe.switch for probe in found.round(["leaf1", "leaf2", "spine1"])} == {"leaf1", "leaf2", "spine1"}
+    assert found.down() == {number(FABRIC, "leaf1", "spine1"), number(FABRIC, "leaf2", "spine1")}
+
+
+def test_a_cable_in_the_wrong_port_is_named() -> None:
+    """What leaves one port and arrives at another than the file says does not count, and is told."""
+    found = Links(FABRIC)
+    probe = next(p for p in found.round(["leaf1", "spine1"]) if p.switch == "leaf1")
+    words = found.heard("spine2", 1, probe.frame)
+    assert "what leaves leaf1:3 arrives at spine2:1, the fabric's file says spine1:1" in words
+
+
+@given(st.binary(max_size=200))
+def test_other_packets_are_no_probes(frame: bytes) -> None:
+    """Whatever hosts send to all routers does nothing."""
+    found = Links(FABRIC)
+    assert found.heard("leaf1", 1, frame) == ""
+    assert found.down() == frozenset()
+
+
+# ---- what the controller does ----------------------------------------------------------------------------------------
+
+
+class Cables:
+    """Between switches in memory: what a switch sends arrives at its neighbour, if that routes it to the CPU port."""
+
+    def __init__(self, fabric: Fabric, switches: dict[str, MemorySwitch]) -> None:
+        self.cut: set[int] = set()
+        for n, link in enumerate(fabric.links):
+            for a, b in (link.ends, link.ends[::-1]):
+                if a.node in switches and b.node in switches:
+                    self._lay(n, a, b, switches)
+
+    def _lay(self, n: int, a: End, b: End, switches: dict[str, MemorySwitch]) -> None:
+        before = switches[a.node].sends
+
+        def sends(port: int, frame: bytes) -> None:
+            if port != a.port:
+                before(port, frame)
+            elif n not in self.cut and self._to_cpu(switches[b.node]):
+                switches[b.node].arrives(b.port, frame)
+
+        switches[a.node].sends = sends
+
+    @staticmethod
+    def _to_cpu(switch: MemorySwitch) -> bool:
+        key = (tables.ROUTE, (("dst", (0xE0000002, 32)),))
+        entry = switch.state.get(key)
+        return isinstance(entry, Entry) and dict(entry.params)["port"] == CPU_PORT
+
+
+@asynccontextmanager
+async def cabled(folder: Path, **settings: Any) -> AsyncIterator[tuple[Rig, Cables]]:
+    """A rig whose link probes a test sends itself."""
+    async with rig(folder, probe=0, **settings) as r:
+        yield r, Cables(r.fabric, r.switches)
+
+
+def ways(r: Rig, switch: str, host: str) -> set[int]:
+    """Ports by which a switch reaches a host."""
+    address = int.from_bytes(bytes(map(int, r.fabric.host(host).address.split("."))), "big")
+    entry = r.switches[switch].state.get((tables.ROUTE, (("dst", (address, 32)),)))
+    if not isinstance(entry, Entry):
+        return set()
+    params = dict(entry.params)
+    if entry.action == tables.FORWARD:
+        return {params["port"]}
+    return {dict(e.params)["port"] for e in r.switches[switch].state.values()
+            if isinstance(e, Entry) and e.table == tables.UPLINK and dict(e.key)["group"] == params["group_"]}
+
+
+def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:
+    """Both leaves leave the spine whose link to one of them is cut; new jobs get the other tree; all comes back."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, cables):
+            assert (ways(r, "leaf1", "h3"), ways(r, "leaf2", "h1")) == ({3, 4}, {3, 4})
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            for _ in range(links.MISSES + 1):
+                await r.controller.check_links()
+            await until(lambda: ways(r, "leaf1", "h3") == {4})
+            await until(lambda: ways(r, "leaf2", "h1") == {4})
+            # spine1 still reaches leaf2's hosts, and leaf1's by way of leaf2
+            assert ways(r, "spine1", "h3") == {2}
+            status = await operator.status(r.fabric.jobs)
+            assert [(link.a, link.b) for link in status.links if not link.up] == [("leaf1:3", "spine1:1")]
+            plans = await r.together(4)
+            assert [tree.name for tree in plans[0].trees] == ["spine2"]
+            for plan in plans:
+                await r.leave(plan)
+
+            cables.cut.clear()
+            for _ in range(2):
+                await r.controller.check_links()
+            await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
+            assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine1", "spine2"]
+
+    run(story())
+
+
+def test_a_lost_switch_is_routed_around_and_taken_back(tmp_path: Path) -> None:
+    """Its session is enough; when it is back it gets what was planned meanwhile."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, _):
+            spine = r.switches["spine1"]
+            spine.unreachable = True
+            spine.break_session()
+            await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {4})
+            assert ways(r, "leaf1", "h1") == {1}
+            status = await operator.status(r.fabric.jobs)
+            assert {link.b for link in status.links if not link.up} == {"spine1:1", "spine1:2"}
+            spine.unreachable = False
+            await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
+
+    run(story())
+
+
+def test_a_running_jobs_entries_stay_when_routes_change(tmp_path: Path) -> None:
+    """Only routes are replaced; what folds goes on folding."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, cables):
+            await r.together(4)
+
+            def folding() -> dict[str, set[Any]]:
+                return {name: {key for key in s.state if key[0] in (tables.CONNECTION, tables.REPLICA)}
+                        for name, s in r.switches.items()}
+
+            before = folding()
+            cables.cut.add(number(r.fabric, "leaf2", "spine2"))
+            for _ in range(links.MISSES + 1):
+                await r.controller.check_links()
+            await until(lambda: ways(r, "leaf2", "h1") == {3})
+            assert folding() == before
+
+    run(story())
+
+
+def test_nothing_is_written_while_all_is_well(tmp_path: Path) -> None:
+    """Rounds of probes that all arrive change no entry."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, _):
+            writes = {name: len(s.writes) for name, s in r.switches.items()}
+            for _ in range(3 * links.MISSES):
+                await r.controller.check_links()
+            await r.controller.replan()
+            assert {name: len(s.writes) for name, s in r.switches.items()} == writes
+
+    run(story())
+
+
+def test_a_switch_that_refuses_a_new_route_is_mended(tmp_path: Path) -> None:
+    """The failed write is read back and tried again; where that fails as well, with a new session."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, cables):
+            leaf = r.switches["leaf1"]
+            refusals = iter([True, True])
+            leaf.refuse = lambda update: next(refusals, False)
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            for _ in range(links.MISSES + 1):
+                await r.controller.check_links()
+            await until(lambda: ways(r, "leaf1", "h3") == {4})
+
+    run(story())
+
+
+@pytest.mark.parametrize("probe", [-1.0, 0.001, 61.0])
+def test_impossible_intervals_are_refused(probe: float) -> None:
+    """The file's check says what may be."""
+    text = msgspec.structs.replace(FABRIC, probe=probe).dumps()
+    with pytest.raises(FabricError, match=r"fabric\.probe: expected 0 \(off\) or 0\.01\.\.60 seconds"):
+        loads(text)
