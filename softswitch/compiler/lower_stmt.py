@@ -431,34 +431,40 @@ class StmtLowering(ExprLowering):
                 elif not isinstance(value, ir.Const):
                     value = self.temp(value, p.name)
                 targets.append(value)
-        # A scalar that is written gets a local anyway where it clashes: cheaper than copying a whole struct.
-        local_out = {id(w) for w in written if ir.is_scalar(w.type) and any(_overlap(w, r) for r in read)}
-        for (p, arg), target in zip(args, targets, strict=True):
-            if target is None:
-                continue
+        # Where an in and an out argument share storage: of a scalar and a struct, the scalar is copied.
+        local = {
+            id(w)
+            for w in written
+            if ir.is_scalar(w.type) and any(_overlap(w, r) for r in read if not ir.is_scalar(r.type))
+        }
+        pairs = [(p, arg, target) for (p, arg), target in zip(args, targets, strict=True) if target is not None]
+        for p, _, target in pairs:
             if p.direction not in ("out", "inout"):
                 if isinstance(target, ir.LValue) and id(target) not in self.temps:
-                    clash = any(_overlap(target, w) for w in written if id(w) not in local_out)
-                    clash = clash or self.mentions(body, target)
-                    target = self.temp(target, p.name) if clash else target
+                    clash = any(_overlap(target, w) for w in written if id(w) not in local)
+                    target = self.temp(target, p.name) if clash or self.mentions(body, target) else target
                 values[id(p)] = target
-                continue
-            if isinstance(target, ir.LValue):
-                others = [w for w in written if w is not target]
-                clash = any(_overlap(target, w) for w in others) or any(_overlap(target, r) for r in read)
-                if not clash and not self.mentions(body, target):
+        for p, arg, target in pairs:
+            if p.direction in ("out", "inout"):
+                alone = isinstance(target, ir.LValue) and id(target) not in local
+                alone = alone and not any(_overlap(target, w) for w in written if w is not target)
+                if alone and not self.mentions(body, target):
                     if p.direction == "out" and not isinstance(arg, A.DontCare):
                         self.clear_out(target)
                     values[id(p)] = target
-                    continue
-            local = self.local(p.name, self.type(p.type if not T.has_vars(p.type) else arg.type, p.pos))
-            if p.direction == "inout":
-                self.emit(ir.Assign(local, target if isinstance(target, ir.LValue) else self.expr(arg)))
-            else:
-                self.emit(ir.Zero(local))
-            values[id(p)] = local
-            frame.copies.append((self.setter(target), local))
+                else:
+                    values[id(p)] = self.copy_in(p, arg, target, frame)
         return values
+
+    def copy_in(self, p: A.Param, arg: A.Expr, target: Any, frame: Frame) -> ir.Var:
+        """A local for an out or inout parameter, copied back when the call ends."""
+        var = self.local(p.name, self.type(p.type if not T.has_vars(p.type) else arg.type, p.pos))
+        if p.direction == "inout":
+            self.emit(ir.Assign(var, target if isinstance(target, ir.LValue) else self.expr(arg)))
+        else:
+            self.emit(ir.Zero(var))
+        frame.copies.append((self.setter(target), var))
+        return var
 
     def setter(self, target: ir.LValue | Callable[[ir.Expr], None]) -> Callable[[ir.Expr], None]:
         if isinstance(target, ir.LValue):
