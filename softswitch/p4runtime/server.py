@@ -152,6 +152,12 @@ class Server(p4r_grpc.P4RuntimeServicer):
             session.send(message)
 
     def _on_event(self, pipeline: Pipeline, event: Event) -> None:
+        try:
+            self._report(pipeline, event)
+        except Exception:  # the thread that reads reports reads replies too: it must live
+            log.exception("a report of the switch could not be passed on: %s", event.kind.name)
+
+    def _report(self, pipeline: Pipeline, event: Event) -> None:
         if event.kind is EventKind.PACKET_IN:
             packet = packet_io.encode_packet_in(pipeline.context.schema.packet_in, event.data)
             self._tell_primaries(p4r.StreamMessageResponse(packet=packet))
