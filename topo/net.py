@@ -127,7 +127,7 @@ class Network:
             )
         while True:
             with contextlib.suppress(rpc.Unreachable):
-                asyncio.run(operator.status(self.fabric.jobs, timeout=0.5))
+                self.status(timeout=0.5)
                 return
             self.check()
             seconds = time.monotonic() - started
@@ -175,9 +175,13 @@ class Network:
         """The switch processes."""
         return list(self.mininet.switches)
 
-    def status(self) -> operator.Status:
+    def status(self, timeout: float = operator.TIMEOUT) -> operator.Status:
         """What the controller sees.  Raises rpc.Unreachable."""
-        return asyncio.run(operator.status(self.fabric.jobs))
+        try:
+            return asyncio.run(operator.status(self.fabric.jobs, timeout=timeout))
+        except asyncio.CancelledError:
+            # Ctrl-C cancels the call, and not every cancellation comes out of asyncio.run as what it was
+            raise KeyboardInterrupt from None
 
     def launch(
         self,
