@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -19,6 +23,7 @@ from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.mesh import Call, Flat, Mesh, Subset, culprits
 from netfold.host.mesh_memory import Killed, MemoryFabric
+from netfold.host.mesh_tcp import listen
 
 SUM = Reduction("sum", "float32")
 
@@ -328,3 +333,52 @@ def test_memory_touched_before_the_wait_shows_in_the_twin() -> None:
 def test_chains_of_who_waits_for_whom_end_at_culprits(waits: dict[int, set[int]], rank: int, guilty: list[int]) -> None:
     """Those that wait for nobody; in a circle the neighbours."""
     assert culprits(waits, rank) == guilty
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+RANK_PROGRAM = """
+import os, signal, socket, sys
+import numpy as np
+from netfold.host.communicator import Communicator
+from netfold.wire.jobs import Peer, Plan
+
+rank, fd = int(sys.argv[1]), int(sys.argv[2])
+peers = [Peer(r, where.rpartition(":")[0], where) for r, where in enumerate(sys.argv[3:])]
+listener = socket.socket(fileno=fd)
+plan = Plan("killed", 1, rank, len(peers), peers, [], "a test")
+with Communicator(plan, address=peers[rank].address, rail="tcp", timeout=20, listener=listener) as comm:
+    assert comm.allreduce(np.full(100_000, rank + 1.0), algorithm="hierarchical")[-1] == 10
+    data = np.ones(300_000)
+    works = [comm.iallreduce(data, data, 'max') for _ in range(200)]
+    works[1].wait()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        works[-1].wait()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
+    """Four processes share memory once, then have many allreduces in flight when one is killed by SIGKILL."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(listen("127.0.0.1")) for _ in range(4)]
+        wheres = ["{}:{}".format(*listener.getsockname()) for listener in listeners]
+        ranks = []
+        for rank, listener in enumerate(listeners):
+            fd = listener.fileno()
+            command = [sys.executable, "-c", RANK_PROGRAM, str(rank), str(fd), *wheres]
+            pipe, out = subprocess.PIPE, subprocess.STDOUT
+            process = subprocess.Popen(command, pass_fds=[fd], stdout=pipe, stderr=out, text=True)
+            stack.callback(process.kill)
+            ranks.append(process)
+        for listener in listeners:
+            listener.close()  # only its own rank keeps it
+        said = [process.communicate(timeout=60)[0] for process in ranks]
+
+    assert ranks[2].returncode == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        assert ranks[rank].returncode == 0, said[rank]
+        assert said[rank].startswith("PeerLost"), said[rank]
+        assert "rank 2 is lost" in said[rank]
