@@ -85,6 +85,12 @@ class Elaboration(StmtLowering):
         known = self.scalar_const(e)
         return known if known is not None else e
 
+    def checked_number(self, e: A.Expr) -> int:
+        """An integer in an annotation."""
+        if not isinstance(e, A.IntLit):
+            raise P4Error(e.pos, "expected an integer")
+        return e.value
+
     def number(self, e: A.Expr) -> int:
         """A constructor argument or property that is an integer."""
         value = self.expr(e)
@@ -117,6 +123,9 @@ class Elaboration(StmtLowering):
                 raise P4Error(call.pos, f"a register of {t.args[0]}: only bit, int and bool are supported")
         if kind == "action_selector":
             made.algorithm = self.number(args["algorithm"])
+            notes = {n.name: n for n in getattr(decl, "annotations", None) or []}
+            if "max_group_size" in notes and notes["max_group_size"].args:
+                made.max_group_size = self.checked_number(notes["max_group_size"].args[0])
         objects.append(made)
         return made
 

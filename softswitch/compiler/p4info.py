@@ -34,7 +34,8 @@ _COUNTER = {
 }
 _METER = {"packets": p4i.MeterSpec.PACKETS, "bytes": p4i.MeterSpec.BYTES}
 # Annotations that P4Info says in fields of its own.
-_SPOKEN = {"name", "id", "tableonly", "hidden", "alias", "p4runtime_translation"}
+_SELECTOR = ("max_group_size", "selector_size_semantics", "max_member_weight")
+_SPOKEN = {"name", "id", "tableonly", "hidden", "alias", "p4runtime_translation", *_SELECTOR}
 
 
 def jenkins(name: str) -> int:
@@ -242,23 +243,34 @@ class _Maker:
             self.serializable_enum(declared)
         if declared == T.ERROR:
             bits = 0
-            if not self.info.type_info.error.members:
-                self.info.type_info.error.members.extend(self.program.errors)
+            self.error_type()
         if isinstance(declared, T.NewType):
-            note = declared.decl.annotation("p4runtime_translation")
             field.type_name.name = declared.name
-            spec = self.info.type_info.new_types[declared.name]
-            if note is not None and len(note.args) == 2:
-                uri, width = note.args
-                spec.translated_type.uri = uri.value if isinstance(uri, A.StrLit) else ""
-                if isinstance(width, A.IntLit):
-                    bits = spec.translated_type.sdn_bitwidth = width.value
-                else:
-                    spec.translated_type.sdn_string.SetInParent()
-                    bits = 0
-            else:
-                self.data_type(spec.original_type, declared.base)
+            translated = self.new_type(declared)
+            bits = bits if translated is None else translated
         field.bitwidth = bits
+
+    def new_type(self, t: T.NewType) -> int | None:
+        """Lists a `type` and returns the width that @p4runtime_translation gives it (0: a string), if any."""
+        spec = self.info.type_info.new_types[t.name]
+        note = t.decl.annotation("p4runtime_translation")
+        if note is not None and len(note.args) == 2:
+            uri, width = note.args
+            spec.translated_type.uri = uri.value if isinstance(uri, A.StrLit) else ""
+            if isinstance(width, A.IntLit):
+                spec.translated_type.sdn_bitwidth = width.value
+                return width.value
+            spec.translated_type.sdn_string.SetInParent()
+            return 0
+        base = t.base
+        while isinstance(base, T.NewType):
+            base = base.base
+        self.data_type(spec.original_type, base)
+        return None
+
+    def error_type(self) -> None:
+        if not self.info.type_info.error.members:
+            self.info.type_info.error.members.extend(self.program.errors)
 
     def serializable_enum(self, t: T.Enum) -> None:
         assert t.base is not None
@@ -310,7 +322,21 @@ class _Maker:
                 tables = [self.ids.of(t) for t in self.program.tables if t.profile is x]
                 profile = info.action_profiles.add(size=x.size, with_selector=x.kind == "action_selector")
                 profile.table_ids.extend(tables)
+                self.selector_size(profile, x)
                 self.preamble(profile.preamble, id_, x.name, x.decl)
+
+    def selector_size(self, profile: Any, x: ir.ExternObject) -> None:
+        """@max_group_size, @selector_size_semantics, @max_member_weight: fields of their own."""
+        notes = {n.name: n.args[0] for n in getattr(x.decl, "annotations", None) or [] if n.args}
+        size, semantics, weight = (notes.get(n) for n in _SELECTOR)
+        if isinstance(size, A.IntLit):
+            profile.max_group_size = size.value
+        if isinstance(semantics, A.StrLit) and semantics.value == "sum_of_members":
+            profile.sum_of_members.SetInParent()
+            if isinstance(weight, A.IntLit):
+                profile.sum_of_members.max_member_weight = weight.value
+        elif isinstance(semantics, A.StrLit):
+            profile.sum_of_weights.SetInParent()
 
     def data_type(self, spec: p4t.P4DataTypeSpec, t: T.Type) -> None:
         """A type of data (of a register or digest), with the structs that it names."""
@@ -328,7 +354,7 @@ class _Maker:
                     self.data_type(spec.tuple.members.add(), item)
             case T.NewType():
                 spec.new_type.name = t.name
-                self.data_type(self.info.type_info.new_types[t.name].original_type, t.base)
+                self.new_type(t)
             case T.Enum():
                 if t.base is None:
                     spec.enum.name = t.name
@@ -357,23 +383,35 @@ class _Maker:
                 spec.bool.SetInParent()
             case _ if t == T.ERROR:
                 spec.error.SetInParent()
+                self.error_type()
 
     def controller_header(self, t: T.Struct) -> None:
         m = self.info.controller_packet_metadata.add()
         name = controller_name(t)
         self.preamble(m.preamble, self.ids.ids["controller_header", t.name], name, t.decl)
-        numbers = _numbers(t.decl.fields)
-        for f, number in zip(t.decl.fields, numbers, strict=True):
-            field = m.metadata.add(id=number, name=f.name)
+        leaves = list(_leaves(t))
+        for (name, declared, f), number in zip(leaves, _numbers([f for _, _, f in leaves]), strict=True):
+            field = m.metadata.add(id=number, name=name)
             self.annotations(field, f.annotations)
-            declared = t.fields[f.name]
             self.bits_and_type(field, declared, _plain(declared))
 
     def value_set(self, v: ir.ValueSet) -> None:
         m = self.info.value_sets.add(size=v.size)
         self.preamble(m.preamble, self.ids.of(v), v.name, v.decl)
         for number, (name, match, t) in enumerate(v.fields, 1):
-            m.match.add(id=number, name=name, bitwidth=ir.bits_of(t), match_type=_MATCH[match])
+            field = m.match.add(id=number, bitwidth=ir.bits_of(t), match_type=_MATCH[match])
+            if len(v.fields) > 1 or isinstance(v.decl.type, T.Struct):
+                field.name = name
+
+
+def _leaves(t: T.Struct, path: str = "") -> Iterable[tuple[str, T.Type, A.FieldDecl]]:
+    """Fields of a header with nested structs unfolded: (dotted name, type, declaration)."""
+    for f in t.decl.fields:
+        inner = t.fields[f.name]
+        if isinstance(inner, T.Struct):
+            yield from _leaves(inner, f"{path}{f.name}.")
+        else:
+            yield f"{path}{f.name}", inner, f
 
 
 def _plain(t: T.Type) -> T.Bits:
