@@ -527,12 +527,21 @@ static void enlist(struct sim *s, uint32_t number)
     }
 }
 
+/* All-to-all has more senders than caches hold: fetch the one that this queue will need next, well ahead. */
+static void fetch(const struct sim *s, uint32_t number)
+{
+    __builtin_prefetch(&s->senders[number], 1);
+    __builtin_prefetch((const char *)&s->senders[number] + 64, 1);
+}
+
 static uint32_t take_first(struct sim *s, struct host *h)
 {
     uint32_t number = h->head;
     h->head = s->senders[number].after;
     if (h->head == NONE)
         h->tail = NONE;
+    else
+        fetch(s, h->head);
     s->senders[number].listed = 0;
     return number;
 }
@@ -618,9 +627,9 @@ static void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
     t->progress = s->now;
     t->active = 1;
     if (s->c->tolerant) {
-        t->flags = calloc(t->packets, 1);
-        t->sent = malloc(t->packets * sizeof *t->sent);
-        s->no_memory |= !t->flags || !t->sent;
+        t->sent = calloc(t->packets, sizeof *t->sent + sizeof *t->flags); /* one block: often one cache line */
+        t->flags = t->sent ? (uint8_t *)(t->sent + t->packets) : NULL;
+        s->no_memory |= !t->sent;
     }
     if (s->c->mode == REPS) { /* a connection lives as long as the run: later flows find what earlier ones learnt */
         struct reps **kept = &s->reps[(size_t)t->source * s->size + t->destination];
@@ -731,7 +740,6 @@ static void dctcp(struct sim *s, struct sender *t, uint32_t acked, int marked)
 static void retire(struct sender *t)
 {
     t->active = 0;
-    free(t->flags);
     free(t->sent);
     t->flags = NULL;
     t->sent = NULL;
@@ -857,9 +865,12 @@ static void link_event(struct sim *s, uint32_t number)
     struct link *l = &s->links[number];
     struct packet p = *(struct packet *)front(&l->queue, sizeof p);
     pop(&l->queue);
-    if (l->queue.count)
-        retime_first(s, ((struct packet *)front(&l->queue, sizeof p))->time);
-    else
+    if (l->queue.count) {
+        const struct packet *after = front(&l->queue, sizeof p);
+        retime_first(s, after->time);
+        if (l->kind == 1)
+            fetch(s, after->piece);
+    } else
         remove_first(s);
     if (l->from != NONE)
         s->buffer[l->from] -= p.bytes;
@@ -907,9 +918,11 @@ static enum outcome loop(struct sim *s)
             struct fifo *f = &s->acks[element - s->link_count - s->size];
             struct ack a = *(struct ack *)front(f, sizeof a);
             pop(f);
-            if (f->count)
-                retime_first(s, ((struct ack *)front(f, sizeof a))->time);
-            else
+            if (f->count) {
+                const struct ack *after = front(f, sizeof a);
+                retime_first(s, after->time);
+                fetch(s, after->piece);
+            } else
                 remove_first(s);
             acknowledge(s, &a);
         }
