@@ -11,7 +11,7 @@ from helpers_compiler import program, run
 
 from softswitch import stf
 from softswitch.compiler import driver
-from softswitch.compiler.driver import RUNTIME_DIR, compile_file, compile_source
+from softswitch.compiler.driver import RUNTIME_DIR, CompileError, compile_file, compile_source
 from softswitch.engine import Engine
 
 HERE = Path(__file__).parent
@@ -134,3 +134,21 @@ def test_deparser_never_writes_past_its_room() -> None:
     with Engine.in_process(compile_source(nine, "nine.p4")) as engine:
         assert engine.inject(0, b"\x01tail") == []
         assert engine.stats().dropped_oversize == 1
+
+
+def test_deep_nesting_compiles_and_bottomless_nesting_is_refused() -> None:
+    """Long sums and nested parentheses are fine; what cannot be handled is refused, never a crash."""
+    long_sum = program(HEADERS, "hdr.o.a = " + " + ".join(["hdr.i.a"] * 700) + ";")
+
+    assert run(long_sum, [bytes.fromhex("01021234")])[0][0] == 700 % 256
+    with pytest.raises(CompileError, match="nests too deeply"):
+        compile_source(program(HEADERS, f"hdr.o.a = {'(' * 20000}1{')' * 20000};"))
+
+
+def test_exponential_inlining_is_refused() -> None:
+    """Actions that call actions twice, thirty deep, end in an error and not in a full memory."""
+    actions = "action f0() { hdr.o.a = hdr.o.a + 1; }\n"
+    actions += "".join(f"action f{i}() {{ f{i - 1}(); f{i - 1}(); }}\n" for i in range(1, 31))
+
+    with pytest.raises(CompileError, match="statements when calls are inlined"):
+        compile_source(program(HEADERS, "f30();", locals_=actions))

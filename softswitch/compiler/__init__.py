@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The P4_16 compiler: P4 for v1model in, one C file and P4Info out.
+
+    driver        compile_file, compile_source, Program        cache         known programs at once
+    preprocess    #include, #define, #if                       diagnostics   errors that draw the line
+
+    lexer  parse_expr  parse_stmt  parser                      text -> ast
+    types  resolve  consteval  check_expr  check_call  check   ast -> ast with types; implicit casts, constants folded
+    lower_expr  lower_call  lower_stmt                         typed ast -> ir: side effects ordered, calls inlined,
+    elaborate  lower_parser  lower_extern  lower                 instances and tables made, states turned into labels
+    emit_expr  emit_packet  emit_extern  emit_stmt  emit_c     ir -> C, for runtime/softswitch.h and runtime/wide.h
+    p4info                                                     ir -> P4Info with p4c's ids
+
+Each row builds on the one above: the classes of a row inherit from left to right.
+"""

@@ -8,7 +8,7 @@ from typing import Any
 
 from softswitch.compiler import ast as A
 from softswitch.compiler import types as T
-from softswitch.compiler.check_expr import ExprChecker
+from softswitch.compiler.check_call import CallChecker
 from softswitch.compiler.diagnostics import Errors, P4Error, Pos, nearest
 
 _TABLE_PROPERTIES = {
@@ -17,7 +17,7 @@ _TABLE_PROPERTIES = {
 }  # fmt: skip
 
 
-class Checker(ExprChecker):
+class Checker(CallChecker):
     """One program's checker; after `program` the tree is typed and `globals` holds the top-level names."""
 
     def __init__(self, errors: Errors) -> None:

@@ -9,6 +9,7 @@ preprocess -> lex, parse (ast) -> check (types) -> lower (ir) -> emit_c, p4info
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from softswitch.compiler.parser import parse
 from softswitch.compiler.preprocess import preprocess, read
 
 __all__ = ["CompileError", "Program", "compile_file", "compile_source"]
+
+_RECURSION = 12_000
 
 RUNTIME_DIR = Path(__file__).resolve().parent.parent / "runtime"
 """Where softswitch.h and wide.h are: the C source needs it as an include directory."""
@@ -62,6 +65,8 @@ def compile_source(
 ) -> Program:
     """Compiles P4_16 text; `name` is its file name in messages and for relative includes."""
     preprocessed = preprocess(text, name, include=include, defines=defines)
+    # The passes recurse over the program's nesting; Python's frames for that live on the heap.
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
     known = cache.load(preprocessed, name)
     if known is not None:
         return Program(name, *known, preprocessed)

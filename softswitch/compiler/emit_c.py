@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from softswitch.compiler import ir
 from softswitch.compiler.emit_expr import c_name, c_string, width
-from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes, stride
+from softswitch.compiler.emit_extern import stride
+from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
 from softswitch.compiler.p4info import Ids
 from softswitch.compiler.types import BOOL, Bits
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C for statements: assignments of any type, control flow, parsing, tables, and the runtime's operations."""
+"""C for statements: assignments of any type, control flow, parsing, tables."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from softswitch.compiler import ir
 from softswitch.compiler.diagnostics import P4Error, Pos
-from softswitch.compiler.emit_expr import c_name, c_string, is_wide, limbs, width
-from softswitch.compiler.emit_packet import PacketEmitter
+from softswitch.compiler.emit_expr import c_name, is_wide, limbs, width
+from softswitch.compiler.emit_extern import ExternEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
 
 MAX_ADDED = 2048  # SS_MAX_ADDED
@@ -25,11 +25,10 @@ def has_header(t: ir.Type) -> bool:
     return False
 
 
-class StmtEmitter(PacketEmitter):
+class StmtEmitter(ExternEmitter):
     def __init__(self, errors: list[str]) -> None:
         super().__init__()
         self.errors = errors
-        self.function = ir.Function("")
         self.shown: Pos | None = None
         self.targets: set[str] = set()
         self.may_overflow = False  # may the headers of this program not fit in front of the payload?
@@ -324,159 +323,6 @@ class StmtEmitter(PacketEmitter):
                     self.line("break;")
         self.shown = None
 
-    # ---- the runtime's operations -----------------------------------------------------------------------------------
-
-    def extern(self, s: ir.Extern) -> None:
-        if self.function.name == "deparse" and s.op in ("log", "assert_failed", "digest"):
-            # the frame is half built: nothing may be reported until it is finished (runtime/switch.h)
-            raise P4Error(s.pos, "log_msg, assert, assume and digest are not supported in a deparser")
-        getattr(self, f"op_{s.op}")(s)
-
-    def op_register_read(self, s: ir.Extern) -> None:
-        reg: ir.ExternObject = s.info
-        assert s.out is not None
-        index, out, t = self.fresh("i"), self.lv(s.out), s.out.type
-        self.line(f"uint64_t {index} = {self.index(s.args[0])};")
-        cells = f"registers[{reg.index}]"
-        if is_wide(t):
-            n = limbs(width(t))
-            self.line(f"if ({index} < {reg.size}) memcpy({out}, (const uint64_t *){cells} + {index} * {n}, {8 * n});")
-            self.line(f"else ss_w_zero({out}, {n});")
-        else:
-            self.line(f"{out} = {index} < {reg.size} ? ((const {cell_type(reg.type)} *){cells})[{index}] : 0;")
-
-    def op_register_write(self, s: ir.Extern) -> None:
-        reg: ir.ExternObject = s.info
-        index, t = self.fresh("i"), s.args[1].type
-        self.line(f"uint64_t {index} = {self.index(s.args[0])};")
-        cells = f"registers[{reg.index}]"
-        if is_wide(t):
-            n = limbs(width(t))
-            value = self.pointer(s.args[1])
-            self.line(f"if ({index} < {reg.size}) memcpy((uint64_t *){cells} + {index} * {n}, {value}, {8 * n});")
-        else:
-            ctype = cell_type(reg.type)
-            value = self.x(s.args[1])
-            self.line(f"if ({index} < {reg.size}) (({ctype} *){cells})[{index}] = ({ctype}){value};")
-
-    def index(self, e: ir.Expr) -> str:
-        w = width(e.type)
-        if w > 128:
-            return f"ss_w_amount({self.pointer(e)}, {limbs(w)})"
-        return self.x(e) if w <= 64 else f"ss_amount128({self.x(e)})"
-
-    def op_count(self, s: ir.Extern) -> None:
-        self.line(f"ss_count(sw, p, {s.info.index}, {self.index(s.args[0])});")
-
-    def op_meter(self, s: ir.Extern) -> None:
-        assert s.out is not None
-        self.line(f"{self.lv(s.out)} = ss_meter(sw, p, {s.info.index}, {self.index(s.args[0])});")
-
-    def op_direct_meter(self, s: ir.Extern) -> None:
-        assert s.out is not None
-        self.line(f"{self.lv(s.out)} = ss_direct_meter(sw, p, &{s.info});")
-
-    def op_random(self, s: ir.Extern) -> None:
-        assert s.out is not None
-        self.line(f"{self.lv(s.out)} = ss_random(sw, {self.x(s.args[0])}, {self.x(s.args[1])});")
-
-    def op_hash(self, s: ir.Extern) -> None:
-        assert s.out is not None
-        base, limit, *data = s.args
-        buffer, n = self.field_list(data)
-        value = f"ss_hash(sw, {s.info}, {buffer}, {n})"
-        if isinstance(limit, ir.Const):
-            value = f"({value} % {self.x(ir.const(limit.value or 1, limit.type))})"  # BMv2: max 0 counts as 1
-        else:
-            top = self.fresh("max")
-            self.line(f"uint64_t {top} = {self.x(limit)};")
-            value = f"({value} % ({top} ? {top} : 1))"
-        self.line(f"{self.lv(s.out)} = {self.x(base)} + {value};")
-
-    def op_checksum(self, s: ir.Extern) -> None:
-        assert s.out is not None
-        algorithm, payload = s.info
-        buffer, n = self.field_list(s.args)
-        if algorithm == 6:
-            if payload and n.isdigit() and int(n) % 2:
-                raise P4Error(s.pos, f"a checksum with payload over an odd number of header bytes ({n})")
-            more = "p->payload, p->payload_len" if payload else "NULL, 0"
-            self.line(f"{self.lv(s.out)} = ss_csum16({buffer}, {n}, {more});")
-        else:
-            self.line(f"{self.lv(s.out)} = ss_hash(sw, {algorithm}, {buffer}, {n});")
-
-    def op_value_set(self, s: ir.Extern) -> None:
-        assert s.out is not None
-        key = self.fresh("key")
-        size = sum((width(a.type) + 7) // 8 for a in s.args)
-        self.line(f"uint8_t {key}[{max(1, size)}];")
-        self.pack_each(key, s.args)
-        self.line(f"{self.lv(s.out)} = ss_value_set_has(sw, {s.info.index}, {key});")
-
-    def op_digest(self, s: ir.Extern) -> None:
-        buffer = self.fresh("b")
-        size = sum((width(a.type) + 7) // 8 for a in s.args)
-        self.line(f"uint8_t {buffer}[{max(1, size)}];")
-        self.pack_each(buffer, s.args)
-        self.line(f"ss_digest(sw, {s.info.index}, {buffer}, {size});")
-
-    def op_truncate(self, s: ir.Extern) -> None:
-        self.line(f"p->truncate_to = (uint32_t){self.x(s.args[0])};")
-
-    def op_clone(self, s: ir.Extern) -> None:
-        session = self.x(s.args[0])
-        self.line(f"p->clone_asked = true; p->clone_session = (uint32_t){session}; p->clone_list = {s.info}u;")
-
-    def op_resubmit(self, s: ir.Extern) -> None:
-        self.line(f"p->resubmit_asked = true; p->resubmit_list = {s.info}u;")
-
-    def op_recirculate(self, s: ir.Extern) -> None:
-        self.line(f"p->recirculate_asked = true; p->recirculate_list = {s.info}u;")
-
-    def op_assert_failed(self, s: ir.Extern) -> None:
-        self.line(f"ss_assert_failed(sw, {c_string(s.info)});")
-
-    def op_log(self, s: ir.Extern) -> None:
-        text = self.fresh("text")
-        pieces = s.info.split("{}")
-        size = len(s.info.encode()) + sum(40 + width(a.type) // 3 for a in s.args) + 1
-        self.line(f"char {text}[{size}];")
-        at = self.fresh("n")
-        self.line(f"int {at} = 0;")
-        for i, piece in enumerate(pieces):
-            if piece:
-                self.line(f'{at} += snprintf({text} + {at}, sizeof {text} - {at}, "%s", {c_string(piece)});')
-            if i < len(s.args):
-                self.log_value(s.args[i], text, at)
-        if s.info == "":
-            self.line(f"{text}[0] = 0;")
-        self.line(f"ss_log(sw, {text});")
-
-    def log_value(self, e: ir.Expr, text: str, at: str) -> None:
-        room = f"{text} + {at}, sizeof {text} - {at}"
-        t = e.type
-        if isinstance(t, Bits) and t.width > 64:
-            pointer = self.pointer(e) if t.width > 128 else self.fresh("w")
-            n = limbs(t.width)
-            if t.width <= 128:
-                self.line(f"uint64_t {pointer}[2]; ss_w_set128({pointer}, 2, {self.x(e)});")
-            self.line(f'{at} += snprintf({room}, "0x");')
-            self.line(
-                f'for (int i = {n}; i-- > 0;) {at} += snprintf({room}, "%016llx", (unsigned long long){pointer}[i]);'
-            )
-        elif isinstance(t, Bits) and t.signed:
-            self.line(f'{at} += snprintf({room}, "%lld", (long long){self.sext(e)});')
-        elif isinstance(t, Varbit):
-            self.line(f'{at} += snprintf({room}, "varbit");')
-        else:
-            self.line(f'{at} += snprintf({room}, "%llu", (unsigned long long){self.x(e)});')
-
-
-def cell_type(t: ir.Type) -> str:
-    """The C type of a register cell of up to 128 bits."""
-    w = width(t)
-    return "ss_u128" if w > 64 else next(f"uint{size}_t" for size in (8, 16, 32, 64) if w <= size)
-
 
 def emitted_bytes(body: list[ir.Stmt]) -> int:
     """The most bytes that a deparser's statements can write, without loops; more than any limit where it loops."""
@@ -494,12 +340,6 @@ def emitted_bytes(body: list[ir.Stmt]) -> int:
             case ir.Goto(counted=True):
                 total += 1 << 30
     return total
-
-
-def stride(t: ir.Type) -> int:
-    """Bytes a register cell takes."""
-    w = width(t)
-    return next((size // 8 for size in (8, 16, 32, 64, 128) if w <= size), 8 * limbs(w))
 
 
 def _bare(text: str) -> str:

@@ -12,9 +12,9 @@ from softswitch.compiler.check import Checker
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.elaborate import BlockInstance, control_plane_name
 from softswitch.compiler.ir import U32
+from softswitch.compiler.lower_call import Frame
 from softswitch.compiler.lower_expr import ApplyResult
 from softswitch.compiler.lower_extern import ExternLowering
-from softswitch.compiler.lower_stmt import Frame
 
 _STAGES = ["parse", "verify_checksum", "ingress", "egress", "compute_checksum", "deparse"]
 _PARAMS = [["packet", "hdr", "meta", "standard"], ["hdr", "meta"], ["hdr", "meta", "standard"],

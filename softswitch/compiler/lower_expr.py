@@ -19,6 +19,7 @@ from softswitch.compiler.consteval import ConstError, binary, concat, unary
 from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos
 from softswitch.compiler.ir import FALSE, TRUE, U32
 
+_MAX_STATEMENTS = 200_000
 _PURE = {"isValid", "minSizeInBits", "minSizeInBytes", "maxSizeInBits", "maxSizeInBytes"}
 
 
@@ -68,6 +69,7 @@ class ExprLowering:
         self.records: dict[Any, ir.Rec] = {}
         self.names: dict[str, int] = {"state": 1, "to": 1, "from": 1}  # parameters of the C functions
         self.pos: Pos = NOWHERE
+        self.emitted = 0
         self.in_parser = False
         self.known: dict[int, ir.LValue] = {}  # places already found, by id(syntax): the left of `op=`
         self.temps: set[int] = set()  # ids of variables that nothing but the one use sees
@@ -75,6 +77,9 @@ class ExprLowering:
     # ---- output -------------------------------------------------------------------------------------------------
 
     def emit(self, stmt: ir.Stmt) -> None:
+        self.emitted += 1
+        if self.emitted > _MAX_STATEMENTS:
+            raise P4Error(self.pos, f"the program grows beyond {_MAX_STATEMENTS} statements when calls are inlined")
         stmt.pos = self.pos
         self.out.append(stmt)
 

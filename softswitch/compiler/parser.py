@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recursive descent from tokens to declarations and statements; expressions and types are in parse_expr.py.
+"""Recursive descent from tokens to declarations; see parse_stmt.py and parse_expr.py for the rest.
 
 After an error the parser skips to the end of the declaration and goes on, so one run shows the errors of several.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 from softswitch.compiler import ast as A
 from softswitch.compiler.diagnostics import Errors, P4Error, Pos
 from softswitch.compiler.lexer import lex
-from softswitch.compiler.parse_expr import ASSIGN_OPS, BASE_TYPES, ExprParser
+from softswitch.compiler.parse_expr import BASE_TYPES
+from softswitch.compiler.parse_stmt import StmtParser
 
 
 def parse(text: str, errors: Errors) -> A.Program:
@@ -25,7 +26,7 @@ def parse(text: str, errors: Errors) -> A.Program:
     return program
 
 
-class _Parser(ExprParser):
+class _Parser(StmtParser):
     # ---- declarations -------------------------------------------------------------------------------------------
 
     def program(self, errors: Errors) -> list[A.Decl]:
@@ -76,15 +77,6 @@ class _Parser(ExprParser):
             case "package":
                 return self.package(notes)
         return self.function_or_instance(notes)
-
-    def const(self, notes: list[A.Annotation]) -> A.ConstDecl:
-        self.expect("const")
-        syntax = self.type()
-        name = self.name()
-        self.expect("=")
-        value = self.initializer()
-        self.expect(";")
-        return A.ConstDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
 
     def names(self, notes: list[A.Annotation]) -> A.NamesDecl:
         kind = self.take()
@@ -265,26 +257,6 @@ class _Parser(ExprParser):
                 if local is None:
                     raise self.unexpected(f"a declaration in {decl.kind} {decl.name}")
                 decl.locals.append(local)
-
-    def local_declaration(self, notes: list[A.Annotation]) -> A.Decl | None:
-        """A constant, variable or instance; None where what follows is none of them."""
-        if self.at("const"):
-            return self.const(notes)
-        syntax = self.try_type()
-        if syntax is None:
-            return None
-        if self.at("("):
-            args = self.arguments()
-            name = self.name()
-            if self.at("="):
-                raise P4Error(name.pos, "instances with an initializer block are not supported")
-            self.expect(";")
-            call = A.Call(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
-            return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call)
-        name = self.name()
-        value = self.initializer() if self.accept("=") else None
-        self.expect(";")
-        return A.VarDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
 
     def package(self, notes: list[A.Annotation]) -> A.PackageDecl:
         self.expect("package")
@@ -480,168 +452,3 @@ class _Parser(ExprParser):
         notes = self.annotations()
         self.expect(";")
         return A.EntryDecl(pos=pos, keys=keys, action=action, priority=priority, const=const, annotations=notes)
-
-    # ---- statements ---------------------------------------------------------------------------------------------
-
-    def block(self) -> A.Block:
-        self.annotations()
-        pos = self.expect("{").pos
-        body: list[A.Stmt] = []
-        while not self.accept("}"):
-            body.append(self.statement())
-        return A.Block(body, pos=pos)
-
-    def statement(self) -> A.Stmt:
-        notes = self.annotations()
-        token = self.token
-        match token.text:
-            case "{":
-                return self.block()
-            case ";":
-                self.take()
-                return A.Block([], pos=token.pos)
-            case "if":
-                return self.if_()
-            case "switch":
-                return self.switch()
-            case "for":
-                return self.for_()
-            case "return":
-                self.take()
-                value = None if self.at(";") else self.initializer()
-                self.expect(";")
-                return A.Return(value, pos=token.pos)
-            case "exit" | "break" | "continue":
-                self.take()
-                self.expect(";")
-                kinds: dict[str, type[A.Stmt]] = {"exit": A.Exit, "break": A.Break, "continue": A.Continue}
-                return kinds[token.text](pos=token.pos)
-            case "const":
-                return A.DeclStmt(self.const(notes), pos=token.pos)
-        if self.declares():
-            decl = self.local_declaration(notes)
-            assert decl is not None
-            return A.DeclStmt(decl, pos=token.pos)
-        stmt = self.simple_statement()
-        self.expect(";")
-        return stmt
-
-    def declares(self) -> bool:
-        """Is what follows `Type name` or `Type(arguments) name`, rather than an assignment or call?"""
-        mark = self.i
-        syntax = self.try_type()
-        try:
-            if syntax is None:
-                return False
-            if self.token.kind == "id" and self.peek(1).text in ("=", ";", "in"):
-                return True
-            if self.at("(") and syntax.kind == "name":  # an instance, or a call f(...)
-                self.arguments()
-                return self.token.kind == "id" and self.peek(1).text in (";", "=")
-            return False
-        except P4Error:
-            return False
-        finally:
-            self.i = mark
-
-    def simple_statement(self) -> A.Stmt:
-        """An assignment or a call, without the semicolon."""
-        target = self.expression()
-        token = self.token
-        if token.text == "=":
-            self.take()
-            return A.Assign(target, self.initializer(), pos=token.pos)
-        op = self.assign_op()
-        if op:
-            return A.Assign(target, self.expression(), op, pos=token.pos)
-        if not isinstance(target, A.Call):
-            raise self.unexpected("'=' or a call" if token.text != ";" else "an assignment or a call before")
-        return A.CallStmt(target, pos=target.pos)
-
-    def assign_op(self) -> str:
-        text = self.token.text
-        if text in ASSIGN_OPS:
-            self.take()
-            return text[:-1]
-        if text == ">" and self.peek(1).text == ">=" and self.token.touches(self.peek(1)):
-            self.take()
-            self.take()
-            return ">>"
-        return ""
-
-    def if_(self) -> A.If:
-        pos = self.expect("if").pos
-        self.expect("(")
-        condition = self.expression()
-        self.expect(")")
-        then = self.statement()
-        other = self.statement() if self.accept("else") else None
-        return A.If(condition, then, other, pos=pos)
-
-    def switch(self) -> A.Switch:
-        pos = self.expect("switch").pos
-        self.expect("(")
-        value = self.expression()
-        self.expect(")")
-        self.expect("{")
-        cases = []
-        while not self.accept("}"):
-            token = self.token
-            label: A.Expr
-            if token.text in ("default", "_"):
-                self.take()
-                label = A.DontCare(pos=token.pos)
-            else:
-                label = self.expression()
-            self.expect(":")
-            body = self.block() if self.token.text in ("{", "@") else None
-            cases.append(A.SwitchCase(label, body, pos=token.pos))
-        return A.Switch(value, cases, pos=pos)
-
-    def for_(self) -> A.Stmt:
-        pos = self.expect("for").pos
-        self.expect("(")
-        mark = self.i
-        notes = self.annotations()
-        syntax = self.try_type()
-        if syntax is not None and self.token.kind == "id" and self.peek(1).text == "in":
-            name = self.take()
-            self.take()
-            variable = A.VarDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=None)
-            return self.for_in(pos, variable)
-        self.i = mark
-        if self.token.kind == "id" and self.peek(1).text == "in":
-            name = self.take()
-            self.take()
-            return self.for_in(pos, A.Name(name.text, pos=name.pos))
-        init: list[A.Stmt] = []
-        while not self.at(";"):
-            if self.declares():
-                declared = self.try_type()
-                assert declared is not None
-                name = self.name()
-                self.expect("=")
-                decl = A.VarDecl(pos=name.pos, name=name.text, syntax=declared, value=self.initializer())
-                init.append(A.DeclStmt(decl, pos=name.pos))
-            else:
-                init.append(self.simple_statement())
-            if not self.accept(","):
-                break
-        self.expect(";")
-        condition = self.expression()
-        self.expect(";")
-        update: list[A.Stmt] = []
-        while not self.at(")"):
-            update.append(self.simple_statement())
-            if not self.accept(","):
-                break
-        self.expect(")")
-        return A.For(init, condition, update, self.statement(), pos=pos)
-
-    def for_in(self, pos: Pos, variable: A.VarDecl | A.Expr) -> A.Stmt:
-        values = self.expression()
-        op = self.token
-        if self.accept(".."):
-            values = A.Binary("..", values, self.expression(), pos=op.pos)
-        self.expect(")")
-        return A.ForIn(variable, values, self.statement(), pos=pos)

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From typed syntax to IR: calls, which are inlined with copy-in and copy-out.
+
+An argument is handed over by reference where nothing can tell the difference; otherwise it is copied into a local of
+the callee and, for out and inout, copied back afterwards: also on the way of `exit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import ir
+from softswitch.compiler import types as T
+from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.ir import U32
+from softswitch.compiler.lower_expr import ApplyResult, ExprLowering
+
+
+@dataclass
+class Frame:
+    """One inlined call: where `return` goes, what it yields, and what must be copied back."""
+
+    label: str
+    result: ir.Var | None = None
+    copies: list[tuple[Callable[[ir.Expr], None], ir.Expr]] = field(default_factory=list)
+    returned: bool = False
+
+
+class CallLowering(ExprLowering):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.frames: list[Frame] = []
+        self.loops: list[tuple[str, str]] = []  # labels of break and continue
+        self.exit_label = ""
+        self.in_action = False
+        self.place: ir.LValue = ir.Var(U32, "")  # what the last slice that became a target is part of
+
+    def stmt(self, s: A.Stmt) -> None:
+        raise NotImplementedError
+
+    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Expr], None]:
+        raise NotImplementedError
+
+    def call(self, e: A.Call) -> Any:
+        outer, self.pos = self.pos, e.pos if e.pos.line else self.pos
+        try:
+            return self._call(e)
+        finally:
+            self.pos = outer
+
+    def _call(self, e: A.Call) -> Any:
+        if e.builtin == "apply":
+            assert isinstance(e.function, A.Member)
+            if isinstance(e.decl, A.TableDecl):
+                assert isinstance(e.function.base, A.Name)
+                return self.apply_table(self.bindings[id(e.function.base.decl)])
+            return self.apply_block(e)
+        if e.builtin:
+            return self.header_method(e)
+        if isinstance(e.decl, A.ActionDecl):
+            if not self.in_action:  # p4c shows these to the control plane; those called by actions vanish in them
+                self.program.actions.setdefault(self.bindings[id(e.decl)], e.decl)
+            return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
+        if isinstance(e.decl, A.FunctionDecl) and e.decl.body is not None:
+            return self.call_function(e)
+        return self.call_extern(e)
+
+    def apply_table(self, table: ir.Table) -> ApplyResult:
+        raise NotImplementedError
+
+    def apply_block(self, e: A.Call) -> None:
+        raise NotImplementedError
+
+    def call_extern(self, e: A.Call) -> Any:
+        raise NotImplementedError
+
+    def call_function(self, e: A.Call) -> ir.Expr | None:
+        decl: A.FunctionDecl = e.decl
+        outer = self.types
+        values = {}
+        for var in self.type_vars(decl):
+            if var.name in e.type_values:
+                values[var] = self.substitute(e.type_values[var.name], outer)
+        try:
+            inner = {**outer, **values}
+            result = None
+            if decl.result_type != T.VOID:
+                self.types = inner
+                result = self.local(f"{decl.name}_result", self.type(decl.result_type, decl.pos))
+                self.emit(ir.Zero(result))
+                self.types = outer
+            assert decl.body is not None
+            self.inline(decl.params, e.bound, decl.body, result=result, types=inner)
+            return result
+        finally:
+            self.types = outer
+
+    def type_vars(self, decl: A.FunctionDecl) -> list[T.TypeVar]:
+        raise NotImplementedError
+
+    def inline(
+        self, params: Sequence[A.Param], bound: dict[str, A.Expr], body: A.Block | Callable[[], None], *,
+        result: ir.Var | None = None, types: dict[T.TypeVar, T.Type] | None = None, outer_names: bool = False,
+    ) -> None:  # fmt: skip
+        """Runs `body` with the arguments bound. outer_names: the body sees variables other than its parameters."""
+        frame = Frame(self.unique("return"), result)
+        values = self.pass_arguments(params, bound, frame, body if outer_names else None)
+        self.bindings.update(values)
+        outer_types = self.types
+        if types is not None:
+            self.types = types
+        self.frames.append(frame)
+        outer_action, self.in_action = self.in_action, self.in_action or outer_names
+        loops, self.loops = self.loops, []
+        if callable(body):
+            body()
+        else:
+            self.stmt(body)
+        self.loops = loops
+        self.in_action = outer_action
+        self.frames.pop()
+        self.types = outer_types
+        if frame.returned:
+            self.emit(ir.Label(frame.label))
+        self.copy_back(frame)
+
+    def copy_back(self, frame: Frame) -> None:
+        for set_target, value in frame.copies:
+            set_target(value)
+
+    def pass_arguments(
+        self, params: Sequence[A.Param], bound: dict[str, A.Expr], frame: Frame, body: Any
+    ) -> dict[int, Any]:
+        """Evaluates arguments from left to right; returns what each parameter is bound to."""
+        args = [(p, bound[p.name]) for p in params if p.name in bound]
+        values: dict[int, Any] = {}
+        written: list[ir.LValue] = []  # what out and inout arguments name
+        read: list[ir.LValue] = []
+        targets: list[Any] = []
+        for i, (p, arg) in enumerate(args):
+            later = [a for _, a in args[i + 1 :]]
+            t = self.actual(p.type)
+            if isinstance(t, T.Declared):
+                values[id(p)] = self.instance_argument(arg)
+                targets.append(None)
+            elif p.direction in ("out", "inout"):
+                if isinstance(arg, A.DontCare):
+                    dummy = self.local(p.name, self.type(arg.type, arg.pos))
+                    self.emit(ir.Zero(dummy))
+                    targets.append(dummy)
+                else:
+                    target = self.target(arg)
+                    targets.append(target)
+                    if isinstance(target, ir.LValue):
+                        written.append(target)
+            else:
+                if isinstance(arg, A.ListExpr | A.StructExpr | A.InvalidHeader | A.DefaultValue):
+                    value: ir.Expr = self.local(p.name, self.type(arg.type, arg.pos))
+                    assert isinstance(value, ir.LValue)
+                    self.store(value, arg)
+                    self.temps.add(id(value))
+                else:
+                    value = self.saved(arg, *later)
+                if isinstance(value, ir.LValue):
+                    read.append(value)
+                elif not isinstance(value, ir.Const):
+                    value = self.temp(value, p.name)
+                targets.append(value)
+        # Where an in and an out argument share storage: of a scalar and a struct, the scalar is copied.
+        local = {
+            id(w)
+            for w in written
+            if ir.is_scalar(w.type) and any(_overlap(w, r) for r in read if not ir.is_scalar(r.type))
+        }
+        pairs = [(p, arg, target) for (p, arg), target in zip(args, targets, strict=True) if target is not None]
+        for p, _, target in pairs:
+            if p.direction not in ("out", "inout"):
+                if isinstance(target, ir.LValue) and id(target) not in self.temps:
+                    clash = any(_overlap(target, w) for w in written if id(w) not in local)
+                    target = self.temp(target, p.name) if clash or self.mentions(body, target) else target
+                values[id(p)] = target
+        for p, arg, target in pairs:
+            if p.direction in ("out", "inout"):
+                alone = isinstance(target, ir.LValue) and id(target) not in local
+                alone = alone and not any(_overlap(target, w) for w in written if w is not target)
+                if alone and not self.mentions(body, target):
+                    if p.direction == "out" and not isinstance(arg, A.DontCare):
+                        self.clear_out(target)
+                    values[id(p)] = target
+                else:
+                    values[id(p)] = self.copy_in(p, arg, target, frame)
+        return values
+
+    def copy_in(self, p: A.Param, arg: A.Expr, target: Any, frame: Frame) -> ir.Var:
+        """A local for an out or inout parameter, copied back when the call ends."""
+        var = self.local(p.name, self.type(p.type if not T.has_vars(p.type) else arg.type, p.pos))
+        if p.direction == "inout":
+            self.emit(ir.Assign(var, target if isinstance(target, ir.LValue) else self.expr(arg)))
+        else:
+            self.emit(ir.Zero(var))
+        frame.copies.append((self.setter(target), var))
+        return var
+
+    def setter(self, target: ir.LValue | Callable[[ir.Expr], None]) -> Callable[[ir.Expr], None]:
+        if isinstance(target, ir.LValue):
+            return lambda value: self.emit(ir.Assign(target, value))
+        return target
+
+    def clear_out(self, target: ir.LValue) -> None:
+        """An out parameter begins with its headers invalid and the rest (by BMv2's custom) zero."""
+        if not ir.is_scalar(target.type):
+            self.emit(ir.Zero(target))
+
+    def mentions(self, body: Any, target: ir.LValue) -> bool:
+        """Does an action's body name the variable that `target` is part of?"""
+        if body is None:
+            return False
+        var = ir.root(target)
+        return any(
+            (bound := self.bindings.get(id(name.decl))) is not None
+            and isinstance(bound, ir.LValue)
+            and ir.root(bound) is var
+            for name in names_in(body)
+        )
+
+    def instance_argument(self, arg: A.Expr) -> Any:
+        if isinstance(arg, A.Name):
+            return self.bindings.get(id(arg.decl))
+        raise P4Error(arg.pos, "expected the name of an instance")
+
+    def header_method(self, e: A.Call) -> Any:
+        assert isinstance(e.function, A.Member)
+        base = self.expr(e.function.base)
+        match e.builtin:
+            case "isValid":
+                return self.valid(base)
+            case "setValid" | "setInvalid":
+                assert isinstance(base, ir.LValue)
+                if isinstance(base.type, ir.Rec) and base.type.kind == "union":
+                    for name, t in base.type.fields.items():
+                        self.emit(ir.SetValid(ir.Field(t, base, name), False))
+                else:
+                    self.emit(ir.SetValid(base, e.builtin == "setValid"))
+                return None
+            case "push_front" | "pop_front":
+                assert isinstance(base, ir.LValue)
+                count = e.args[0].value.const
+                self.emit(ir.Shift(base, count if e.builtin == "push_front" else -count))
+                return None
+        raise P4Error(e.pos, f"'{e.builtin}' is not supported here")
+
+
+def _overlap(a: ir.LValue, b: ir.LValue) -> bool:
+    """May the two share storage?"""
+    if ir.root(a) is not ir.root(b):
+        return False
+    pa, pb = _path(a), _path(b)
+    return all(x == y or x is None or y is None for x, y in zip(pa, pb, strict=False))
+
+
+def _path(lv: ir.Expr) -> list[str | int | None]:
+    path: list[str | int | None] = []
+    while isinstance(lv, ir.Field | ir.Elem | ir.NextIndex):
+        if isinstance(lv, ir.Field):
+            path.append(lv.name)
+        elif isinstance(lv, ir.Elem):
+            path.append(lv.index.value if isinstance(lv.index, ir.Const) else None)
+        else:
+            path.append("nextIndex")
+        lv = lv.base
+    return path[::-1]
+
+
+def names_in(node: Any) -> list[A.Name]:
+    """Every name used in a piece of syntax, those in called actions included."""
+    found: list[A.Name] = []
+    seen: set[int] = set()
+
+    def visit(n: Any) -> None:
+        if isinstance(n, list | tuple):
+            for part in n:
+                visit(part)
+        elif isinstance(n, A.Node) and id(n) not in seen:
+            seen.add(id(n))
+            if isinstance(n, A.Name):
+                found.append(n)
+            if isinstance(n, A.Call):
+                visit(list(n.bound.values()))
+                if isinstance(n.decl, A.ActionDecl):
+                    visit(n.decl.body)
+            for name, value in vars(n).items():
+                if name not in ("decl", "type", "pos", "bound"):
+                    visit(value)
+
+    visit(node)
+    return found
