@@ -46,7 +46,7 @@ _BASES = {"x": 16, "b": 2, "o": 8, "d": 10}
 
 
 def lex(text: str) -> list[Token]:
-    """All tokens, ended by one of kind "end". Raises P4Error at a character that begins no token."""
+    """All tokens, ended by one of kind "end". Raises P4Error at a string or number that is none."""
     out: list[Token] = []
     file, number = "<text>", 0
     for line in text.split("\n"):
@@ -60,8 +60,12 @@ def lex(text: str) -> list[Token]:
         while at < len(line):
             match = _TOKEN.match(line, at)
             if match is None:
-                what = "a string that does not end" if line[at] == '"' else f"unexpected character '{line[at]}'"
-                raise P4Error(Pos(file, number, at + 1, 1, line), what)
+                if line[at] == '"':
+                    raise P4Error(Pos(file, number, at + 1, 1, line), "a string that does not end")
+                # no token of P4, yet annotations may hold anything: the parser refuses it elsewhere
+                out.append(Token("op", line[at], file, number, at + 1, line))
+                at += 1
+                continue
             kind = match.lastgroup or ""
             if kind == "int":
                 token = Token(kind, match.group(), file, number, at + 1, line)
