@@ -593,6 +593,12 @@ static void card_free(struct sim *s, uint32_t host)
 
 static void finish(struct sim *s, uint32_t task);
 
+/* A piece's part of a window: rounded up and one more, since a window of one packet idles for a round trip. */
+static float part(const struct sender *t, double window)
+{
+    return t->share < 1 ? (float)(uint32_t)(window * t->share) + 2 : (float)window;
+}
+
 static void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
 {
     if (s->sender_count == s->sender_room) {
@@ -621,7 +627,7 @@ static void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
     if (s->c->mode == PINNED && t->distance && suspect(s, t, t->agg, t->core))
         random_path(s, t, &t->agg, &t->core);
     t->share = piece->share;
-    t->cwnd = (float)s->c->window * t->share;
+    t->cwnd = part(t, s->c->window);
     t->alpha = 1.0f;
     t->window = (uint32_t)t->cwnd;
     t->progress = s->now;
@@ -729,8 +735,8 @@ static void dctcp(struct sim *s, struct sender *t, uint32_t acked, int marked)
     float share = (float)t->marked / (float)t->acked;
     t->alpha += (float)s->c->gain * (share - t->alpha);
     t->cwnd = t->marked ? t->cwnd * (1 - t->alpha / 2) : t->cwnd + t->share;
-    if (t->cwnd > (float)s->c->max_window * t->share)
-        t->cwnd = (float)s->c->max_window * t->share;
+    if (t->cwnd > part(t, s->c->max_window))
+        t->cwnd = part(t, s->c->max_window);
     if (t->cwnd < (float)s->c->min_window)
         t->cwnd = (float)s->c->min_window;
     t->acked = t->marked = 0;
@@ -825,7 +831,7 @@ static void timeout(struct sim *s, uint32_t number)
         t->next = t->una;
         t->inflight = 0;
     }
-    t->cwnd = (float)s->c->window * t->share; /* as the paper: back to line rate */
+    t->cwnd = part(t, s->c->window); /* as the paper: back to line rate */
     t->window = (uint32_t)t->cwnd;
     t->acked = t->marked = 0;
     if (t->reps)

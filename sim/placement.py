@@ -36,8 +36,8 @@ class Scheme:
     """Whose flows a planner call sees: one host's to a leaf, or one leaf's to a leaf."""
     weighted: bool = False
     """Shares follow what each path can carry around dead links; else all are equal."""
-    whole_packets: bool = False
-    """Cuts fall between full packets; else on any byte."""
+    unit: int = 1
+    """Cuts fall on multiples of this many bytes of a flow."""
     proportional: bool = False
     """A piece's window is its part of the flow's, so that unequal pieces end together; else each has a whole one."""
     splits: int = 1
@@ -51,7 +51,7 @@ SCHEMES = {
     scheme.name: scheme
     for scheme in (
         Scheme(name="ethereal", planner=equal_split, moves=True),
-        Scheme(name="netfold", planner=fewest_pieces, scope="leaf", weighted=True, whole_packets=True,
+        Scheme(name="netfold", planner=fewest_pieces, scope="leaf", weighted=True, unit=1024,
                proportional=True, moves=True),
         Scheme(name="spray", mode="spray", tolerant=True),
         Scheme(name="reps", mode="reps", tolerant=True),
@@ -85,7 +85,7 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
 
     dead   directed links to plan around
     seed   of the hash, where paths are hashed
-    mtu    payload bytes of a full packet, between which schemes with ``whole_packets`` cut
+    mtu    payload bytes of a full packet, between which hashed schemes cut
     Raises PlanError where two leaves have no live path left.
     """
     flows = np.flatnonzero(workload.size)
@@ -116,8 +116,7 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
         paths, shares = known[a, to]
         # neighbours begin at different paths, so that not all first packets of a step meet in one queue
         start = (sender + to) % max(1, len(paths))
-        unit = mtu if scheme.whole_packets else 1
-        for cut in _cuts(scheme.planner, tuple(sizes[i] for i in members), shares, unit, start):
+        for cut in _cuts(scheme.planner, tuple(sizes[i] for i in members), shares, scheme.unit, start):
             task.append(members[cut.flow])
             size.append(cut.size)
             path.append(paths[cut.path])

@@ -260,7 +260,7 @@ def test_the_simulators_plan_is_the_controllers_plan(planner, scope, scheme) -> 
         clos, dead = Clos(topology.graph()), ()
     plans = plan(clos, wanted, **shares)
 
-    placed = place(topology, work, replace(SCHEMES[scheme], whole_packets=False), dead=frozenset(dead))
+    placed = place(topology, work, replace(SCHEMES[scheme], unit=1), dead=frozenset(dead))
 
     assert len(placed) == len(plans.pieces)
     carried = np.zeros(topology.links, np.int64)
