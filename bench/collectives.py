@@ -25,7 +25,8 @@ import numpy as np
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.measure import Measured
-from netfold.host.mesh_tcp import TcpMesh, listen
+from netfold.host.link import listen
+from netfold.host.mesh_tcp import TcpMesh
 from netfold.host.peers import CHOSEN, Peers
 from netfold.wire.jobs import Peer, Plan
 

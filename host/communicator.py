@@ -21,13 +21,14 @@ from typing import Literal, Self, cast, get_args
 import numpy as np
 
 from netfold.host.collectives.elements import Reduction
-from netfold.host.errors import JoinRefused, PlanError
+from netfold.host.errors import JoinRefused, NetFoldError, PlanError
 from netfold.host.fold import FoldRail
 from netfold.host.group import Array, Group
 from netfold.host.jobs import JobClient
+from netfold.host.link import listen
 from netfold.host.mesh import Mesh
 from netfold.host.mesh_memory import MemoryFabric
-from netfold.host.mesh_tcp import TcpMesh, listen
+from netfold.host.mesh_tcp import TcpMesh
 from netfold.host.peers import Peers
 from netfold.host.rail import DTYPES, Op, RailStats
 from netfold.host.work import Turns
@@ -74,6 +75,7 @@ class Communicator(Group):
         check_plan(plan)
         self._plan = plan
         self._client = client
+        self._watcher = None if client is None or plan.world == 1 else client.watch(plan)
         me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
         if rail == "innet" and plan.world > 1 and not plan.trees:
             raise PlanError(
@@ -95,7 +97,7 @@ class Communicator(Group):
             names = ", ".join(tree.name for tree in plan.trees)
             self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
             try:
-                self._fold = FoldRail(plan, address, timeout=timeout)
+                self._fold = FoldRail(plan, address, timeout=timeout, news=self._hear)
             except BaseException:
                 mesh.close()
                 raise
@@ -144,7 +146,7 @@ class Communicator(Group):
         listener = listen(address)
         client = None
         try:
-            client = JobClient(where)
+            client = JobClient(where, token=token)
             plan = client.join(
                 Join(
                     job=job,
@@ -154,7 +156,8 @@ class Communicator(Group):
                     tcp="{}:{}".format(*listener.getsockname()),
                     path_mtu=roce.PATH_MTU,
                     timeout=join_timeout,
-                    token=token,
+                    token=client.token,
+                    fold=rail != "tcp" and not helpers,
                 )
             )
             if (plan.job, plan.rank, plan.world) != (job, rank, world):
@@ -231,7 +234,11 @@ class Communicator(Group):
                 by_tree={name: tree.bytes_reduced for name, tree in stats.by_tree.items()},
             )
             broken = self._turns.broken
+            if self._watcher is not None:
+                self._watcher.leaving()
             self._client.leave(report, reason="" if broken is None else str(broken))
+            if self._watcher is not None:
+                self._watcher.close()
             self._client.close()
 
     def __enter__(self) -> Self:
@@ -246,6 +253,9 @@ class Communicator(Group):
         return f"<Communicator job={self._plan.job!r} rank={self.rank} of {self.size} over {self.rail}>"
 
     # ---- inside ----------------------------------------------------------------------------------------------------
+    def _hear(self) -> NetFoldError | None:
+        return None if self._watcher is None else self._watcher.news()
+
     def _allreduce(
         self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int
     ) -> None:

@@ -26,7 +26,11 @@ class RankMismatch(NetFoldError):
 
 
 class PeerLost(NetFoldError, ConnectionError):
-    """A neighbour in the TCP ring closed or broke its connection."""
+    """A rank is gone: its connection broke, or the controller says so."""
+
+
+class JobEnded(NetFoldError):
+    """The controller took the job off the switches: an operator dropped it, or its ranks joined anew."""
 
 
 class TransportError(NetFoldError, OSError):

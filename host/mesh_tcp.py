@@ -19,88 +19,21 @@ from __future__ import annotations
 import errno
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
+from netfold.host.link import HEADER, HELLO, MAGIC, NEWS, Link, Note, Receive, Send
 from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
 from netfold.wire.jobs import Plan
 
-HELLO = struct.Struct("!8sQII32s")
-"""magic, epoch, rank, world, job (cut to 32 bytes): what a connection begins with."""
-MAGIC = b"netfold1"
-HEADER = struct.Struct("!QQI76s")
-"""call number, bytes, tag, call text (cut): 96 bytes."""
-NEWS = (1 << 64) - 1
 BURST = 4 << 20
 """Bytes that one connection moves before the others get their turn."""
 GRACE = 0.1
 """Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss; at least ``FAREWELL``."""
 FAREWELL = 0.2
 """Seconds that a rank which gives up spends at most on getting its news out."""
-
-
-def listen(address: str) -> socket.socket:
-    """A bound, listening TCP socket on a free port.  Raises TransportError."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.bind((address, 0))
-        sock.listen(16)
-    except OSError as error:
-        sock.close()
-        raise TransportError(
-            error.errno,
-            f"cannot listen on {address} for TCP: {error.strerror}; give this host's own IPv4 address",
-        ) from error
-    return sock
-
-
-class _Send(Pending):
-    __slots__ = ("parts",)
-
-    def __init__(self, *parts: memoryview) -> None:
-        super().__init__()
-        self.parts = list(parts)
-
-
-class _Note(_Send):
-    """A hello or news: goes out before what is posted, and nobody owes it."""
-
-    __slots__ = ()
-
-
-class _Receive(Pending):
-    __slots__ = ("aside", "tag", "view")
-
-    def __init__(self, tag: int, view: memoryview, aside: bytearray | None = None) -> None:
-        super().__init__()
-        self.tag = tag
-        self.view = view
-        self.aside = aside
-
-
-@dataclass(eq=False)
-class _Link:
-    """One peer: its connection, what is posted for it, and how much of the next header is in."""
-
-    rank: int
-    where: str
-    socket: socket.socket | None = None
-    lost: str = ""
-    """Why there is no connection any more."""
-    sends: deque[_Send] = field(default_factory=deque)
-    receives: list[_Receive] = field(default_factory=list)
-    header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
-    got: int = 0
-    """Bytes of ``header`` that are in.  A whole header without ``current`` is held until its receive is posted."""
-    current: _Receive | None = None
-    aside: list[_Receive] = field(default_factory=list)
-    """Messages that came before those which were wanted, whole, with memory of their own."""
-    events: int = 0
-    """What the poller looks for."""
 
 
 class TcpMesh(Mesh):
@@ -119,10 +52,10 @@ class TcpMesh(Mesh):
         self._clock = clock
         self._call = IDLE
         self._text = b""
-        self._links = {peer.rank: _Link(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
-        self._by_fd: dict[int, _Link] = {}
+        self._links = {peer.rank: Link(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
+        self._by_fd: dict[int, Link] = {}
         self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
-        self._gone: set[_Link] = set()
+        self._gone: set[Link] = set()
         self._waits: dict[int, set[int]] = {}
         self._facts: dict[int, str] = {}
         self._error: NetFoldError | None = None
@@ -141,7 +74,7 @@ class TcpMesh(Mesh):
         if not view.nbytes:
             return DONE
         head = HEADER.pack(self._call.number, view.nbytes, tag, self._text)
-        pending = _Send(memoryview(head), view)
+        pending = Send(memoryview(head), view)
         link.sends.append(pending)
         self.bytes_sent += view.nbytes
         if len(link.sends) == 1 and link.socket is not None:
@@ -156,7 +89,7 @@ class TcpMesh(Mesh):
             return DONE
         if view.readonly:
             raise ValueError("receive into a read-only array")
-        pending = _Receive(tag, view)
+        pending = Receive(tag, view)
         link.receives.append(pending)
         if link.aside:
             self._take_aside(link)
@@ -165,7 +98,7 @@ class TcpMesh(Mesh):
         self._watch(link)
         return pending
 
-    def _link(self, peer: int) -> _Link:
+    def _link(self, peer: int) -> Link:
         if self._error is not None:
             raise self._error
         if peer not in self._links:
@@ -201,7 +134,7 @@ class TcpMesh(Mesh):
         if self._error is not None:
             raise self._error
         for link in self._gone:
-            if link.receives or any(not isinstance(send, _Note) for send in link.sends):
+            if link.owed or link.unsent:
                 self._learn(link.rank, f"is lost: {link.lost}")
         return self._poll(seconds)
 
@@ -219,7 +152,7 @@ class TcpMesh(Mesh):
             self._watch(link)
         return moved
 
-    def _watch(self, link: _Link) -> None:
+    def _watch(self, link: Link) -> None:
         if link.socket is None:
             return
         held = link.current is None and link.got == HEADER.size
@@ -234,7 +167,7 @@ class TcpMesh(Mesh):
             link.events = events
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
-    def _write(self, link: _Link) -> bool:
+    def _write(self, link: Link) -> bool:
         assert link.socket is not None
         total = 0
         try:
@@ -257,7 +190,7 @@ class TcpMesh(Mesh):
             self._drop(link, link.lost)
         return total > 0
 
-    def _read(self, link: _Link) -> bool:
+    def _read(self, link: Link) -> bool:
         total = 0
         try:
             while link.socket is not None and total < BURST:
@@ -282,7 +215,7 @@ class TcpMesh(Mesh):
             self._drop(link, error.strerror or str(error))
         return total > 0
 
-    def _match(self, link: _Link) -> None:
+    def _match(self, link: Link) -> None:
         """A header is in: finds the receive that it is for, if that is posted already."""
         number, nbytes, tag, text = HEADER.unpack(link.header)
         if number == NEWS:
@@ -297,20 +230,20 @@ class TcpMesh(Mesh):
             raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {_SAME}")
         if wanted is None:
             memory = bytearray(nbytes)
-            link.current = _Receive(tag, memoryview(memory), memory)
+            link.current = Receive(tag, memoryview(memory), memory)
             return
         self._check_size(link, wanted, nbytes)
         link.receives.remove(wanted)
         link.current = wanted
 
-    def _arrived(self, link: _Link, receive: _Receive) -> None:
+    def _arrived(self, link: Link, receive: Receive) -> None:
         link.current, link.got = None, 0
         receive.done = True
         if receive.aside is not None:
             link.aside.append(receive)
             self._take_aside(link)
 
-    def _take_aside(self, link: _Link) -> None:
+    def _take_aside(self, link: Link) -> None:
         """Gives messages that were put aside to receives that have been posted since."""
         for early in list(link.aside):
             wanted = next((receive for receive in link.receives if receive.tag == early.tag), None)
@@ -322,7 +255,7 @@ class TcpMesh(Mesh):
                 link.receives.remove(wanted)
                 link.aside.remove(early)
 
-    def _check_size(self, link: _Link, wanted: _Receive, nbytes: int) -> None:
+    def _check_size(self, link: Link, wanted: Receive, nbytes: int) -> None:
         if len(wanted.view) != nbytes:
             raise self._fail(
                 RankMismatch,
@@ -334,7 +267,7 @@ class TcpMesh(Mesh):
     def _hello(self, rank: int) -> bytes:
         return HELLO.pack(MAGIC, self._plan.epoch, rank, self.size, self._plan.job.encode()[:32])
 
-    def _connect(self, link: _Link) -> None:
+    def _connect(self, link: Link) -> None:
         host, _, port = link.where.rpartition(":")
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
@@ -348,10 +281,10 @@ class TcpMesh(Mesh):
             sock.close()
             self._drop(link, f"cannot connect: {errno.errorcode.get(code, code)}")
             return
-        link.sends.appendleft(_Note(memoryview(self._hello(self.rank))))
+        link.sends.appendleft(Note(memoryview(self._hello(self.rank))))
         self._adopt(link, sock)
 
-    def _adopt(self, link: _Link, sock: socket.socket) -> None:
+    def _adopt(self, link: Link, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.socket = sock
         link.events = select.POLLIN | (select.POLLOUT if link.sends else 0)
@@ -363,13 +296,13 @@ class TcpMesh(Mesh):
             for whom in whoms:
                 self._tell(who, whom, "", only=link)
 
-    def _drop(self, link: _Link, why: str) -> None:
+    def _drop(self, link: Link, why: str) -> None:
         """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
         link.lost = link.lost or why
         self._gone.add(link)
         if link.current is not None and link.current.aside is None:
             link.receives.insert(0, link.current)
-        link.current = None
+        link.current, link.got = None, 0
         if link.socket is not None:
             if link.events:
                 self._poller.unregister(link.socket)
@@ -416,12 +349,10 @@ class TcpMesh(Mesh):
         return True
 
     # ---- failure ---------------------------------------------------------------------------------------------------
-    def _missing(self) -> list[_Link]:
+    def _missing(self) -> list[Link]:
         """Peers that owe us something: first those whose bytes we want, then those who do not take ours."""
-        links = list(self._links.values())
-        owing = [link for link in links if link.receives or (link.current and link.current.aside is None)]
-        full = [link for link in links if any(not isinstance(send, _Note) for send in link.sends)]
-        return owing + [link for link in full if link not in owing]
+        links = self._links.values()
+        return [link for link in links if link.owed] + [link for link in links if link.unsent and not link.owed]
 
     def _hear(self, who: int, whom: int, why: str) -> None:
         """News from a peer.  Between operations it only goes on the record: the next one will run into it."""
@@ -468,27 +399,24 @@ class TcpMesh(Mesh):
             "Expected: every rank calls within the timeout",
         )
 
-    def _tell(self, who: int, whom: int, why: str, only: _Link | None = None) -> None:
+    def _tell(self, who: int, whom: int, why: str, only: Link | None = None) -> None:
         """Passes news on to all who are connected: after a message that is on its way, before all others."""
         news = HEADER.pack(NEWS, whom, who, why.encode()[:76])
         for link in [only] if only else list(self._links.values()):
             if link.socket is None:
                 continue
             first = link.sends[0] if link.sends else None
-            begun = first is not None and (isinstance(first, _Note) or _begun(first))
-            link.sends.insert(1 if begun else 0, _Note(memoryview(news)))
+            begun = first is not None and (isinstance(first, Note) or first.begun)
+            link.sends.insert(1 if begun else 0, Note(memoryview(news)))
             self._write(link)
             self._watch(link)
 
-    def _owed(self, link: _Link) -> str:
+    def _owed(self, link: Link) -> str:
         parts = []
-        current = [link.current] if link.current and link.current.aside is None else []
-        wanted = sum(len(receive.view) for receive in [*link.receives, *current])
-        if wanted:
-            parts.append(f"owes {wanted} bytes")
-        unsent = sum(len(part) for send in link.sends if not isinstance(send, _Note) for part in send.parts)
-        if unsent:
-            parts.append(f"does not take {unsent} bytes")
+        if link.owed:
+            parts.append(f"owes {link.owed} bytes")
+        if link.unsent:
+            parts.append(f"does not take {link.unsent} bytes")
         state = "" if link.socket is not None else ", never connected" if not link.lost else f", {link.lost}"
         return f"rank {link.rank} ({link.where}{state}) {' and '.join(parts) or 'owes nothing'}"
 
@@ -517,7 +445,7 @@ class TcpMesh(Mesh):
             if not told and link.socket is None and not link.lost and (link.receives or link.sends):
                 self._connect(link)  # it waits for us, or will: without a connection it could not learn
             link.receives.clear()
-            link.sends = deque(send for send in link.sends if isinstance(send, _Note) or _begun(send))
+            link.sends = deque(send for send in link.sends if isinstance(send, Note) or send.begun)
         if not told:
             self._tell(self.rank, self.rank, f"gave up: {type(error).__name__}")
         deadline = self._clock() + FAREWELL
@@ -537,11 +465,6 @@ class TcpMesh(Mesh):
             sock.close()
         self._strangers.clear()
         self._listener.close()
-
-
-def _begun(send: _Send) -> bool:
-    """Some of the message is out: the rest must follow before anything else."""
-    return len(send.parts) < 2 or len(send.parts[0]) < HEADER.size
 
 
 _SAME = "call the same operations in the same order on every rank, then join anew"

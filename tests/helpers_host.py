@@ -17,7 +17,7 @@ from typing import Any, Literal
 from slot_model import Packet, SlotSwitch
 
 from netfold.host.communicator import Communicator, RailName
-from netfold.host.mesh_tcp import listen
+from netfold.host.link import listen
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 

@@ -22,7 +22,7 @@ from netfold.host import fold
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.fold import FoldRail
-from netfold.host.mesh_tcp import listen
+from netfold.host.link import listen
 from netfold.host.rail import Op
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 from softswitch import cc
