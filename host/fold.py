@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from netfold.host import native
 from netfold.host.errors import CollectiveTimeout, NetFoldError, RankMismatch, TransportError
@@ -20,6 +21,9 @@ log = logging.getLogger("netfold")
 
 SLICE = 0.1
 """Seconds in native code between looks at Python's signals (Ctrl-C) and the timeout."""
+PATIENCE = 0.5
+"""Seconds without any new result after which a lost rank ends an operation: one that died after its last contribution
+need not."""
 PIECE = 1 << 28
 """Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
 MTU = roce.IPV4_BYTES + roce.UDP_BYTES + roce.data_packet_bytes(roce.Opcode.WRITE_FIRST)
@@ -39,12 +43,16 @@ class FoldRail:
 
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
+    news     what the controller says has ended the job, if anything: then PATIENCE is enough
     """
 
     name = "innet"
 
-    def __init__(self, plan: Plan, address: str, *, timeout: float) -> None:
+    def __init__(
+        self, plan: Plan, address: str, *, timeout: float, news: Callable[[], NetFoldError | None] = lambda: None
+    ) -> None:
         self._plan = plan
+        self._news = news
         self._timeout = timeout
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
@@ -99,6 +107,9 @@ class FoldRail:
             now = native.library().nf_now()
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(source, number)
+            news = self._news()
+            if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
+                raise type(news)(f"{self._who(source, number)}: {news}")
             status, error = self._io.run(min(now + int(SLICE * 1e9), self._core.progress() + timeout))
             if status == native.DONE:
                 return

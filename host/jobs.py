@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import grpc
 import msgspec
 
 from netfold.host.errors import JoinRefused, PlanError
-from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan, Report
+from netfold.host.watcher import Watcher
+from netfold.wire import tls
+from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Plan, Report, Watch
 
 ANSWER_MARGIN = 5.0
 """Seconds that the controller gets beyond the join's own timeout, so that its own refusal arrives first."""
@@ -22,15 +25,27 @@ log = logging.getLogger("netfold")
 
 
 class JobClient:
-    """One rank's line to the controller.  ``controller`` is "host:port" or "unix:/path"."""
+    """One rank's line to the controller, over TLS where NETFOLD_CA is set (wire/tls.py).  Raises JoinRefused.
 
-    def __init__(self, controller: str) -> None:
+    controller  "host:port" or "unix:/path"
+    token       the fabric's, if it has one; default: $NETFOLD_TOKEN
+    """
+
+    def __init__(self, controller: str, *, token: str = "") -> None:
         self.controller = controller
-        # A job's ranks and controller talk directly: an HTTP proxy of the environment has no place between them.
-        self._channel = grpc.insecure_channel(controller, options=[("grpc.enable_http_proxy", 0)])
+        self.token = token or os.environ.get(tls.TOKEN_VARIABLE, "")
+        try:
+            self._channel = tls.channel(controller)
+        except tls.TlsError as error:
+            raise JoinRefused(f"{controller}: {error}") from error
         self._join = self._unary("Join", Plan)
         self._report = self._unary("Report", Done)
         self._leave = self._unary("Leave", Done)
+        self._watch = self._channel.unary_stream(
+            f"/{SERVICE}/Watch",
+            request_serializer=msgspec.json.encode,
+            response_deserializer=msgspec.json.Decoder(Event).decode,
+        )
 
     def _unary(self, method: str, answer: type[Any]) -> Callable[..., Any]:
         return self._channel.unary_unary(
@@ -43,12 +58,14 @@ class JobClient:
         """Returns this rank's plan once all ranks are in.  Raises JoinRefused, PlanError."""
         who = f"job {request.job!r}, rank {request.rank} of {request.world}"
         try:
+            request = msgspec.structs.replace(request, token=request.token or self.token)
             plan: Plan = self._join(request, timeout=request.timeout + ANSWER_MARGIN)
             return plan
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or "no details"
             if code is grpc.StatusCode.UNAVAILABLE:
                 what = f"nobody answers at {self.controller} ({details}); is the controller up (`netfold status`)?"
+                what += tls.hint(self.controller)
             elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 what = f"no plan from {self.controller} within {request.timeout:g} s ({details})"
             elif code is grpc.StatusCode.INTERNAL and "deserializ" in details.lower():
@@ -60,11 +77,17 @@ class JobClient:
                 what = f"{self.controller} says {code.name}: {details}"
             raise JoinRefused(f"{who}: {what}") from error
 
+    def watch(self, plan: Plan) -> Watcher:
+        """Lets the controller see that this rank lives, and hears from it which others do not.  Close it after
+        ``leave``."""
+        request = Watch(plan.job, plan.rank, plan.epoch, self.token)
+        return Watcher(self._watch(request), f"job {plan.job!r}, rank {plan.rank} of {plan.world}")
+
     def leave(self, report: Report, reason: str = "") -> None:
         """Sends totals and goodbye; a controller that is gone is logged, never raised."""
         try:
-            self._report(report, timeout=GOODBYE_TIMEOUT)
-            goodbye = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason)
+            self._report(msgspec.structs.replace(report, token=self.token), timeout=GOODBYE_TIMEOUT)
+            goodbye = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, token=self.token)
             self._leave(goodbye, timeout=GOODBYE_TIMEOUT)
         except grpc.RpcError as error:
             log.warning(

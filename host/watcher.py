@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's open line to the controller: how it is seen to be alive, and how it learns that another rank is not.
+
+The switches tell nobody that a rank is gone: its contributions just stop.  The controller sees the rank's connection
+break and says so to all others, so that a blocked collective ends long before its timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import grpc
+
+from netfold.host import errors
+from netfold.host.errors import NetFoldError, PeerLost
+from netfold.wire.jobs import Event, JobEnded, RankLost
+
+CLOSE_SECONDS = 1.0
+
+log = logging.getLogger("netfold")
+
+
+class Watcher:
+    """Listens on a thread of its own from the plan to the goodbye.
+
+    call  the stream of the controller's events
+    me    who speaks in errors
+    """
+
+    def __init__(self, call: Any, me: str) -> None:
+        self._call = call
+        self._me = me
+        self._news: NetFoldError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._listen, name="netfold-watch", daemon=True)
+        self._thread.start()
+
+    def news(self) -> NetFoldError | None:
+        """What ended the job for this rank: the first thing that the controller said, or None while all is well."""
+        return self._news
+
+    def leaving(self) -> None:
+        """Before the goodbye: from now on the controller may end the stream, and that is no news."""
+        self._closing = True
+
+    def close(self) -> None:
+        """After the goodbye: before, the controller takes it for this rank's death."""
+        self._closing = True
+        self._call.cancel()
+        self._thread.join(CLOSE_SECONDS)
+
+    def _listen(self) -> None:
+        try:
+            for event in self._call:
+                self._hear(event)
+            why = "the controller ended it"
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.CANCELLED:  # by us: the channel was closed
+                return
+            why = f"{error.code().name}: {error.details()}"
+        if not self._closing and self._news is None:
+            log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
+
+    def _hear(self, event: Event) -> None:
+        if self._news is not None:
+            return
+        if isinstance(event, RankLost):
+            self._news = PeerLost(
+                f"lost rank {event.rank} at {event.address} ({event.host}): {event.why}. Look at that rank's own "
+                "error; then join anew"
+            )
+            log.warning("%s: %s", self._me, self._news)
+        elif isinstance(event, JobEnded):
+            self._news = errors.JobEnded(f"the controller ended the job: {event.why}; join anew")
+            log.warning("%s: %s", self._me, self._news)
