@@ -35,7 +35,7 @@ class Row:
     queue_pairs: int
     """The most pieces that one host sends in one step."""
     uplink: float
-    """Wire bytes on the busiest uplink of a leaf, over the mean of all."""
+    """Wire bytes on the busiest uplink of a leaf, over the mean of that leaf's; the worst leaf."""
     timeouts: int
     dropped: int
 

@@ -117,13 +117,14 @@ def simulate_point(point: Point) -> Row:
     transport = Transport(rto=point.rto)
     outcome = simulate(topology, workload, scheme, transport=transport, faults=faults[point.state], seed=point.seed,
                        deadline=GIVE_UP + float(workload.gap.sum()))
-    uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]]
+    uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]].reshape(-1, topology.aggs)
+    uplinks = uplinks[uplinks.any(axis=1)]
     placed = place(topology, workload, scheme, dead=dead, seed=point.seed, mtu=transport.mtu)
     sender = workload.step[placed.task] * topology.size + workload.source[placed.task]
     return Row(point.fabric, point.workload, point.size, point.scheme, point.state, point.seed,
                inf if outcome.unfinished else outcome.time, outcome.unfinished,
                int(np.unique(sender, return_counts=True)[1].max()),
-               float(uplinks.max() / uplinks.mean()) if uplinks.any() else 1.0,
+               float((uplinks.max(axis=1) / uplinks.mean(axis=1)).max(initial=1.0)),
                outcome.counts["timeouts"], outcome.counts["dropped"])
 
 
