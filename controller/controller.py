@@ -22,17 +22,18 @@ from typing import Final
 import grpc
 import networkx as nx
 
-from netfold.controller import operator, pipeline, routes, rpc, slots, stall, tables
+from netfold.controller import operator, pipeline, routes, rpc, slots, stall, status, tables
 from netfold.controller.entities import Entity
-from netfold.controller.fabric import End, Fabric, Switch
+from netfold.controller.fabric import Fabric, Switch
 from netfold.controller.jobs import Job, Jobs
 from netfold.controller.links import Links
-from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.operator import JobSlots, Status
 from netfold.controller.pipeline import Pipeline
 from netfold.controller.probe import SlotState
 from netfold.controller.rpc import Code, Refusal
 from netfold.controller.stall import Stall
-from netfold.controller.switch import Count, Session, SwitchError
+from netfold.controller.status import Counters
+from netfold.controller.switch import Session, SwitchError
 from netfold.controller.target import Client, Target
 from netfold.wire import jobs as wire
 
@@ -52,10 +53,6 @@ _SERVER_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
 )
-
-_COUNTERS: Final = (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT)
-
-Counters = dict[str, dict[int, Count]]
 
 
 class StartError(Exception):
@@ -294,26 +291,24 @@ class Controller:
             engine=self.fabric.engine,
             uptime=time.monotonic() - self._ready,
             switches=[
-                _switch_status(switch, self._targets[switch.name], used[switch.name], counters[switch.name])
+                status.of_switch(switch, self._targets[switch.name], used[switch.name], counters[switch.name])
                 for switch in self.fabric.switches
             ],
             links=[
-                LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, *link.ends),
-                           _traffic(counters, *link.ends[::-1]), number in up)
-                for number, link in enumerate(self.fabric.links)
+                status.of_link(link, counters, up=number in up) for number, link in enumerate(self.fabric.links)
             ],
-            jobs=[_job_status(job) for job in self.jobs.all()],
-        )  # fmt: skip
+            jobs=[status.of_job(job) for job in self.jobs.all()],
+        )
 
     async def _counters(self, name: str) -> Counters:
         """Of one switch; empty where it is down or does not answer."""
         try:
             client = self._targets[name].client
             async with asyncio.timeout(COUNTER_TIMEOUT):
-                return {counter: await client.read_counter(counter) for counter in _COUNTERS}
+                return {counter: await client.read_counter(counter) for counter in status.COUNTERS}
         except (SwitchError, TimeoutError) as error:
             log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
-            return {counter: {} for counter in _COUNTERS}
+            return {counter: {} for counter in status.COUNTERS}
 
     # ---- slots ---------------------------------------------------------------------------------------------------
 
@@ -361,50 +356,3 @@ class Controller:
 
     async def _answer_drop(self, request: operator.Drop) -> operator.Dropped:
         return operator.Dropped(await self.jobs.drop(request.job))
-
-
-_NOTHING: Final = Count(0, 0)
-
-
-def _switch_status(switch: Switch, target: Target, used: int, counters: Counters) -> SwitchStatus:
-    return SwitchStatus(
-        switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
-        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets,
-    )  # fmt: skip
-
-
-def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
-    """A switch counts what it sends, after losses on the way out; a host does not, so its switch counts arrivals,
-    before losses on the way in."""
-    sent = counters.get(sender.node, {}).get(tables.PORT_OUT, {}).get(sender.port)
-    arrived = counters.get(receiver.node, {}).get(tables.PORT_IN, {}).get(receiver.port)
-    if sender.node in counters and receiver.node in counters:
-        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
-        count = sent or _NOTHING
-    elif sender.node in counters:
-        lost = counters[sender.node][tables.LOST_OUT].get(sender.port, _NOTHING).packets
-        count = sent or _NOTHING
-    else:
-        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
-        count = arrived or _NOTHING
-    return Traffic(count.packets, count.bytes, lost)
-
-
-def _job_status(job: Job) -> JobStatus:
-    joined = sorted(job.joins)
-    return JobStatus(
-        name=job.name,
-        state=job.state,
-        epoch=job.epoch,
-        world=job.world,
-        joined=joined,
-        left=sorted(job.left),
-        hosts=[job.joins[rank].address for rank in joined],
-        slots=job.slots,
-        trees=[
-            TreeStatus(tree.root, tree.weight, {f.switch: [child.node for child in f.children] for f in tree.folds})
-            for tree in job.trees
-        ],
-        reason=job.reason,
-        reports=[job.reports[rank] for rank in sorted(job.reports)],
-    )

@@ -91,6 +91,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     reason: str
     """Why nothing folds, or why the job is broken."""
     reports: list[Report]
+    lost: list[int] = []
+    """Ranks that died: their connection broke before they left."""
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -54,8 +54,9 @@ def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = 
 
 def _job(console: Console, job: JobStatus) -> None:
     epoch = f", epoch {job.epoch}" if job.epoch else ""
+    lost = f", [red]{len(job.lost)} lost[/red]" if job.lost else ""
     console.print(f"job [bold]{job.name}[/bold]: {job.state}{epoch}, {len(job.joined)} of {job.world} ranks joined, "
-                  f"{len(job.left)} left")
+                  f"{len(job.left)} left{lost}")
     if job.reason:
         console.print(f"  {job.reason}", style="yellow")
     for tree in job.trees:

@@ -84,10 +84,11 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
         uptime=61.0,
         switches=[SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3),
                   SwitchStatus("spine1", "spine", "unix:/b", False, "stream broke: UNAVAILABLE", 0, 1, 0, 16384, 0)],
-        links=[LinkStatus("leaf1:1", "h1:0", "1gbit", 0.01, Traffic(10, 10_000_000, 1), Traffic(9, 9_000_000, 2))],
+        links=[LinkStatus("leaf1:1", "h1:0", "1gbit", 0.01, Traffic(10, 10_000_000, 1), Traffic(9, 9_000_000, 2)),
+               LinkStatus("leaf1:2", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False)],
         jobs=[JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048,
                         [TreeStatus("leaf1", 1.0, {"leaf1": ["h1", "h2"]})], "",
-                        [Report("train", 0, 77, 1, 1_000_000, 900, 4)]),
+                        [Report("train", 0, 77, 1, 1_000_000, 900, 4)], lost=[1]),
               JobStatus("ring", "active", 78, 1, [0], [], ["10.0.1.1"], 0, [], "leaf1 has no 2048 slots", [])],
     )
     out = io.StringIO()
@@ -95,5 +96,7 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
     text = out.getvalue()
     for words in ("1 of 2 switches up", "stream broke: UNAVAILABLE", "2176/16384", "leaf1:1 - h1:0", "10.00 MB", "1/2",
                   "job train: active, epoch 77, 2 of 2 ranks joined", "tree leaf1, weight 1.00, 2048 slots",
-                  "leaf1 has no 2048 slots", "4 sent again"):
+                  "leaf1 has no 2048 slots", "4 sent again", "0 left, 1 lost"):
         assert words in text, text
+    cut = next(line for line in text.splitlines() if "leaf1:2 - spine1:1" in line)
+    assert "down" in cut

@@ -37,6 +37,7 @@ def test_a_death_is_told_to_all_others(tmp_path: Path) -> None:
             assert await late.next() == event
             (job,) = r.controller.jobs.all()
             assert (job.state, "rank 1: its connection" in job.reason) == ("broken", True)
+            assert (await operator.status(r.fabric.jobs)).jobs[0].lost == [1]
             assert not r.base_only()
 
     run(story())

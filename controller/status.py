@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `netfold status` shows of switches, links and jobs, from their counters and the controller's books."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from netfold.controller import slots, tables
+from netfold.controller.fabric import End, Link, Switch
+from netfold.controller.jobs import Job
+from netfold.controller.operator import JobStatus, LinkStatus, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.switch import Count
+from netfold.controller.target import Target
+
+COUNTERS: Final = (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT)
+"""What must be read of every switch."""
+
+Counters = dict[str, dict[int, Count]]
+"""Of one switch: counter -> index -> cell."""
+
+_NOTHING: Final = Count(0, 0)
+
+
+def of_switch(switch: Switch, target: Target, used: int, counters: Counters) -> SwitchStatus:
+    """One switch; ``used`` are the slots that jobs have of it."""
+    return SwitchStatus(
+        switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
+        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets,
+    )  # fmt: skip
+
+
+def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool) -> LinkStatus:
+    """One link; ``counters`` are those of all switches, by name."""
+    a, b = link.ends
+    return LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, a, b), _traffic(counters, b, a), up)
+
+
+def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
+    """A switch counts what it sends, after losses on the way out; a host does not, so its switch counts arrivals,
+    before losses on the way in."""
+    sent = counters.get(sender.node, {}).get(tables.PORT_OUT, {}).get(sender.port)
+    arrived = counters.get(receiver.node, {}).get(tables.PORT_IN, {}).get(receiver.port)
+    if sender.node in counters and receiver.node in counters:
+        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
+        count = sent or _NOTHING
+    elif sender.node in counters:
+        lost = counters[sender.node][tables.LOST_OUT].get(sender.port, _NOTHING).packets
+        count = sent or _NOTHING
+    else:
+        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
+        count = arrived or _NOTHING
+    return Traffic(count.packets, count.bytes, lost)
+
+
+def of_job(job: Job) -> JobStatus:
+    """One incarnation of a job."""
+    joined = sorted(job.joins)
+    return JobStatus(
+        name=job.name,
+        state=job.state,
+        epoch=job.epoch,
+        world=job.world,
+        joined=joined,
+        left=sorted(job.left),
+        hosts=[job.joins[rank].address for rank in joined],
+        slots=job.slots,
+        trees=[
+            TreeStatus(tree.root, tree.weight, {f.switch: [child.node for child in f.children] for f in tree.folds})
+            for tree in job.trees
+        ],
+        reason=job.reason,
+        reports=[job.reports[rank] for rank in sorted(job.reports)],
+        lost=sorted(job.lost),
+    )
