@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -174,10 +175,12 @@ async def until_slowly(condition: Callable[[], bool]) -> None:
 
 
 def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
-    """`netfold up` says when it is ready, `netfold status` shows the switches, a signal ends it with status 0."""
-    fabric = switches.fabric
+    """`netfold up` says when it is ready, `netfold status` and `slots` show the switches to who has the token, a signal
+    ends it with status 0."""
+    (switches.folder / "token").write_text("a secret\n")
     file = switches.folder / "lab.toml"
-    fabric.save(file)
+    msgspec.structs.replace(switches.fabric, token_file="token").save(file)
+    fabric = msgspec.structs.replace(switches.fabric, token_file=str(switches.folder / "token"))
     assert fabrics.load(file) == fabric
     netfold = [sys.executable, "-m", "netfold.controller.cli"]
     up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120"], stdin=subprocess.DEVNULL,
@@ -188,8 +191,15 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
         assert line.startswith(f"ready: fabric {fabric.name}, 4 switches ({fabric.engine})")
         table = subprocess.run([*netfold, "status", str(file)], capture_output=True, text=True, timeout=60, check=True)
         assert "4 of 4 switches up" in table.stdout
+        without = subprocess.run([*netfold, "status", "--controller", fabric.jobs], capture_output=True, text=True,
+                                 timeout=60, env={k: v for k, v in os.environ.items() if k != "NETFOLD_TOKEN"})
+        assert (without.returncode, "set NETFOLD_TOKEN" in without.stderr) == (1, True)
+        with_token = os.environ | {"NETFOLD_TOKEN": "a secret"}
         data = subprocess.run([*netfold, "status", "--json", "--controller", fabric.jobs], capture_output=True,
-                              timeout=60, check=True)
+                              timeout=60, check=True, env=with_token)
+        slots = subprocess.run([*netfold, "slots", "leaf1", "--fabric", str(file)], capture_output=True, text=True,
+                               timeout=60, check=True)
+        assert "no job holds slots of leaf1" in slots.stdout
         assert msgspec.json.decode(data.stdout, type=operator.Status).fabric == fabric.name
         second = subprocess.run([*netfold, "up", str(file)], capture_output=True, text=True, timeout=60)
         assert second.returncode == 1
