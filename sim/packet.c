@@ -49,6 +49,7 @@ struct link {
     uint64_t free;              /* when all that is queued has left */
     double rate;                /* ps a byte */
     uint64_t ecn;               /* backlog in ps above which to mark */
+    uint64_t deepest;           /* backlog so far, in ps */
     struct fifo queue;          /* what is queued or on the wire */
     uint32_t from;              /* switch whose buffer it drains; NONE at hosts */
     uint8_t kind;               /* block of the numbering */
@@ -362,9 +363,8 @@ static void transmit(struct sim *s, uint32_t number, const struct packet *p)
             l->count.marked++;
         }
     }
-    uint64_t deep = (uint64_t)(backlog / l->rate);
-    if (deep > l->count.deepest)
-        l->count.deepest = deep;
+    if (backlog > l->deepest)
+        l->deepest = backlog;
     if (l->queue.count == 1)
         schedule(s, number, q->time);
 }
@@ -1038,8 +1038,10 @@ int sim_run(const struct config *config, uint32_t task_count, const struct task 
             set_timer(&s, faults[i].announced, ANNOUNCE, i);
         }
         outcome = loop(&s);
-        for (uint32_t i = 0; i < s.link_count; i++)
+        for (uint32_t i = 0; i < s.link_count; i++) {
             counts[i] = s.links[i].count;
+            counts[i].deepest = (uint64_t)((double)s.links[i].deepest / s.links[i].rate);
+        }
     }
     s.r.end = outcome == DEADLINE ? config->deadline : s.now;
     s.r.unfinished = s.left;
