@@ -308,8 +308,8 @@ class Jobs:
             job.epoch = self._ledger.open()
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
-            if others := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
-                raise trees.NoTree(f"rank {', '.join(map(str, others))} of {job.world} asked for no folding")
+            if unwilling := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
+                raise trees.NoTree(_unwilling(unwilling, job.world))
             job.trees = trees.plan(self._graph(), [host.name for host in hosts])
             job.streams = self._ledger.admit(job.epoch, job.trees, job.world)
             await self._installer.install(
@@ -319,7 +319,8 @@ class Jobs:
         except (trees.NoTree, slots.Refused, SwitchError) as error:
             job.reason, job.trees, job.streams = str(error), [], []
             self._ledger.release(job.epoch)
-            log.warning("%s: not folded: %s", job, error)
+            wanted = job.world > 1 and all(join.fold for join in job.joins.values())
+            log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, error)
         except BaseException:  # dropped meanwhile, or a bug: nothing of it may stay
             await self._end(job)
             raise
@@ -388,6 +389,11 @@ def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) ->
 
     pairs = zip(streams[::2], streams[1::2], strict=True)
     return [Tree(sum_.tree.root, sum_.tree.weight, view(sum_), view(max_)) for sum_, max_ in pairs]
+
+
+def _unwilling(ranks: Sequence[int], world: int) -> str:
+    who = f"all {world} ranks" if len(ranks) == world else f"rank {', '.join(map(str, ranks))} of {world}"
+    return f"{who} asked for no folding"
 
 
 def _refuse(code: Code, message: str) -> NoReturn:

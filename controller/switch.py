@@ -43,7 +43,7 @@ PROBES: Final = 32
 PROBE_TIMEOUT: Final = 0.5
 """Seconds for the answer to a probe before it is sent again."""
 PROBE_TRIES: Final = 4
-PACKETS: Final = 256
+PACKETS: Final = 1024
 """Packets from the switch that wait for a reader; more are dropped and counted."""
 
 # gRPC's own waits between connection attempts start at 1 s and grow to minutes: too slow to notice a switch that starts

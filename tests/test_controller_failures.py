@@ -144,7 +144,7 @@ class Cables:
 @asynccontextmanager
 async def cabled(folder: Path, **settings: Any) -> AsyncIterator[tuple[Rig, Cables]]:
     """A rig whose link probes a test sends itself."""
-    async with rig(folder, probe=0, **settings) as r:
+    async with rig(folder, **settings) as r:
         yield r, Cables(r.fabric, r.switches)
 
 
@@ -225,6 +225,20 @@ def test_a_running_jobs_entries_stay_when_routes_change(tmp_path: Path) -> None:
                 await r.controller.check_links()
             await until(lambda: ways(r, "leaf2", "h1") == {3})
             assert folding() == before
+
+    run(story())
+
+
+def test_links_are_probed_in_the_background(tmp_path: Path) -> None:
+    """At the fabric's interval, without anybody asking: a cut link goes down on its own."""
+
+    async def story() -> None:
+        async with rig(tmp_path, probe=0.01) as r:
+            cables = Cables(r.fabric, r.switches)
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            await until(lambda: ways(r, "leaf1", "h3") == {4})
+            cables.cut.clear()
+            await until(lambda: ways(r, "leaf1", "h3") == {3, 4})
 
     run(story())
 

@@ -208,6 +208,8 @@ def test_a_rank_that_cannot_fold_keeps_the_job_off_the_switches(tmp_path: Path) 
             wishes = [r.join(rank, 4, fold=rank != 2) for rank in range(4)]
             plans = await asyncio.gather(*(r.call("Join", wish) for wish in wishes))
             assert {(len(plan.trees), plan.reason) for plan in plans} == {(0, "rank 2 of 4 asked for no folding")}
+            all_of_them = await r.together(2, job="k", fold=False)
+            assert all_of_them[0].reason == "all 2 ranks asked for no folding"
             assert r.base_only()
             assert set(r.controller._ledger.used().values()) == {0}
 
