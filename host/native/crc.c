@@ -112,15 +112,13 @@ uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n)
 
 /* InfiniBand annex A17.3.3: CRC-32 over 8 bytes of ones, the IPv4 header (TOS, TTL, checksum as ones), UDP (checksum as
  * ones), BTH (FECN/BECN byte as ones) and all that follows; little endian on the wire. */
-void nf_write_icrc(uint8_t *packet, const nf_route *route, uint16_t id)
+void nf_write_icrc_of(uint8_t *packet, size_t n, const nf_route *route, uint16_t id)
 {
-    uint8_t masked[8 + NF_IPV4_BYTES + NF_UDP_BYTES + NF_BTH_BYTES + NF_RETH_BYTES];
-    size_t headers = NF_BTH_BYTES + (nf_has_reth(packet[0]) ? NF_RETH_BYTES : 0);
-    size_t udp_bytes = NF_UDP_BYTES + nf_packet_bytes(packet[0]);
+    uint8_t masked[8 + NF_IPV4_BYTES + NF_UDP_BYTES + NF_BTH_BYTES];
     uint8_t *ip = masked + 8, *udp = ip + NF_IPV4_BYTES, *bth = udp + NF_UDP_BYTES;
     memset(masked, 0xff, sizeof masked);
     ip[0] = 0x45;
-    nf_put16(ip + 2, (uint16_t)(NF_IPV4_BYTES + udp_bytes));
+    nf_put16(ip + 2, (uint16_t)(NF_IPV4_BYTES + NF_UDP_BYTES + n));
     nf_put16(ip + 4, id);
     nf_put16(ip + 6, 0x4000);                                   /* don't fragment */
     ip[9] = 17;
@@ -128,10 +126,15 @@ void nf_write_icrc(uint8_t *packet, const nf_route *route, uint16_t id)
     nf_put32(ip + 16, route->destination);
     nf_put16(udp, route->source_port);
     nf_put16(udp + 2, NF_UDP_PORT);
-    nf_put16(udp + 4, (uint16_t)udp_bytes);
-    memcpy(bth, packet, headers);
+    nf_put16(udp + 4, (uint16_t)(NF_UDP_BYTES + n));
+    memcpy(bth, packet, NF_BTH_BYTES);
     bth[4] = 0xff;
-    uint32_t crc = nf_crc32(0, masked, 8 + NF_IPV4_BYTES + NF_UDP_BYTES + headers);
-    crc = nf_crc32(crc, packet + headers, NF_PATH_MTU);
-    memcpy(packet + headers + NF_PATH_MTU, &crc, 4);            /* this machine is little endian, see quantise.h */
+    uint32_t crc = nf_crc32(0, masked, sizeof masked);
+    crc = nf_crc32(crc, packet + NF_BTH_BYTES, n - NF_BTH_BYTES - NF_ICRC_BYTES);
+    memcpy(packet + n - NF_ICRC_BYTES, &crc, 4);                /* this machine is little endian, see quantise.h */
+}
+
+void nf_write_icrc(uint8_t *packet, const nf_route *route, uint16_t id)
+{
+    nf_write_icrc_of(packet, nf_packet_bytes(packet[0]), route, id);
 }

@@ -40,6 +40,7 @@ static inline size_t nf_packet_bytes(uint8_t opcode)
 static inline void nf_put16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
 static inline void nf_put32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
 static inline void nf_put64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
+static inline uint16_t nf_get16(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
 static inline uint32_t nf_get32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
 static inline uint64_t nf_get64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
 
@@ -104,6 +105,8 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, nf_
  * an unconnected UDP socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends DF and ID 0, and 0, 1, 2, ... in the
  * segments of one super-packet (UDP_SEGMENT).  crc.c */
 void nf_write_icrc(uint8_t *packet, const nf_route *route, uint16_t id);
+/* The same for a packet of any kind, `n` bytes of UDP payload in all, ICRC included. */
+void nf_write_icrc_of(uint8_t *packet, size_t n, const nf_route *route, uint16_t id);
 
 /* CRC-32 (IEEE 802.3, reflected); start with 0 and hand the result in to go on, like zlib's. */
 uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n);

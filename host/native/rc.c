@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The endpoint: all queue pairs of one address.  See rc.h. */
+#include <stdlib.h>
+
+#include "rc_inside.h"
+
+nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder)
+{
+    bool power = path_mtu >= 256 && path_mtu <= 4096 && !(path_mtu & (path_mtu - 1));
+    if (!power || window < 2 || window > 1u << 20 || (window & (window - 1)) || max_run < 1 || max_run > NF_RC_RUN ||
+        reorder < 1)
+        return NULL;
+    nf_rc *rc = calloc(1, sizeof *rc);
+    if (!rc)
+        return NULL;
+    rc->address = address;
+    rc->path_mtu = path_mtu;
+    rc->window = window;
+    rc->reorder = reorder;
+    uint32_t packet = NF_BTH_BYTES + NF_RETH_BYTES + path_mtu + NF_ICRC_BYTES;
+    uint32_t fit = (65535 - NF_IPV4_BYTES - NF_UDP_BYTES) / packet;         /* a super-packet is one IP packet */
+    rc->max_run = max_run < fit ? max_run : fit;
+    rc->buffer = malloc((size_t)NF_RC_RUN * packet);
+    if (!rc->buffer) {
+        nf_rc_close(rc);
+        return NULL;
+    }
+    return rc;
+}
+
+void nf_rc_close(nf_rc *rc)
+{
+    if (!rc)
+        return;
+    for (uint32_t i = 0; i < rc->n_qps; i++) {
+        nf_requester_close(&rc->qps[i].out);
+        nf_responder_close(&rc->qps[i].in);
+    }
+    free(rc->qps);
+    free(rc->by_number);
+    free(rc->active);
+    free(rc->answers);
+    free(rc->regions);
+    free(rc->events);
+    free(rc->buffer);
+    free(rc);
+}
+
+/* ---- queue pairs ---------------------------------------------------------------------------------------------- */
+static nf_qp *find(const nf_rc *rc, uint32_t number)
+{
+    if (!rc->n_buckets)
+        return NULL;
+    for (uint32_t b = number * 2654435761u;; b++) {
+        uint32_t entry = rc->by_number[b & (rc->n_buckets - 1)];
+        if (!entry)
+            return NULL;
+        if (rc->qps[entry - 1].plan.qp == number)
+            return &rc->qps[entry - 1];
+    }
+}
+
+static void enter(nf_rc *rc, uint32_t index)
+{
+    uint32_t b = rc->qps[index].plan.qp * 2654435761u;
+    while (rc->by_number[b & (rc->n_buckets - 1)])
+        b++;
+    rc->by_number[b & (rc->n_buckets - 1)] = index + 1;
+}
+
+static bool grow_qps(nf_rc *rc)
+{
+    uint32_t room = rc->room_qps ? 2 * rc->room_qps : 16;
+    nf_qp *qps = realloc(rc->qps, room * sizeof *qps);
+    if (qps)
+        rc->qps = qps;
+    uint32_t *active = realloc(rc->active, room * sizeof *active);
+    if (active)
+        rc->active = active;
+    uint32_t *answers = realloc(rc->answers, room * sizeof *answers);
+    if (answers)
+        rc->answers = answers;
+    uint32_t *buckets = calloc(2 * room, sizeof *buckets);
+    if (!qps || !active || !answers || !buckets) {
+        free(buckets);
+        return false;
+    }
+    free(rc->by_number);
+    rc->by_number = buckets;
+    rc->n_buckets = 2 * room;
+    rc->room_qps = room;
+    for (uint32_t i = 0; i < rc->n_qps; i++)
+        enter(rc, i);
+    return true;
+}
+
+int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan)
+{
+    bool numbers = plan->qp && plan->qp <= NF_PSN_MASK && plan->peer_qp && plan->peer_qp <= NF_PSN_MASK;
+    if (!numbers || !plan->source_port || plan->source_port > 0xffff || find(rc, plan->qp))
+        return -1;
+    if (rc->n_qps == rc->room_qps && !grow_qps(rc))
+        return -2;
+    nf_qp *qp = &rc->qps[rc->n_qps];
+    memset(qp, 0, sizeof *qp);
+    qp->plan = *plan;
+    if (!nf_requester_open(&qp->out, rc->window) || !nf_responder_open(&qp->in, rc->window) ||
+        !nf_rc_reserve_events(rc, 1)) {
+        nf_requester_close(&qp->out);
+        nf_responder_close(&qp->in);
+        return -2;
+    }
+    rc->owed++;
+    enter(rc, rc->n_qps);
+    return (int32_t)rc->n_qps++;
+}
+
+void nf_rc_move(nf_rc *rc, uint32_t qp, uint16_t source_port)
+{
+    if (qp < rc->n_qps)
+        rc->qps[qp].plan.source_port = source_port;
+}
+
+void nf_rc_activate(nf_rc *rc, nf_qp *qp)
+{
+    if (!qp->listed) {
+        qp->listed = true;
+        rc->active[rc->n_active++] = nf_rc_index(rc, qp);
+    }
+}
+
+void nf_rc_answer(nf_rc *rc, nf_qp *qp)
+{
+    if (!qp->answering) {
+        qp->answering = true;
+        rc->answers[rc->n_answers++] = nf_rc_index(rc, qp);
+    }
+}
+
+void nf_rc_break(nf_rc *rc, nf_qp *qp, uint8_t syndrome, bool by_peer)
+{
+    if (qp->broken)
+        return;
+    qp->broken = true;
+    rc->owed -= qp->out.count + 1;
+    qp->out.count = 0;
+    qp->out.una = qp->out.next = qp->out.limit;
+    qp->out.n_lost = 0;
+    qp->out.deadline = NF_RC_NEVER;
+    nf_rc_event event = { .what = NF_RC_BROKEN, .qp = nf_rc_index(rc, qp), .syndrome = syndrome, .by_peer = by_peer };
+    rc->owed++;                                     /* nf_rc_emit takes it */
+    nf_rc_emit(rc, &event);
+}
+
+/* ---- regions: key = generation << 16 | index, so that a late packet does not write into the next message ------- */
+int64_t nf_rc_register(nf_rc *rc, void *base, uint64_t length)
+{
+    uint32_t i = rc->free_from;
+    while (i < rc->n_regions && rc->regions[i].used)
+        i++;
+    if (i == rc->room_regions) {
+        uint32_t room = rc->room_regions ? 2 * rc->room_regions : 64;
+        nf_region *more = room <= 1u << 16 ? realloc(rc->regions, room * sizeof *more) : NULL;
+        if (!more)
+            return -1;
+        memset(more + rc->room_regions, 0, (room - rc->room_regions) * sizeof *more);
+        rc->regions = more;
+        rc->room_regions = room;
+    }
+    if (i == rc->n_regions)
+        rc->n_regions++;
+    rc->free_from = i + 1;
+    nf_region *r = &rc->regions[i];
+    r->base = base;
+    r->length = length;
+    r->used = true;
+    return (int64_t)((uint32_t)r->generation << 16 | i);
+}
+
+static nf_region *region(const nf_rc *rc, uint32_t key)
+{
+    uint32_t i = key & 0xffff;
+    if (i >= rc->n_regions || !rc->regions[i].used || rc->regions[i].generation != key >> 16)
+        return NULL;
+    return &rc->regions[i];
+}
+
+void nf_rc_forget(nf_rc *rc, uint32_t key)
+{
+    nf_region *r = region(rc, key);
+    if (!r)
+        return;
+    r->used = false;
+    r->generation++;
+    if ((key & 0xffff) < rc->free_from)
+        rc->free_from = key & 0xffff;
+}
+
+uint8_t *nf_rc_region(nf_rc *rc, uint32_t key, uint64_t offset, uint64_t length)
+{
+    nf_region *r = region(rc, key);
+    return r && offset <= r->length && length <= r->length - offset ? r->base + offset : NULL;
+}
+
+/* ---- events --------------------------------------------------------------------------------------------------- */
+bool nf_rc_reserve_events(nf_rc *rc, uint32_t more)
+{
+    uint32_t wanted = rc->event_count + rc->owed + more, room = rc->event_room ? rc->event_room : 64;
+    if (wanted <= rc->event_room)
+        return true;
+    while (room < wanted)
+        room *= 2;
+    nf_rc_event *events = malloc(room * sizeof *events);
+    if (!events)
+        return false;
+    for (uint32_t i = 0; i < rc->event_count; i++)
+        events[i] = rc->events[(rc->event_head + i) % rc->event_room];
+    free(rc->events);
+    rc->events = events;
+    rc->event_head = 0;
+    rc->event_room = room;
+    return true;
+}
+
+void nf_rc_emit(nf_rc *rc, const nf_rc_event *event)
+{
+    if (event->what != NF_RC_ARRIVED)
+        rc->owed--;
+    rc->events[(rc->event_head + rc->event_count++) % rc->event_room] = *event;
+}
+
+bool nf_rc_event_next(nf_rc *rc, nf_rc_event *event)
+{
+    if (!rc->event_count)
+        return false;
+    *event = rc->events[rc->event_head];
+    rc->event_head = (rc->event_head + 1) % rc->event_room;
+    rc->event_count--;
+    return true;
+}
+
+bool nf_rc_has_events(const nf_rc *rc) { return rc->event_count; }
+uint64_t nf_rc_progress(const nf_rc *rc) { return rc->progress; }
+uint64_t nf_rc_foreign(const nf_rc *rc) { return rc->foreign; }
+
+/* ---- sending -------------------------------------------------------------------------------------------------- */
+bool nf_rc_write(nf_rc *rc, uint32_t index, const void *data, uint32_t length, uint32_t key, uint64_t offset,
+                 uint64_t id)
+{
+    if (index >= rc->n_qps || rc->qps[index].broken || !length || length > NF_RC_MESSAGE ||
+        !nf_rc_reserve_events(rc, 1))
+        return false;
+    nf_write w = { .data = data, .length = length, .key = key, .offset = offset, .id = id };
+    if (!nf_requester_post(rc, &rc->qps[index], w))
+        return false;
+    rc->owed++;
+    return true;
+}
+
+static size_t put_bth(uint8_t *p, uint8_t opcode, uint32_t pad, uint8_t ecn, uint32_t qp, bool ack, uint32_t psn)
+{
+    p[0] = opcode;
+    p[1] = (uint8_t)(pad << 4);
+    nf_put16(p + 2, NF_PKEY);
+    nf_put32(p + 4, (uint32_t)ecn << 24 | qp);
+    nf_put32(p + 8, (ack ? 0x80000000u : 0) | psn);
+    return NF_BTH_BYTES;
+}
+
+/* Bytes of packet `seq` of a write; the parts of it in *opcode and *payload. */
+static uint32_t measure(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_t *opcode, uint32_t *payload)
+{
+    uint64_t at = (seq - w->first) * rc->path_mtu, left = w->length - at;
+    bool first = !at, last = left <= rc->path_mtu;
+    *opcode = first ? (last ? NF_WRITE_ONLY : NF_WRITE_FIRST) : (last ? NF_WRITE_LAST : NF_WRITE_MIDDLE);
+    *payload = last ? (uint32_t)left : rc->path_mtu;
+    return NF_BTH_BYTES + (first ? NF_RETH_BYTES : 0) + ((*payload + 3) & ~3u) + NF_ICRC_BYTES;
+}
+
+static uint32_t fill(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint64_t seq, bool ack, const nf_route *route,
+                     uint16_t id, uint8_t *p)
+{
+    uint8_t opcode;
+    uint32_t payload, n = measure(rc, w, seq, &opcode, &payload), pad = -payload & 3;
+    size_t h = put_bth(p, opcode, pad, 0, qp->plan.peer_qp, ack, nf_rc_psn(qp->plan.psn, seq));
+    if (nf_has_reth(opcode)) {
+        nf_put64(p + h, w->offset);
+        nf_put32(p + h + 8, w->key);
+        nf_put32(p + h + 12, w->length);
+        h += NF_RETH_BYTES;
+    }
+    memcpy(p + h, w->data + (seq - w->first) * rc->path_mtu, payload);
+    memset(p + h + payload, 0, pad);
+    nf_write_icrc_of(p, n, route, id);
+    return n;
+}
+
+static void begin_run(const nf_rc *rc, const nf_qp *qp, nf_rc_run *run)
+{
+    run->bytes = rc->buffer;
+    run->length = run->packets = 0;
+    run->route = (nf_route){ rc->address, qp->plan.peer, (uint16_t)qp->plan.source_port };
+    run->qp = nf_rc_index(rc, qp);
+}
+
+static bool send_answers(nf_rc *rc, nf_rc_run *run)
+{
+    while (rc->n_answers) {
+        nf_qp *qp = &rc->qps[rc->answers[rc->n_answers - 1]];
+        nf_responder *r = &qp->in;
+        begin_run(rc, qp, run);
+        run->answers = 1;
+        run->segment = NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES;
+        uint64_t seq = r->report_from > r->expected ? r->report_from : r->expected;
+        while (run->packets < rc->max_run) {
+            uint8_t syndrome = NF_AETH_ACK;
+            uint64_t about = r->expected - 1;
+            if (r->due) {
+                r->due = false;                     /* before the first packet: PSN - 1, which acknowledges nothing */
+            } else {
+                while (seq < r->report && r->in[seq & (rc->window - 1)])
+                    seq++;
+                if (seq < r->report) {
+                    syndrome = NF_AETH_SEQUENCE;
+                    about = seq++;
+                } else if (r->refusal_due) {
+                    syndrome = r->refusal;
+                    about = r->refused_at;
+                    r->refusal_due = false;
+                } else {
+                    break;
+                }
+            }
+            uint8_t *p = rc->buffer + run->length;
+            size_t h = put_bth(p, NF_RC_ACKNOWLEDGE, 0, r->marked ? NF_BECN : 0, qp->plan.peer_qp, false,
+                               nf_rc_psn(qp->plan.peer_psn, about));
+            r->marked = false;
+            nf_put32(p + h, (uint32_t)syndrome << 24 | r->msn);
+            nf_write_icrc_of(p, run->segment, &run->route, (uint16_t)run->packets++);
+            run->length += run->segment;
+        }
+        r->report_from = seq;
+        if (run->packets < rc->max_run) {           /* that was all */
+            qp->answering = false;
+            rc->n_answers--;
+        }
+        if (run->packets)
+            return true;
+    }
+    return false;
+}
+
+bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run)
+{
+    if (send_answers(rc, run))
+        return true;
+    run->answers = 0;
+    for (uint32_t tried = 0; tried < rc->n_active;) {
+        uint32_t slot = rc->turn % rc->n_active;
+        nf_qp *qp = &rc->qps[rc->active[slot]];
+        nf_requester *r = &qp->out;
+        if (r->una == r->limit) {                   /* idle: off the list */
+            qp->listed = false;
+            rc->active[slot] = rc->active[--rc->n_active];
+            continue;
+        }
+        uint32_t may = nf_requester_sendable(rc, r);
+        rc->turn++;
+        if (!may) {
+            tried++;
+            continue;
+        }
+        begin_run(rc, qp, run);
+        bool shorter = false;
+        const nf_write *w = NULL;
+        while (run->packets < may && run->packets < rc->max_run && !shorter) {
+            uint64_t seq = nf_requester_peek(rc, r);
+            if (!w || seq < w->first || seq >= w->first + nf_rc_packets(rc, w->length))
+                w = nf_requester_write(r, seq);
+            uint8_t opcode;
+            uint32_t payload, n = measure(rc, w, seq, &opcode, &payload);
+            if (run->packets && n > run->segment)
+                break;
+            if (!run->packets)
+                run->segment = n;
+            shorter = n < run->segment;
+            bool ack = opcode == NF_WRITE_LAST || opcode == NF_WRITE_ONLY;
+            fill(rc, qp, w, seq, ack, &run->route, (uint16_t)run->packets, rc->buffer + run->length);
+            run->length += n;
+            run->seqs[run->packets++] = seq;
+            nf_requester_send(rc, r, seq, now);
+        }
+        return true;
+    }
+    return false;
+}
+
+void nf_rc_unsent(nf_rc *rc, const nf_rc_run *run)
+{
+    if (run->answers) {                             /* NAKs are lost, and the timer repairs; an ACK goes again */
+        rc->qps[run->qp].in.due = true;
+        nf_rc_answer(rc, &rc->qps[run->qp]);
+        return;
+    }
+    for (uint32_t i = 0; i < run->packets; i++)
+        nf_requester_unsent(rc, &rc->qps[run->qp].out, run->seqs[i]);
+}
+
+void nf_rc_no_runs(nf_rc *rc) { rc->max_run = 1; }
+
+/* ---- receiving ------------------------------------------------------------------------------------------------ */
+static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, int64_t now, uint32_t *touched)
+{
+    nf_qp *qp = n >= NF_BTH_BYTES + NF_ICRC_BYTES ? find(rc, nf_get32(p + 4) & NF_PSN_MASK) : NULL;
+    if (!qp || nf_get16(p + 2) != NF_PKEY || (p[1] & 0x0f)) {
+        rc->foreign++;
+        return;
+    }
+    if (qp->broken) {
+        if (qp->in.refusal && p[0] != NF_RC_ACKNOWLEDGE) {
+            qp->in.refusal_due = true;
+            nf_rc_answer(rc, qp);
+        }
+        return;
+    }
+    nf_rc_header h = { .opcode = p[0], .psn = nf_get32(p + 8) & NF_PSN_MASK };
+    size_t headers = NF_BTH_BYTES, pad = p[1] >> 4 & 3;
+    if (h.opcode == NF_RC_ACKNOWLEDGE && n == NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES) {
+        nf_requester_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, now);
+        return;
+    }
+    if (nf_has_reth(h.opcode))
+        headers += NF_RETH_BYTES;
+    else if (h.opcode != NF_WRITE_MIDDLE && h.opcode != NF_WRITE_LAST)
+        headers = n;
+    if (n < headers + pad + NF_ICRC_BYTES + 1 || n - headers - NF_ICRC_BYTES > rc->path_mtu) {
+        rc->foreign++;
+        return;
+    }
+    if (nf_has_reth(h.opcode)) {
+        h.address = nf_get64(p + NF_BTH_BYTES);
+        h.key = nf_get32(p + NF_BTH_BYTES + 8);
+        h.length = nf_get32(p + NF_BTH_BYTES + 12);
+    }
+    uint32_t index = nf_rc_index(rc, qp);
+    if (*touched != index + 1) {
+        if (*touched)
+            nf_responder_settle(rc, &rc->qps[*touched - 1]);
+        *touched = index + 1;
+    }
+    nf_responder_take(rc, qp, &h, p + headers, (uint32_t)(n - headers - pad - NF_ICRC_BYTES), marked);
+}
+
+void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now)
+{
+    uint32_t touched = 0;
+    for (size_t at = 0; segment && at < n; at += segment)
+        take(rc, bytes + at, n - at < segment ? n - at : segment, marked, now, &touched);
+    if (touched)
+        nf_responder_settle(rc, &rc->qps[touched - 1]);
+}
+
+/* ---- time ----------------------------------------------------------------------------------------------------- */
+void nf_rc_tick(nf_rc *rc, int64_t now)
+{
+    for (uint32_t i = 0; i < rc->n_active; i++)
+        nf_requester_tick(rc, &rc->qps[rc->active[i]].out, now);
+}
+
+int64_t nf_rc_deadline(const nf_rc *rc)
+{
+    int64_t least = NF_RC_NEVER;
+    for (uint32_t i = 0; i < rc->n_active; i++) {
+        int64_t one = rc->qps[rc->active[i]].out.deadline;
+        least = one < least ? one : least;
+    }
+    return least;
+}
+
+bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s)
+{
+    if (index >= rc->n_qps)
+        return false;
+    const nf_requester *o = &rc->qps[index].out;
+    const nf_responder *i = &rc->qps[index].in;
+    *s = (nf_rc_standing){ o->limit, o->next, o->una, o->sent, o->retransmitted, o->timeouts, o->naks, o->marks,
+                           i->expected, i->received, i->duplicates, i->refused, o->rto, o->srtt, o->allowed };
+    return true;
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reliable connected queue pairs in software: RDMA WRITE over RoCEv2, packets in, packets out, next deadline.
+ *
+ *   requester (rc_requester.c)   writes posted -> FIRST, MIDDLE..., LAST or ONLY; window, timer, what to send again
+ *   responder (rc_responder.c)   packets in any order -> memory that was registered; ACK, NAK; messages whole, in order
+ *   endpoint  (rc.c)             all queue pairs of one address: who is next, headers, ICRC, regions, events
+ *   rc_io.c                      an endpoint over UDP sockets
+ *
+ * A packet's place follows from its PSN, so packets may arrive in any order.  An ACK is cumulative (InfiniBand 9.7.5);
+ * its BECN bit says that packets since the last one came with a congestion mark.  A NAK "PSN sequence error" names one
+ * packet that is missing and acknowledges nothing: several at once repair several holes in one round trip, where the
+ * specification's single NAK would have the requester go back and send everything again.
+ */
+#ifndef NF_RC_H
+#define NF_RC_H
+#include "roce.h"
+
+#define NF_RC_ACKNOWLEDGE 0x11
+#define NF_RC_AETH_BYTES 4
+#define NF_RC_RUN 60                   /* packets of one super-packet at most */
+#define NF_RC_NEVER INT64_MAX
+#define NF_RC_MESSAGE (1u << 30)       /* longest message, bytes; the specification allows twice that */
+
+typedef struct nf_rc nf_rc;
+
+typedef struct {                       /* one end of a connection; the other end has the same with the sides exchanged */
+    uint32_t peer, peer_qp, qp;        /* IPv4 address in host byte order; queue pair numbers, 24 bits */
+    uint32_t source_port;              /* UDP source port of all that leaves: the flow's entropy */
+    uint32_t psn, peer_psn;            /* first PSN that leaves, that arrives */
+} nf_rc_plan;
+
+typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3 } nf_rc_what;
+
+typedef struct {
+    uint32_t what, qp;                 /* nf_rc_what; index of the queue pair */
+    uint64_t id;                       /* SENT: of the write, acknowledged as a whole: its memory is the caller's again */
+    uint64_t offset;                   /* ARRIVED: a whole message lies in region `key` at `offset` */
+    uint32_t key, length;
+    uint32_t syndrome, by_peer;        /* BROKEN: the AETH syndrome, and whether the peer sent it or we did */
+} nf_rc_event;
+
+typedef struct {                       /* packets that leave as one: all `segment` bytes long, the last maybe shorter */
+    const uint8_t *bytes;
+    uint32_t length, segment, packets;
+    nf_route route;
+    uint32_t qp;
+    uint32_t answers;                  /* these are ACKs and NAKs */
+    uint64_t seqs[NF_RC_RUN];
+} nf_rc_run;
+
+typedef struct {                       /* of one queue pair since it was connected; sequence numbers count packets */
+    uint64_t posted, next, acknowledged;        /* packets posted, sent at least once, acknowledged */
+    uint64_t sent, retransmitted, timeouts, naks, marks;
+    uint64_t expected, received, duplicates, refused;
+    int64_t rto, srtt;                 /* nanoseconds */
+    double allowed;                    /* packets that may be in flight */
+} nf_rc_standing;
+
+/* path_mtu: 256, 512, 1024, 2048 or 4096 bytes.  window: packets in flight on a queue pair, a power of two, the same
+ * at both ends.  max_run: 1 .. NF_RC_RUN.  reorder: packets sent later that may overtake before one counts as lost.
+ * NULL: a bad argument, or no memory. */
+nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder);
+void nf_rc_close(nf_rc *);
+
+/* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory). */
+int32_t nf_rc_connect(nf_rc *, const nf_rc_plan *);
+/* From now on packets leave by this source port: the flow moves to another path. */
+void nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port);
+
+/* Lets peers write here; returns the key that they need, -1 where there is no memory.  The first keys are 0, 1, 2... */
+int64_t nf_rc_register(nf_rc *, void *base, uint64_t length);
+void nf_rc_forget(nf_rc *, uint32_t key);
+
+/* Posts a write of `length` bytes, 1 .. NF_RC_MESSAGE, to offset `offset` of the peer's region `key`.  The memory stays
+ * in use until the event SENT.  False: no memory, bad length, or the queue pair is broken. */
+bool nf_rc_write(nf_rc *, uint32_t qp, const void *data, uint32_t length, uint32_t key, uint64_t offset, uint64_t id);
+
+/* The next packets to send; answers first.  The bytes are good until the next call. */
+bool nf_rc_send(nf_rc *, int64_t now, nf_rc_run *);
+/* The kernel did not take them. */
+void nf_rc_unsent(nf_rc *, const nf_rc_run *);
+/* The kernel takes no super-packets: one packet a run from here on. */
+void nf_rc_no_runs(nf_rc *);
+
+/* Takes UDP payloads that came from port 4791, cut every `segment` bytes. */
+void nf_rc_receive(nf_rc *, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now);
+void nf_rc_tick(nf_rc *, int64_t now);
+int64_t nf_rc_deadline(const nf_rc *);
+
+bool nf_rc_event_next(nf_rc *, nf_rc_event *);
+bool nf_rc_has_events(const nf_rc *);
+/* Grows with every packet that was new to us and every one of ours that was acknowledged. */
+uint64_t nf_rc_progress(const nf_rc *);
+uint64_t nf_rc_foreign(const nf_rc *); /* packets for queue pairs that we do not have, or that are none of ours */
+bool nf_rc_standing_of(const nf_rc *, uint32_t qp, nf_rc_standing *);
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the parts of rc.h share.  Sequence numbers are PSNs without their wrap, from 0. */
+#ifndef NF_RC_INSIDE_H
+#define NF_RC_INSIDE_H
+#include "rc.h"
+
+#define NF_AETH_ACK 0x1f               /* acknowledged; credits are not used (InfiniBand 9.7.7.2.5, table 46) */
+#define NF_AETH_SEQUENCE 0x60          /* NAK: PSN sequence error */
+#define NF_AETH_INVALID 0x61           /* NAK: invalid request */
+#define NF_AETH_ACCESS 0x62            /* NAK: remote access error */
+#define NF_BECN 0x40                   /* in the byte before the destination QP */
+#define NF_NAKS 64                     /* reported in one go */
+
+typedef struct {
+    uint8_t opcode;
+    uint32_t psn;
+    uint64_t address;                  /* RETH, on FIRST and ONLY */
+    uint32_t key, length;
+} nf_rc_header;
+
+typedef struct {                       /* one WRITE */
+    const uint8_t *data;
+    uint64_t first, offset, id;        /* first: its first packet */
+    uint32_t length, key;
+} nf_write;
+
+typedef struct {
+    int64_t at;                        /* when it was sent last */
+    bool lost, again;                  /* to be sent again; sent more than once (Karn) */
+} nf_flight;
+
+typedef struct {
+    nf_write *writes;                  /* ring of `room` (a power of two) from `head`, `count` of them */
+    uint32_t head, count, room;
+    uint64_t una, next, limit;         /* lowest not acknowledged; lowest never sent; end of what was posted */
+    uint64_t recover;                  /* a time-out happened: everything below was sent before it */
+    uint32_t burst;                    /* packets that go again when the first of them are acknowledged */
+    uint64_t lost_from;                /* none is lost below */
+    uint32_t n_lost;
+    nf_flight *flights;                /* by sequence number modulo window */
+    /* timer, RFC 6298 */
+    int64_t srtt, rttvar, rto, deadline;
+    /* congestion */
+    double allowed, marked_share;
+    bool slow_start;
+    uint64_t round_end, cut_end;       /* once a round: adapt; halve */
+    uint32_t round_acks, round_marks;
+    uint64_t sent, retransmitted, timeouts, naks, marks;
+} nf_requester;
+
+typedef struct {                       /* a message of which the FIRST or ONLY packet is here */
+    uint64_t first, end, offset;
+    uint32_t key, length;
+} nf_message;
+
+typedef struct {
+    uint64_t expected, top;            /* all below are in; above the highest that is in */
+    uint64_t asked;                    /* holes below were reported */
+    uint64_t report;                   /* holes in expected .. report are to be reported, from report_from */
+    uint64_t report_from;
+    uint8_t *in;                       /* by sequence number modulo window: 0 missing, 1 in place, 2 in the stash */
+    nf_message *messages;              /* sorted; not whole yet */
+    uint32_t n_messages;
+    uint8_t *stash;                    /* payloads that came before their message's first packet; made on first use */
+    uint16_t *stashed;                 /* their lengths */
+    uint32_t msn;                      /* messages that are whole */
+    bool due, marked;                  /* an ACK is due; with BECN */
+    uint8_t refusal;                   /* syndrome of a NAK that ended the connection; said again to who asks again */
+    bool refusal_due;
+    uint64_t refused_at;
+    uint64_t received, duplicates, refused;
+} nf_responder;
+
+typedef struct {
+    nf_rc_plan plan;
+    nf_requester out;
+    nf_responder in;
+    bool broken;
+    bool listed, answering;            /* in rc->active, in rc->answers */
+} nf_qp;
+
+typedef struct {
+    uint8_t *base;
+    uint64_t length;
+    uint16_t generation;
+    bool used;
+} nf_region;
+
+struct nf_rc {
+    uint32_t address, path_mtu, window, max_run, reorder;
+    nf_qp *qps;
+    uint32_t n_qps, room_qps;
+    uint32_t *by_number, n_buckets;    /* open addressing; index + 1, 0: empty */
+    uint32_t *active, n_active, turn;  /* queue pairs with writes */
+    uint32_t *answers, n_answers;      /* queue pairs that owe an ACK or NAK */
+    nf_region *regions;
+    uint32_t n_regions, room_regions, free_from;
+    nf_rc_event *events;
+    uint32_t event_head, event_count, event_room;
+    uint32_t owed;                     /* events that may come without a packet: of writes, and of queue pairs breaking */
+    uint64_t progress, foreign;
+    uint8_t *buffer;                   /* one run */
+};
+
+/* rc.c */
+void nf_rc_activate(nf_rc *, nf_qp *);
+void nf_rc_answer(nf_rc *, nf_qp *);
+bool nf_rc_reserve_events(nf_rc *, uint32_t more);
+void nf_rc_emit(nf_rc *, const nf_rc_event *);
+void nf_rc_break(nf_rc *, nf_qp *, uint8_t syndrome, bool by_peer);
+uint8_t *nf_rc_region(nf_rc *, uint32_t key, uint64_t offset, uint64_t length);
+
+static inline uint32_t nf_rc_index(const nf_rc *rc, const nf_qp *qp) { return (uint32_t)(qp - rc->qps); }
+static inline uint32_t nf_rc_psn(uint32_t first, uint64_t seq) { return (first + (uint32_t)seq) & NF_PSN_MASK; }
+/* The sequence number nearest to `near` that has this PSN; negative: before the first packet. */
+static inline int64_t nf_rc_seq(uint32_t first, uint32_t psn, uint64_t near)
+{
+    int32_t ahead = (int32_t)((psn - first - (uint32_t)near) << 8) >> 8;
+    return (int64_t)near + ahead;
+}
+static inline uint64_t nf_rc_packets(const nf_rc *rc, uint32_t length)
+{
+    return length ? (length + (uint64_t)rc->path_mtu - 1) / rc->path_mtu : 1;
+}
+
+/* rc_requester.c */
+bool nf_requester_open(nf_requester *, uint32_t window);
+void nf_requester_close(nf_requester *);
+bool nf_requester_post(nf_rc *, nf_qp *, nf_write);
+uint32_t nf_requester_sendable(const nf_rc *, const nf_requester *);
+uint64_t nf_requester_peek(const nf_rc *, const nf_requester *);
+const nf_write *nf_requester_write(const nf_requester *, uint64_t seq);
+void nf_requester_send(nf_rc *, nf_requester *, uint64_t seq, int64_t now);
+void nf_requester_unsent(nf_rc *, nf_requester *, uint64_t seq);
+void nf_requester_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
+void nf_requester_tick(nf_rc *, nf_requester *, int64_t now);
+
+/* rc_responder.c */
+bool nf_responder_open(nf_responder *, uint32_t window);
+void nf_responder_close(nf_responder *);
+void nf_responder_take(nf_rc *, nf_qp *, const nf_rc_header *, const uint8_t *payload, uint32_t length, bool marked);
+void nf_responder_settle(nf_rc *, nf_qp *);
+#endif

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The side that writes: window, timer, and what goes again.
+ *
+ * A NAK names a lost packet.  Where no NAK comes (the end of a message was lost, or the answers were) the timer of
+ * RFC 6298 sends the oldest packet again; as long as answers then show no more than what was repeated, each sends twice
+ * as many.  Congestion: DCTCP (RFC 8257) on marks; on loss half, once a round trip, but no less than an eighth of the
+ * window, so that random loss does not starve the path. */
+#include <stdlib.h>
+
+#include "rc_inside.h"
+
+#define RTO_FIRST 20000000ll
+#define RTO_LEAST 2000000ll            /* the peer's process may not be running just now */
+#define RTO_MOST 100000000ll
+#define WRITES_FIRST 16
+
+bool nf_requester_open(nf_requester *r, uint32_t window)
+{
+    r->writes = malloc(WRITES_FIRST * sizeof *r->writes);
+    r->room = WRITES_FIRST;
+    r->flights = calloc(window, sizeof *r->flights);
+    r->rto = RTO_FIRST;
+    r->deadline = NF_RC_NEVER;
+    r->allowed = window < 32 ? window : 32;
+    r->slow_start = true;
+    r->burst = 1;
+    return r->writes && r->flights;
+}
+
+void nf_requester_close(nf_requester *r)
+{
+    free(r->writes);
+    free(r->flights);
+}
+
+static nf_write *at(const nf_requester *r, uint32_t i) { return &r->writes[(r->head + i) & (r->room - 1)]; }
+
+bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
+{
+    nf_requester *r = &qp->out;
+    if (r->count == r->room) {
+        nf_write *more = malloc(2 * r->room * sizeof *more);
+        if (!more)
+            return false;
+        for (uint32_t i = 0; i < r->count; i++)
+            more[i] = *at(r, i);
+        free(r->writes);
+        r->writes = more;
+        r->head = 0;
+        r->room *= 2;
+    }
+    w.first = r->limit;
+    r->limit += nf_rc_packets(rc, w.length);
+    r->writes[(r->head + r->count++) & (r->room - 1)] = w;
+    nf_rc_activate(rc, qp);
+    return true;
+}
+
+/* The write that a posted, unacknowledged packet belongs to. */
+const nf_write *nf_requester_write(const nf_requester *r, uint64_t seq)
+{
+    uint32_t low = 0, high = r->count;              /* the last one that begins at or before seq */
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+        if (at(r, middle)->first <= seq)
+            low = middle;
+        else
+            high = middle;
+    }
+    return at(r, low);
+}
+
+static nf_flight *flight(const nf_rc *rc, const nf_requester *r, uint64_t seq)
+{
+    return &r->flights[seq & (rc->window - 1)];
+}
+
+/* Lost packets may always go: what arrived behind a hole counts as in flight until the hole is filled. */
+uint32_t nf_requester_sendable(const nf_rc *rc, const nf_requester *r)
+{
+    uint64_t in_flight = r->next - r->una, allowed = (uint64_t)r->allowed;
+    uint64_t end = r->una + rc->window < r->limit ? r->una + rc->window : r->limit, fresh = end - r->next;
+    uint64_t room = allowed > in_flight ? allowed - in_flight : 0;
+    return r->n_lost + (uint32_t)(fresh < room ? fresh : room);
+}
+
+uint64_t nf_requester_peek(const nf_rc *rc, const nf_requester *r)
+{
+    if (!r->n_lost)
+        return r->next;
+    uint64_t seq = r->lost_from > r->una ? r->lost_from : r->una;
+    while (!flight(rc, r, seq)->lost)
+        seq++;
+    return seq;
+}
+
+void nf_requester_send(nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
+{
+    nf_flight *f = flight(rc, r, seq);
+    if (seq == r->next) {
+        r->next++;
+        f->again = false;
+    } else {
+        f->again = true;
+        r->n_lost--;
+        r->lost_from = seq + 1;
+        r->retransmitted++;
+    }
+    f->lost = false;
+    f->at = now;
+    r->sent++;
+    if (r->deadline == NF_RC_NEVER)
+        r->deadline = now + r->rto;
+}
+
+static void lose(const nf_rc *rc, nf_requester *r, uint64_t seq)
+{
+    nf_flight *f = flight(rc, r, seq);
+    if (f->lost)
+        return;
+    f->lost = true;
+    r->n_lost++;
+    if (seq < r->lost_from)
+        r->lost_from = seq;
+}
+
+void nf_requester_unsent(nf_rc *rc, nf_requester *r, uint64_t seq)
+{
+    if (seq >= r->una && seq < r->next)
+        lose(rc, r, seq);
+}
+
+static double least(const nf_rc *rc) { return rc->window / 8 > 2 ? rc->window / 8 : 2; }
+
+static void adapt(const nf_rc *rc, nf_requester *r, uint32_t packets, bool marked)
+{
+    r->round_acks += packets;
+    r->round_marks += marked ? packets : 0;
+    if (marked) {
+        r->marks++;
+        r->slow_start = false;
+    }
+    if (r->slow_start)
+        r->allowed += packets;
+    if (r->una >= r->round_end) {                   /* a round trip has passed */
+        double share = r->round_acks ? (double)r->round_marks / r->round_acks : 0;
+        r->marked_share += (share - r->marked_share) / 16;
+        if (r->round_marks)
+            r->allowed *= 1 - r->marked_share / 2;
+        else if (!r->slow_start)
+            r->allowed += 1 + least(rc) / 8;        /* a window's worth in some tens of round trips */
+        r->round_acks = r->round_marks = 0;
+        r->round_end = r->next;
+    }
+    if (r->allowed > rc->window)
+        r->allowed = rc->window;
+    if (r->allowed < 2)
+        r->allowed = 2;
+}
+
+static void measure(nf_requester *r, int64_t rtt)
+{
+    if (!r->srtt) {
+        r->srtt = rtt;
+        r->rttvar = rtt / 2;
+    } else {
+        int64_t off = r->srtt > rtt ? r->srtt - rtt : rtt - r->srtt;
+        r->rttvar += (off - r->rttvar) / 4;
+        r->srtt += (rtt - r->srtt) / 8;
+    }
+}
+
+static void set_rto(nf_requester *r)
+{
+    r->rto = r->srtt ? r->srtt + 4 * r->rttvar : RTO_FIRST;
+    r->rto = r->rto < RTO_LEAST ? RTO_LEAST : r->rto > RTO_MOST ? RTO_MOST : r->rto;
+}
+
+static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_t now)
+{
+    nf_requester *r = &qp->out;
+    uint64_t before = r->una;
+    const nf_flight *last = flight(rc, r, end - 1);
+    if (!last->again && !last->lost)
+        measure(r, now - last->at);
+    for (; r->una < end; r->una++) {
+        nf_flight *f = flight(rc, r, r->una);
+        if (f->lost) {
+            f->lost = false;
+            r->n_lost--;
+        }
+    }
+    rc->progress += end - before;
+    set_rto(r);
+    r->deadline = r->una < r->next ? now + r->rto : NF_RC_NEVER;
+    adapt(rc, r, (uint32_t)(end - before), marked);
+    if (r->una < r->recover) {
+        if (end - before > r->burst) {              /* more than was repeated: it had arrived, the time-out was vain */
+            r->recover = r->una;
+        } else {
+            r->burst *= 2;
+            for (uint64_t seq = r->una; seq < r->recover && seq < r->una + r->burst; seq++)
+                lose(rc, r, seq);
+        }
+    }
+    while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {
+        nf_rc_event event = { .what = NF_RC_SENT, .qp = nf_rc_index(rc, qp), .id = at(r, 0)->id };
+        nf_rc_emit(rc, &event);                     /* room was reserved when it was posted */
+        r->head = (r->head + 1) & (r->room - 1);
+        r->count--;
+    }
+}
+
+void nf_requester_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, bool marked, int64_t now)
+{
+    nf_requester *r = &qp->out;
+    int64_t seq = nf_rc_seq(qp->plan.psn, psn, r->una);
+    if (seq < (int64_t)r->una || seq >= (int64_t)r->next)
+        return;                                     /* old, or nothing that was asked */
+    if (syndrome >> 5 == 0) {
+        acknowledged(rc, qp, (uint64_t)seq + 1, marked, now);
+    } else if (syndrome == NF_AETH_SEQUENCE) {
+        r->naks++;
+        lose(rc, r, (uint64_t)seq);
+        if (r->una >= r->cut_end) {
+            r->allowed = r->allowed / 2 > least(rc) ? r->allowed / 2 : least(rc);
+            r->slow_start = false;
+            r->cut_end = r->next;
+        }
+    } else if (syndrome >> 5 == 3) {
+        nf_rc_break(rc, qp, syndrome, true);
+    }
+}
+
+void nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
+{
+    if (now < r->deadline)
+        return;
+    r->timeouts++;
+    r->rto = 2 * r->rto < RTO_MOST ? 2 * r->rto : RTO_MOST;
+    r->deadline = now + r->rto;
+    r->recover = r->next;
+    r->burst = 1;
+    lose(rc, r, r->una);
+    if (r->una >= r->cut_end) {
+        r->allowed = r->allowed / 2 > least(rc) ? r->allowed / 2 : least(rc);
+        r->slow_start = false;
+        r->cut_end = r->next;
+    }
+}
