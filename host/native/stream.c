@@ -94,9 +94,9 @@ bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
 
 static void overtake(nf_stream *s, const nf_sent *sent, uint64_t suspects)
 {
-    if (sent->order > s->overtaker) {
-        s->overtaker = sent->order;
-        s->overtaker_at = sent->at;
+    nf_overtaker *overtaker = &s->overtakers[sent->again];
+    if (sent->order > overtaker->order) {
+        *overtaker = (nf_overtaker){ .order = sent->order, .at = sent->at };
         s->suspects = suspects > s->suspects ? suspects : s->suspects;
     }
 }
@@ -170,13 +170,18 @@ static void adapt_window(nf_stream *s)
     s->round_lost = false;
 }
 
-/* New packets leave every rank in the same order, and so their results come.  Repeated ones leave each rank when it
- * misses them: give the other ranks' half a round trip before they are taken for lost, too. */
+/* New packets leave every rank in the same order, and so their results come: who is overtaken there is lost.  Repeated
+ * ones leave each rank when it misses them.  Their results need only the rank that lost them, and say nothing of new
+ * packets, which wait for the slowest rank; and before they are taken for lost themselves, the other ranks' get half a
+ * round trip. */
 static bool overtaken(const nf_stream *s, const nf_sent *sent, int64_t now)
 {
-    if (sent->order + NF_REORDER > s->overtaker)
-        return false;
-    return !sent->again || s->overtaker_at - sent->at >= (now - s->overtaker_at) / 2;
+    for (int again = 0; again <= sent->again; again++) {
+        const nf_overtaker *by = &s->overtakers[again];
+        if (sent->order + NF_REORDER <= by->order && (!sent->again || by->at - sent->at >= (now - by->at) / 2))
+            return true;
+    }
+    return false;
 }
 
 void nf_stream_settle(nf_stream *s, int64_t now)

@@ -41,6 +41,11 @@ typedef struct {
     bool probe;                        /* ... the last time because the timer ran out */
 } nf_sent;
 
+typedef struct {                       /* the latest sending whose result is surely its own */
+    uint64_t order;
+    int64_t at;
+} nf_overtaker;
+
 typedef struct {                       /* counted since the stream began */
     uint64_t sent, received, retransmitted, timeouts, duplicates, marks;
 } nf_counters;
@@ -53,8 +58,7 @@ typedef struct {
     uint32_t n_lost, in_flight;        /* entries in these states */
     uint64_t lost_from;                /* none is lost below this */
     uint64_t order;                    /* packets sent so far */
-    uint64_t overtaker;                /* highest order whose result is surely that sending's */
-    int64_t overtaker_at;              /* when that was sent */
+    nf_overtaker overtakers[2];        /* of packets sent once, of repeated ones */
     uint64_t suspects;                 /* packets below this may have been overtaken since nf_stream_settle */
     /* timer */
     int64_t srtt, rttvar, rto, deadline;
