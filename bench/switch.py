@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """softswitch beside the real BMv2, where that is on PATH: packets a second, processor time, loss.
 
-    python bench/switch.py [--rounds 5] [--seconds 1] [--json FILE] [--only l3|fold] [--no-extras]
+    python bench/switch.py [--rounds 5] [--seconds 1] [--json FILE] [--only l3|fold]
 
     h1 (own namespace) --veth-- s1 [ port 1  switch  port 2 ] s2 --veth-- (own namespace) h2
 
@@ -441,6 +441,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of traffic, each row and round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--only", choices=("l3", "fold"))
+    parser.add_argument("--segments", type=int, nargs="+", default=(1, 16, 60), metavar="N",
+                        help="packets a super-packet for softswitch; 1: single packets")
     parser.add_argument("--no-extras", action="store_true", help="no compile, start and idle figures")
     parser.add_argument("--no-bmv2", action="store_true")
     options = parser.parse_args()
@@ -460,7 +462,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, one in plans.items():
                 if options.only in (None, name):
-                    for segments, figures in one("softswitch", (1, 16, 60)).items():
+                    for segments, figures in one("softswitch", options.segments).items():
                         rows[name, "softswitch", segments].append(figures)
                     if have_bmv2:
                         rows[name, "bmv2", 1].append(one("bmv2", (1,))[1])
