@@ -272,6 +272,36 @@ def demo(
     )  # fmt: skip
 
 
+simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
+app.add_typer(simulations, name="sim")
+
+
+@simulations.command()
+def ethereal(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
+    fabrics_: Annotated[str, typer.Option("--fabrics", help="leaf-spine (256 hosts), fat-tree.")] = "leaf-spine",
+    collectives: Annotated[str, typer.Option(help="all: every one; or names, by commas.")] = "all",
+    schemes: Annotated[str, typer.Option(help="all: every one; or names, by commas.")] = "all",
+    models: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
+    sizes: Annotated[str, typer.Option(help="MB on each rank, by commas.")] = "1,4,16,64",
+    seeds: Annotated[str, typer.Option(help="By commas.")] = "1",
+    scale: Annotated[bool, typer.Option(help="Also 16,384 hosts in the fluid simulator (minutes, 3 GB).")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Processes; default: joblib's, or all cores.")] = None,
+) -> None:
+    """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
+    from netfold.sim import ethereal as paper
+
+    chosen: dict[str, Any] = {"fabrics": fabrics_.split(",")}
+    for name, given in (("collectives", collectives), ("schemes", schemes), ("models", models)):
+        if given != "all":
+            chosen[name] = [] if given == "none" else given.split(",")
+    try:
+        chosen |= {"sizes": [int(n) for n in sizes.split(",")], "seeds": [int(n) for n in seeds.split(",")]}
+        paper.run(out=out, scale=scale, jobs=jobs, **chosen)
+    except ValueError as error:
+        _fail(CANNOT, str(error))
+
+
 def main() -> None:
     """Entry point."""
     app()
