@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes as C
 import functools
 import ipaddress
+import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from softswitch import cc
 
 SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_io.c")
+POLLIN = select.POLLIN
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
 RUN_PACKETS = 60
@@ -281,6 +282,19 @@ class Endpoint:
             self.close()
 
 
+class Locked:
+    """A block in which an endpoint stands still."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        library().nf_rc_io_lock(self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        library().nf_rc_io_unlock(self._handle)
+
+
 class EndpointIo:
     """An endpoint over sockets: one that receives, one that sends for each UDP source port.
 
@@ -295,14 +309,9 @@ class EndpointIo:
         if not self._handle:
             raise MemoryError("no memory for receive buffers, or no thread")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Locked:
         """The endpoint stands still in this block.  Does not nest."""
-        self._lib.nf_rc_io_lock(self._handle)
-        try:
-            yield
-        finally:
-            self._lib.nf_rc_io_unlock(self._handle)
+        return Locked(self._handle)
 
     def run(self, until: int, others: Sequence[tuple[int, int]] = ()) -> tuple[bool, int]:
         """Moves packets until an event, CLOCK_MONOTONIC ``until`` (ns), a signal, or until one of ``others`` is ready.
@@ -310,7 +319,7 @@ class EndpointIo:
         others  (file descriptor, poll events)
         Returns whether one of ``others`` is ready, and an errno or 0.
         """
-        table = (Pollfd * len(others))(*((fd, events, 0) for fd, events in others))
+        table = (Pollfd * len(others))(*[Pollfd(fd, events, 0) for fd, events in others])
         error = int(self._lib.nf_rc_io_run(self._handle, until, table, len(others)))
         return any(one.revents for one in table), error
 

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/udp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -211,8 +212,10 @@ int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_
             others[i].revents = polled[2 + i].revents;
             ready |= others[i].revents != 0;
         }
-        if (ready)
+        if (ready) {                   /* first what came before it: a peer answers, then closes its TCP connection */
+            error = turn(io);
             break;
+        }
     }
     nf_rc_io_unlock(io);
     return error;
@@ -260,7 +263,12 @@ nf_rc_io *nf_rc_io_open(nf_rc *rc, int receiver, uint32_t n_senders, const nf_rc
     pthread_mutex_init(&io->stop_lock, NULL);
     if (io->senders && io->buffers) {
         memcpy(io->senders, senders, n_senders * sizeof *senders);
-        if (!pthread_create(&io->housekeeper, NULL, keep_house, io))
+        sigset_t all, before;          /* signals are for the program's threads */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        int failed = pthread_create(&io->housekeeper, NULL, keep_house, io);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        if (!failed)
             return io;
     }
     free(io->senders);

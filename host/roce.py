@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rail "roce": a mesh of reliable connections in plain RoCEv2, which no switch needs to know.
+
+Between any two ranks there is one queue pair for control and some for data (``queue_pairs``: one message is split over
+all of them, each with a UDP source port, and so maybe a path, of its own).  Numbers and first PSNs follow from the
+plan, so nothing has to be agreed on.
+
+    receiver                                              sender
+    receive(): registers the memory,
+               WRITEs a clear-to-send (96 bytes) ------->  into its inbox, one ring of slots for each peer
+                                                           send(): takes the oldest one of the same tag
+               memory is filled          <---------------  WRITEs the data, in one piece for each queue pair
+    done: all pieces are whole                             done: all pieces are acknowledged
+
+So data never arrives where no memory waits for it.  TCP connections, made as in ``mesh_tcp``, carry only news: who
+died, who waits for whom.  Ranks that call different things are found out by the call in the clear-to-send.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from netfold.host import roce_native as native
+from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
+from netfold.host.link import Link
+from netfold.host.mesh import DONE, Call, Flat, Pending, as_bytes
+from netfold.host.mesh_tcp import TcpMesh
+from netfold.host.roce_native import ARRIVED, SENT, Endpoint, EndpointIo, Event, Pair
+from netfold.host.roce_sockets import OURS, open_sockets
+from netfold.wire import roce
+from netfold.wire.jobs import Plan
+
+CLEAR = struct.Struct("!QQIIHH68s")
+"""call number, bytes, tag, key, path MTU, queue pairs, call text (cut): 96 bytes."""
+SLOTS = 64
+"""Receives that one rank may have posted at another before the next waits for one to be done."""
+MOST_PAIRS = 15
+SPLIT = 16 << 10
+"""Bytes of a piece at least: smaller messages go over one queue pair."""
+SLICE = 0.1
+"""Seconds in native code between looks at Python's signals (Ctrl-C)."""
+LINGER = 0.05
+"""Seconds of silence after which a closing rank believes that nobody misses an acknowledgement; at most 4 of these."""
+
+
+class _Message(Pending):
+    """One posted end of a message.  ``left``: pieces (of a send) or bytes (of a receive) that are still to come."""
+
+    __slots__ = ("array", "call", "key", "left", "tag")
+
+    def __init__(self, array: Flat, tag: int, call: tuple[int, bytes]) -> None:
+        super().__init__()
+        self.array = array
+        self.tag = tag
+        self.call = call
+        self.key = -1
+        self.left = 0
+
+
+@dataclass(frozen=True)
+class _Clear:
+    """A peer's clear-to-send."""
+
+    number: int
+    nbytes: int
+    tag: int
+    key: int
+    text: bytes
+
+
+@dataclass(eq=False)
+class _End:
+    """Our end of the connections to one peer."""
+
+    rank: int
+    pairs: list[int]
+    """Queue pairs: control, then data."""
+    inbox: Flat
+    sends: list[_Message] = field(default_factory=list)
+    """Posted and not done."""
+    unmatched: deque[_Message] = field(default_factory=deque)
+    """Those of them without a clear-to-send."""
+    clears: list[_Clear] = field(default_factory=list)
+    receives: list[_Message] = field(default_factory=list)
+    """Posted and not done."""
+    ungranted: deque[_Message] = field(default_factory=deque)
+    """Those of them that the peer does not know of yet."""
+    granted: int = 0
+    turn: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Something is posted."""
+        return bool(self.sends or self.receives)
+
+
+class RoceMesh(TcpMesh):
+    """The ranks of a plan over RC queue pairs.  Owns ``listener``.
+
+    queue_pairs  for data, between any two ranks: 1 .. 15
+    path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
+    window       packets in flight on a queue pair, a power of two
+    reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
+    ports        UDP source ports, one for each queue pair; default: the kernel chooses
+    shared       a FoldRail is going to be opened on the same address (roce_sockets)
+    All ranks must give the same queue_pairs, path_mtu and window.
+    Raises PlanError, TransportError, ValueError.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        listener: socket.socket,
+        *,
+        timeout: float,
+        queue_pairs: int = 1,
+        path_mtu: int = roce.PATH_MTU,
+        window: int = 512,
+        reorder: int = 3,
+        ports: Sequence[int] = (),
+        shared: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 1 <= queue_pairs <= MOST_PAIRS:
+            raise ValueError(f"queue_pairs={queue_pairs}: expected 1 .. {MOST_PAIRS}")
+        if len(ports) not in (0, queue_pairs):
+            raise ValueError(f"ports={list(ports)}: expected none, or one for each of {queue_pairs} queue pairs")
+        addresses = {peer.rank: peer.address for peer in plan.peers}
+        if len(set(addresses.values())) < plan.world:
+            raise PlanError(f"plan of job {plan.job!r}: addresses {addresses}: queue pairs need one for each rank")
+        super().__init__(plan, listener, timeout=timeout, clock=clock)
+        self.queue_pairs = queue_pairs
+        self.path_mtu = path_mtu
+        mine = addresses[plan.rank]
+        self._ids = count(1)
+        self._writes: dict[int, tuple[_End, _Message] | Flat] = {}
+        """Whose piece a write is; or a clear-to-send that must stay in memory until it is acknowledged."""
+        self._reads: dict[int, tuple[_End, _Message]] = {}
+        room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
+        sockets = open_sockets(mine, ports or [0] * queue_pairs, room=room, shared=shared)
+        try:
+            runs = native.RUN_PACKETS if sockets.super_packets else 1
+            self._endpoint = Endpoint(mine, path_mtu=path_mtu, window=window, max_run=runs, reorder=reorder)
+            self.ports = list(sockets.senders)
+            self._ends = {rank: self._open(rank, addresses[rank]) for rank in range(plan.world)}
+            self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
+        except BaseException:
+            for sock in (sockets.receiver, *sockets.senders.values()):
+                sock.close()
+            raise
+
+    def _open(self, rank: int, address: str) -> _End:
+        """Room for a peer's clears, under the key that is its rank; and the queue pairs, where it is not ourselves."""
+        inbox = np.zeros(SLOTS * CLEAR.size, np.uint8)
+        key = self._endpoint.register(inbox.ctypes.data, inbox.nbytes)
+        assert key == rank, "the first keys count up from 0"
+        pairs = []
+        if rank != self.rank:
+            for lane in range(1 + self.queue_pairs):
+                pair = Pair(
+                    peer=address,
+                    peer_qp=self._number(self.rank, lane),
+                    qp=self._number(rank, lane),
+                    source_port=self.ports[max(0, lane - 1)],
+                    psn=self._psn(self.rank, rank, lane),
+                    peer_psn=self._psn(rank, self.rank, lane),
+                )
+                pairs.append(self._endpoint.connect(pair))
+        return _End(rank, pairs, inbox)
+
+    def _number(self, peer: int, lane: int) -> int:
+        """The queue pair that a rank has for this peer.  Part of it is the job's, so that another's is not mixed up."""
+        salt = zlib.crc32(f"{self._plan.job}/{self._plan.epoch}".encode()) & 0x1FF
+        return OURS | salt << 14 | peer << 4 | lane
+
+    def _psn(self, source: int, target: int, lane: int) -> int:
+        return zlib.crc32(f"{self._plan.job}/{self._plan.epoch}/{source}/{target}/{lane}".encode()) & roce.PSN_MASK
+
+    # ---- posting ---------------------------------------------------------------------------------------------------
+    def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
+        end = self._ends[self._link(peer).rank]
+        if not as_bytes(data, "send of").nbytes:
+            return DONE
+        message = _Message(data, tag, (self._call.number, self._text))
+        end.sends.append(message)
+        end.unmatched.append(message)
+        self.bytes_sent += data.nbytes
+        self._match_clears(end)
+        return message
+
+    def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
+        end = self._ends[self._link(peer).rank]
+        view = as_bytes(into, "receive into")
+        if not view.nbytes:
+            return DONE
+        if view.readonly:
+            raise ValueError("receive into a read-only array")
+        message = _Message(into, tag, (self._call.number, self._text))
+        message.left = view.nbytes
+        end.receives.append(message)
+        end.ungranted.append(message)
+        self._grant(end)
+        return message
+
+    def _grant(self, end: _End) -> None:
+        """Tells the peer where its next messages may go."""
+        while end.ungranted and len(end.receives) - len(end.ungranted) < SLOTS:
+            message = end.ungranted.popleft()
+            number, text = message.call
+            with self._quiet():
+                message.key = self._endpoint.register(message.array.ctypes.data, message.array.nbytes)
+            self._reads[message.key] = end, message
+            clear = CLEAR.pack(
+                number, message.array.nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text
+            )
+            slot = end.granted % SLOTS
+            end.granted += 1
+            self._write_to(end, 0, np.frombuffer(clear, np.uint8), self.rank, slot * CLEAR.size, None)
+
+    def _match_clears(self, end: _End) -> None:
+        """Sends what the peer is ready for."""
+        for message in list(end.unmatched):
+            stray = next((clear for clear in end.clears if (clear.number, clear.text) != message.call), None)
+            if stray is not None:
+                theirs = Call(stray.number, stray.text.decode(errors="replace"))
+                what = f"rank {end.rank} is at {theirs}; expected {self._call}; {_SAME}"
+                raise self._fail(RankMismatch, what)
+            clear = next((clear for clear in end.clears if clear.tag == message.tag), None)
+            if clear is None:
+                continue
+            if clear.nbytes != message.array.nbytes:
+                raise self._fail(
+                    RankMismatch,
+                    f"rank {end.rank} expects {clear.nbytes} bytes where this rank sends {message.array.nbytes} "
+                    f"(tag {message.tag}); {_SAME}",
+                )
+            end.clears.remove(clear)
+            end.unmatched.remove(message)
+            self._write_data(end, message, clear.key)
+
+    def _write_data(self, end: _End, message: _Message, key: int) -> None:
+        data = message.array.view(np.uint8)
+        parts = max(1, min(self.queue_pairs, data.nbytes // SPLIT))
+        piece = min(-(-data.nbytes // (parts * self.path_mtu)) * self.path_mtu, native.LONGEST)
+        message.left = -(-data.nbytes // piece)
+        for first in range(0, data.nbytes, piece):
+            lane = 1 + end.turn % self.queue_pairs
+            end.turn += 1
+            self._write_to(end, lane, data[first : first + piece], key, first, message)
+
+    def _write_to(self, end: _End, lane: int, data: Flat, key: int, offset: int, of: _Message | None) -> None:
+        identity = next(self._ids)
+        self._writes[identity] = (end, of) if of is not None else data
+        with self._quiet():
+            posted = self._endpoint.write(
+                end.pairs[lane], data.ctypes.data, data.nbytes, key=key, offset=offset, id=identity
+            )
+        if not posted:
+            raise self._fail(PeerLost, f"the connection to rank {end.rank} is broken, or there is no memory; {_LOOK}")
+
+    def _quiet(self) -> native.Locked:
+        assert self._io is not None
+        return self._io.locked()
+
+    # ---- moving ----------------------------------------------------------------------------------------------------
+    def flush(self) -> None:
+        while any(end.busy for end in self._ends.values()):
+            self._turn()
+
+    def _move(self, seconds: float) -> bool:
+        for link in self._gone:
+            if self._ends[link.rank].busy:
+                self._learn(link.rank, f"is lost: {link.lost}")
+        return super()._move(seconds)
+
+    def _poll(self, seconds: float) -> bool:
+        if self._io is None:  # only news are left to tell
+            return super()._poll(seconds)
+        others = [(link.socket.fileno(), link.events) for link in self._links.values() if link.socket and link.events]
+        others += [(fd, native.POLLIN) for fd in self._strangers]
+        others.append((self._listener.fileno(), native.POLLIN))
+        before = self._endpoint.progress()
+        ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE) * 1e9), others)
+        if error:
+            raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
+        moved = self._take_events() or self._endpoint.progress() != before
+        return (super()._poll(0) if ready else False) or moved
+
+    def _take_events(self) -> bool:
+        with self._quiet():
+            events = list(self._endpoint.events())
+        for event in events:
+            if event.what == SENT:
+                self._sent(event)
+            elif event.what == ARRIVED:
+                self._arrived_at(event)
+            else:
+                self._broken(event)
+        return bool(events)
+
+    def _sent(self, event: Event) -> None:
+        whose = self._writes.pop(event.id)
+        if isinstance(whose, tuple):
+            end, message = whose
+            message.left -= 1
+            if not message.left:
+                message.done = True
+                end.sends.remove(message)
+
+    def _arrived_at(self, event: Event) -> None:
+        if event.key < self.size:
+            end = self._ends[event.key]
+            self._hear_clear(end, bytes(end.inbox[event.offset : event.offset + CLEAR.size]))
+            return
+        end, message = self._reads[event.key]
+        message.left -= event.length
+        if message.left:
+            return
+        del self._reads[event.key]
+        with self._quiet():
+            self._endpoint.forget(event.key)
+        message.done = True
+        end.receives.remove(message)
+        self._grant(end)
+
+    def _hear_clear(self, end: _End, data: bytes) -> None:
+        number, nbytes, tag, key, path_mtu, queue_pairs, text = CLEAR.unpack(data)
+        if (path_mtu, queue_pairs) != (self.path_mtu, self.queue_pairs):
+            raise self._fail(
+                RankMismatch,
+                f"rank {end.rank} has path_mtu={path_mtu} and queue_pairs={queue_pairs}, this rank {self.path_mtu} and "
+                f"{self.queue_pairs}; give the same on every rank",
+            )
+        end.clears.append(_Clear(number, nbytes, tag, key, text.rstrip(b"\0")))
+        self._match_clears(end)
+
+    def _broken(self, event: Event) -> None:
+        rank = next(end.rank for end in self._ends.values() if event.pair in end.pairs)
+        side = "it refused our" if event.by_peer else "we refused its"
+        self._learn(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
+
+    # ---- paths -----------------------------------------------------------------------------------------------------
+    def pin(self, peer: int, lane: int, port: int) -> None:
+        """Sends data of queue pair ``lane`` (0 ..) to ``peer`` from this one of ``ports`` from now on."""
+        if port not in self.ports or not 0 <= lane < self.queue_pairs or peer not in self._links:
+            raise ValueError(
+                f"pin(peer={peer}, lane={lane}, port={port}): expected another rank, a queue pair below "
+                f"{self.queue_pairs}, and one of the ports {self.ports}"
+            )
+        with self._quiet():
+            self._endpoint.move(self._ends[peer].pairs[1 + lane], port)
+
+    def standings(self) -> dict[int, list[native.Standing]]:
+        """By peer: where its queue pairs are, control first."""
+        with self._quiet():
+            return {
+                end.rank: [self._endpoint.standing(pair) for pair in end.pairs]
+                for end in self._ends.values()
+                if end.pairs
+            }
+
+    # ---- failure ---------------------------------------------------------------------------------------------------
+    def _missing(self) -> list[Link]:
+        links = list(self._links.values())
+        owing = [link for link in links if self._ends[link.rank].receives]
+        return owing + [link for link in links if self._ends[link.rank].sends and link not in owing]
+
+    def _owed(self, link: Link) -> str:
+        end, parts = self._ends[link.rank], []
+        if end.receives:
+            parts.append(f"owes {sum(message.left for message in end.receives)} bytes")
+        if end.sends:
+            unready, rest = len(end.unmatched), len(end.sends) - len(end.unmatched)
+            parts.append(f"is not ready for {unready} messages and has not acknowledged {rest}")
+        return f"rank {link.rank} ({link.where}) {' and '.join(parts) or 'owes nothing'}"
+
+    def _fail(self, kind: type[NetFoldError], what: str) -> NetFoldError:
+        me = f"job {self._plan.job!r}, rank {self.rank} of {self.size}, RoCE mesh, {self._call}"
+        self._error = kind(f"{me}: {what}")
+        return self._error
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def begin(self, call: Call) -> None:
+        super().begin(call)
+        self._text = call.text.encode()[:68]
+
+    def abort(self, error: BaseException) -> None:
+        if not self._facts and self.rank not in self._waits:
+            for link in self._links.values():
+                if self._ends[link.rank].busy and link.socket is None and not link.lost:
+                    self._connect(link)  # it waits for us, or will: without a connection it could not learn
+        self._stop()
+        super().abort(error)
+
+    def close(self) -> None:
+        if self._io is not None and self._error is None:
+            self._linger()
+        self._stop()
+        super().close()
+
+    def _linger(self) -> None:
+        """Answers for a while: a peer whose acknowledgement was lost asks again."""
+        assert self._io is not None
+        last = self._clock() + 4 * LINGER
+        while self._clock() < last:
+            quiet = self._clock() + LINGER
+            before = self._received()
+            while (left := min(quiet, last) - self._clock()) > 0:
+                if self._io.run(native.now() + int(left * 1e9))[1]:
+                    return
+            if self._received() == before:
+                return
+
+    def _received(self) -> int:
+        return sum(pair.received + pair.duplicates for pairs in self.standings().values() for pair in pairs)
+
+    def _stop(self) -> None:
+        """From here on nobody writes into our callers' memory."""
+        if self._io is not None:
+            self._io.close()
+            self._io = None
+            self._endpoint.close()
+        for end in self._ends.values():
+            end.sends.clear()
+            end.receives.clear()
+            end.unmatched.clear()
+            end.ungranted.clear()
+
+
+_SAME = "call the same operations in the same order on every rank, then join anew"
+_LOOK = "Look at that rank's own error; then join anew"
