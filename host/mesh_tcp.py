@@ -211,6 +211,8 @@ class TcpMesh(Mesh):
                 total += got
         except (BlockingIOError, InterruptedError):
             pass
+        except NetFoldError:  # our own, from what the peer told us; some of them are OSErrors, but not the socket's
+            raise
         except OSError as error:
             self._drop(link, error.strerror or str(error))
         return total > 0
