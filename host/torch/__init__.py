@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NetFold under torch.distributed: backend "netfold", and a communication hook for DistributedDataParallel.
+
+    import netfold.torch                                    # registers the backend
+    dist.init_process_group("netfold")                      # torchrun's variables, NETFOLD_CONTROLLER
+    model = DistributedDataParallel(model)                  # unchanged
+
+or keep another backend and hand over the gradients alone:
+
+    model.register_comm_hook(NetfoldState(netfold.torch.join()), netfold_hook)
+
+    join.py            a communicator from the environment: the controller's plan, or one made through torch's store
+    tensors.py         tensors as the arrays that they are
+    reducer.py         allreduces under way, as torch futures
+    process_group.py   the backend
+    hook.py            the hook
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from netfold.host.torch.hook import NetfoldState, netfold_hook
+from netfold.host.torch.join import STORE, Options, join
+from netfold.host.torch.process_group import NetfoldGroup, create
+
+BACKEND = "netfold"
+
+__all__ = ["BACKEND", "STORE", "NetfoldGroup", "NetfoldState", "Options", "join", "netfold_hook", "register"]
+
+
+def register() -> None:
+    """Makes "netfold" a backend of torch.distributed for tensors on the CPU.  Calling it again does nothing."""
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A communicator from what torchrun and the environment say.
+
+Who plans the job is one setting, ``controller``: the address of the controller's job service, or "store": no
+controller at all, the ranks tell each other their addresses through torch's store and reduce over TCP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from netfold.host.communicator import CONTROLLER_VARIABLE, Communicator, RailName
+from netfold.host.errors import JoinRefused, PlanError
+from netfold.host.link import listen
+from netfold.wire.jobs import PROTOCOL, Peer, Plan
+
+STORE = "store"
+"""In a controller's place: plan through torch's store, without trees."""
+ADDRESS_VARIABLE = "NETFOLD_ADDRESS"
+JOB_VARIABLE = "NETFOLD_JOB"
+TIMEOUT_VARIABLE = "NETFOLD_TIMEOUT"
+HOOK_TIMEOUT = 10.0
+
+log = logging.getLogger("netfold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of one group's communicator; None: what the environment says, or the default.
+
+    controller    "host:port", "unix:/path" or "store"; $NETFOLD_CONTROLLER, else an error
+    address       this host's IPv4 address on the fabric; $NETFOLD_ADDRESS, else that of the interface which leads to
+                  $MASTER_ADDR, which is logged
+    job           name of the job; $NETFOLD_JOB, else "default"
+    rail          "auto", "innet" or "tcp", as for Communicator
+    algorithm     of allreduce over TCP, as for Communicator
+    timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
+                  group's own timeout, or 10 for ``join``
+    join_timeout  seconds to wait for the other ranks
+    """
+
+    controller: str | None = None
+    address: str | None = None
+    job: str | None = None
+    rail: RailName = "auto"
+    algorithm: str | None = None
+    timeout: float | None = None
+    join_timeout: float = 30.0
+
+
+def join(
+    options: Options | None = None,
+    *,
+    rank: int | None = None,
+    world: int | None = None,
+    store: dist.Store | None = None,
+    timeout: float = HOOK_TIMEOUT,
+) -> Communicator:
+    """Joins the job with all ranks of the default process group, or with those that are given.
+
+    rank, world  default: the default process group's, else $RANK and $WORLD_SIZE
+    store        for controller="store"; default: the default process group's
+    timeout      seconds, where neither options nor environment have any
+    Raises ValueError for what is missing or cannot be, and what Communicator.join raises.
+    """
+    options = options or Options()
+    inside = dist.is_initialized()
+    rank = rank if rank is not None else dist.get_rank() if inside else _number("RANK")
+    world = world if world is not None else dist.get_world_size() if inside else _number("WORLD_SIZE")
+    job = options.job or os.environ.get(JOB_VARIABLE) or "default"
+    me = f"job {job!r}, rank {rank} of {world}"
+    controller = options.controller or os.environ.get(CONTROLLER_VARIABLE)
+    if not controller:
+        raise JoinRefused(
+            f"{me}: nobody plans this job: set {CONTROLLER_VARIABLE} or Options(controller=...) to the job service's "
+            f"address (`netfold up` prints it), or to {STORE!r} to do without switches, over TCP alone"
+        )
+    if options.timeout is not None:
+        timeout = options.timeout
+    elif TIMEOUT_VARIABLE in os.environ:
+        timeout = _seconds(TIMEOUT_VARIABLE)
+    address = options.address or os.environ.get(ADDRESS_VARIABLE) or _address_towards_master(me)
+    if controller != STORE:
+        return Communicator.join(
+            job, rank, world, address=address, controller=controller, timeout=timeout,
+            join_timeout=options.join_timeout, rail=options.rail, algorithm=options.algorithm,
+        )  # fmt: skip
+    store = store if store is not None else dist.distributed_c10d._get_default_store() if inside else None
+    if store is None:
+        raise ValueError(f"{me}: controller={STORE!r} needs a store: init_process_group() first, or give store=")
+    listener = listen(address)
+    try:
+        tcp = "{}:{}".format(*listener.getsockname())
+        plan = plan_by_store(store, job, rank, world, address, tcp, timeout=options.join_timeout)
+        return Communicator(
+            plan, address=address, rail=options.rail, algorithm=options.algorithm, timeout=timeout, listener=listener
+        )
+    except BaseException:
+        listener.close()
+        raise
+
+
+def plan_by_store(
+    store: dist.Store, job: str, rank: int, world: int, address: str, tcp: str, *, timeout: float
+) -> Plan:
+    """A plan without trees, agreed on through the store: every rank says where it listens, rank 0 draws the epoch.
+
+    timeout  seconds to wait for the other ranks.  Raises JoinRefused, PlanError.
+    """
+    # A job may be joined again, after a failure or by another group: every time has keys of its own.
+    turn = store.add(f"netfold/{job}/joins/{rank}", 1)
+    keys = [f"netfold/{job}/{turn}/{r}" for r in range(world)]
+    epoch = random.SystemRandom().getrandbits(31)
+    store.set(keys[rank], f"{PROTOCOL} {world} {epoch} {address} {tcp}")
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except RuntimeError as error:  # torch's DistStoreError and DistNetworkError are RuntimeErrors
+        try:
+            missing = [r for r in range(world) if not store.check([keys[r]])]
+        except RuntimeError:
+            raise JoinRefused(f"job {job!r}, rank {rank} of {world}: torch's store is gone: {error}") from error
+        raise JoinRefused(
+            f"job {job!r}, rank {rank} of {world}: waited {timeout:g} s at torch's store, ranks {missing} have not "
+            f"joined for the {turn}. time; start them, or give a longer join_timeout"
+        ) from error
+    said = [store.get(key).decode().split(" ") for key in keys]
+    for r, (protocol, size, *_) in enumerate(said):
+        if (int(protocol), int(size)) != (PROTOCOL, world):
+            raise PlanError(
+                f"job {job!r}, rank {rank}: rank {r} speaks protocol {protocol} in a world of {size}, expected "
+                f"{PROTOCOL} and {world}: install the same version everywhere, start all with one world size"
+            )
+    return Plan(
+        job=job,
+        epoch=int(said[0][2]),
+        rank=rank,
+        world=world,
+        peers=[Peer(rank=r, address=where, tcp=at) for r, (_, _, _, where, at) in enumerate(said)],
+        trees=[],
+        reason=f"controller={STORE!r}: planned through torch's store, without the fabric's controller",
+    )
+
+
+def _address_towards_master(me: str) -> str:
+    """The IPv4 address of the interface that leads to the job's master."""
+    master = os.environ.get("MASTER_ADDR")
+    if not master:
+        raise ValueError(f"{me}: neither {ADDRESS_VARIABLE} nor MASTER_ADDR is set: which address has this host?")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((master, 9))  # sends nothing: it only looks up the route
+            address: str = probe.getsockname()[0]
+    except OSError as error:
+        raise ValueError(f"{me}: no IPv4 route to MASTER_ADDR={master!r} ({error}); set {ADDRESS_VARIABLE}") from error
+    log.warning("%s: %s is not set, using %s, which leads to MASTER_ADDR=%s", me, ADDRESS_VARIABLE, address, master)
+    return address
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ.get(name, ""))
+    except ValueError:
+        raise ValueError(
+            f"environment variable {name}={os.environ.get(name)!r}: expected an integer; start with torchrun, or call "
+            "init_process_group() first"
+        ) from None
+
+
+def _seconds(name: str) -> float:
+    try:
+        return float(os.environ[name])
+    except ValueError:
+        raise ValueError(f"environment variable {name}={os.environ[name]!r}: expected seconds") from None

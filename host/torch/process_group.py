@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backend "netfold": allreduce through the communicator, everything without a fabric path through gloo.
+
+Everything but ``allreduce`` and ``allreduce_coalesced`` is handed to an inner gloo group over the same store; the
+first use of each kind is logged.  gloo is also this group's registered backend for CPU tensors, so that C++ code which
+goes past the Python methods finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from netfold.host.collectives.elements import ReduceOp
+from netfold.host.communicator import Communicator
+from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
+from netfold.host.torch.reducer import Pending, Reducer
+from netfold.host.torch.tensors import folds
+
+OPS: list[tuple[Any, ReduceOp]] = [(dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average")]
+DELEGATED = (
+    "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
+    "all_gather_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather",
+    "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter", "_reduce_scatter_base",
+    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "scatter", "send",
+)  # fmt: skip
+"""Methods of ProcessGroup that go to gloo, under the names of torch 2.5 to 2.13: those that this torch has."""
+
+log = logging.getLogger("netfold")
+
+
+class Work(dist._Work):
+    """An allreduce under way."""
+
+    def __init__(self, pending: Pending) -> None:
+        super().__init__()
+        self._pending = pending
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns once the tensors hold the result; raises the communicator's error.
+
+        timeout  0 (torch's default): until the communicator's own.  Raises CollectiveTimeout when it is over; the
+                 operation itself goes on
+        """
+        self._pending.wait(timeout.total_seconds() or None)
+        return True
+
+    def synchronize(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether ``wait`` would return or raise at once."""
+        return self._pending.done()
+
+    def is_success(self) -> bool:
+        """Whether it is done, without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """The error that it ended with, or None."""
+        if self.is_completed():
+            try:
+                self._pending.wait()
+            except Exception as error:
+                return error
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors, once they hold the result."""
+        self.wait()
+        return self._pending.tensors
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """Completes with the tensors."""
+        return self._pending.future
+
+
+class NetfoldGroup(dist.ProcessGroup):
+    """A process group of backend "netfold".  Owns the communicator."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, communicator: Communicator) -> None:
+        super().__init__(rank, size)
+        self.communicator = communicator
+        self._reducer = Reducer(communicator)
+        self._said: set[str] = set()
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        self._inner = dist.ProcessGroup(store, rank, size)
+        for group in (self, self._inner):
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+    def getBackendName(self) -> str:
+        """ "netfold"."""
+        return "netfold"
+
+    def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> dist._Work:
+        """Sums of float32 and int32 and averages of float32 by the communicator, all else by gloo.
+
+        opts  AllreduceOptions, or a ReduceOp
+        """
+        return self._reduce("allreduce", tensors, opts, timeout)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = dist.ReduceOp.SUM) -> dist._Work:
+        """``allreduce`` of several tensors."""
+        return self._reduce("allreduce_coalesced", tensors, opts, None)
+
+    def shutdown(self) -> None:
+        """Ends after what is under way, and leaves the job; ``destroy_process_group`` calls it."""
+        self._reducer.close()
+        self.communicator.close()
+        self._inner.shutdown()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _reduce(self, kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> dist._Work:
+        several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        asked = getattr(opts, "reduceOp", opts)
+        op = next((name for known, name in OPS if asked == known), None)
+        if op is not None and all(folds(tensor, op) for tensor in several):
+            return Work(self._reducer.allreduce(several, op))
+        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in several}))
+        if all(tensor.layout != torch.strided for tensor in several):
+            dtypes = f"sparse {dtypes}"
+        self._say(f"{kind}, {op or _name(asked)} of {dtypes}")
+        if timeout is not None:
+            return getattr(self._inner, kind)(several, asked, timeout)
+        if kind == "allreduce" or not isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
+            return getattr(self._inner, kind)(several, opts)
+        wanted = dist.AllreduceCoalescedOptions()
+        wanted.reduceOp = asked
+        return self._inner.allreduce_coalesced(several, wanted)
+
+    def _say(self, kind: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            log.info("%r: %s has no path through the fabric: gloo does it", self.communicator, kind)
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def call(self: NetfoldGroup, *args: Any, **kwargs: Any) -> Any:
+        self._say(name)
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__doc__ = f"``{name}`` of gloo."
+    return call
+
+
+for _method in DELEGATED:
+    if hasattr(dist.ProcessGroup, _method):
+        setattr(NetfoldGroup, _method, _delegate(_method))
+
+
+def create(opts: Any, options: Options | None) -> NetfoldGroup:
+    """What torch calls to make a group.
+
+    opts     torch's _DistributedBackendOptions
+    options  pg_options= of init_process_group or new_group
+    """
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"pg_options is a {type(options).__name__}: expected netfold.torch.Options")
+    options = options or Options()
+    if dist.is_initialized():
+        options = _of_a_subgroup(options, opts.group_id)
+    communicator = join(
+        options,
+        rank=opts.group_rank,
+        world=opts.group_size,
+        store=opts.store,
+        timeout=opts.timeout.total_seconds(),
+    )
+    try:
+        return NetfoldGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout, communicator)
+    except BaseException:
+        communicator.close()
+        raise
+
+
+def _of_a_subgroup(options: Options, group: str) -> Options:
+    """A group beside the default one: a job of its own name.  A host's address folds for one job at a time, so where
+    the default group is of this backend, others ask for no trees unless they are told to."""
+    job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{group}"
+    controller = options.controller
+    if controller is None and dist.get_backend() == "netfold":
+        controller = STORE
+    return replace(options, job=job, controller=controller)
+
+
+def _name(op: Any) -> str:
+    known = dist.ReduceOp.RedOpType.__members__
+    return next((name.lower() for name, value in known.items() if op == value), str(op))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allreduces under way, as torch futures.
+
+The communicator's own thread does them in the order of the calls.  A second one waits for each and completes its
+future, so neither the caller (in backward: autograd's thread) nor the communicator waits for what comes after.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.futures import Future
+
+from netfold.host.collectives.elements import ReduceOp
+from netfold.host.communicator import Communicator
+from netfold.host.errors import Closed
+from netfold.host.torch.tensors import as_array
+from netfold.host.work import Work
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An allreduce under way."""
+
+    tensors: Tensors
+    works: list[Work[Any]]
+    future: Future[Tensors]
+    """Its value is the tensors, or it raises a RuntimeError that says what the communicator raised."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns once the tensors hold the result; raises the communicator's own error.
+
+        timeout  seconds; default: until the communicator's.  Raises CollectiveTimeout; the operation itself goes on
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        for work in self.works:
+            work.wait(None if end is None else max(0.0, end - time.monotonic()))
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return or raise at once."""
+        return all(work.done() for work in self.works)
+
+
+class Reducer:
+    """Reduces tensors in place through a communicator that it does not own."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self._queue: queue.SimpleQueue[tuple[Pending, Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> Pending:
+        """Begins.  Raises ValueError for tensors that are no dense ones on the CPU, and Closed."""
+        arrays = [as_array(tensor) for tensor in tensors]
+        future: Future[Any] = Future()
+        with self._lock:  # what is queued has the communicator's order
+            if self._closed:
+                raise Closed(f"{self.comm!r}: its process group or hook was closed")
+            works = [self.comm.iallreduce(array, out=array, op=op, dtype=dtype) for array, dtype in arrays]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="netfold-torch", daemon=True)
+                self._thread.start()
+            # Through then() an error becomes one of the C++ future, which DistributedDataParallel waits for, too.
+            pending = Pending(list(tensors), works, future.then(_value_or_raise))
+            self._queue.put((pending, future))
+        return pending
+
+    def close(self) -> None:
+        """Ends after what is under way, which is bounded by the communicator's timeout."""
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            thread.join()
+
+    def _serve(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            pending, future = entry
+            try:
+                pending.wait()
+            except BaseException as error:
+                future.set_result(error)
+            else:
+                future.set_result(pending.tensors)
+
+
+def _value_or_raise(future: Future[Any]) -> Tensors:
+    value = future.value()
+    if isinstance(value, BaseException):
+        raise value
+    return value  # type: ignore[no-any-return]

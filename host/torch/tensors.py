@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors as the numpy arrays that they are: the same memory, never a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from netfold.host.collectives.elements import ReduceOp
+
+FOLDED = {torch.float32: ("sum", "average"), torch.int32: ("sum",)}
+"""What a fabric path exists for: dtype -> operations."""
+
+
+def folds(tensor: torch.Tensor, op: ReduceOp | None) -> bool:
+    """Whether the switches can reduce it."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and op in FOLDED.get(tensor.dtype, ())
+
+
+def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str | None]:
+    """The tensor's memory as an array of its shape, and what to call its dtype where numpy has no name for it.
+
+    Raises ValueError for tensors elsewhere than on the CPU, and sparse ones.
+    """
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise ValueError(
+            f"tensor of {tuple(tensor.shape)} is {tensor.layout} on {tensor.device}: expected a dense one on the CPU; "
+            "move it there with .cpu(), or reduce it with another backend"
+        )
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view("uint16"), "bfloat16"
+    return tensor.numpy(), None

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the torch tests: both examples by gloo and by every way of ours, and what the backend does with the rest.
+
+    torchrun rank_torch.py SUBNET SERVICE FOLDER        writes FOLDER/RANK.json
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import netfold.torch
+from netfold.torch import NetfoldState, Options, netfold_hook
+
+ALL = ("torch_cnn", "torch_lm")
+STEPS = 6
+BUCKET = 0.02
+"""MiB of gradients in a bucket: several for these small models."""
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def command(example: str, turn: int) -> str:
+    """What an example prints when it is run by itself."""
+    # torch's own way to meet again at the same store: the keys of every attempt are others
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(turn)
+    arguments, sys.argv = sys.argv, [example, "--steps", "2"]
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            importlib.import_module(example).main()
+    finally:
+        sys.argv = arguments
+    return printed.getvalue()
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def train(example: str, group: dist.ProcessGroup, state: NetfoldState | None = None) -> list[float]:
+    """An example's losses with its gradients over a group, or a hook's communicator."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        parallel = DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET)
+        if state is not None:
+            parallel.register_comm_hook(state, netfold_hook)
+        return parallel
+
+    losses: list[float] = importlib.import_module(example).train(STEPS, wrap)
+    return losses
+
+
+def reductions(group: dist.ProcessGroup, reference: dist.ProcessGroup) -> dict[str, Any]:
+    """What a group says to the same tensors as gloo: largest differences, by kind."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(rank)
+    floats = torch.randn(3001, generator=generator)
+    differences = {}
+
+    def compare(name: str, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        ours, theirs = tensor.clone(), tensor.clone()
+        dist.all_reduce(ours, op, group=group)
+        dist.all_reduce(theirs, op, group=reference)
+        differences[name] = float((ours.double() - theirs.double()).abs().max())
+
+    compare("sum of float32", floats)
+    compare("sum of int32", (floats * 1e6).to(torch.int32))
+    compare("sum of float64", floats.double())
+    compare("sum of float64 again", floats.double())
+    compare("max of float32", floats, dist.ReduceOp.MAX)
+    average = floats.clone()
+    work = dist.all_reduce(average, dist.ReduceOp.AVG, group=group, async_op=True)
+    assert work is not None
+    work.wait()
+    total = floats.clone()
+    dist.all_reduce(total, group=reference)
+    differences["average of float32"] = float((average - total / world).abs().max())
+    columns = floats[:3000].reshape(30, 100).clone()
+    dist.all_reduce(columns.T[::2], group=group)  # not contiguous: every other column
+    expected = floats[:3000].reshape(30, 100).clone()
+    summed = expected[:, ::2].clone()
+    dist.all_reduce(summed, group=reference)
+    expected[:, ::2] = summed
+    differences["sum of every other column"] = float((columns - expected).abs().max())
+    said: list[Any] = [None] * world
+    dist.all_gather_object(said, rank, group=group)
+    assert said == list(range(world))
+    dist.barrier(group=group)
+    return differences
+
+
+def abandoned() -> str:
+    """What a backward pass raises where the last rank stays away; "" on that rank."""
+    group = dist.new_group(backend="netfold", pg_options=Options(timeout=1.0))
+    model = DistributedDataParallel(nn.Linear(3, 2), process_group=group)
+    said = ""
+    if dist.get_rank() < dist.get_world_size() - 1:
+        try:
+            model(torch.ones(1, 3)).sum().backward()
+        except RuntimeError as error:
+            said = str(error)
+    return said
+
+
+def main(subnet: str, service: str, folder: str) -> None:
+    rank = int(os.environ["RANK"])
+    os.environ["NETFOLD_ADDRESS"] = f"{subnet}.{rank + 1}"
+    os.environ["NETFOLD_CONTROLLER"] = netfold.torch.STORE
+    sys.path.insert(0, str(EXAMPLES))
+    torch.set_num_threads(1)
+    printed = {example: command(example, turn) for turn, example in enumerate(ALL, start=1)}
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
+    lines = Lines()
+    logging.getLogger("netfold").addHandler(lines)
+    logging.getLogger("netfold").setLevel(logging.INFO)
+    dist.init_process_group("netfold")
+    tcp = dist.group.WORLD
+    assert isinstance(tcp, netfold.torch.NetfoldGroup)
+    gloo = dist.new_group(backend="gloo")
+    innet = dist.new_group(backend="netfold", pg_options=Options(controller=service, rail="innet"))
+    assert isinstance(innet, netfold.torch.NetfoldGroup)
+    state = NetfoldState(tcp.communicator)
+    ways = {"gloo": partial(train, group=gloo), "tcp": partial(train, group=tcp), "innet": partial(train, group=innet),
+            "hook": partial(train, group=gloo, state=state)}  # fmt: skip
+    losses = {example: {way: run(example) for way, run in ways.items()} for example in ALL}
+    differences = {"tcp": reductions(tcp, gloo), "innet": reductions(innet, gloo)}
+    stats = innet.communicator.stats()
+    error = abandoned()
+    dist.barrier(group=gloo)  # the rank that stayed away lives on until the others have noticed
+    result = {
+        "printed": printed,
+        "error": error,
+        "losses": losses,
+        "differences": differences,
+        "rails": {"tcp": tcp.communicator.rail, "innet": innet.communicator.rail},
+        "folded": {"operations": stats.operations, "bytes": sum(t.bytes_reduced for t in stats.by_tree.values())},
+        "said": lines.lines,
+    }
+    state.close()
+    dist.destroy_process_group()
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
