@@ -33,7 +33,7 @@ import numpy as np
 from netfold.host import roce_native as native
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.link import Link
-from netfold.host.mesh import DONE, Call, Flat, Pending, as_bytes
+from netfold.host.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
 from netfold.host.mesh_tcp import TcpMesh
 from netfold.host.roce_native import ARRIVED, SENT, Endpoint, EndpointIo, Event, Pair
 from netfold.host.roce_sockets import OURS, open_sockets
@@ -49,6 +49,8 @@ SPLIT = 16 << 10
 """Bytes of a piece at least: smaller messages go over one queue pair."""
 SLICE = 0.1
 """Seconds in native code between looks at Python's signals (Ctrl-C)."""
+ACCEPT = 0.01
+"""Seconds, three times, that a rank which gives up waits for connections that are being made."""
 LINGER = 0.05
 """Seconds of silence after which a closing rank believes that nobody misses an acknowledgement; at most 4 of these."""
 
@@ -395,11 +397,17 @@ class RoceMesh(TcpMesh):
         self._text = call.text.encode()[:68]
 
     def abort(self, error: BaseException) -> None:
-        if not self._facts and self.rank not in self._waits:
-            for link in self._links.values():
-                if self._ends[link.rank].busy and link.socket is None and not link.lost:
-                    self._connect(link)  # it waits for us, or will: without a connection it could not learn
+        told = bool(self._facts) or self.rank in self._waits
+        waiting = [self._links[end.rank] for end in self._ends.values() if end.busy]
+        self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
+        self._call = IDLE  # from here on nothing that we hear is an error of ours
         self._stop()
+        if not told:
+            for _ in range(3):  # queue pairs are quicker than TCP: who waits for us may stand at the listener's door
+                self._poll(ACCEPT)
+            for link in waiting:
+                if link.socket is None and not link.lost:
+                    self._connect(link)  # without a connection it could not learn
         super().abort(error)
 
     def close(self) -> None:
