@@ -25,8 +25,9 @@ MAX_GROUP: Final = 4095
 EPOCHS: Final = 2**16 - 1
 """Epochs are 1..65535; 0 is a slot never used."""
 MIN_QP: Final = 2
-"""Queue pairs 0 and 1 are InfiniBand's own; the last one, 0xffffff, is for multicast."""
-MAX_QP: Final = 2**24 - 2
+"""Queue pairs 0 and 1 are InfiniBand's own."""
+MAX_QP: Final = 2**23 - 1
+"""Those with the highest bit are connections between ranks (host/roce_sockets.py): switches must not fold them."""
 EPHEMERAL: Final = 0xC000
 """UDP source ports are drawn from here upwards, as RoCEv2 (annex A17.9.3) has it."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roce rail on loopback: collectives over real sockets, port 4791 shared with the folding engine, errors by name."""
+"""The roce rail on loopback: collectives over real sockets, port 4791 shared with folding, errors by name."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
 
 
 def test_a_rank_that_computes_still_answers() -> None:
-    """Rank 1 takes what was sent, loses its acknowledgement, and never calls again: rank 0 need not wait for its call."""
+    """Rank 1 has what was sent and never calls again; its lost acknowledgement is repeated nevertheless."""
     with RoceRanks(2, timeout=5.0) as ranks:
         data, into = np.arange(1000, dtype=np.int32), np.zeros(1000, np.int32)
 
