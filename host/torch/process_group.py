@@ -87,12 +87,13 @@ class Work(dist._Work):
 class NetfoldGroup(dist.ProcessGroup):
     """A process group of backend "netfold".  Owns the communicator."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, communicator: Communicator) -> None:
+    def __init__(self, store: dist.Store, communicator: Communicator, timeout: timedelta) -> None:
+        rank, size = communicator.rank, communicator.size
         super().__init__(rank, size)
         self.communicator = communicator
         self._reducer = Reducer(communicator)
         self._said: set[str] = set()
-        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        gloo = _gloo(dist.PrefixStore("gloo", store), communicator, timeout)
         self._inner = dist.ProcessGroup(store, rank, size)
         for group in (self, self._inner):
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
@@ -144,6 +145,18 @@ class NetfoldGroup(dist.ProcessGroup):
             log.info("%r: %s has no path through the fabric: gloo does it", self.communicator, kind)
 
 
+def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> dist.ProcessGroupGloo:
+    """gloo on the communicator's address; by itself it takes that of the host's name, which may lead elsewhere."""
+    rank, size = communicator.rank, communicator.size
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    address = next(peer.address for peer in communicator.plan.peers if peer.rank == rank)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
 def _delegate(name: str) -> Callable[..., Any]:
     def call(self: NetfoldGroup, *args: Any, **kwargs: Any) -> Any:
         self._say(name)
@@ -178,7 +191,7 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
         timeout=opts.timeout.total_seconds(),
     )
     try:
-        return NetfoldGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout, communicator)
+        return NetfoldGroup(opts.store, communicator, opts.timeout)
     except BaseException:
         communicator.close()
         raise

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch on the hosts of a real fabric: namespaces, links, P4 switches, controller."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers_topo import in_sandbox
+
+from netfold.controller.fabric import leafspine
+from netfold.topo import sandbox
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(200)
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "torch_cnn.py"
+STEPS = 20
+
+
+@in_sandbox(timeout=120)
+def test_a_training_script_folds_with_one_line_more(tmp_path: Path) -> None:
+    """The example learns on four hosts, its gradients fold in both spines, and gloo finds its way by itself."""
+    fabric = leafspine(2, 2, 4, rate="200mbit", rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        master = {"MASTER_ADDR": fabric.hosts[0].address, "MASTER_PORT": "29500"}
+        ranks = network.launch([sys.executable, str(EXAMPLE), "--steps", str(STEPS)], job="cnn", env=master)
+        first, last = ranks.wait(within=90)[0][-1].split("loss ")[1].split(" at first, ")
+        (job,) = network.status().jobs
+    assert float(last.split()[0]) < 0.9 * float(first)
+    assert (job.name, job.left) == ("cnn", [0, 1, 2, 3])
+    for report in job.reports:
+        assert report.operations > STEPS
+        assert set(report.by_tree) == {"spine1", "spine2"}
+        assert min(report.by_tree.values()) > 0.4 * report.bytes_reduced
