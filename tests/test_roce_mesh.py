@@ -44,7 +44,10 @@ class RoceRanks(TcpRanks):
             RoceMesh(Plan("loop", 1, rank, ranks, peers, []), listeners[rank], timeout=timeout, **options)
             for rank in range(ranks)
         ]
-        self.meshes = list(self.roce)  # type: ignore[assignment]
+        self.meshes = list(self.roce)
+
+    def __enter__(self) -> RoceRanks:
+        return self
 
 
 def lose(sock: socket.socket, share: float) -> None:
@@ -243,9 +246,10 @@ def test_an_address_in_use_is_named() -> None:
 def test_impossible_settings_are_refused() -> None:
     """At the border, with what was expected."""
     with RoceRanks(2) as ranks:
-        for bad in ({"queue_pairs": 0}, {"queue_pairs": 16}, {"ports": [1, 2]}):
+        settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 16}, {"ports": [1, 2]}]
+        for bad in settings:
             with pytest.raises(ValueError, match="expected"):
-                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._listener, timeout=1, **bad)  # type: ignore[arg-type]
+                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._listener, timeout=1, **bad)
         twice = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.9", "x:1"), Peer(1, "127.0.0.9", "x:2")], [])
         with pytest.raises(PlanError, match="one for each rank"):
             RoceMesh(twice, ranks.roce[0]._listener, timeout=1)
