@@ -10,7 +10,7 @@ import pytest
 from helpers_compiler import program, run
 
 from softswitch import stf
-from softswitch.compiler import driver
+from softswitch.compiler import parser
 from softswitch.compiler.driver import RUNTIME_DIR, CompileError, compile_file, compile_source
 from softswitch.engine import Engine
 
@@ -52,7 +52,7 @@ def test_known_program_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = compile_file(NETFOLD)
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "parse", lambda *_: pytest.fail("parsed again"))
+        patch.setattr(parser, "parse", lambda *_: pytest.fail("parsed again"))
         assert compile_file(NETFOLD) == first
     for entry in (tmp_path / "softswitch").glob("program-*"):
         entry.write_bytes(entry.read_bytes()[:100] + b"\xff")

@@ -13,15 +13,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finsy.proto import p4i
 
-from softswitch.compiler import cache, emit_c, ir, p4info
-from softswitch.compiler.check import Checker
+from softswitch.compiler import cache
 from softswitch.compiler.diagnostics import CompileError, Diagnostic, Errors, P4Error, Pos
-from softswitch.compiler.lower import lower
-from softswitch.compiler.parser import parse
 from softswitch.compiler.preprocess import preprocess, read
+
+# The passes are imported where they run: a program that is known needs none, and they take longer than all else then.
+if TYPE_CHECKING:
+    from softswitch.compiler import ir
 
 __all__ = ["CompileError", "Program", "compile_file", "compile_source"]
 
@@ -70,6 +72,8 @@ def compile_source(
     known = cache.load(preprocessed, name)
     if known is not None:
         return Program(name, *known, preprocessed)
+    from softswitch.compiler import emit_c, p4info
+
     program = _lower(preprocessed, name)
     try:
         ids = p4info.Ids(program)
@@ -82,6 +86,10 @@ def compile_source(
 
 def _lower(preprocessed: str, name: str) -> ir.Program:
     """Front and middle: text to IR."""
+    from softswitch.compiler.check import Checker
+    from softswitch.compiler.lower import lower
+    from softswitch.compiler.parser import parse
+
     errors = Errors()
     try:
         tree = parse(preprocessed, errors)
