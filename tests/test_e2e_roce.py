@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers_capture import Capture
-from helpers_topo import in_sandbox, program
+from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.fabric import leafspine
+from netfold.controller.fabric import Engine, leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
@@ -20,14 +20,16 @@ from netfold.topo.net import Network
 from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(300)
+RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
 
 
-@in_sandbox(timeout=150)
-def test_a_ring_over_queue_pairs_needs_no_tree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_a_ring_over_queue_pairs_needs_no_tree(engine: Engine, tmp_path: Path) -> None:
     """Exact on every rank at 0 and 2 % loss on all links, TCP's set-up included, with no folding entry anywhere."""
     digests = set()
     for loss in (0.0, 0.02):
-        fabric = leafspine(2, 2, 4, rate="1gbit", loss=loss, seed=3, engine="softswitch", rundir=sandbox.rundir())
+        fabric = leafspine(2, 2, 4, rate=RATES[engine], loss=loss, seed=3, engine=engine, rundir=sandbox.rundir())
         with Network(fabric, logs=tmp_path / f"logs{loss}") as network:
             output = network.launch([*program("roce_sums.py"), "7"], job="ring").wait(within=60)
             lost = sum(link.a_to_b.lost + link.b_to_a.lost for link in network.status().links)
