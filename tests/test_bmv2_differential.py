@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers_bmv2 import HAVE_BMV2, Bmv2
 
+from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import Engine
 from softswitch.entities import (
@@ -156,3 +157,99 @@ def test_tables_choose_as_bmv2s_do(tmp_path: Path, seed: int) -> None:
         theirs = bmv2.outputs({1: len(ours)})[1]
 
     assert [f.hex(" ", 4) for f in ours] == [f.hex(" ", 4) for f in theirs]
+
+
+# ---- the fold program ------------------------------------------------------------------------------------------------
+FOLD = Path(__file__).resolve().parent.parent / "p4src" / "netfold.p4"
+HOST = 0x0A000102
+ROOT_QP, BRANCH_QP, PARENT_QP = 100, 200, 300       # + operation
+PARENT_PORT, ROUTED_PORT = 3, 4
+OPERATIONS = 5
+UP_TO_PARENT = 0xFFFF
+
+
+def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
+    """For each operation a tree whose root is here, and one whose parent is beyond port 3; three children each."""
+    entries: list[Entry] = []
+    groups: list[Multicast] = []
+
+    def add(table: str, key: list[int], action: str, params: list[int]) -> None:
+        info = engine.table(table)
+        packed, mask = info.pack_key([(v, field.ones) for v, field in zip(key, info.keys, strict=True)])
+        found = info.action(action)
+        entries.append(Entry(info, packed, mask, DoAction(found.index, found.pack(params))))
+
+    for op in range(OPERATIONS):
+        for root, qp, group in ((1, ROOT_QP, 1 + op), (0, BRANCH_QP, 11 + op)):
+            base = 8 * group
+            groups.append(Multicast(group, ((0, 0), (1, 1), (2, 2))))
+            for child in range(3):
+                add("connection", [child, HOST, qp + op], "contribution",
+                    [group, child, 7, 5, base, 7, op, root, 1, PARENT_PORT])
+                add("replica", [group, child], "rewrite", [0xA0, 0xB0 + child, 1, 2 + child, 50000, 77 + child, 9])
+        add("connection", [PARENT_PORT, HOST, PARENT_QP + op], "result", [11 + op, 7, 5, 8 * (11 + op), 7])
+        add("replica", [11 + op, UP_TO_PARENT], "rewrite", [0xA1, 0xB9, 11, 12, 50001, 99, 0])
+    add("route", [HOST], "forward", [ROUTED_PORT, 0xA2, 0xB2])
+    return entries, groups
+
+
+def ones_complement(data: bytes) -> int:
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def roce_frame(rng: random.Random, qp: int, psn: int) -> bytes:
+    """A full-size WRITE, or now and then one with something wrong with it."""
+    opcode = rng.choice([roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST])
+    inner = roce.BTH.pack(opcode, 0, roce.PKEY, qp, psn)
+    inner += roce.RETH.pack(rng.randrange(1 << 40), 0, 4096) if opcode.has_reth else b""
+    inner += rng.randbytes(roce.PATH_MTU if rng.random() < 0.95 else 512)
+    udp = struct.pack(">HHHH", 50000, roce.UDP_PORT, 8 + len(inner) + 4, 0)
+    tos, ttl = rng.choice([2, 2, 2, 3]), rng.choice([64, 64, 64, 1])
+    length, ident = 20 + len(udp) + len(inner) + 4, rng.randrange(1 << 16)
+    ip = struct.pack(">BBHHHBBHII", 0x45, tos, length, ident, 0x4000, ttl, 17, 0, 0x0A000101, HOST)
+    ip = ip[:10] + struct.pack(">H", ones_complement(ip) ^ (rng.random() < 0.03)) + ip[12:]
+    icrc = bytearray(roce.icrc(ip + udp + inner))
+    icrc[0] ^= rng.random() < 0.05
+    return bytes(12) + b"\x08\0" + ip + udp + inner + bytes(icrc)
+
+
+def fold_frames(rng: random.Random, count: int) -> list[tuple[int, bytes]]:
+    """Children and the parent, in an order that no host would keep, around the PSN's wrap."""
+    frames = []
+    for _ in range(count):
+        psn = (0xFFFFF8 + rng.randrange(4) + 8 * rng.choice([0, 0, 0, 0, 1, 2])) & roce.PSN_MASK
+        if rng.random() < 0.15:
+            frames.append((PARENT_PORT, roce_frame(rng, PARENT_QP + rng.randrange(OPERATIONS), psn)))
+        else:
+            qp = rng.choice([ROOT_QP, BRANCH_QP]) + rng.randrange(OPERATIONS) if rng.random() < 0.95 else 999
+            frames.append((rng.randrange(3), roce_frame(rng, qp, psn)))
+    return frames
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
+    """Every operation, at a root and below one, with late, repeated, corrupt, marked and foreign packets."""
+    print(f"seed {seed}")
+    frames = fold_frames(random.Random(seed), 1500)
+    ours: dict[int, list[bytes]] = defaultdict(list)
+    with Engine.in_process(compile_file(FOLD), cpu_port=510) as engine, Bmv2(FOLD, tmp_path, ports=5) as bmv2:
+        entries, groups = fold_entries(engine)
+        for group in groups:
+            engine.write_multicast("insert", group)
+        bmv2.replicate(groups, ())
+        for entry in entries:
+            engine.insert(entry)
+            assert bmv2.write_entry("insert", entry)
+        for port, data in frames:
+            for out, sent in engine.inject(port, data):
+                ours[out].append(sent)
+        bmv2.inject(frames)
+        theirs = bmv2.outputs({port: len(sent) for port, sent in ours.items()})
+
+    print({port: len(sent) for port, sent in ours.items()})
+    assert all(len(ours[port]) > 10 for port in range(5))
+    for port in range(5):
+        assert sorted(f.hex() for f in ours[port]) == sorted(f.hex() for f in theirs.get(port, [])), f"port {port}"
