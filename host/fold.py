@@ -44,12 +44,19 @@ class FoldRail:
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
     news     what the controller says has ended the job, if anything: then PATIENCE is enough
+    shared   queue pairs are open on the same address and port (roce_sockets)
     """
 
     name = "innet"
 
     def __init__(
-        self, plan: Plan, address: str, *, timeout: float, news: Callable[[], NetFoldError | None] = lambda: None
+        self,
+        plan: Plan,
+        address: str,
+        *,
+        timeout: float,
+        news: Callable[[], NetFoldError | None] = lambda: None,
+        shared: bool = False,
     ) -> None:
         self._plan = plan
         self._news = news
@@ -61,7 +68,7 @@ class FoldRail:
         streams = [stream for tree in plan.trees for stream in (tree.max, tree.sum)]
         wanted = sum(stream.slots // 2 for stream in streams) * SKB_BYTES
         with _CloseOnError() as opened:
-            self._receiver = opened.add(_bind(address, roce.UDP_PORT))
+            self._receiver = opened.add(_bind(address, roce.UDP_PORT, shared=shared))
             room = _grow(self._receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, wanted)
             self._receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
             _try(self._receiver, socket.IPPROTO_UDP, UDP_GRO, 1)
@@ -239,10 +246,12 @@ class _CloseOnError:
                 sock.close()
 
 
-def _bind(address: str, port: int) -> socket.socket:
+def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((address, port))
     except OSError as error:
         sock.close()

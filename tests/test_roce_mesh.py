@@ -9,16 +9,20 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from helpers_collectives import TcpRanks, expected, inputs, values
+from helpers_host import LoopbackSwitch
 
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.elements import Reduction
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch, TransportError
+from netfold.host.fold import FoldRail
 from netfold.host.link import listen
 from netfold.host.mesh import Call, Mesh
 from netfold.host.peers import Peers
@@ -177,6 +181,30 @@ def test_port_4791_is_shared_by_destination_queue_pair() -> None:
         fold.setblocking(False)
         with pytest.raises(BlockingIOError):
             fold.recv(2048)
+
+
+def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
+    """Both rails of each rank at port 4791: operations of both in turn, every sum right."""
+    with RoceRanks(2, shared=True) as ranks, ExitStack() as stack:
+        net = ranks.addresses[0].rpartition(".")[0]
+        switch = LoopbackSwitch(f"{net}.200", ranks.addresses, slots=64)
+        stack.callback(switch.close)
+        folds = []
+        for rank, mesh in enumerate(ranks.roce):
+            plan = msgspec.structs.replace(mesh._plan, trees=switch.trees(rank, slots=64))
+            folds.append(FoldRail(plan, ranks.addresses[rank], timeout=5, shared=True))
+            stack.callback(folds[-1].close)
+        source = np.arange(20_000, dtype=np.int32)
+
+        def fold(mesh: Mesh) -> Any:
+            out = np.empty_like(source)
+            folds[mesh.rank].allreduce(source, out, "sum", 1)
+            return out
+
+        check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])
+        for out in values(ranks.run(fold)):
+            assert (out == 2 * source).all()
+        check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])
 
 
 def test_ranks_that_call_different_things_find_out() -> None:
