@@ -71,7 +71,7 @@ def test_many_slots_are_asked_at_once_and_again_where_an_answer_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every slot gets its own state, also after a loss; answers do not mix with other packets from the switch."""
-    monkeypatch.setattr(switch, "PROBE_TIMEOUT", 0.05)
+    monkeypatch.setattr(switch, "PROBE_TIMEOUT", 1.0)
     states = {n: SlotState(7, n, n % 2 == 0, False, n) for n in range(0, 300, 3)}
 
     async def story() -> None:
