@@ -35,7 +35,7 @@ from netfold.host.work import Turns
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Peer, Plan, Report
 
-RailName = Literal["auto", "innet", "tcp"]
+RailName = Literal["auto", "innet", "tcp", "roce"]
 CONTROLLER_VARIABLE = "NETFOLD_CONTROLLER"
 MAX_WORLD = 1023
 """Ranks that the encoding of Inf and NaN can count (native/quantise.h)."""
@@ -48,8 +48,9 @@ class Communicator(Group):
 
     address    IPv4 address of this rank on the fabric
     rail       "innet": fold in the switches what they can fold, sums and averages of float32 and int32; "tcp": all over
-               TCP between the hosts; "auto": innet where the plan has trees, else tcp, with a warning that says why
-    algorithm  of allreduce over TCP: one of ``peers.KNOWN``; "auto": the cheapest by measurement; default
+               TCP between the hosts; "roce": all over queue pairs between the hosts (docs/roce.md); "auto": innet
+               where the plan has trees, else tcp, with a warning that says why
+    algorithm  of allreduce between the hosts: one of ``peers.KNOWN``; "auto": the cheapest by measurement; default
                $NETFOLD_ALGO, or "auto"
     helpers    ranks that have no data and only add for the others (``Peers``); nothing folds then
     timeout    seconds without any progress after which a collective gives up with CollectiveTimeout
@@ -84,13 +85,14 @@ class Communicator(Group):
             )
         if rail == "innet" and helpers:
             raise ValueError(f"rail='innet', helpers={list(helpers)}: switches fold what every rank sends; use 'tcp'")
-        mesh = _mesh(plan, listener, timeout)
+        mesh = _mesh(plan, listener, timeout, rail)
         super().__init__(Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers), Turns(me))
         self._fold: FoldRail | None = None
+        self._between = "roce" if rail == "roce" else "tcp"
         if plan.world == 1:
             self._why = "this job has one rank"
-        elif rail == "tcp":
-            self._why = "asked for by rail='tcp'"
+        elif rail in ("tcp", "roce"):
+            self._why = f"asked for by rail={rail!r}"
         elif helpers:
             self._why = f"ranks {list(helpers)} help"
         elif plan.trees:
@@ -157,7 +159,7 @@ class Communicator(Group):
                     path_mtu=roce.PATH_MTU,
                     timeout=join_timeout,
                     token=client.token,
-                    fold=rail != "tcp" and not helpers,
+                    fold=rail in ("auto", "innet") and not helpers,
                 )
             )
             if (plan.job, plan.rank, plan.world) != (job, rank, world):
@@ -189,8 +191,8 @@ class Communicator(Group):
 
     @property
     def rail(self) -> str:
-        """The rail of what folds: "innet", or "tcp", or "self" for a job of one rank."""
-        return "innet" if self._fold else "tcp" if self.size > 1 else "self"
+        """The rail of what folds: "innet", or "tcp" or "roce", or "self" for a job of one rank."""
+        return "innet" if self._fold else self._between if self.size > 1 else "self"
 
     def stats(self) -> RailStats:
         """Operations, bytes, packets and retransmissions so far, in all and by tree."""
@@ -291,13 +293,17 @@ def _ring_order(plan: Plan) -> list[int]:
     return [peer.rank for peer in sorted(plan.peers, key=place)]
 
 
-def _mesh(plan: Plan, listener: socket.socket | None, timeout: float) -> Mesh:
+def _mesh(plan: Plan, listener: socket.socket | None, timeout: float, rail: RailName) -> Mesh:
     if plan.world == 1:
         if listener is not None:
             listener.close()
         return MemoryFabric(1).meshes[0]
     if listener is None:
         raise ValueError("a job of several ranks needs the listening socket whose port stands in the plan (listener=)")
+    if rail == "roce":
+        from netfold.host.roce import RoceMesh  # its native library is built only where it is wanted
+
+        return RoceMesh(plan, listener, timeout=timeout)
     return TcpMesh(plan, listener, timeout=timeout)
 
 

@@ -59,6 +59,8 @@ class Mesh(ABC):
 
     rank: int
     size: int
+    kind: str = "TCP"
+    """What carries it, for people."""
 
     @abstractmethod
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
@@ -113,6 +115,7 @@ class Subset(Mesh):
         if mesh.rank not in ranks:
             raise ValueError(f"ranks={list(ranks)}: rank {mesh.rank} is not in its own subset")
         self._mesh = mesh
+        self.kind = mesh.kind
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)

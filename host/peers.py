@@ -187,13 +187,14 @@ class Peers:
         """Which algorithm an allreduce of this size takes, and why.  Sends nothing."""
         if self.size == 1:
             return f"{nbytes} bytes stay on this rank"
+        way = f"{nbytes} bytes go over {self.mesh.kind}"
         if self.helpers:
-            return f"{nbytes} bytes go over TCP by {self.pick(nbytes)}; ranks {list(self.helpers)} only add"
+            return f"{way} by {self.pick(nbytes)}; ranks {list(self.helpers)} only add"
         if self.algorithm != AUTO:
-            return f"{nbytes} bytes go over TCP by {self.algorithm}, as asked for (argument or {ALGORITHM_VARIABLE})"
+            return f"{way} by {self.algorithm}, as asked for (argument or {ALGORITHM_VARIABLE})"
         if self.measured is None:
-            return f"{nbytes} bytes go over TCP by the cheapest way once the first operation has measured the links"
-        return f"over TCP, {self._choice(nbytes, self.measured)}"
+            return f"{way} by the cheapest way once the first operation has measured the links"
+        return f"over {self.mesh.kind}, {self._choice(nbytes, self.measured)}"
 
     def _choice(self, nbytes: int, measured: Measured) -> cost.Choice:
         return cost.choose(

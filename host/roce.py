@@ -119,6 +119,8 @@ class RoceMesh(TcpMesh):
     Raises PlanError, TransportError, ValueError.
     """
 
+    kind = "queue pairs"
+
     def __init__(
         self,
         plan: Plan,

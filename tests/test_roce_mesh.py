@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -21,6 +22,7 @@ from helpers_host import LoopbackSwitch
 
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.elements import Reduction
+from netfold.host.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.fold import FoldRail
 from netfold.host.link import listen
@@ -292,3 +294,24 @@ def test_flows_move_to_another_source_port_on_demand() -> None:
         check_sums(ranks.run(allreduce("ring", [90_000], 2)), [90_000])
         mesh.pin(1, 0, mesh.ports[1])
         check_sums(ranks.run(allreduce("ring", [90_000], 2)), [90_000])
+
+
+def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
+    """rail="roce" sums over queue pairs, and says so."""
+    addresses = [f"127.191.{os.getpid() & 255}.{rank + 1}" for rank in range(3)]
+    listeners = [listen(address) for address in addresses]
+    peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(3)]
+
+    def rank(r: int) -> tuple[str, str, list[float]]:
+        plan = Plan("loop", 1, r, 3, peers, [])
+        with Communicator(plan, address=addresses[r], rail="roce", algorithm="ring", listener=listeners[r]) as comm:
+            total = comm.allreduce(np.full(5000, r + 1, np.float32))
+            comm.barrier()
+            return comm.rail, comm.explain(20000), sorted(set(total.tolist()))
+
+    with ThreadPoolExecutor(3) as pool:
+        for rail, why, total in pool.map(rank, range(3)):
+            assert rail == "roce"
+            assert "queue pairs" in why
+            assert "rail='roce'" in why
+            assert total == [6.0]
