@@ -51,7 +51,7 @@ SLICE = 0.1
 """Seconds in native code between looks at Python's signals (Ctrl-C)."""
 ACCEPT = 0.01
 """Seconds, three times, that a rank which gives up waits for connections that are being made."""
-LINGER = 0.05
+LINGER = 0.25
 """Seconds of silence after which a closing rank believes that nobody misses an acknowledgement; at most 4 of these."""
 
 

@@ -255,7 +255,7 @@ def test_the_best_segment_of_a_chain_is_best(nbytes: int, ranks: int, alpha: flo
     link = Link(alpha, beta)
     best = cost.broadcast_chain(nbytes, ranks, link)
     segment = cost.chain_segment(nbytes, ranks, link)
-    for other in (segment * 2, segment / 2):
+    for other in (segment * 2, max(1.0, segment / 2)):  # no piece is smaller than a byte
         assert best <= cost.broadcast_chain(nbytes, ranks, link, other) * 1.1 + alpha
 
 
