@@ -47,14 +47,14 @@ test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(STAMP)  ## Run the benchmarks
-	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+	@for file in $(filter-out bench/__init__.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
 # mypy finds the packages under their import names, as symbolic links to our folders
 lint: $(STAMP)  ## Check style (ruff) and types (mypy, strict)
 	$(BIN)/ruff check .
 	@mkdir -p $(TYPES)/netfold && ln -sfn ../../softswitch $(TYPES)/softswitch
 	@for name in __init__.py py.typed torch.py; do ln -sfn ../../../netfold/$$name $(TYPES)/netfold/$$name; done
-	@for name in controller host p4src sim topo wire; do ln -sfn ../../../$$name $(TYPES)/netfold/$$name; done
+	@for name in bench controller host p4src sim topo wire; do ln -sfn ../../../$$name $(TYPES)/netfold/$$name; done
 	MYPYPATH=$(TYPES) $(BIN)/mypy -p netfold -p softswitch
 
 clean:  ## Remove .venv and everything that was built

@@ -38,8 +38,8 @@ def main() -> int:
                 rows.append({"fabric": fabric, "collective": collective, "scheme": scheme, "hops": best.counts["hops"],
                              "seconds": best.cpu, "hops_per_second": best.counts["hops"] / best.cpu})
                 if not arguments.json:
-                    print("{fabric:22} {collective:17} {scheme:9} {hops:>10} hops {seconds:7.2f} s "
-                          "{hops_per_second:>12,.0f} hops/s".format(**rows[-1]), flush=True)
+                    print(f"{fabric:22} {collective:17} {scheme:9} {best.counts['hops']:>10} hops {best.cpu:7.2f} s "
+                          f"{best.counts['hops'] / best.cpu:>12,.0f} hops/s", flush=True)
     slowest = {fabric: min(float(str(row["hops_per_second"])) for row in rows if row["fabric"] == fabric)
                for fabric in dict.fromkeys(str(row["fabric"]) for row in rows)}
     met = slowest[PAPER] >= BAR
