@@ -49,6 +49,7 @@ PACKETS: Final = 1024
 # gRPC's own waits between connection attempts start at 1 s and grow to minutes: too slow to notice a switch that starts
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # no session inherits another's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),

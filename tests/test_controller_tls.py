@@ -9,6 +9,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 from helpers_controller import MemorySwitch, run
@@ -102,6 +103,20 @@ def test_unix_sockets_go_without_tls(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def story() -> None:
         async with controller(fabric):
             assert (await operator.status(fabric.jobs)).fabric == fabric.name
+
+    run(story())
+
+
+def test_who_asked_too_early_does_not_hold_up_who_asks_now(tmp_path: Path) -> None:
+    """A channel that found nobody leaves no back-off for the next one in its process."""
+    fabric = leafspine(1, 0, 2, rundir=tmp_path)
+
+    async def story() -> None:
+        async with tls.aio_channel(fabric.jobs) as early:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await early.unary_unary("/nobody/here", bytes, bytes)(b"")
+            async with controller(fabric):
+                assert (await operator.status(fabric.jobs)).fabric == fabric.name
 
     run(story())
 

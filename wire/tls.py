@@ -17,8 +17,12 @@ CA_VARIABLE: Final = "NETFOLD_CA"
 TOKEN_VARIABLE: Final = "NETFOLD_TOKEN"
 """The fabric's token, where a rank or a command is not given one otherwise."""
 
-# ranks, operators and controller talk directly: an HTTP proxy of the environment has no place between them
-OPTIONS: Final = (("grpc.enable_http_proxy", 0),)
+OPTIONS: Final = (
+    # ranks, operators and controller talk directly: an HTTP proxy of the environment has no place between them
+    ("grpc.enable_http_proxy", 0),
+    # or a new channel inherits the back-off of one that found nobody just before the controller came up
+    ("grpc.use_local_subchannel_pool", 1),
+)
 
 
 class TlsError(Exception):
