@@ -25,6 +25,7 @@ import networkx as nx
 from netfold.controller import slots, tables, trees
 from netfold.controller.entities import Entity
 from netfold.controller.fabric import Fabric, Host
+from netfold.controller.machines import fold_groups, machines
 from netfold.controller.rpc import Code, Refusal
 from netfold.controller.slots import Ledger
 from netfold.controller.switch import SwitchError
@@ -282,10 +283,6 @@ class Jobs:
             first = min(job.joins)
             _refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: world: expected {job.world}, as rank {first} "
                                               f"has said, got {r.world}. Start all ranks with one world size")
-        for rank, other in job.joins.items():
-            if other.address == r.address:
-                _refuse(Code.ALREADY_EXISTS, f"{job}: rank {r.rank} and rank {rank} have one address, {r.address}. "
-                                             "Each rank needs a host of its own")
 
     def _find(self, name: str, epoch: int, rank: int) -> Job:
         for job in (*self._jobs.values(), *self._ending):
@@ -301,6 +298,7 @@ class Jobs:
         ranks = [self._fabric.host_at(job.joins[rank].address) for rank in range(job.world)]
         hosts = [host for host in ranks if host is not None]
         job.hosts = [host.name for host in hosts]
+        shared = machines(job.hosts)
         # a complete new incarnation means that nobody is left in an old one
         for old in [old for old in self._ending if old.name == job.name]:
             await self._end(old)
@@ -310,8 +308,9 @@ class Jobs:
                 raise trees.NoTree("one rank has nothing to fold")
             if unwilling := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_unwilling(unwilling, job.world))
-            job.trees = trees.plan(self._graph(), [host.name for host in hosts])
-            job.streams = self._ledger.admit(job.epoch, job.trees, job.world)
+            groups = fold_groups(shared, job.hosts)
+            job.trees = trees.plan(self._graph(), [job.hosts[rank] for rank in groups[0]])
+            job.streams = self._ledger.admit(job.epoch, job.trees, groups)
             await self._installer.install(
                 job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in job.streams)
             )
@@ -332,7 +331,7 @@ class Jobs:
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
         return [
-            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason)
+            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason, shared)
             for rank in range(job.world)
         ]
 
@@ -380,14 +379,17 @@ class Jobs:
 
 
 def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[Tree]:
-    """One rank's view: its contributions go to the next rank, results come to its own queue pair."""
-    after = (rank + 1) % len(hosts)
+    """One rank's view: its contributions go to the next rank that folds with it, results come to its own queue
+    pair."""
 
     def view(stream: slots.Stream) -> Stream:
-        return Stream(hosts[after].address, stream.qps[after], stream.qps[rank], stream.source_ports[rank], stream.psn,
-                      stream.slots)
+        here = stream.ranks.index(rank)
+        after = (here + 1) % len(stream.ranks)
+        return Stream(hosts[stream.ranks[after]].address, stream.qps[after], stream.qps[here],
+                      stream.source_ports[here], stream.psn, stream.slots)
 
-    pairs = zip(streams[::2], streams[1::2], strict=True)
+    mine = [stream for stream in streams if rank in stream.ranks]
+    pairs = zip(mine[::2], mine[1::2], strict=True)
     return [Tree(sum_.tree.root, sum_.tree.weight, view(sum_), view(max_)) for sum_, max_ in pairs]
 
 

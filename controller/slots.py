@@ -55,9 +55,10 @@ class Sizes:
     quota: int = SLOTS // 2
     """Of any one switch, for one job: a job of many trees gets smaller ranges rather than all the slots."""
 
-    def fitted(self, trees: int) -> Sizes:
-        """The sizes that keep so many trees through one switch within the quota."""
-        size = self.sum
+    def fitted(self, trees: int, sharers: int = 1) -> Sizes:
+        """The sizes that keep so many trees through one switch within the quota, and in all no more in flight on a
+        machine's link where so many of its ranks share it."""
+        size = max(self.max, self.sum >> (sharers - 1).bit_length())
         while size > self.max and trees * (size + self.max) > self.quota:
             size //= 2
         return Sizes(size, self.max, self.quota)
@@ -74,11 +75,13 @@ SIZES: Final[Mapping[str, Sizes]] = {
 class Stream:
     """One operation on one tree of one job: everything that tells its packets from all others.
 
-    ``qps`` and ``source_ports`` are the ranks', in order; ``bases`` and ``groups`` are by switch; ``up`` and ``down``
-    are the queue pairs of the link between a switch and its parent, by the lower switch's name.
+    ``ranks`` are those of the job that fold here, in the order of their ring: the tree's ``Child.rank`` counts these.
+    ``qps`` and ``source_ports`` are theirs, in the same order; ``bases`` and ``groups`` are by switch; ``up`` and
+    ``down`` are the queue pairs of the link between a switch and its parent, by the lower switch's name.
     """
 
     tree: Tree
+    ranks: tuple[int, ...]
     op: Op
     epoch: int
     slots: int
@@ -102,16 +105,16 @@ class Cycle:
     next: int
     used: set[int] = field(default_factory=set)
 
-    def take(self, what: str) -> int:
-        """A number not in use.  Raises Refused where all are."""
+    def take(self, what: str, divisor: int = 1, remainder: int = 0) -> int:
+        """A number not in use that leaves this remainder.  Raises Refused where all are."""
         size = self.high - self.low + 1
-        if len(self.used) >= size:
-            raise Refused(f"all {size} {what} are in use")
-        while self.next in self.used:
-            self.next = self._after(self.next)
-        number, self.next = self.next, self._after(self.next)
-        self.used.add(number)
-        return number
+        if len(self.used) < size:
+            for _ in range(size):
+                number, self.next = self.next, self._after(self.next)
+                if number % divisor == remainder and number not in self.used:
+                    self.used.add(number)
+                    return number
+        raise Refused(f"all {size} {what} are in use")
 
     def _after(self, number: int) -> int:
         return self.low if number == self.high else number + 1
@@ -164,17 +167,24 @@ class Ledger:
         self._returns[epoch] = [partial(self._epochs.used.discard, epoch)]
         return epoch
 
-    def admit(self, epoch: int, trees: Sequence[Tree], world: int) -> list[Stream]:
-        """The job's streams, tree by tree, each a sum and then a max.  Raises Refused: `release` what it has then."""
+    def admit(self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]]) -> list[Stream]:
+        """The job's streams: for each group of ranks that fold together, tree by tree, a sum and then a max.
+
+        groups  ranks of the job; group l are those in place l of their machines (``machines.fold_groups``), whose queue
+                pairs and source ports leave the remainder l divided by the number of groups: a machine tells its ranks'
+                packets apart by that
+        Raises Refused: `release` what it has then.
+        """
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
-        most = max(through.values(), default=0)
-        sizes = self.sizes.fitted(most)
+        most = max(through.values(), default=0) * len(groups)
+        sizes = self.sizes.fitted(most, len(groups))
         need = most * (sizes.sum + sizes.max)
         if need > sizes.quota:
             raise Refused(f"{most} trees through one switch need {need} slots at the least, a job may have "
                           f"{sizes.quota} of a switch")
         return [
-            self._stream(epoch, tree, op, length, world)
+            self._stream(epoch, tree, op, length, tuple(group), (len(groups), place))
+            for place, group in enumerate(groups)
             for tree in trees
             for op, length in ((Op.SUM32, sizes.sum), (Op.MAX32, sizes.max))
         ]
@@ -184,7 +194,9 @@ class Ledger:
         for give_back in self._returns.pop(epoch, ()):
             give_back()
 
-    def _stream(self, epoch: int, tree: Tree, op: Op, length: int, world: int) -> Stream:
+    def _stream(
+        self, epoch: int, tree: Tree, op: Op, length: int, ranks: tuple[int, ...], place: tuple[int, int]
+    ) -> Stream:
         bases, groups = {}, {}
         for fold in tree.folds:
             slots = self._slots[fold.switch]
@@ -197,20 +209,23 @@ class Ledger:
             groups[fold.switch] = self._take(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(
-            tree, op, epoch, length,
+            tree, ranks, op, epoch, length,
             psn=self._rng.randint(0, roce.PSN_MASK),
-            qps=tuple(self._qp(epoch) for _ in range(world)),
-            source_ports=tuple(self._rng.randint(EPHEMERAL, 0xFFFF) for _ in range(world)),
+            qps=tuple(self._qp(epoch, *place) for _ in ranks),
+            source_ports=tuple(self._source_port(*place) for _ in ranks),
             bases=bases,
             groups=groups,
             up={switch: self._qp(epoch) for switch in lower},
             down={switch: self._qp(epoch) for switch in lower},
         )  # fmt: skip
 
-    def _qp(self, epoch: int) -> int:
-        return self._take(epoch, self._qps, "queue pairs")
+    def _qp(self, epoch: int, divisor: int = 1, remainder: int = 0) -> int:
+        return self._take(epoch, self._qps, "queue pairs", divisor, remainder)
 
-    def _take(self, epoch: int, cycle: Cycle, what: str) -> int:
-        number = cycle.take(what)
+    def _source_port(self, divisor: int, remainder: int) -> int:
+        return self._rng.randrange(-(-EPHEMERAL // divisor), 0x10000 // divisor) * divisor + remainder
+
+    def _take(self, epoch: int, cycle: Cycle, what: str, divisor: int = 1, remainder: int = 0) -> int:
+        number = cycle.take(what, divisor, remainder)
         self._returns[epoch].append(partial(cycle.used.discard, number))
         return number

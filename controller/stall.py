@@ -124,7 +124,7 @@ def _blame(stream: Stream, fold: Fold, hosts: Sequence[str], psn: int, states: S
         yield Culprit(here, [], f"{where}: complete, its sum or the result is lost between {fold.switch} and "
                                 f"{fold.parent}; a rank's repeat brings it again")
         return
-    ranks = [child.rank for child in missing if child.rank is not None]
+    ranks = [stream.ranks[child.rank] for child in missing if child.rank is not None]
     if ranks:
         yield Culprit(here, ranks, f"{where}: missing {', '.join(here.missing)}")
     for child in missing:
@@ -178,7 +178,7 @@ def _open(stream: Stream, fold: Fold, hosts: Sequence[str], slot: int, state: Sl
     present: list[str] = []
     missing: list[str] = []
     for number, child in enumerate(fold.children):
-        (present if state.bitmap >> number & 1 else missing).append(_child(child, hosts))
+        (present if state.bitmap >> number & 1 else missing).append(_child(stream, child, hosts))
     return OpenSlot(fold.switch, stream.tree.root, stream.op.name, slot, state.psn, state.bitmap, present, missing)
 
 
@@ -187,15 +187,15 @@ def _ranks_below(stream: Stream, fold: Fold) -> Iterator[int]:
         if child.rank is None:
             yield from _ranks_below(stream, stream.tree.fold(child.node))
         else:
-            yield child.rank
+            yield stream.ranks[child.rank]
 
 
 def _full(fold: Fold) -> int:
     return (1 << len(fold.children)) - 1
 
 
-def _child(child: Child, hosts: Sequence[str]) -> str:
-    return child.node if child.rank is None else _name(child.rank, hosts)
+def _child(stream: Stream, child: Child, hosts: Sequence[str]) -> str:
+    return child.node if child.rank is None else _name(stream.ranks[child.rank], hosts)
 
 
 def _name(rank: int, hosts: Sequence[str]) -> str:

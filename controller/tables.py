@@ -114,8 +114,9 @@ def fixed(fabric: Fabric) -> BySwitch:
 
 
 def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
-    """Entries and groups of one stream on every switch of its tree.  ``ranks`` are the hosts in order of ranks."""
+    """Entries and groups of one stream on every switch of its tree.  ``ranks`` are the hosts by rank of the job."""
     result: BySwitch = {}
+    ranks = [ranks[rank] for rank in stream.ranks]
     for fold in stream.tree.folds:
         entities: list[Entity] = [
             Entry(CONNECTION, _connection_key(fabric, ranks, stream, fold, child), CONTRIBUTION,

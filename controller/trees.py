@@ -33,7 +33,7 @@ class Child:
     port: int
     """Port of the folding switch that leads to the child."""
     rank: int | None
-    """None where the child is a switch."""
+    """Counts the ranks that fold together; None where the child is a switch."""
 
 
 @dataclass(frozen=True)

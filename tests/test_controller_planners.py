@@ -214,7 +214,7 @@ def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
 
 def admitted(fabric: Fabric, ranks: list[str], ledger: Ledger) -> list[slots.Stream]:
     """The streams of one more job."""
-    return ledger.admit(ledger.open(), trees.plan(fabric.graph(), ranks), len(ranks))
+    return ledger.admit(ledger.open(), trees.plan(fabric.graph(), ranks), [range(len(ranks))])
 
 
 def ledger_of(fabric: Fabric, sizes: Sizes | None = None, seed: int = 1) -> Ledger:
@@ -258,7 +258,7 @@ def test_a_job_too_many_is_refused_with_figures_and_leaves_nothing() -> None:
     before = ledger.used()
     epoch = ledger.open()
     with pytest.raises(Refused, match=r"spine1 has no 4096 slots in a row, 3712 of 16384 are free"):
-        ledger.admit(epoch, trees.plan(fabric.graph(), ["h1", "h3"]), 2)
+        ledger.admit(epoch, trees.plan(fabric.graph(), ["h1", "h3"]), [range(2)])
     ledger.release(epoch)
     assert ledger.used() == before
     ledger.release(epochs[0])

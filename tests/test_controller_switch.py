@@ -353,7 +353,7 @@ def everything() -> list[Entity]:
     fabric = leafspine(2, 2, 4, loss=0.01)
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
     ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
-    streams = ledger.admit(ledger.open(), planned, 3)
+    streams = ledger.admit(ledger.open(), planned, [range(3)])
     parts = [tables.routing(fabric, routes.plan(fabric.graph())), tables.fixed(fabric),
              *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
     return [entity for entities in tables.merge(parts).values() for entity in entities]

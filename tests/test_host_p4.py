@@ -58,7 +58,7 @@ class P4Fabric:
         planned = trees.plan(graph, [host.name for host in self.hosts])
         sizes = slots.Sizes(sum=64, max=16)
         ledger = slots.Ledger([s.name for s in self.fabric.switches], sizes, random.Random(5))
-        streams = ledger.admit(ledger.open(), planned, hosts)
+        streams = ledger.admit(ledger.open(), planned, [range(hosts)])
         self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=510) for s in self.fabric.switches}
         for switch, wanted in tables.merge(tables.folding(self.fabric, self.hosts, s) for s in streams).items():
             for entity in wanted:

@@ -79,7 +79,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     world: int
     peers: list[Peer]
     trees: list[Tree]
+    """Of this rank and those in its place on the other machines: of all ranks, where each has a machine of its own."""
     reason: str = ""
+    machines: list[list[int]] = []
+    """Ranks by machine, that is by fabric address; empty: each has its own.  Where a machine has n ranks and there are
+    trees, all have n, and queue pairs and source ports of its l-th rank leave the remainder l divided by n."""
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
