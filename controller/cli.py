@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from netfold.controller import fabric as fabrics
+from netfold.controller.cli_run import run
 from netfold.controller.fabric import Engine, Fabric, FabricError
 
 app = typer.Typer(
@@ -271,6 +272,8 @@ def demo(
                  out=out, **options)
     )  # fmt: skip
 
+
+app.command()(run)
 
 simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
 app.add_typer(simulations, name="sim")

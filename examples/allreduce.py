@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smallest whole program: every rank adds its array to the others'.
 
-Run it in every host of a fabric, as `topo.net.Network.launch` does: RANK, WORLD_SIZE, NETFOLD_ADDRESS and
-NETFOLD_CONTROLLER say who it is.  At the prompt of `netfold up --topo leafspine,1,0,2`:
+Run it in every host of a fabric; `netfold run` says who is who, by RANK, WORLD_SIZE, NETFOLD_ADDRESS and so on:
 
-    mininet> h1 RANK=0 WORLD_SIZE=2 NETFOLD_ADDRESS=10.0.1.1 python examples/allreduce.py &
-    mininet> h2 RANK=1 WORLD_SIZE=2 NETFOLD_ADDRESS=10.0.1.2 python examples/allreduce.py
+    netfold run -np 4 --topo leafspine,2,2,4 -- python examples/allreduce.py
 """
 
 import numpy as np

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One communicator for the whole process, configured by the environment: init, rank, size, allreduce, shutdown."""
+"""One communicator for the whole process, configured by the environment, in the words of Horovod.
+
+As there, ``root_rank`` and ``allgather`` are the names; unlike there, ``allreduce`` sums where nothing is said:
+``op=Average`` is Horovod's default.  For torch's tensors see ``netfold.host.torch.verbs``.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from netfold.host import environment
 from netfold.host.collectives.elements import ReduceOp
-from netfold.host.communicator import Communicator, RailName
+from netfold.host.communicator import CONTROLLER_VARIABLE, Communicator, RailName
 from netfold.host.errors import NetFoldError
+
+Average: Final = "average"
+Sum: Final = "sum"
+Min: Final = "min"
+Max: Final = "max"
+Product: Final = "product"
 
 _world: Communicator | None = None
 
@@ -30,19 +41,23 @@ def init(
 ) -> Communicator:
     """Joins the job that the environment names; arguments win over the environment.
 
-    NETFOLD_JOB (default "default"), RANK, WORLD_SIZE, NETFOLD_ADDRESS (this host's fabric address),
-    NETFOLD_CONTROLLER.  Raises ValueError for what is missing, and what Communicator.join raises.
+    NETFOLD_JOB (default "default"), NETFOLD_CONTROLLER; rank and world size as the launcher says them, and this host's
+    address from NETFOLD_ADDRESS or the way to the controller (``environment``).  Raises ValueError for what is missing,
+    and what Communicator.join raises.
     """
     global _world
-    if _world is None:
-        atexit.register(shutdown)  # a script that ends without saying goodbye still leaves its job
-    else:
+    if _world is not None:
         raise NetFoldError("netfold.init() was called before; call netfold.shutdown() first")
+    if rank is None or world is None:
+        place = environment.place()
+        rank, world = place.rank if rank is None else rank, place.world if world is None else world
+    where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
+    atexit.register(shutdown)  # a script that ends without saying goodbye still leaves its job
     _world = Communicator.join(
         job if job is not None else os.environ.get("NETFOLD_JOB", "default"),
-        rank if rank is not None else _number("RANK"),
-        world if world is not None else _number("WORLD_SIZE"),
-        address=address if address is not None else _text("NETFOLD_ADDRESS"),
+        rank,
+        world,
+        address=address if address is not None else environment.address(where, os.environ.get("MASTER_ADDR", "")),
         controller=controller,
         timeout=timeout,
         rail=rail,
@@ -51,36 +66,73 @@ def init(
     return _world
 
 
+def is_initialized() -> bool:
+    """Whether there is a job: ``init`` was called, and ``shutdown`` was not."""
+    return _world is not None
+
+
+def communicator() -> Communicator:
+    """The process's communicator.  Raises NetFoldError where ``init`` was not called."""
+    if _world is None:
+        raise NetFoldError("no job: call netfold.init() first")
+    return _world
+
+
 def rank() -> int:
     """This process's rank."""
-    return _communicator().rank
+    return communicator().rank
 
 
 def size() -> int:
     """How many ranks the job has."""
-    return _communicator().size
+    return communicator().size
+
+
+def local_rank() -> int:
+    """This process's rank among those of its machine, as the launcher says; 0 where it does not."""
+    communicator()
+    try:
+        return environment.place().local_rank
+    except ValueError:  # init() was told rank and world
+        return 0
 
 
 def allreduce(array: NDArray[Any], out: NDArray[Any] | None = None, op: ReduceOp = "sum") -> NDArray[Any]:
     """``Communicator.allreduce`` of the process's communicator."""
-    return _communicator().allreduce(array, out, op)
+    return communicator().allreduce(array, out, op)
 
 
-def broadcast(array: NDArray[Any], *, root: int = 0) -> NDArray[Any]:
+def allgather(array: NDArray[Any]) -> NDArray[Any]:
+    """Every rank's rows, one after another; ranks may have unlike numbers of them."""
+    import numpy as np
+
+    comm, array = communicator(), np.asarray(array)
+    if array.ndim == 0:
+        raise ValueError("allgather of a single number: expected one or more dimensions")
+    rows = comm.all_gather(np.array([len(array)], np.int64))
+    return comm.all_gather(array, counts=rows.tolist())
+
+
+def broadcast(array: NDArray[Any], root_rank: int = 0) -> NDArray[Any]:
     """``Communicator.broadcast`` of the process's communicator: in place."""
-    return _communicator().broadcast(array, root=root)
+    return communicator().broadcast(array, root=root_rank)
 
 
-def broadcast_parameters(parameters: Mapping[str, NDArray[Any]] | Iterable[NDArray[Any]], *, root: int = 0) -> None:
-    """Fills every rank's arrays with the root's, in place: the same start for all, as in Horovod."""
+def broadcast_parameters(
+    parameters: Mapping[str, NDArray[Any]] | Iterable[NDArray[Any] | tuple[str, NDArray[Any]]], root_rank: int = 0
+) -> None:
+    """Fills every rank's arrays with the root's, in place: the same start for all.
+
+    parameters  name -> array, arrays, or pairs of name and array; in the same order on all ranks
+    """
     values = parameters.values() if isinstance(parameters, Mapping) else parameters
-    for array in values:
-        broadcast(array, root=root)
+    for value in values:
+        broadcast(value[1] if isinstance(value, tuple) else value, root_rank)
 
 
 def barrier() -> None:
     """Returns once every rank has called it."""
-    _communicator().barrier()
+    communicator().barrier()
 
 
 def shutdown() -> None:
@@ -90,24 +142,3 @@ def shutdown() -> None:
         world, _world = _world, None
         atexit.unregister(shutdown)
         world.close()
-
-
-def _communicator() -> Communicator:
-    if _world is None:
-        raise NetFoldError("no job: call netfold.init() first")
-    return _world
-
-
-def _text(name: str) -> str:
-    value = os.environ.get(name, "")
-    if not value:
-        raise ValueError(f"environment variable {name} is not set, and init() got no argument in its place")
-    return value
-
-
-def _number(name: str) -> int:
-    value = _text(name)
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"environment variable {name}={value!r}: expected an integer") from None

@@ -20,7 +20,7 @@ from netfold.wire.jobs import Report
 def test_help_lists_the_commands() -> None:
     """Without arguments the help comes, with every command."""
     result = CliRunner().invoke(app, [])
-    for command in ("up", "status", "drop", "slots", "stall", "doctor", "plan", "fabric", "compile", "demo"):
+    for command in ("up", "run", "status", "drop", "slots", "stall", "doctor", "plan", "fabric", "compile", "demo"):
         assert command in result.output
 
 

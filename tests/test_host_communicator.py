@@ -20,6 +20,7 @@ from helpers_host import LoopbackSwitch, everyone, loopback_job, subnet
 from numpy.typing import NDArray
 
 import netfold
+from netfold.host import environment
 from netfold.host.communicator import Communicator, check_plan
 from netfold.host.errors import Busy, Closed, JoinRefused, NetFoldError, PlanError
 from netfold.wire import jobs
@@ -346,10 +347,12 @@ def test_verbs_follow_the_environment(serve: Callable[..., JobServer], monkeypat
 
 def test_verbs_name_what_the_environment_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing or senseless variable is named."""
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ValueError, match="environment variable RANK is not set"):
+    for name in (variable for launcher in environment.LAUNCHERS.values() for variable in launcher):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match=r"which rank is this, of how many.*RANK=None"):
         netfold.init()
     monkeypatch.setenv("RANK", "first")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="RANK='first': expected an integer"):
         netfold.init()
 

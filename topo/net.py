@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ from netfold.topo.topology import FabricTopo
 CONTROLLER_SECONDS: Final = 90.0
 """For the controller to compile the program and fill every switch: the first compilation on a slow machine is long."""
 STOP_SECONDS: Final = 5.0
+MASTER_PORT: Final = 29500
+"""Of the host of rank 0, where torch.distributed meets: from here to 999 more, by the job's name."""
 
 
 class ControllerFailed(RuntimeError):
@@ -74,6 +77,8 @@ class Network:
     ) -> None:
         self.fabric = fabric
         self.logs = logs
+        self.file = logs / "fabric.toml"
+        """The fabric, for the controller and other commands."""
         self.mininet: Any = None
         self._pcap = pcap
         self._offload = offload
@@ -116,9 +121,8 @@ class Network:
 
     def start_controller(self) -> None:
         """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, SwitchFailed."""
-        file = self.logs / "fabric.toml"
-        self.fabric.save(file)
-        command = [sys.executable, "-m", "netfold.controller.cli", "up", str(file), "--verbose"]
+        self.fabric.save(self.file)
+        command = [sys.executable, "-m", "netfold.controller.cli", "up", str(self.file), "--verbose"]
         log = self.logs / "controller.log"
         started = time.monotonic()
         with log.open("wb") as output:
@@ -193,32 +197,51 @@ class Network:
     ) -> Ranks:
         """Run ``command`` in every host (default: all of the fabric, in order) as a rank of ``job``.
 
-        It gets RANK, WORLD_SIZE, NETFOLD_ADDRESS, NETFOLD_CONTROLLER and NETFOLD_JOB in its environment.
+        It gets what `environment` says, over ``env``, over ours.  Its errors go to a log.
         """
         hosts = list(self.fabric.hosts) if hosts is None else list(hosts)
+        pids = [self.mininet.get(host.name).pid for host in hosts]
         ranks = Ranks(job)
         self._running.append(ranks)
-        for rank, host in enumerate(hosts):
-            ours = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(hosts)),
-                "NETFOLD_ADDRESS": host.address,
-                "NETFOLD_CONTROLLER": self.fabric.jobs,
-                "NETFOLD_JOB": job,
-                # as many ranks as cores and more share this machine: one thread each
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "PYTHONUNBUFFERED": "1",
-            }
+        for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
+            ours = environment(self.fabric, hosts, rank, job=job)
             log = self.logs / f"{job}-rank{rank}.log"
-            attach = ["mnexec", "-a", str(self.mininet.get(host.name).pid)]
             with log.open("wb") as errors:
-                process = subprocess.Popen(
-                    [*attach, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                    env={**os.environ, **(env or {}), **ours}, start_new_session=True,
-                )  # fmt: skip
-            ranks.add(process, host.name, log)
+                ranks.add(start(command, pid, {**(env or {}), **ours}, errors), host.name, log)
         return ranks
+
+
+def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -> dict[str, str]:
+    """What a rank of a job needs to know, in the words of netfold, torchrun and gloo."""
+    host = hosts[rank]
+    port = next(end.port for link in fabric.links for end in link.ends if end.node == host.name)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(hosts)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": hosts[0].address,
+        # jobs beside each other on one fabric meet at ports of their own
+        "MASTER_PORT": str(MASTER_PORT + zlib.crc32(job.encode()) % 1000),
+        "GLOO_SOCKET_IFNAME": f"{host.name}-eth{port}",
+        # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "NETFOLD_ADDRESS": host.address,
+        "NETFOLD_CONTROLLER": fabric.jobs,
+        "NETFOLD_JOB": job,
+        # as many ranks as cores and more share this machine: one thread each
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def start(command: Sequence[str], pid: int, env: Mapping[str, str], errors: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    """``command`` in the namespaces of a process, in a session of its own; its output comes through a pipe."""
+    return subprocess.Popen(
+        ["mnexec", "-a", str(pid), *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+        env={**os.environ, **env}, start_new_session=True,
+    )  # fmt: skip
 
 
 @dataclass

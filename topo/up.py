@@ -25,6 +25,7 @@ def up(fabric: Fabric) -> int:
     from mininet.log import lg, setLogLevel
 
     from netfold.topo.net import ControllerFailed, Network, with_sockets_in
+    from netfold.topo.run import FABRIC_VARIABLE
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError
 
@@ -36,6 +37,7 @@ def up(fabric: Fabric) -> int:
     os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     try:
         with Network(fabric, logs=logs) as network:
+            os.environ[FABRIC_VARIABLE] = str(network.file)
             first, last = fabric.hosts[0].name, fabric.hosts[-1].name
             print(
                 f"\n{fabric.name} is up: {len(fabric.switches)} switches ({fabric.engine}), {len(fabric.hosts)} hosts, "

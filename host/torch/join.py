@@ -10,20 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from netfold.host import environment
 from netfold.host.communicator import CONTROLLER_VARIABLE, Communicator, RailName
+from netfold.host.environment import Place
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.link import listen
 from netfold.wire.jobs import PROTOCOL, Peer, Plan
 
 STORE = "store"
 """In a controller's place: plan through torch's store, without trees."""
-ADDRESS_VARIABLE = "NETFOLD_ADDRESS"
 JOB_VARIABLE = "NETFOLD_JOB"
 TIMEOUT_VARIABLE = "NETFOLD_TIMEOUT"
 HOOK_TIMEOUT = 10.0
@@ -37,7 +37,7 @@ class Options:
 
     controller    "host:port", "unix:/path" or "store"; $NETFOLD_CONTROLLER, else an error
     address       this host's IPv4 address on the fabric; $NETFOLD_ADDRESS, else that of the interface which leads to
-                  $MASTER_ADDR, which is logged
+                  $MASTER_ADDR or the controller, which is logged
     job           name of the job; $NETFOLD_JOB, else "default"
     rail          "auto", "innet" or "tcp", as for Communicator
     algorithm     of allreduce over TCP, as for Communicator
@@ -72,8 +72,9 @@ def join(
     """
     options = options or Options()
     inside = dist.is_initialized()
-    rank = rank if rank is not None else dist.get_rank() if inside else _number("RANK")
-    world = world if world is not None else dist.get_world_size() if inside else _number("WORLD_SIZE")
+    if rank is None or world is None:
+        place = Place(dist.get_rank(), dist.get_world_size(), 0) if inside else environment.place()
+        rank, world = place.rank if rank is None else rank, place.world if world is None else world
     job = options.job or os.environ.get(JOB_VARIABLE) or "default"
     me = f"job {job!r}, rank {rank} of {world}"
     controller = options.controller or os.environ.get(CONTROLLER_VARIABLE)
@@ -86,7 +87,9 @@ def join(
         timeout = options.timeout
     elif TIMEOUT_VARIABLE in os.environ:
         timeout = _seconds(TIMEOUT_VARIABLE)
-    address = options.address or os.environ.get(ADDRESS_VARIABLE) or _address_towards_master(me)
+    address = options.address or environment.address(
+        os.environ.get("MASTER_ADDR", ""), "" if controller == STORE else controller
+    )
     if controller != STORE:
         return Communicator.join(
             job, rank, world, address=address, controller=controller, timeout=timeout,
@@ -146,31 +149,6 @@ def plan_by_store(
         trees=[],
         reason=f"controller={STORE!r}: planned through torch's store, without the fabric's controller",
     )
-
-
-def _address_towards_master(me: str) -> str:
-    """The IPv4 address of the interface that leads to the job's master."""
-    master = os.environ.get("MASTER_ADDR")
-    if not master:
-        raise ValueError(f"{me}: neither {ADDRESS_VARIABLE} nor MASTER_ADDR is set: which address has this host?")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master, 9))  # sends nothing: it only looks up the route
-            address: str = probe.getsockname()[0]
-    except OSError as error:
-        raise ValueError(f"{me}: no IPv4 route to MASTER_ADDR={master!r} ({error}); set {ADDRESS_VARIABLE}") from error
-    log.warning("%s: %s is not set, using %s, which leads to MASTER_ADDR=%s", me, ADDRESS_VARIABLE, address, master)
-    return address
-
-
-def _number(name: str) -> int:
-    try:
-        return int(os.environ.get(name, ""))
-    except ValueError:
-        raise ValueError(
-            f"environment variable {name}={os.environ.get(name)!r}: expected an integer; start with torchrun, or call "
-            "init_process_group() first"
-        ) from None
 
 
 def _seconds(name: str) -> float:

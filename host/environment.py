@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who this process is, as its launcher says: `netfold run`, torchrun, Slurm's srun, Open MPI's or MPICH's mpirun.
+
+Each launcher has words of its own for rank, world size and rank on this machine.  They are taken together from the
+first launcher that says both rank and world size, so that one inside another (torchrun under srun) is not mixed up
+with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LAUNCHERS = {
+    "netfold run, torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "MPICH, Intel MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+}
+"""Launcher -> variables of rank, world size, rank on this machine."""
+ADDRESS_VARIABLE = "NETFOLD_ADDRESS"
+
+log = logging.getLogger("netfold")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among its job's."""
+
+    rank: int
+    world: int
+    local_rank: int
+    """Among those of the same machine; 0 where the launcher does not say."""
+
+
+def place(environment: Mapping[str, str] | None = None) -> Place:
+    """This process's place.  Raises ValueError where no launcher says it, or what it says is no number."""
+    environment = os.environ if environment is None else environment
+    for rank, world, local in LAUNCHERS.values():
+        if rank in environment and world in environment:
+            return Place(_number(environment, rank), _number(environment, world), _number(environment, local, "0"))
+    said = f"RANK={environment.get('RANK')!r}, WORLD_SIZE={environment.get('WORLD_SIZE')!r}"
+    raise ValueError(
+        f"which rank is this, of how many? {said}: expected both as integers, or those of {', '.join(LAUNCHERS)}; "
+        "start with one of these, or give rank and world"
+    )
+
+
+def address(*towards: str) -> str:
+    """This host's address on the fabric: $NETFOLD_ADDRESS, else that of the interface which leads to the first of
+    ``towards`` ("host", "host:port"; empty ones and unix sockets say nothing).  Raises ValueError."""
+    if said := os.environ.get(ADDRESS_VARIABLE):
+        return said
+    for target in towards:
+        host = target.rpartition(":")[0] or target
+        if not host or target.startswith("unix:"):
+            continue
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, 9))  # sends nothing: it only looks up the route
+                found: str = probe.getsockname()[0]
+        except OSError as error:
+            raise ValueError(f"no IPv4 route to {target!r} ({error}); set {ADDRESS_VARIABLE}") from error
+        log.warning("%s is not set, using %s, which leads to %s", ADDRESS_VARIABLE, found, target)
+        return found
+    raise ValueError(f"{ADDRESS_VARIABLE} is not set, nor is anything that leads there: which address has this host?")
+
+
+def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    value = environment.get(name, default)
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={value!r}: expected an integer") from None
