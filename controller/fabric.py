@@ -142,6 +142,12 @@ class Fabric(msgspec.Struct, frozen=True):
         """The host with this IPv4 address."""
         return next((h for h in self.hosts if h.address == address), None)
 
+    def leaf_of(self) -> dict[str, str]:
+        """Every host's switch."""
+        switches = {switch.name for switch in self.switches}
+        ends = [pair for link in self.links for pair in (link.ends, link.ends[::-1])]
+        return {host.node: leaf.node for host, leaf in ends if host.node not in switches}
+
     def graph(self) -> nx.MultiGraph[str]:
         """A view for planners.
 

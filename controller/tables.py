@@ -2,6 +2,7 @@
 """From plans to the entries of p4src's tables: the one module that knows the program's names.
 
     routes   -> route, uplink           streams -> connection, replica, multicast groups
+    steering -> policy, pin, uplink
     losses   -> fault (on the way in and out)       engine  -> congestion
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 import ipaddress
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal
 
 from netfold.controller.entities import Entity, Entry, Multicast
 from netfold.controller.fabric import CPU_PORT, End, Engine, Fabric, Host
@@ -29,6 +30,9 @@ ROUTE: Final = "SwitchIngress.routing.route"
 UPLINK: Final = "SwitchIngress.routing.uplink"
 FORWARD: Final = "SwitchIngress.routing.forward"
 SPREAD: Final = "SwitchIngress.routing.spread"
+_PATHS: Final = "SwitchIngress.routing.paths"
+POLICY: Final = f"{_PATHS}.policy"
+PIN: Final = f"{_PATHS}.pin"
 FAULT_IN: Final = "SwitchIngress.fault_in"
 FAULT_OUT: Final = "SwitchEgress.fault_out"
 CONGESTION: Final = "SwitchEgress.queues.congestion"
@@ -39,8 +43,10 @@ CORRUPT: Final = "SwitchIngress.fold.corrupt"
 MARKED: Final = "SwitchEgress.queues.congestion_marked"
 LOST_IN: Final = f"{FAULT_IN}.fault_lost"
 LOST_OUT: Final = f"{FAULT_OUT}.fault_lost"
+UNPINNED: Final = f"{_PATHS}.unpinned"
+"""By destination leaf: packets of mode "pinned" that no pin was for."""
 
-MANAGED: Final = (ROUTE, UPLINK, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION)
+MANAGED: Final = (ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION)
 """Tables whose entries are the controller's alone."""
 
 MARK_DEPTH: Final[Mapping[Engine, int]] = {
@@ -54,12 +60,18 @@ PARENT: Final = 0xFFFF
 
 BySwitch = dict[str, list[Entity]]
 
+Mode = Literal["pinned", "ecmp", "spray"]
+"""Actions of `policy`: how packets to a leaf choose among equally short uplinks (p4src/paths.p4)."""
+Pin = tuple[str, str, int]
+"""Switch, destination leaf, UDP source port."""
+
 
 def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
     """Entries of `route`, and of `uplink` for every set of equally short ways."""
     result: BySwitch = defaultdict(list)
     groups: dict[str, dict[tuple[Hop, ...], int]] = defaultdict(dict)
     addresses = {host.name: _ip(host.address) for host in fabric.hosts}
+    leaves, leaf_of = leaf_numbers(fabric), fabric.leaf_of()
     for route in sorted(routes, key=lambda r: (r.switch, addresses[r.host])):
         key = (("dst", (addresses[route.host], 32)),)
         if len(route.hops) == 1:
@@ -72,8 +84,38 @@ def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
                     Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(fabric, route.switch, hop))
                     for member, hop in enumerate(route.hops)
                 ]
-            entry = Entry(ROUTE, key, SPREAD, (("group_", known[route.hops]), ("members", len(route.hops))))
+            entry = Entry(ROUTE, key, SPREAD, (("leaf_", leaves[leaf_of[route.host]]), ("group_", known[route.hops]),
+                                               ("members_", len(route.hops))))
         result[route.switch].append(entry)
+    return result
+
+
+def leaf_numbers(fabric: Fabric) -> dict[str, int]:
+    """What the program calls a destination leaf: its place among the fabric's switches, from 1."""
+    return {switch.name: number for number, switch in enumerate(fabric.switches, 1)}
+
+
+def steering(
+    fabric: Fabric, modes: Mapping[str, Mode], pins: Mapping[Pin, int], spreading: Collection[str]
+) -> BySwitch:
+    """Entries of `policy` and `pin`, and group 0 of `uplink`, which holds a switch's uplinks by port.
+
+    modes      how each destination leaf's packets choose among ``spreading``'s uplinks
+    pins       (switch, destination leaf, UDP source port) -> port
+    spreading  switches that have a choice of uplinks
+    """
+    result: BySwitch = defaultdict(list)
+    numbers = leaf_numbers(fabric)
+    far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    for switch in spreading:
+        result[switch] += [
+            Entry(UPLINK, (("group", 0), ("member", end.port)), FORWARD, _forward(fabric, switch, Hop(end.port, node)))
+            for end, node in far.items() if end.node == switch and node in numbers
+        ]
+        result[switch] += [Entry(POLICY, (("leaf", numbers[leaf]),), f"{_PATHS}.{mode}")
+                           for leaf, mode in modes.items() if leaf != switch]
+    for (switch, leaf, source_port), port in pins.items():
+        result[switch].append(Entry(PIN, (("leaf", numbers[leaf]), ("sport", source_port)), f"{_PATHS}.use", (("port_", port),)))
     return result
 
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shortest routes for everything that is not folded: longest prefix, then one uplink of a group.
+// Shortest routes for everything that is not folded: longest prefix, then one uplink of a group (paths.p4).
 #ifndef ROUTE_P4
 #define ROUTE_P4
 #include "headers.p4"
+#include "paths.p4"
 
 control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+    Paths() paths;
+    bit<16> leaf = 0;
     bit<16> group = 0;
+    bit<16> members = 0;
     bit<16> member = 0;
 
     action forward(port_t port, mac_t src_mac, mac_t dst_mac) {
@@ -14,10 +18,10 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
     }
-    action spread(bit<16> group_, bit<16> members) {
+    action spread(bit<16> leaf_, bit<16> group_, bit<16> members_) {
+        leaf = leaf_;
         group = group_;
-        hash(member, HashAlgorithm.crc32, 16w0,
-             { hdr.ipv4.src, hdr.ipv4.dst, hdr.ipv4.protocol, hdr.udp.sport, hdr.udp.dport }, members);
+        members = members_;
     }
     action unreachable() {
         mark_to_drop(sm);
@@ -42,7 +46,10 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
             unreachable();
         } else {
             switch (route.apply().action_run) {
-                spread: { uplink.apply(); }
+                spread: {
+                    paths.apply(hdr, leaf, members, group, member);
+                    uplink.apply();
+                }
                 default: {}
             }
         }

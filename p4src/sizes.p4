@@ -11,6 +11,8 @@
 // One slot holds the words of one packet: 16384 of them are 16 MiB.  Jobs get disjoint, power-of-two ranges.
 #define SLOTS       16384
 
+#define LEAVES      1024                  // switches that hosts hang on
+
 #define ETHERTYPE_IPV4  0x0800
 #define PROTO_UDP       17
 #define ROCE_PORT       4791

@@ -13,6 +13,8 @@ from enum import IntEnum
 from typing import Final
 
 UDP_PORT: Final = 4791
+PATH_PORT: Final = 0xF000
+"""UDP source ports from here up name paths (controller/steering.py); the kernel chooses others by itself."""
 PATH_MTU: Final = 1024
 """Payload bytes of every data packet."""
 LANE_BYTES: Final = 4

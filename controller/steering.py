@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which source port takes which path, how each leaf is reached, and which uplinks are to be left alone.
+
+A path of a folded Clos is as good as the name of the switch where it turns, so its UDP source port is
+``PATH_PORT`` + that switch's place in the fabric: the same on every pair of leaves, whatever else is down.  Leaves (and
+the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
+
+    operator      modes by destination leaf; drained links          `netfold paths`
+    hosts         suspects: (destination leaf, uplink), for HOLD seconds
+    graph         what is left of the fabric                        -> pins, policies, routes without suspects
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+import networkx as nx
+
+from netfold.controller import tables
+from netfold.controller.clos import Clos, Path, PlanError
+from netfold.controller.fabric import Fabric
+from netfold.controller.routes import Route
+from netfold.controller.tables import BySwitch, Mode, Pin
+from netfold.wire import roce
+
+HOLD: Final = 5.0
+"""Seconds that a host's suspicion counts.  By then link probes have found the link down, or there was no reason."""
+DEFAULT: Final[Mode] = "pinned"
+
+Mark = tuple[str, int]
+"""Destination leaf, number of the uplink that is blamed for it."""
+
+
+class Steering:
+    """Of one fabric.  ``clock`` in seconds, for suspicions that end."""
+
+    def __init__(self, fabric: Fabric, clock: Callable[[], float] = time.monotonic) -> None:
+        self.fabric = fabric
+        self.leaf_of = fabric.leaf_of()
+        self.modes: dict[str, Mode] = dict.fromkeys(dict.fromkeys(self.leaf_of.values()), DEFAULT)
+        """By destination leaf."""
+        self.drained: set[int] = set()
+        """Numbers of links that carry nothing new."""
+        self._clock = clock
+        self._suspects: dict[Mark, float] = {}
+        self._numbers = tables.leaf_numbers(fabric)
+
+    # ---- what is known ---------------------------------------------------------------------------------------------
+    def suspect(self, mark: Mark) -> bool:
+        """Notes a suspicion, or renews it; True where it is new."""
+        new = mark not in self.suspects()
+        self._suspects[mark] = self._clock() + HOLD
+        return new
+
+    def suspects(self) -> frozenset[Mark]:
+        """Those that still count."""
+        now = self._clock()
+        self._suspects = {mark: until for mark, until in self._suspects.items() if until > now}
+        return frozenset(self._suspects)
+
+    def next_end(self) -> float | None:
+        """When the next suspicion ends, on ``clock``; None where there is none."""
+        return min(self._suspects.values(), default=None)
+
+    def live(self, graph: nx.MultiGraph[str]) -> nx.MultiGraph[str]:
+        """The graph less drained links, unless that would cut switches or hosts off."""
+        left = graph.copy()
+        left.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in self.drained])
+        whole = nx.number_connected_components(left) == nx.number_connected_components(graph)
+        return left if whole else graph
+
+    def clos(self, graph: nx.MultiGraph[str]) -> Clos:
+        """What planners may use.  Suspicions that would leave a leaf without any path from another do not count."""
+        left = self.live(graph)
+        links = {number for *_, number in left.edges(keys=True)}
+        marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
+        clos = Clos(left, suspects=marks)
+        return clos if all(self._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves) else Clos(left)
+
+    @staticmethod
+    def _reaches(clos: Clos, a: str, b: str) -> bool:
+        try:
+            return a == b or bool(clos.paths(a, b))
+        except PlanError:
+            return False
+
+    # ---- what follows ----------------------------------------------------------------------------------------------
+    def ports(self, clos: Clos, source: str, destination: str) -> dict[int, Path]:
+        """UDP source port of every path from leaf to leaf; parallel links between two switches count on from there."""
+        found: dict[int, Path] = {}
+        for path in clos.paths(source, destination):
+            port = roce.PATH_PORT + self._numbers[path[len(path) // 2 - 1].head]
+            while port in found:
+                port += len(self._numbers)
+            if port > 0xFFFF:
+                raise PlanError(f"path {path} from {source} to {destination} would have the source port {port}: "
+                                f"{len(self._numbers)} switches with so many parallel links are too many")
+            found[port] = path
+        return found
+
+    def pins(self, clos: Clos) -> dict[Pin, int]:
+        """The port at which a switch sends (destination leaf, source port) on, at every switch that has a choice.
+
+        Where paths of two source leaves disagree about it (an irregular fabric), the first one counts.
+        """
+        graph = self.fabric.graph()
+        port_of = {number: data["ports"] for *_, number, data in graph.edges(keys=True, data=True)}
+        pins: dict[Pin, int] = {}
+        for a in clos.leaves:
+            for b in clos.leaves:
+                if a == b or not self._reaches(clos, a, b):
+                    continue
+                for source_port, path in self.ports(clos, a, b).items():
+                    for hop in path[: len(path) // 2]:
+                        pins.setdefault((hop.tail, b, source_port), port_of[hop.link][hop.tail])
+        return pins
+
+    def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
+        """Policies and pins of every switch in ``graph``."""
+        clos = self.clos(graph)
+        spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
+        return tables.steering(self.fabric, self.modes, self.pins(clos), spreading)
+
+    def routes(self, graph: nx.MultiGraph[str], planned: Iterable[Route]) -> Iterator[Route]:
+        """The planned routes without suspect uplinks, where others are left: unpinned packets keep off them, too."""
+        suspects = self.suspects()
+        link_at = {(node, port): number
+                   for *_, number, data in graph.edges(keys=True, data=True) for node, port in data["ports"].items()}
+        for route in planned:
+            leaf = self.leaf_of[route.host]
+            good = tuple(hop for hop in route.hops if (leaf, link_at[route.switch, hop.port]) not in suspects)
+            yield replace(route, hops=good or route.hops)
+
+    def first_hop(self, source: str, destination: str, source_port: int) -> int | None:
+        """The uplink of a path between two hosts' leaves, whatever is down; None where the port names none."""
+        a, b = self.leaf_of[source], self.leaf_of[destination]
+        path = self.ports(Clos(self.fabric.graph()), a, b).get(source_port) if a != b else None
+        return path[0].link if path else None
