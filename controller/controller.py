@@ -33,6 +33,7 @@ from netfold.controller.probe import SlotState
 from netfold.controller.rpc import Code, Refusal
 from netfold.controller.stall import Stall
 from netfold.controller.status import Counters
+from netfold.controller.steering import Steering
 from netfold.controller.switch import Session, SwitchError
 from netfold.controller.target import Client, Target
 from netfold.wire import jobs as wire
@@ -85,6 +86,7 @@ class Controller:
         }
         self._links = Links(fabric)
         self._miswired: set[str] = set()
+        self.steering = Steering(fabric)
         self._tasks: list[asyncio.Task[None]] = []
         ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
         self._ledger = ledger
@@ -110,10 +112,10 @@ class Controller:
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(pipeline.build, self.fabric.engine)
         await self._nobody_else_serves()
-        fixed, routing = tables.fixed(self.fabric), tables.routing(self.fabric, routes.plan(self.fabric.graph()))
+        fixed, routing = tables.fixed(self.fabric), self._routing(self.fabric.graph())
         for target in self._targets.values():
             target.preset("fabric", fixed[target.name])
-            target.preset("routes", routing[target.name])
+            target.preset("routes", routing.get(target.name, ()))
             target.start()
         outcomes = await asyncio.gather(
             *(target.wait_up(self._start_timeout) for target in self._targets.values()), return_exceptions=True
@@ -183,10 +185,15 @@ class Controller:
 
     async def replan(self) -> None:
         """Routes without what is down.  A switch that is down keeps its own: when it is back, this runs again."""
-        routing = tables.routing(self.fabric, routes.plan(self.graph()))
+        routing = self._routing(self.graph())
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
         ))  # fmt: skip
+
+    def _routing(self, graph: nx.MultiGraph[str]) -> tables.BySwitch:
+        """Routes over what is left, and which of them each source port takes."""
+        planned = self.steering.routes(graph, routes.plan(self.steering.live(graph)))
+        return tables.merge([tables.routing(self.fabric, planned), self.steering.entries(graph)])
 
     async def _keep_probing(self) -> None:
         while True:

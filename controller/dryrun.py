@@ -10,6 +10,7 @@ from netfold.controller import routes, slots, tables, trees
 from netfold.controller.entities import state
 from netfold.controller.fabric import Fabric
 from netfold.controller.reconcile import diff, show
+from netfold.controller.steering import Steering
 
 
 def plan(fabric: Fabric, ranks: Sequence[str], *, entries: bool = False, seed: int = 0) -> str:
@@ -20,7 +21,8 @@ def plan(fabric: Fabric, ranks: Sequence[str], *, entries: bool = False, seed: i
     ledger = slots.Ledger([switch.name for switch in fabric.switches], sizes, random.Random(seed))
     streams = ledger.admit(ledger.open(), planned, [range(len(ranks))])
     hosts = [fabric.host(name) for name in ranks]
-    base = tables.merge([tables.routing(fabric, routes.plan(graph)), tables.fixed(fabric)])
+    base = tables.merge([tables.routing(fabric, routes.plan(graph)), Steering(fabric).entries(graph),
+                         tables.fixed(fabric)])
     job = tables.merge(tables.folding(fabric, hosts, stream) for stream in streams)
 
     text = ""

@@ -24,6 +24,7 @@ from netfold.controller.entities import Entity, Entry, Multicast
 from netfold.controller.fabric import CPU_PORT, leafspine
 from netfold.controller.pipeline import Pipeline, PipelineError
 from netfold.controller.reconcile import Update
+from netfold.controller.steering import Steering
 from netfold.controller.switch import Count, NotPrimary, PacketIn, Session, SwitchError
 from netfold.controller.target import Target
 
@@ -354,7 +355,8 @@ def everything() -> list[Entity]:
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
     ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
     streams = ledger.admit(ledger.open(), planned, [range(3)])
-    parts = [tables.routing(fabric, routes.plan(fabric.graph())), tables.fixed(fabric),
+    parts = [tables.routing(fabric, routes.plan(fabric.graph())), Steering(fabric).entries(fabric.graph()),
+             tables.fixed(fabric),
              *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
     return [entity for entities in tables.merge(parts).values() for entity in entities]
 

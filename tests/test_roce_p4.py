@@ -81,11 +81,8 @@ class Ring:
         return self.sums == self.world and not self.unsent
 
 
-def write(switch: engine.LocalEngine, entity: Entry | Multicast) -> None:
-    """One of the controller's entities into a switch; keys are exact values, or (value, prefix length)."""
-    if isinstance(entity, Multicast):
-        switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
-        return
+def native(switch: engine.LocalEngine, entity: Entry) -> entities.Entry:
+    """One of the controller's entries as engines take them; keys are exact values, or (value, prefix length)."""
     table = switch.table(entity.table)
     pairs = []
     for key, (_, value) in zip(table.keys, entity.key, strict=True):
@@ -94,7 +91,15 @@ def write(switch: engine.LocalEngine, entity: Entry | Multicast) -> None:
     packed, mask = table.pack_key(pairs)
     action = table.action(entity.action)
     do = entities.DoAction(action.index, action.pack([value for _, value in entity.params]))
-    switch.insert(entities.Entry(table, packed, mask, do))
+    return entities.Entry(table, packed, mask, do)
+
+
+def write(switch: engine.LocalEngine, entity: Entry | Multicast) -> None:
+    """One of the controller's entities into a switch."""
+    if isinstance(entity, Multicast):
+        switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
+    else:
+        switch.insert(native(switch, entity))
 
 
 class RoutedFabric:

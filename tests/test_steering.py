@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source ports and the paths they name; modes, drained links and suspicions, as state and as entries."""
+
+from __future__ import annotations
+
+import networkx as nx
+from hypothesis import given
+from hypothesis import strategies as st
+from test_controller_planners import three_tiers
+
+from netfold.controller import routes, tables
+from netfold.controller.clos import Clos
+from netfold.controller.entities import Entry, state
+from netfold.controller.fabric import Fabric, leafspine
+from netfold.controller.steering import HOLD, Steering
+from netfold.wire import roce
+
+
+def link_between(fabric: Fabric, a: str, b: str) -> int:
+    """Its number."""
+    return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
+
+
+def without(fabric: Fabric, *links: int) -> nx.MultiGraph[str]:
+    """The graph with some links gone."""
+    graph = fabric.graph()
+    graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in links])
+    return graph
+
+
+def walk(fabric: Fabric, pins: dict[tables.Pin, int], source: str, destination: str, source_port: int) -> list[str]:
+    """The switches that pins lead through, up to the one where there is no choice any more."""
+    far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    at, seen = source, [source]
+    while (port := pins.get((at, destination, source_port))) is not None:
+        at = next(node for end, node in far.items() if end.node == at and end.port == port)
+        seen.append(at)
+    return seen
+
+
+@given(st.integers(2, 4), st.integers(1, 5), st.data())
+def test_every_port_leads_over_its_path(leaves: int, spines: int, data: st.DataObject) -> None:
+    """For any set of dead uplinks: pins follow the planner's path hop by hop, and ports do not depend on what is dead."""
+    fabric = leafspine(leaves, spines, leaves)
+    uplinks = [n for n, link in enumerate(fabric.links) if "spine" in link.b]
+    graph = without(fabric, *data.draw(st.sets(st.sampled_from(uplinks), max_size=len(uplinks) // 2)))
+    steering = Steering(fabric)
+    clos, whole = steering.clos(graph), Clos(fabric.graph())
+    pins = steering.pins(clos)
+    for a in clos.leaves:
+        for b in clos.leaves:
+            if a == b or not steering._reaches(clos, a, b):
+                continue
+            named = steering.ports(whole, a, b)
+            for port, path in steering.ports(clos, a, b).items():
+                assert port > roce.PATH_PORT
+                if len(path) == 2:
+                    assert named[port] == path
+                assert walk(fabric, pins, a, b, port) == [a, *(hop.head for hop in path[: len(path) // 2])]
+
+
+def test_three_tiers_are_pinned_at_leaf_and_pod() -> None:
+    """Across pods a port names a core, and both tiers on the way up pin it; inside a pod it names a spine."""
+    fabric = three_tiers()
+    steering = Steering(fabric)
+    clos = steering.clos(fabric.graph())
+    pins = steering.pins(clos)
+    lengths = set()
+    for a in clos.leaves:
+        for b in clos.leaves:
+            for port, path in ({} if a == b else steering.ports(clos, a, b)).items():
+                lengths.add(len(path))
+                assert walk(fabric, pins, a, b, port) == [a, *(hop.head for hop in path[: len(path) // 2])]
+    assert lengths == {2, 4}
+    entries = steering.entries(fabric.graph())
+    assert {switch for switch, made in entries.items() if any(e.table == tables.PIN for e in made
+                                                              if isinstance(e, Entry))} >= set(clos.leaves)
+
+
+def test_a_suspicion_ends() -> None:
+    """It takes one uplink from one leaf's routes and pins, for HOLD seconds since it was last voiced."""
+    now = [100.0]
+    fabric = leafspine(2, 3, 4)
+    steering = Steering(fabric, clock=lambda: now[0])
+    blamed = link_between(fabric, "leaf1", "spine2")
+    before = steering.entries(fabric.graph())
+    assert steering.suspect(("leaf2", blamed))
+    assert not steering.suspect(("leaf2", blamed)), "not new"
+    graph = fabric.graph()
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
+    assert len(steering.ports(steering.clos(graph), "leaf2", "leaf1")) == 3, "the way back is not blamed"
+    ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph, routes.plan(graph))}
+    assert (ways["leaf1", "h3"], ways["leaf2", "h1"]) == (2, 3)
+    now[0] += HOLD / 2
+    steering.suspect(("leaf2", blamed))
+    now[0] += HOLD * 0.75
+    assert steering.suspects()
+    now[0] += HOLD
+    assert not steering.suspects()
+    assert steering.next_end() is None
+    assert {s: state(made) for s, made in steering.entries(graph).items()} == {
+        s: state(made) for s, made in before.items()}
+
+
+def test_suspecting_everything_is_suspecting_nothing() -> None:
+    """Where all uplinks are blamed for a leaf, its packets still go somewhere."""
+    fabric = leafspine(2, 2, 2)
+    steering = Steering(fabric)
+    for spine in ("spine1", "spine2"):
+        steering.suspect(("leaf2", link_between(fabric, "leaf1", spine)))
+    graph = fabric.graph()
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
+    assert all(route.hops for route in steering.routes(graph, routes.plan(graph)))
+
+
+def test_a_drained_link_carries_nothing_new_unless_it_is_the_last() -> None:
+    """Routes and pins leave it; a drain that would cut the fabric apart does not count."""
+    fabric = leafspine(2, 2, 2)
+    steering = Steering(fabric)
+    steering.drained = {link_between(fabric, "leaf1", "spine1")}
+    graph = steering.live(fabric.graph())
+    assert graph.number_of_edges() == len(fabric.links) - 1
+    assert len(steering.ports(steering.clos(fabric.graph()), "leaf1", "leaf2")) == 1
+    steering.drained.add(link_between(fabric, "leaf1", "spine2"))
+    assert steering.live(fabric.graph()).number_of_edges() == len(fabric.links)
+
+
+def test_a_port_is_understood_whatever_is_down() -> None:
+    """The uplink of a path between two hosts; none for ports that name no path, or under one leaf."""
+    fabric = leafspine(2, 2, 4)
+    steering = Steering(fabric)
+    ports = steering.ports(Clos(fabric.graph()), "leaf1", "leaf2")
+    assert [steering.first_hop("h1", "h3", port) for port in ports] == [
+        link_between(fabric, "leaf1", "spine1"), link_between(fabric, "leaf1", "spine2")]
+    assert steering.first_hop("h1", "h3", 50_000) is None
+    assert steering.first_hop("h1", "h2", next(iter(ports))) is None
