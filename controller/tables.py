@@ -46,7 +46,9 @@ LOST_OUT: Final = f"{FAULT_OUT}.fault_lost"
 UNPINNED: Final = f"{_PATHS}.unpinned"
 """By destination leaf: packets of mode "pinned" that no pin was for."""
 
-MANAGED: Final = (ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION)
+MANAGED: Final = (
+    ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
+)  # fmt: skip
 """Tables whose entries are the controller's alone."""
 
 MARK_DEPTH: Final[Mapping[Engine, int]] = {
@@ -115,7 +117,8 @@ def steering(
         result[switch] += [Entry(POLICY, (("leaf", numbers[leaf]),), f"{_PATHS}.{mode}")
                            for leaf, mode in modes.items() if leaf != switch]
     for (switch, leaf, source_port), port in pins.items():
-        result[switch].append(Entry(PIN, (("leaf", numbers[leaf]), ("sport", source_port)), f"{_PATHS}.use", (("port_", port),)))
+        key = (("leaf", numbers[leaf]), ("sport", source_port))
+        result[switch].append(Entry(PIN, key, f"{_PATHS}.use", (("port_", port),)))
     return result
 
 

@@ -40,7 +40,7 @@ def walk(fabric: Fabric, pins: dict[tables.Pin, int], source: str, destination: 
 
 @given(st.integers(2, 4), st.integers(1, 5), st.data())
 def test_every_port_leads_over_its_path(leaves: int, spines: int, data: st.DataObject) -> None:
-    """For any set of dead uplinks: pins follow the planner's path hop by hop, and ports do not depend on what is dead."""
+    """Whatever uplinks are dead: pins follow the planner's path hop by hop, and ports keep their meaning."""
     fabric = leafspine(leaves, spines, leaves)
     uplinks = [n for n, link in enumerate(fabric.links) if "spine" in link.b]
     graph = without(fabric, *data.draw(st.sets(st.sampled_from(uplinks), max_size=len(uplinks) // 2)))
