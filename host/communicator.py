@@ -29,8 +29,9 @@ from netfold.host.link import listen
 from netfold.host.mesh import Mesh
 from netfold.host.mesh_memory import MemoryFabric
 from netfold.host.mesh_tcp import TcpMesh
+from netfold.host.parallel import ParallelFold
 from netfold.host.peers import Peers
-from netfold.host.rail import DTYPES, Op, RailStats
+from netfold.host.rail import DTYPES, Op, Rail, RailStats
 from netfold.host.work import Turns
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Peer, Plan, Report
@@ -85,9 +86,14 @@ class Communicator(Group):
             )
         if rail == "innet" and helpers:
             raise ValueError(f"rail='innet', helpers={list(helpers)}: switches fold what every rank sends; use 'tcp'")
+        shared = any(len(ranks) > 1 for ranks in plan.machines)
+        if rail == "roce" and shared:
+            raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {_sharing(plan)}; use rail='tcp'")
         mesh = _mesh(plan, listener, timeout, rail)
-        super().__init__(Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers), Turns(me))
-        self._fold: FoldRail | None = None
+        machines = plan.machines if shared else ()
+        peers = Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers, machines=machines)
+        super().__init__(peers, Turns(me))
+        self._fold: Rail | None = None
         self._between = "roce" if rail == "roce" else "tcp"
         if plan.world == 1:
             self._why = "this job has one rank"
@@ -99,7 +105,10 @@ class Communicator(Group):
             names = ", ".join(tree.name for tree in plan.trees)
             self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
             try:
-                self._fold = FoldRail(plan, address, timeout=timeout, news=self._hear)
+                if shared:
+                    self._fold = ParallelFold(plan, peers, address, timeout=timeout, news=self._hear)
+                else:
+                    self._fold = FoldRail(plan, address, timeout=timeout, news=self._hear)
             except BaseException:
                 mesh.close()
                 raise
@@ -282,6 +291,11 @@ def _folds(op: str, element: str) -> bool:
     return op in get_args(Op) and element in (dtype.name for dtype in DTYPES)
 
 
+def _sharing(plan: Plan) -> str:
+    ranks = next(ranks for ranks in plan.machines if len(ranks) > 1)
+    return f"ranks {', '.join(map(str, ranks))} have one, {plan.peers[ranks[0]].address}"
+
+
 def _ring_order(plan: Plan) -> list[int]:
     """Ranks by address: our fabrics number the hosts under one leaf side by side, so the ring visits leaf by leaf and
     crosses each link between switches once (``collectives.ring``)."""
@@ -317,6 +331,12 @@ def check_plan(plan: Plan) -> None:
         raise refuse(f"rank {plan.rank} of world {plan.world}: expected 0 <= rank < world <= {MAX_WORLD}")
     if sorted(peer.rank for peer in plan.peers) != list(range(plan.world)):
         raise refuse(f"peers are ranks {[peer.rank for peer in plan.peers]}: expected each of 0..{plan.world - 1} once")
+    machines = plan.machines or [[rank] for rank in range(plan.world)]
+    if sorted(rank for ranks in machines for rank in ranks) != list(range(plan.world)):
+        raise refuse(f"machines are {machines}: expected each of 0..{plan.world - 1} once")
+    here = next(ranks for ranks in machines if plan.rank in ranks)
+    if plan.trees and any(len(ranks) != len(here) for ranks in machines):
+        raise refuse(f"machines are {machines}: expected equally many ranks on each, since there are trees")
     seen: dict[int, str] = {}
     for tree in plan.trees:
         if not 0 < tree.weight < float("inf"):
@@ -331,6 +351,11 @@ def check_plan(plan: Plan) -> None:
                 raise refuse(f"{name}: queue pairs {stream.qp} and {stream.peer_qp}: expected 1 .. 2^24 - 1")
             if not 0 < stream.source_port <= 0xFFFF or stream.source_port == roce.UDP_PORT:
                 raise refuse(f"{name}: source port {stream.source_port}: expected 1 .. 65535, not {roce.UDP_PORT}")
+            if {stream.qp % len(here), stream.source_port % len(here)} != {here.index(plan.rank)}:
+                raise refuse(
+                    f"{name}: queue pair {stream.qp}, source port {stream.source_port}: expected both to leave "
+                    f"{here.index(plan.rank)} divided by {len(here)}, this rank's place on its machine"
+                )
             if stream.qp in seen:
                 raise refuse(f"{name}: queue pair {stream.qp} is also that of {seen[stream.qp]}")
             seen[stream.qp] = name

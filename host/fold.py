@@ -44,7 +44,8 @@ class FoldRail:
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
     news     what the controller says has ended the job, if anything: then PATIENCE is enough
-    shared   queue pairs are open on the same address and port (roce_sockets)
+    shared   other sockets are open on the same address and port (``steering``)
+    members  ranks that fold together; default: all of the plan
     """
 
     name = "innet"
@@ -57,6 +58,7 @@ class FoldRail:
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
         shared: bool = False,
+        members: int | None = None,
     ) -> None:
         self._plan = plan
         self._news = news
@@ -83,9 +85,8 @@ class FoldRail:
                 _grow(sender, SO_SNDBUFFORCE, socket.SO_SNDBUF, 1 << 20)
             # A window that the receive buffer cannot hold would turn every burst into loss.
             most = max(2, room // SKB_BYTES // len(streams))
-            self._core = Core(
-                address, plan.world, plan.trees, max_run=native.RUN_PACKETS if segments else 1, max_window=most
-            )
+            run = native.RUN_PACKETS if segments else 1
+            self._core = Core(address, members or plan.world, plan.trees, max_run=run, max_window=most)
             planned = max(stream.slots // 2 for stream in streams)
             if most < planned:
                 log.warning(
@@ -95,6 +96,11 @@ class FoldRail:
                 )  # fmt: skip
             self._windows = [self._core.standing(index, SUM).window for index in range(len(plan.trees))]
             self._io = Io(self._core, self._receiver, senders)
+
+    @property
+    def receiver(self) -> socket.socket:
+        """Where results arrive."""
+        return self._receiver
 
     def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
         begin = time.monotonic()
@@ -227,6 +233,11 @@ def _header(failure: native.Failure, side: str) -> str:
     return f"{opcode.name} of operation {address >> 32}, offset {address & 0xFFFFFFFF}, {length} bytes"
 
 
+def check_free(address: str) -> None:
+    """Raises TransportError where somebody on this host uses the address's UDP port 4791, even to share it."""
+    _bind(address, roce.UDP_PORT).close()
+
+
 class _CloseOnError:
     """Closes what was opened where the rest fails."""
 
@@ -256,7 +267,7 @@ def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
     except OSError as error:
         sock.close()
         hint = {
-            errno.EADDRINUSE: "another rank or program on this host has it: one rank a fabric address",
+            errno.EADDRINUSE: "another job or program on this host has it",
             errno.EADDRNOTAVAIL: "this host has no such address: give the one on the fabric (`ip addr`)",
         }.get(error.errno or 0, "see `ip addr` and `ss -lun`")
         raise TransportError(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from netfold.host import cost
 from netfold.host.collectives import (
@@ -50,6 +51,7 @@ class Peers:
     helpers    ranks that have no data and only add for the others, by "byteps" (default) or "parameter_server"; they
                call every allreduce with an array that gives the size
     measured   links of an earlier run; default: measured at the first operation that has a choice
+    machines   ranks by machine, for "hierarchical"; default: found out when it is first used
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Peers:
         order: Sequence[int] | None = None,
         helpers: Sequence[int] = (),
         measured: Measured | None = None,
+        machines: Sequence[Sequence[int]] = (),
     ) -> None:
         if not set(helpers) < set(range(mesh.size)) or len(set(helpers)) != len(helpers):
             raise ValueError(f"helpers={list(helpers)}: expected some of 0 .. {mesh.size - 1}, not all, each once")
@@ -76,7 +79,7 @@ class Peers:
         self.seconds = 0.0
         """Wall-clock time inside operations."""
         self._number = 0
-        self._groups: list[list[int]] = []
+        self._groups = [list(ranks) for ranks in machines]
         self._rows: SharedRows | None = None
 
     def group(self, ranks: Sequence[int]) -> Peers:
@@ -205,8 +208,7 @@ class Peers:
         if self.measured is None:
             if not nbytes:  # whatever: nothing will be sent but a barrier
                 return Measured(cost.Link(0.0, 0.0), 1.0)
-            self._number += 1
-            with self.mesh.operation(Call(self._number, f"{self.name}measuring links, for {what}")):
+            with self.operation(f"measuring links, for {what}"):
                 self.measured = measure(self.mesh)
         return self.measured
 
@@ -231,9 +233,9 @@ class Peers:
         """Ranks of one machine over shared memory, where all machines have equally many; else over TCP on it."""
         if not self._groups:
             self._groups = machines(self.mesh)
-            local = next(group for group in self._groups if self.rank in group)
-            if len({len(group) for group in self._groups}) == 1 and len(local) > 1:
-                self._rows = SharedRows(Subset(self.mesh, local))
+        local = next(group for group in self._groups if self.rank in group)
+        if self._rows is None and len({len(group) for group in self._groups}) == 1 and len(local) > 1:
+            self._rows = SharedRows(Subset(self.mesh, local))
         yield from hierarchical.allreduce(self.mesh, data, reduction, groups=self._groups, rows=self._rows)
 
     def close(self) -> None:
@@ -244,10 +246,16 @@ class Peers:
         self.mesh.close()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
-    def _run(self, what: str, strand: Strand, nbytes: int) -> None:
-        begin = time.monotonic()
+    @contextmanager
+    def operation(self, what: str) -> Iterator[Mesh]:
+        """One more operation on the mesh, which all ranks begin alike; whoever asks keeps the totals."""
         self._number += 1
         with self.mesh.operation(Call(self._number, self.name + what)):
+            yield self.mesh
+
+    def _run(self, what: str, strand: Strand, nbytes: int) -> None:
+        begin = time.monotonic()
+        with self.operation(what):
             # Without elements no message would tell ranks that call something else: a barrier does.
             run(self.mesh, strand if nbytes else barrier(self.mesh))
         self.operations += 1

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The UDP sockets of an endpoint of queue pairs, and how it shares port 4791 with the folding engine.
 
-Two sockets may be bound to one address and port (SO_REUSEPORT); a classic BPF program then has the kernel hand each
-datagram to one of them by its destination queue pair: numbers from ``OURS`` up are the endpoint's, those below belong
-to trees.  The endpoint must be bound first, for the program returns the number of the socket in order of binding.
+Both are bound to it, and the kernel hands each datagram to one of them by its destination queue pair (``steering``):
+numbers from ``OURS`` up are the endpoint's, those below belong to trees.  The endpoint must be bound first.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import socket
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from netfold.host.errors import TransportError
+from netfold.host.steering import by_highest_bit, steer
 from netfold.wire import roce
 
 log = logging.getLogger("netfold")
@@ -28,18 +26,6 @@ UDP_SEGMENT, UDP_GRO = 103, 104
 IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
 IP_RECVTOS = 13
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
-SO_ATTACH_REUSEPORT_CBPF = 51
-
-_INSTRUCTION = struct.Struct("=HBBI")
-_BY_QUEUE_PAIR = b"".join(
-    _INSTRUCTION.pack(*one)
-    for one in (
-        (0x30, 0, 0, 5),  # A = byte 5 of the UDP payload: the destination queue pair's highest byte
-        (0x45, 0, 1, OURS >> 16),  # its highest bit?
-        (0x06, 0, 0, 0),  # the endpoint's socket
-        (0x06, 0, 0, 1),  # the folding engine's
-    )
-)
 
 
 @dataclass
@@ -67,7 +53,7 @@ def open_sockets(address: str, ports: Sequence[int], *, room: int, shared: bool)
             receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         _bind(receiver, address, roce.UDP_PORT)
         if shared:
-            _dispatch(receiver)
+            steer(receiver, by_highest_bit(OURS))
         receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
         _try(receiver, socket.IPPROTO_UDP, UDP_GRO, 1)
         got = _grow(receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, room)
@@ -111,20 +97,6 @@ def _bind(sock: socket.socket, address: str, port: int) -> None:
         }.get(error.errno or 0, "see `ip addr` and `ss -lun`")
         raise TransportError(
             error.errno, f"cannot use UDP {address}:{port} for RoCEv2: {error.strerror}; {hint}"
-        ) from error
-
-
-def _dispatch(receiver: socket.socket) -> None:
-    program = ctypes.create_string_buffer(_BY_QUEUE_PAIR, len(_BY_QUEUE_PAIR))
-    count = len(_BY_QUEUE_PAIR) // _INSTRUCTION.size
-    fprog = struct.pack("@HP", count, ctypes.addressof(program))
-    try:
-        receiver.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, fprog)
-    except OSError as error:
-        raise TransportError(
-            error.errno,
-            f"the kernel does not dispatch UDP port {roce.UDP_PORT} by queue pair (SO_ATTACH_REUSEPORT_CBPF): "
-            f"{error.strerror}; use either folding or queue pairs, not both",
         ) from error
 
 

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 
 _subnets = count(1)
+FIRST_QP = 50400
+"""Leaves no remainder for any number of ranks on a machine up to 10, and is a source port, too."""
 
 
 def subnet() -> str:
@@ -31,10 +34,23 @@ def subnet() -> str:
 
 
 class LoopbackSwitch:
-    """A root switch on ``address``:4791 that folds for ``world`` ranks; loses packets both ways with its own RNG."""
+    """A root switch on ``address``:4791 that folds for ranks at these addresses; loses packets both ways with its RNG.
 
-    def __init__(self, address: str, ranks: Sequence[str], *, slots: int, loss: float = 0.0, seed: int = 0) -> None:
+    place  of the ranks on their machines, and how many each machine has (``Plan.machines``)
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ranks: Sequence[str],
+        *,
+        slots: int,
+        loss: float = 0.0,
+        seed: int = 0,
+        place: tuple[int, int] = (0, 1),
+    ) -> None:
         self.address = address
+        self._place, self._places = place
         self._ranks = list(ranks)
         self._loss = loss
         self._rng = random.Random(seed)
@@ -46,13 +62,14 @@ class LoopbackSwitch:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    @staticmethod
-    def qp(op: Literal["sum", "max"], rank: int) -> int:
+    def qp(self, op: Literal["sum", "max"], rank: int) -> int:
         """Queue pair of a rank."""
-        return (0x2000 if op == "sum" else 0x1000) + rank
+        number = rank * self._places + self._place
+        return (2 if op == "sum" else 1) * FIRST_QP + number
 
-    def trees(self, rank: int, *, slots: int, port: int = 50001) -> list[Tree]:
+    def trees(self, rank: int, *, slots: int) -> list[Tree]:
         """What a rank's plan says."""
+        port = FIRST_QP + self._place
 
         def stream(op: Literal["sum", "max"]) -> Stream:
             # A contribution carries its own rank's number, not the next one's: this switch is no ring.
@@ -72,8 +89,8 @@ class LoopbackSwitch:
             if self._rng.random() < self._loss:
                 continue
             qp = struct.unpack_from("!I", payload, 4)[0]
-            op: Literal["sum", "max"] = "sum" if qp & 0x2000 else "max"
-            verdict = self._folds[op].up(qp & 0xFFF, Packet.parse(payload))
+            op: Literal["sum", "max"] = "sum" if qp >= 2 * FIRST_QP else "max"
+            verdict = self._folds[op].up(qp % FIRST_QP // self._places, Packet.parse(payload))
             if verdict is None:
                 continue
             target, packet = verdict
@@ -92,25 +109,44 @@ class LoopbackSwitch:
 
 @contextmanager
 def loopback_job(
-    world: int, *, rail: RailName = "innet", timeout: float = 5.0, slots: int = 64, loss: float = 0.0, seed: int = 0
+    world: int,
+    *,
+    members: int = 1,
+    rail: RailName = "innet",
+    timeout: float = 5.0,
+    slots: int = 64,
+    loss: float = 0.0,
+    seed: int = 0,
 ) -> Iterator[list[Communicator]]:
-    """Communicators of all ranks of a job, over the reference switch or over the TCP ring."""
+    """Communicators of all ranks of a job, over the reference switch or over the TCP ring.
+
+    members  ranks that share an address; one switch folds for each place
+    """
     net = subnet()
-    addresses = [f"{net}.{rank + 1}" for rank in range(world)]
+    addresses = [f"{net}.{rank // members + 1}" for rank in range(world)]
+    machines = [list(range(first, first + members)) for first in range(0, world, members)]
     listeners = [listen(address) for address in addresses]
     peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(world)]
     with ExitStack() as stack:
-        switch = None
-        if rail == "innet":
-            switch = LoopbackSwitch(f"{net}.200", addresses, slots=slots, loss=loss, seed=seed)
+        switches = []
+        for place in range(members if rail == "innet" else 0):
+            switch = LoopbackSwitch(
+                f"{net}.{200 + place}", addresses[::members], slots=slots, loss=loss, seed=seed + place,
+                place=(place, members),
+            )  # fmt: skip
             stack.callback(switch.close)
-        comms = []
-        for rank in range(world):
-            trees = switch.trees(rank, slots=slots) if switch else []
-            plan = Plan(job="loop", epoch=1, rank=rank, world=world, peers=peers, trees=trees, reason="a test")
-            comm = Communicator(plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank])
+            switches.append(switch)
+
+        def make(rank: int) -> Communicator:
+            trees = switches[rank % members].trees(rank // members, slots=slots) if switches else []
+            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines)
+            return Communicator(plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank])
+
+        with ThreadPoolExecutor(world) as pool:  # the ranks of a machine wait for each other
+            made = [pool.submit(make, rank) for rank in range(world)]
+        comms = [future.result() for future in made]
+        for comm in comms:
             stack.callback(comm.close)
-            comms.append(comm)
         yield comms
 
 

@@ -205,7 +205,7 @@ def test_a_port_in_use_is_an_error_that_says_so() -> None:
     with loopback_job(2) as comms:
         plan = comms[0].plan
         address = plan.peers[0].address
-        with pytest.raises(TransportError, match=f"{address}:4791.*another rank"):
+        with pytest.raises(TransportError, match=f"{address}:4791.*another job"):
             FoldRail(plan, address, timeout=1)
 
 

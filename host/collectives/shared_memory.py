@@ -10,6 +10,7 @@ kills the process by SIGBUS instead of raising, and its tracker unlinks what oth
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import mmap
@@ -80,7 +81,10 @@ class SharedRows:
                     refused = f" ({error.strerror})"
             run(local, binomial(local, name))
             if local.rank and name.any():
-                memory = _map(name.tobytes().rstrip(b"\0").decode(), size, create=False)
+                try:
+                    memory = _map(name.tobytes().rstrip(b"\0").decode(), size, create=False)
+                except OSError as error:
+                    refused = f" (this process does not see the first rank's {SHARED}: {error.strerror})"
             run(local, barrier(local))
         finally:
             if path and os.path.exists(path):
@@ -123,7 +127,8 @@ class SharedRows:
     def close(self) -> None:
         """Lets the memory go."""
         del self._rows
-        self._memory.close()
+        with contextlib.suppress(BufferError):  # an error's traceback holds a view: unmapped with the last of them
+            self._memory.close()
 
     def _view(self, rank: int, like: Flat) -> Flat:
         return self._rows[rank, : like.nbytes].view(like.dtype)
