@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of several on its machine: exact sums, then one allreduce whose bytes on the links the test counts.
+
+    python rank_machines.py SEED ELEMENTS [VICTIM]     prints what the test reads; rank VICTIM goes without a word
+"""
+
+import hashlib
+import json
+import os
+import sys
+
+import numpy as np
+
+import netfold
+from netfold.host.errors import PeerLost
+
+
+def main(seed: int, elements: int, victim: int | None) -> None:
+    digest = hashlib.sha256()
+    with netfold.init() as comm:
+        for length in (1, 257, elements):
+            integers = [
+                np.random.default_rng([seed, rank, length]).integers(-(2**31), 2**31, length, np.int32)
+                for rank in range(comm.size)
+            ]
+            total = comm.allreduce(integers[comm.rank])
+            expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
+            assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
+            floats = [
+                np.random.default_rng([seed, rank, length]).standard_normal(length, np.float32)
+                for rank in range(comm.size)
+            ]
+            mean = comm.allreduce(floats[comm.rank], op="average")
+            assert np.allclose(mean, np.mean(floats, axis=0, dtype=np.float64), atol=1e-6)
+            digest.update(total.tobytes() + mean.tobytes())
+        if comm.rank == victim:
+            os._exit(0)
+        try:
+            while victim is not None:
+                comm.allreduce(integers[comm.rank])
+        except PeerLost as error:
+            print(f"PeerLost: {error}")
+            return
+        trees = comm.stats().by_tree.values()
+        print(
+            json.dumps(
+                {
+                    "rail": comm.rail,
+                    "explain": comm.explain(1 << 20),
+                    "digest": digest.hexdigest(),
+                    "again": sum(tree.retransmissions for tree in trees),
+                    "twice": sum(tree.duplicates for tree in trees),
+                }
+            )
+        )
+
+
+main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
