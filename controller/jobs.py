@@ -45,6 +45,7 @@ from netfold.wire.jobs import (
     Watch,
     Watching,
 )
+from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
@@ -385,8 +386,8 @@ def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) ->
     def view(stream: slots.Stream) -> Stream:
         here = stream.ranks.index(rank)
         after = (here + 1) % len(stream.ranks)
-        return Stream(hosts[stream.ranks[after]].address, stream.qps[after], stream.qps[here],
-                      stream.source_ports[here], stream.psn, stream.slots)
+        to, own = (stream.connections[place] << OPERATION_BITS for place in (after, here))
+        return Stream(hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots)
 
     mine = [stream for stream in streams if rank in stream.ranks]
     pairs = zip(mine[::2], mine[1::2], strict=True)

@@ -31,6 +31,8 @@ class SlotState:
     """A contribution was marked."""
     bitmap: int
     """Bit i: the contribution of child i is in."""
+    operation: int = 0
+    """What is done with its lanes: a roce.Operation where a switch of ours speaks."""
 
 
 def question(slot: int) -> bytes:
@@ -50,4 +52,5 @@ def answer(payload: bytes) -> tuple[int, SlotState]:
         done=bool(state >> 87 & 1),
         ecn=bool(state >> 86 & 1),
         bitmap=state & _BITMAP,
+        operation=state >> 83 & 7,
     )

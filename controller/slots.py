@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job gets of the switches: slot ranges, multicast groups, queue pairs, an epoch; and their return.
+"""What a job gets of the switches: slot ranges, multicast groups, connections, an epoch; and their return.
 
 Every number here separates a job from the others.  Slots are the scarce ones: a job is refused, with the figures,
 where a switch on one of its trees has not enough left; it then runs its ring without the switches.
@@ -11,9 +11,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from netfold.controller.trees import Tree
 from netfold.wire import roce
@@ -24,31 +23,26 @@ MAX_GROUP: Final = 4095
 """Multicast groups that BMv2 takes are 1..4095."""
 EPOCHS: Final = 2**16 - 1
 """Epochs are 1..65535; 0 is a slot never used."""
-MIN_QP: Final = 2
-"""Queue pairs 0 and 1 are InfiniBand's own."""
-MAX_QP: Final = 2**23 - 1
-"""Those with the highest bit are connections between ranks (host/roce_sockets.py): switches must not fold them."""
+MIN_CONNECTION: Final = 1
+"""A connection is a queue pair for each operation, in a row; queue pairs 0 and 1 are InfiniBand's own."""
+MAX_CONNECTION: Final = 2 ** (23 - roce.OPERATION_BITS) - 1
+"""Queue pairs with the highest bit are connections between ranks (host/roce_sockets.py): switches must not fold
+them."""
 EPHEMERAL: Final = 0xC000
 """UDP source ports are drawn from here upwards, as RoCEv2 (annex A17.9.3) has it."""
+
+
+Kind = Literal["sum", "max"]
+"""Of a stream: the one of the data, and the one of what ranks agree on first."""
 
 
 class Refused(Exception):
     """The switches have not enough left for a job; says of what, where, and how much."""
 
 
-class Op(IntEnum):
-    """What a stream's slots do with the lanes of a word: OP_* of p4src/fold.p4."""
-
-    SUM32 = 0
-    MAX32 = 1
-    SUM16 = 2
-    SUM8 = 3
-    SAT32 = 4
-
-
 @dataclass(frozen=True)
 class Sizes:
-    """Slots that each stream asks for, powers of two.  A host's window is half of them."""
+    """Slots that each kind of stream asks for, powers of two.  A host's window is half of them."""
 
     sum: int
     max: int
@@ -73,27 +67,28 @@ SIZES: Final[Mapping[str, Sizes]] = {
 
 @dataclass(frozen=True)
 class Stream:
-    """One operation on one tree of one job: everything that tells its packets from all others.
+    """One range of slots on one tree of one job, and everything that tells its packets from all others.
 
     ``ranks`` are those of the job that fold here, in the order of their ring: the tree's ``Child.rank`` counts these.
-    ``qps`` and ``source_ports`` are theirs, in the same order; ``bases`` and ``groups`` are by switch; ``up`` and
-    ``down`` are the queue pairs of the link between a switch and its parent, by the lower switch's name.
+    ``connections`` and ``source_ports`` are theirs, in the same order; ``bases`` and ``groups`` are by switch; ``up``
+    and ``down`` are the connections of the link between a switch and its parent, by the lower switch's name.  A
+    connection is a queue pair for each operation: its number, and the operation in OPERATION_BITS below.
     """
 
     tree: Tree
     ranks: tuple[int, ...]
-    op: Op
+    kind: Kind
     epoch: int
     slots: int
     psn: int
-    qps: tuple[int, ...]
+    connections: tuple[int, ...]
     source_ports: tuple[int, ...]
     bases: Mapping[str, int]
     groups: Mapping[str, int]
     up: Mapping[str, int]
-    """Destination queue pair, at the parent, of sums that go up."""
+    """Destination, at the parent, of sums that go up."""
     down: Mapping[str, int]
-    """Destination queue pair, at the lower switch, of results that come down."""
+    """Destination, at the lower switch, of results that come down."""
 
 
 @dataclass
@@ -153,7 +148,8 @@ class Ledger:
         self._rng = rng
         self._slots = {name: Slots(slots) for name in switches}
         self._groups = {name: Cycle(1, MAX_GROUP, 1) for name in self._slots}
-        self._qps = Cycle(MIN_QP, MAX_QP, rng.randint(MIN_QP, MAX_QP))
+        first = rng.randint(MIN_CONNECTION, MAX_CONNECTION)
+        self._connections = Cycle(MIN_CONNECTION, MAX_CONNECTION, first)
         self._epochs = Cycle(1, EPOCHS, rng.randint(1, EPOCHS))
         self._returns: dict[int, list[Callable[[], object]]] = {}
 
@@ -170,8 +166,8 @@ class Ledger:
     def admit(self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]]) -> list[Stream]:
         """The job's streams: for each group of ranks that fold together, tree by tree, a sum and then a max.
 
-        groups  ranks of the job; group l are those in place l of their machines (``machines.fold_groups``), whose queue
-                pairs and source ports leave the remainder l divided by the number of groups: a machine tells its ranks'
+        groups  ranks of the job; group l are those in place l of their machines (``machines.fold_groups``), whose
+                connections and source ports leave the remainder l divided by the number of groups: a machine tells its ranks'
                 packets apart by that
         Raises Refused: `release` what it has then.
         """
@@ -182,11 +178,12 @@ class Ledger:
         if need > sizes.quota:
             raise Refused(f"{most} trees through one switch need {need} slots at the least, a job may have "
                           f"{sizes.quota} of a switch")
+        kinds: tuple[tuple[Kind, int], ...] = (("sum", sizes.sum), ("max", sizes.max))
         return [
-            self._stream(epoch, tree, op, length, tuple(group), (len(groups), place))
+            self._stream(epoch, tree, kind, length, tuple(group), (len(groups), place))
             for place, group in enumerate(groups)
             for tree in trees
-            for op, length in ((Op.SUM32, sizes.sum), (Op.MAX32, sizes.max))
+            for kind, length in kinds
         ]
 
     def release(self, epoch: int) -> None:
@@ -195,7 +192,7 @@ class Ledger:
             give_back()
 
     def _stream(
-        self, epoch: int, tree: Tree, op: Op, length: int, ranks: tuple[int, ...], place: tuple[int, int]
+        self, epoch: int, tree: Tree, kind: Kind, length: int, ranks: tuple[int, ...], place: tuple[int, int]
     ) -> Stream:
         bases, groups = {}, {}
         for fold in tree.folds:
@@ -209,18 +206,18 @@ class Ledger:
             groups[fold.switch] = self._take(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(
-            tree, ranks, op, epoch, length,
+            tree, ranks, kind, epoch, length,
             psn=self._rng.randint(0, roce.PSN_MASK),
-            qps=tuple(self._qp(epoch, *place) for _ in ranks),
+            connections=tuple(self._connection(epoch, *place) for _ in ranks),
             source_ports=tuple(self._source_port(*place) for _ in ranks),
             bases=bases,
             groups=groups,
-            up={switch: self._qp(epoch) for switch in lower},
-            down={switch: self._qp(epoch) for switch in lower},
+            up={switch: self._connection(epoch) for switch in lower},
+            down={switch: self._connection(epoch) for switch in lower},
         )  # fmt: skip
 
-    def _qp(self, epoch: int, divisor: int = 1, remainder: int = 0) -> int:
-        return self._take(epoch, self._qps, "queue pairs", divisor, remainder)
+    def _connection(self, epoch: int, divisor: int = 1, remainder: int = 0) -> int:
+        return self._take(epoch, self._connections, "connections", divisor, remainder)
 
     def _source_port(self, divisor: int, remainder: int) -> int:
         return self._rng.randrange(-(-EPHEMERAL // divisor), 0x10000 // divisor) * divisor + remainder

@@ -17,7 +17,7 @@ import msgspec
 from netfold.controller.probe import SlotState
 from netfold.controller.slots import Stream
 from netfold.controller.trees import Child, Fold
-from netfold.wire.roce import psn_age
+from netfold.wire.roce import Operation, psn_age
 
 States = Mapping[str, Mapping[int, SlotState]]
 """switch -> slot -> what it holds."""
@@ -33,7 +33,7 @@ class OpenSlot(msgspec.Struct, frozen=True):
     tree: str
     """Root of the tree."""
     operation: str
-    """Of the stream: SUM32, MAX32, ..."""
+    """Of the contributions that are in: SUM32, MAX32, ..."""
     slot: int
     psn: int
     bitmap: int
@@ -117,7 +117,7 @@ def _blame(stream: Stream, fold: Fold, hosts: Sequence[str], psn: int, states: S
     """Down from an open slot to whoever it waits for."""
     slot, state = _slot(stream, fold, psn, states)
     here = _open(stream, fold, hosts, slot, state)
-    where = (f"{fold.switch}, tree {stream.tree.root}, {stream.op.name}: slot {slot}, PSN {psn}, "
+    where = (f"{fold.switch}, tree {stream.tree.root}, {here.operation}: slot {slot}, PSN {psn}, "
              f"bitmap {state.bitmap:#x} of {_full(fold):#x}")
     missing = [child for n, child in enumerate(fold.children) if not state.bitmap >> n & 1]
     if not missing:
@@ -179,7 +179,15 @@ def _open(stream: Stream, fold: Fold, hosts: Sequence[str], slot: int, state: Sl
     missing: list[str] = []
     for number, child in enumerate(fold.children):
         (present if state.bitmap >> number & 1 else missing).append(_child(stream, child, hosts))
-    return OpenSlot(fold.switch, stream.tree.root, stream.op.name, slot, state.psn, state.bitmap, present, missing)
+    operation = _operation(state) if state.bitmap else f"{stream.kind} stream"
+    return OpenSlot(fold.switch, stream.tree.root, operation, slot, state.psn, state.bitmap, present, missing)
+
+
+def _operation(state: SlotState) -> str:
+    try:
+        return Operation(state.operation).name
+    except ValueError:
+        return f"operation {state.operation}"
 
 
 def _ranks_below(stream: Stream, fold: Fold) -> Iterator[int]:

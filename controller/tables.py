@@ -177,7 +177,7 @@ def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
         if fold.parent is not None:
             here, parent = fabric.switch(fold.switch), fabric.switch(fold.parent)
             down = (("ingress_port", fold.parent_port), ("dst", _ip(here.address)),
-                    ("dest_qp", stream.down[fold.switch]))
+                    ("connection", stream.down[fold.switch]))
             entities.append(Entry(CONNECTION, down, RESULT, _slot_range(stream, fold)))
             entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
                 here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
@@ -202,18 +202,18 @@ def _connection_key(
 ) -> tuple[tuple[str, int], ...]:
     """What arrives from a child: a rank addresses its ring neighbour, a switch addresses this switch."""
     if child.rank is None:
-        dst, qp = fabric.switch(fold.switch).address, stream.up[child.node]
+        dst, connection = fabric.switch(fold.switch).address, stream.up[child.node]
     else:
         neighbour = (child.rank + 1) % len(ranks)
-        dst, qp = ranks[neighbour].address, stream.qps[neighbour]
-    return (("ingress_port", child.port), ("dst", _ip(dst)), ("dest_qp", qp))
+        dst, connection = ranks[neighbour].address, stream.connections[neighbour]
+    return (("ingress_port", child.port), ("dst", _ip(dst)), ("connection", connection))
 
 
 def _contribution(stream: Stream, fold: Fold, number: int) -> tuple[tuple[str, int], ...]:
     group, *slot_range = _slot_range(stream, fold)
     first_hop = fold.children[number].rank is not None  # between switches the ICRC was made by the switch before
-    return (group, ("child", number), *slot_range, ("op_", int(stream.op)), ("root_", int(fold.is_root)),
-            ("check_", int(first_hop)), ("parent_port_", fold.parent_port))
+    return (group, ("child", number), *slot_range, ("root_", int(fold.is_root)), ("check_", int(first_hop)),
+            ("parent_port_", fold.parent_port))
 
 
 def _slot_range(stream: Stream, fold: Fold) -> tuple[tuple[str, int], ...]:
@@ -239,13 +239,13 @@ def _to_child(
                         stream.down[child.node])
     host, predecessor = ranks[child.rank], (child.rank - 1) % len(ranks)
     return _rewrite(here.mac, host.mac, ranks[predecessor].address, host.address, stream.source_ports[predecessor],
-                    stream.qps[child.rank])
+                    stream.connections[child.rank])
 
 
-def _rewrite(src_mac: str, dst_mac: str, src: str, dst: str, sport: int, qp: int) -> tuple[tuple[str, int], ...]:
+def _rewrite(src_mac: str, dst_mac: str, src: str, dst: str, sport: int, to: int) -> tuple[tuple[str, int], ...]:
     # every rank sends rkey 0: results land where the receiver's own bookkeeping says, not in registered memory
     return (("src_mac", _mac(src_mac)), ("dst_mac", _mac(dst_mac)), ("src", _ip(src)), ("dst", _ip(dst)),
-            ("sport", sport), ("dest_qp", qp), ("rkey", 0))
+            ("sport", sport), ("connection", to), ("rkey", 0))
 
 
 # ---- the rest -------------------------------------------------------------------------------------------------------

@@ -37,15 +37,9 @@
 #define ASKER   2w2         // the child that this packet came from
 #define ALL     2w3         // every child
 
-// What ADD means, for each queue pair: the lanes' operation and width
-#define OP_SUM32    8w0     // wraps
-#define OP_MAX32    8w1     // unsigned, below 2^31: exponents
-#define OP_SUM16    8w2
-#define OP_SUM8     8w3
-#define OP_SAT32    8w4     // signed; a saturated lane reads 2^31 - 1 or -2^31
-
 control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    // epoch 16 | PSN 24 | done 1 | ECN 1 | 0 22 | bitmap 64.  Epoch 0 is never used: a slot of zeros is free.
+    // epoch 16 | PSN 24 | done 1 | ECN 1 | operation 3 | 0 19 | bitmap 64.  Epoch 0 is never used: a slot of zeros is
+    // free.
     register<bit<128>>(SLOTS)   slot_state;
     register<word_t>(SLOTS)     slot_word0;
     register<word_t>(SLOTS)     slot_word1;
@@ -57,7 +51,6 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     bit<64>     full = 0;               // one bit for each child
     bit<32>     base = 0;
     bit<24>     mask = 0;
-    bit<8>      op = OP_SUM32;
     bit<1>      root = NO;
     bit<1>      check = NO;             // first hop: the ICRC must hold
     port_t      parent_port = 0;
@@ -66,9 +59,9 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     bit<1>      done = NO;
     bit<2>      send = NOBODY;
 
-    // ---- which tree, which child, which operation: the queue pair says it ------------------------------------------
+    // ---- which tree, which child: the queue pair says it -----------------------------------------------------------
     action contribution(bit<16> group, child_t child, bit<64> children, bit<16> epoch_, bit<32> base_, bit<24> mask_,
-                        bit<8> op_, bit<1> root_, bit<1> check_, port_t parent_port_) {
+                        bit<1> root_, bit<1> check_, port_t parent_port_) {
         direction = UP;
         meta.group = group;
         meta.child = child;
@@ -76,7 +69,6 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         epoch = epoch_;
         base = base_;
         mask = mask_;
-        op = op_;
         root = root_;
         check = check_;
         parent_port = parent_port_;
@@ -95,7 +87,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         key = {
             sm.ingress_port:    exact @name("ingress_port");
             hdr.ipv4.dst:       exact @name("dst");
-            hdr.bth.dest_qp:    exact @name("dest_qp");
+            hdr.bth.connection: exact @name("connection");
         }
         actions = { contribution; result; @defaultonly NoAction; }
         const default_action = NoAction();
@@ -151,6 +143,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     word_t  w = 0;
     word_t  top = 0;
     word_t  sum = 0;
+    word_t  sign = 0;       // of the end that a lane stands at, or runs over
 
     action store_words() {
         slot_word0.write(slot, hdr.lanes[0].w);
@@ -164,22 +157,25 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         slot_word2.read(hdr.lanes[2].w, slot);
         slot_word3.read(hdr.lanes[3].w, slot);
     }
-#define ADD_SUM(i, reg, T)                                          \
-        reg.read(w, slot);                                          \
-        hdr.lanes[i].w = SUM(w, hdr.lanes[i].w, T);                 \
+#define ADD_SUM(i, reg, T)                                                                  \
+        reg.read(w, slot);                                                                  \
+        hdr.lanes[i].w = SUM(w, hdr.lanes[i].w, T);                                         \
         reg.write(slot, hdr.lanes[i].w);
-#define ADD_MAX32(i, reg)                                           \
-        reg.read(w, slot);                                          \
-        top = NOT_LESS32(w, hdr.lanes[i].w);                        \
-        top = SPREAD32(top);                                        \
-        hdr.lanes[i].w = (w & top) | (hdr.lanes[i].w & ~top);       \
+#define ADD_MAX32(i, reg)                                                                   \
+        reg.read(w, slot);                                                                  \
+        top = NOT_LESS32(w, hdr.lanes[i].w);                                                \
+        top = SPREAD32(top);                                                                \
+        hdr.lanes[i].w = SELECT(top, w, hdr.lanes[i].w);                                    \
         reg.write(slot, hdr.lanes[i].w);
-#define ADD_SAT32(i, reg)                                           \
-        reg.read(w, slot);                                          \
-        sum = SUM(w, hdr.lanes[i].w, TOP32);                        \
-        top = OVERFLOW32(w, hdr.lanes[i].w, sum);                   \
-        top = SPREAD32(top);                                        \
-        hdr.lanes[i].w = (sum & ~top) | (END32(w) & top);           \
+#define ADD_SAT32(i, reg)                                                                   \
+        reg.read(w, slot);                                                                  \
+        sum = SUM(w, hdr.lanes[i].w, TOP32);                                                \
+        /* who is at an end stays there; where a sum overflows, both have its sign */       \
+        sign = (AT_END32(w) & w) | (~AT_END32(w) & hdr.lanes[i].w);                         \
+        sign = sign & TOP32;                                                                \
+        top = (AT_END32(w) | AT_END32(hdr.lanes[i].w) | OVERFLOW32(w, hdr.lanes[i].w, sum)) & TOP32; \
+        top = SPREAD32(top);                                                                \
+        hdr.lanes[i].w = SELECT(top, END32(sign), sum);                                     \
         reg.write(slot, hdr.lanes[i].w);
     action sum32() {
         ADD_SUM(0, slot_word0, TOP32)
@@ -225,6 +221,8 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         if (hdr.probe.isValid()) {
             slot_state.read(hdr.probe.state, hdr.probe.slot);
             sm.egress_spec = CPU_PORT;
+        } else if (hdr.bth.operation > OP_LAST) {
+            // none of ours: routed to its receiver, who will say so
         } else if (connection.apply().hit) {
             mark_to_drop(sm);
             meta.folded = 1;
@@ -274,20 +272,20 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                 } else if (words == LOAD) {
                     load_words();
                 } else if (words == ADD) {
-                    if (op == OP_SUM32) {
+                    if (hdr.bth.operation == OP_SUM32) {
                         sum32();
-                    } else if (op == OP_MAX32) {
+                    } else if (hdr.bth.operation == OP_MAX32) {
                         max32();
-                    } else if (op == OP_SUM16) {
+                    } else if (hdr.bth.operation == OP_SUM16) {
                         sum16();
-                    } else if (op == OP_SUM8) {
+                    } else if (hdr.bth.operation == OP_SUM8) {
                         sum8();
                     } else {
                         sat32();
                     }
                 }
                 if (words == STORE || words == ADD) {
-                    slot_state.write(slot, epoch ++ hdr.bth.psn ++ done ++ ecn ++ 22w0 ++ bitmap);
+                    slot_state.write(slot, epoch ++ hdr.bth.psn ++ done ++ ecn ++ hdr.bth.operation ++ 19w0 ++ bitmap);
                 }
 
                 if (ecn == YES) {

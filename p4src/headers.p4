@@ -9,6 +9,7 @@ typedef bit<32>         ipv4_addr_t;
 typedef bit<PORT_BITS>  port_t;
 typedef bit<WORD_BITS>  word_t;
 typedef bit<24>         psn_t;
+typedef bit<(24 - OPERATION_BITS)> connection_t;
 typedef bit<16>         child_t;
 
 header ethernet_t {
@@ -45,7 +46,10 @@ header bth_t {
     bit<8>  flags;          // solicited event, migration, pad count, transport version
     bit<16> pkey;
     bit<8>  fecn_becn;      // FECN, BECN, reserved: masked in the ICRC
-    bit<24> dest_qp;        // says which tree, which child, which operation
+    // The destination queue pair: which tree, which child; and in its lowest bits, what becomes of the lanes.  So all
+    // operations on one tree share its slots, its PSNs and its table entries.
+    connection_t            connection;
+    bit<OPERATION_BITS>     operation;
     bit<8>  ack_req;
     psn_t   psn;            // says which slot
 }

@@ -10,7 +10,8 @@
     hdr.ipv4.version, hdr.ipv4.ihl, 8w0xff, hdr.ipv4.total_len, hdr.ipv4.id, hdr.ipv4.flags,    \
     hdr.ipv4.frag_offset, 8w0xff, hdr.ipv4.protocol, 16w0xffff, hdr.ipv4.src, hdr.ipv4.dst,     \
     hdr.udp.sport, hdr.udp.dport, hdr.udp.length, 16w0xffff,                                    \
-    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, hdr.bth.dest_qp, hdr.bth.ack_req, hdr.bth.psn
+    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, hdr.bth.connection, hdr.bth.operation, \
+    hdr.bth.ack_req, hdr.bth.psn
 #define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
 #define ICRC_PAYLOAD    hdr.lanes[0].w, hdr.lanes[1].w, hdr.lanes[2].w, hdr.lanes[3].w
 

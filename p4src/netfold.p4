@@ -81,7 +81,8 @@ control CheckIpv4(inout headers_t hdr, inout meta_t meta) {
 #define UDP_BEFORE_PAYLOAD                                                                                  \
     hdr.ipv4.src, hdr.ipv4.dst, 8w0, hdr.ipv4.protocol, hdr.udp.length,                                     \
     hdr.udp.sport, hdr.udp.dport, hdr.udp.length,                                                           \
-    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, hdr.bth.fecn_becn, hdr.bth.dest_qp, hdr.bth.ack_req, hdr.bth.psn
+    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, hdr.bth.fecn_becn, hdr.bth.connection, hdr.bth.operation,  \
+    hdr.bth.ack_req, hdr.bth.psn
 
 control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
     apply {

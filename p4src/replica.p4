@@ -7,8 +7,8 @@
 #include "icrc.p4"
 
 control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport, bit<24> dest_qp,
-                   bit<32> rkey) {
+    action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport,
+                   connection_t connection, bit<32> rkey) {
         hdr.ethernet.src = src_mac;
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.src = src;
@@ -17,7 +17,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         // IDs that count with the PSN let a sender's NIC or kernel cut a run of these packets from one super-packet
         hdr.ipv4.id = hdr.bth.psn[15:0];
         hdr.udp.sport = sport;
-        hdr.bth.dest_qp = dest_qp;
+        hdr.bth.connection = connection;        // the operation stays
         hdr.bth.fecn_becn = 0;
         hdr.reth.rkey = rkey;
     }

@@ -29,6 +29,15 @@
 
 #define ECN_CE          3
 
+// What becomes of a slot's and a packet's lanes where they meet: the lowest bits of the destination queue pair
+#define OPERATION_BITS  3
+#define OP_SUM32        0                 // wraps
+#define OP_MAX32        1                 // signed
+#define OP_SUM16        2
+#define OP_SUM8         3
+#define OP_SAT32        4                 // signed; what once reached an end, 2^31 - 1 or -2^31, stays there
+#define OP_LAST         OP_SAT32
+
 #define PORT_BITS       9
 #define CPU_PORT        510
 // Kinds of packets from and to the CPU

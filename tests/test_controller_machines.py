@@ -48,7 +48,7 @@ def test_what_cannot_be_folded_says_why(hosts: list[str], why: str) -> None:
 
 
 @given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 2**32))
-def test_queue_pairs_and_source_ports_tell_the_ranks_of_a_machine_apart(members: int, hosts: int, seed: int) -> None:
+def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members: int, hosts: int, seed: int) -> None:
     """The remainder of both by the number of ranks on a machine is the rank's place; nothing is given twice."""
     fabric = leafspine(2, 2, hosts)
     names = [host.name for host in fabric.hosts]
@@ -60,11 +60,11 @@ def test_queue_pairs_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
     assert [len(mine) for mine in by_group] == [4] * members
     for place, mine in enumerate(by_group):
         for stream in mine:
-            assert {qp % members for qp in stream.qps} == {place}
+            assert {number % members for number in stream.connections} == {place}
             assert {port % members for port in stream.source_ports} == {place}
             assert all(0xC000 <= port <= 0xFFFF for port in stream.source_ports)
-    qps = [qp for s in streams for qp in (*s.qps, *s.up.values(), *s.down.values())]
-    assert len(set(qps)) == len(qps)
+    numbers = [n for s in streams for n in (*s.connections, *s.up.values(), *s.down.values())]
+    assert len(set(numbers)) == len(numbers)
     keys = [
         (switch, entity.identity)
         for stream in streams

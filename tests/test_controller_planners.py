@@ -234,7 +234,7 @@ def test_jobs_share_no_slot_group_or_queue_pair(case: tuple[Fabric, list[str]], 
     for stream in streams:
         cells += [(s, cell) for s, base in stream.bases.items() for cell in range(base, base + stream.slots)]
         groups += list(stream.groups.items())
-        qps += [*stream.qps, *stream.up.values(), *stream.down.values()]
+        qps += [*stream.connections, *stream.up.values(), *stream.down.values()]
         assert all(base % stream.slots == 0 for base in stream.bases.values())
         assert 0 <= stream.psn < 2**24
         assert all(0xC000 <= port <= 0xFFFF for port in stream.source_ports)
@@ -307,24 +307,24 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
         """Rewritten and sent: where it arrives, as what."""
         packet = entry(switch, tables.REPLICA, tables.REWRITE, group=group, child=child)
         there, arrival = peers[switch, port]
-        return there, {"ingress_port": arrival, "dst": packet["dst"], "dest_qp": packet["dest_qp"], **packet}
+        return there, {"ingress_port": arrival, "dst": packet["dst"], "connection": packet["connection"], **packet}
 
     for stream in streams:
         reached: dict[str, set[int]] = {}
         for rank, host in enumerate(hosts):
             after = (rank + 1) % len(hosts)
             switch, port = peers[host.name, 0]
-            packet = {"ingress_port": port, "dst": ip(hosts[after].address), "dest_qp": stream.qps[after]}
+            packet = {"ingress_port": port, "dst": ip(hosts[after].address), "connection": stream.connections[after]}
             first = True
             while True:
                 at = entry(switch, tables.CONNECTION, tables.CONTRIBUTION, **packet)
                 assert at["check_"] == first
-                assert (at["epoch_"], at["mask_"], at["op_"]) == (stream.epoch, stream.slots - 1, stream.op)
+                assert (at["epoch_"], at["mask_"]) == (stream.epoch, stream.slots - 1)
                 reached.setdefault(switch, set()).add(at["child"])
                 if at["root_"]:
                     break
                 switch, arrived = leave(switch, at["group"], tables.PARENT, at["parent_port_"])
-                packet = {key: arrived[key] for key in ("ingress_port", "dst", "dest_qp")}
+                packet = {key: arrived[key] for key in ("ingress_port", "dst", "connection")}
                 first = False
             assert switch == stream.tree.root
         for fold in stream.tree.folds:
@@ -339,7 +339,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
             for port, rid in multicast.replicas:
                 there, packet = leave(switch, group, rid, port)
                 if there in states:
-                    key = {k: packet[k] for k in ("ingress_port", "dst", "dest_qp")}
+                    key = {k: packet[k] for k in ("ingress_port", "dst", "connection")}
                     at = entry(there, tables.CONNECTION, tables.RESULT, **key)
                     down.append((there, at["group"]))
                     continue
@@ -347,7 +347,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
                 got[there] = got.get(there, 0) + 1
                 before = (rank - 1) % len(hosts)
                 assert packet["dst"] == ip(hosts[rank].address)
-                assert packet["dest_qp"] == stream.qps[rank]
+                assert packet["connection"] == stream.connections[rank]
                 assert packet["src"] == ip(hosts[before].address)
                 assert packet["sport"] == stream.source_ports[before]
                 assert packet["dst_mac"] == int(hosts[rank].mac.replace(":", ""), 16)

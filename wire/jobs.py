@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Raised whenever packets or messages change their meaning: mismatched sides refuse each other."""
 
 
@@ -38,14 +38,18 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One queue pair of one rank: contributions leave for the ring's next rank, results arrive under ``qp``."""
+    """One connection of one rank: contributions leave for the ring's next rank, results arrive under ``qp``.
+
+    A connection is a queue pair for each operation (roce.Operation); both fields name the one of operation 0, a
+    multiple of 8, and the operation is added.
+    """
 
     peer: str
     """IPv4 address of rank + 1: where contributions are addressed."""
     peer_qp: int
-    """Destination QP of contributions: rank + 1's ``qp``."""
+    """Destination queue pair of contributions: rank + 1's ``qp``."""
     qp: int
-    """Destination QP of the results that this rank gets."""
+    """Destination queue pair of the results that this rank gets."""
     source_port: int
     """UDP source port of contributions: the flow's entropy."""
     psn: int
@@ -55,7 +59,7 @@ class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One aggregation tree: a stream for sums and one for the maxima of exponents."""
+    """One aggregation tree: a stream for the data, and one for what ranks agree on before it leaves."""
 
     name: str
     """Of the root switch."""

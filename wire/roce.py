@@ -52,6 +52,26 @@ class Opcode(IntEnum):
         return self in (Opcode.WRITE_FIRST, Opcode.WRITE_ONLY)
 
 
+class Operation(IntEnum):
+    """What a switch does with the lanes of packets that meet: OP_* of p4src/sizes.p4.
+
+    The lowest bits of the destination queue pair say it, so that one stream, its slots and its table entries serve all.
+    """
+
+    SUM32 = 0
+    """Wraps, as SUM16 and SUM8 do."""
+    MAX32 = 1
+    """Signed."""
+    SUM16 = 2
+    SUM8 = 3
+    SAT32 = 4
+    """Signed; a lane that once came to -2**31 or 2**31 - 1 stays there."""
+
+
+OPERATION_BITS: Final = 3
+"""Lowest bits of a destination queue pair that are the operation; the others are the connection."""
+
+
 BTH: Final = struct.Struct("!BBHII")
 """opcode, flags, pkey, FECN/BECN byte and destination QP, ack request and PSN."""
 RETH: Final = struct.Struct("!QII")
