@@ -35,7 +35,7 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     def stream(number: int) -> Stream:
         return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
 
-    core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, max=stream(1), sum=stream(2))])
+    core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, max=stream(8), sum=stream(16))])
     run = native.RunStruct()
 
     def loop_back(source: np.ndarray, out: np.ndarray, number: list[int] = [0]) -> None:  # noqa: B006

@@ -167,8 +167,8 @@ class Ledger:
         """The job's streams: for each group of ranks that fold together, tree by tree, a sum and then a max.
 
         groups  ranks of the job; group l are those in place l of their machines (``machines.fold_groups``), whose
-                connections and source ports leave the remainder l divided by the number of groups: a machine tells its ranks'
-                packets apart by that
+                connections and source ports leave the remainder l divided by the number of groups: a machine tells its
+                ranks' packets apart by that
         Raises Refused: `release` what it has then.
         """
         through = Counter(fold.switch for tree in trees for fold in tree.folds)

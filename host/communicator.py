@@ -347,13 +347,15 @@ def check_plan(plan: Plan) -> None:
                 raise refuse(f"{name}: {stream.slots} slots: expected a power of two, 2 .. 2^20")
             if not 0 <= stream.psn <= roce.PSN_MASK:
                 raise refuse(f"{name}: first PSN {stream.psn}: expected 24 bits")
-            if not (0 < stream.qp <= 0xFFFFFF and 0 < stream.peer_qp <= 0xFFFFFF):
-                raise refuse(f"{name}: queue pairs {stream.qp} and {stream.peer_qp}: expected 1 .. 2^24 - 1")
+            for qp in (stream.qp, stream.peer_qp):
+                if not 0 < qp <= 0xFFFFFF or qp % roce.QUEUE_PAIRS:
+                    raise refuse(f"{name}: queue pair {qp}: expected a multiple of {roce.QUEUE_PAIRS} below 2^24")
             if not 0 < stream.source_port <= 0xFFFF or stream.source_port == roce.UDP_PORT:
                 raise refuse(f"{name}: source port {stream.source_port}: expected 1 .. 65535, not {roce.UDP_PORT}")
-            if {stream.qp % len(here), stream.source_port % len(here)} != {here.index(plan.rank)}:
+            connection = stream.qp // roce.QUEUE_PAIRS
+            if {connection % len(here), stream.source_port % len(here)} != {here.index(plan.rank)}:
                 raise refuse(
-                    f"{name}: queue pair {stream.qp}, source port {stream.source_port}: expected both to leave "
+                    f"{name}: connection {connection}, source port {stream.source_port}: expected both to leave "
                     f"{here.index(plan.rank)} divided by {len(here)}, this rank's place on its machine"
                 )
             if stream.qp in seen:

@@ -34,10 +34,11 @@ def by_highest_bit(bit: int) -> tuple[Instruction, ...]:
 
 
 def by_remainder(sockets: int) -> tuple[Instruction, ...]:
-    """Socket l gets queue pairs that leave the remainder l divided by the number of sockets (``Plan.machines``)."""
+    """Socket l gets connections that leave the remainder l divided by the number of sockets (``Plan.machines``)."""
     return (
         (0x20, 0, 0, 4),  # A = bytes 4..7: flags, and 24 bits of queue pair
         (0x54, 0, 0, 0xFFFFFF),
+        (0x74, 0, 0, roce.OPERATION_BITS),
         (0x94, 0, 0, sockets),
         (0x16, 0, 0, 0),
     )

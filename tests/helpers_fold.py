@@ -9,6 +9,7 @@ Prints one JSON object a check (`{"check": ..., "ok": true}`); any other end is 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 import socket
@@ -18,14 +19,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+from slot_model import combine
+
 from netfold.controller.controller import Controller
 from netfold.controller.fabric import Engine, Fabric, leafspine
 from netfold.controller.slots import Sizes
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Plan, Stream
-from netfold.wire.roce import Opcode
+from netfold.wire.roce import Opcode, Operation
 
 RANKS = 3
+USUAL = {"sum": Operation.SUM32, "max": Operation.MAX32}
+"""What a kind of stream mostly does."""
 WAIT = 5.0
 """Seconds for a packet that must come."""
 Lanes = tuple[int, ...]
@@ -83,11 +89,12 @@ class Wire:
 
     def send(
         self, rank: int, kind: str, psn: int, lanes: Lanes, opcode: Opcode = Opcode.WRITE_MIDDLE,
-        *, corrupt: bool = False, ecn: int = roce.ECN_ECT0,
+        *, operation: Operation | None = None, corrupt: bool = False, ecn: int = roce.ECN_ECT0,
     ) -> None:
         """One contribution."""
         stream, host = self.stream(rank, kind), self.fabric.hosts[rank]
-        bth = roce.BTH.pack(opcode, 0, roce.PKEY, stream.peer_qp, psn)
+        operation = USUAL[kind] if operation is None else operation
+        bth = roce.BTH.pack(opcode, 0, roce.PKEY, stream.peer_qp + operation, psn)
         payload = (roce.RETH.pack(1 << 32, 0, roce.PATH_MTU) if opcode.has_reth else b"") + struct.pack("!256I", *lanes)
         length = 8 + len(bth) + len(payload) + 4
         ip = struct.pack("!BBHHHBBH4s4s", 0x45, ecn, 20 + length, 0, 0x4000, 64, 17, 0,
@@ -98,7 +105,9 @@ class Wire:
         icrc[0] ^= corrupt
         self.sockets[rank].send(self.mac + bytes.fromhex(host.mac.replace(":", "")) + b"\x08\0" + packet + icrc)
 
-    async def receive(self, rank: int, kind: str, psn: int) -> tuple[Lanes, int]:
+    async def receive(
+        self, rank: int, kind: str, psn: int, operation: Operation | None = None
+    ) -> tuple[Lanes, int]:
         """The result of this PSN, checked down to the last header field; its lanes and ECN bits."""
         stream, host, before = self.stream(rank, kind), self.fabric.hosts[rank], self.fabric.hosts[rank - 1]
         async with asyncio.timeout(WAIT):
@@ -115,7 +124,7 @@ class Wire:
         sport, dport = struct.unpack("!HH", packet[20:24])
         assert (sport, dport) == (self.stream(rank - 1, kind).source_port, roce.UDP_PORT), "UDP ports"
         opcode, _, _, qp, _ = roce.BTH.unpack(packet[28:40])
-        assert qp == stream.qp, "queue pair"
+        assert qp == stream.qp + (USUAL[kind] if operation is None else operation), "queue pair"
         assert struct.unpack("!H", packet[4:6])[0] == psn & 0xFFFF, "IPv4 ID"
         start = 40 + (roce.RETH_BYTES if Opcode(opcode).has_reth else 0)
         return struct.unpack("!256I", packet[start:-4]), packet[1] & 3
@@ -199,6 +208,17 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
         wire.send(0, kind, at, data[0])
         assert (await wire.receive(0, kind, at))[0] == fold(data)
         done(f"{kind}: a late packet does not disturb the slot")
+
+    psn = wire.stream(0, "sum").psn + 4 * wire.stream(0, "sum").slots
+    for step, operation in enumerate(list(Operation) * 3):
+        at, data = (psn + step) & roce.PSN_MASK, rows(32)
+        for rank in range(RANKS):
+            wire.send(rank, "sum", at, data[rank], operation=operation)
+        lanes = [np.array(row, np.uint32) for row in data]
+        folded = tuple(int(lane) for lane in functools.reduce(functools.partial(combine, operation), lanes))
+        for rank in range(RANKS):
+            assert (await wire.receive(rank, "sum", at, operation))[0] == folded, f"{operation.name}, rank {rank}"
+    done("every operation on one stream, one after another in its PSNs")
 
     assert [s.missing for s in await controller.stall("j")] == [[]]
     status = await controller.status()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 from slot_model import Packet, SlotSwitch
 
@@ -23,8 +23,10 @@ from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 
 _subnets = count(1)
-FIRST_QP = 50400
-"""Leaves no remainder for any number of ranks on a machine up to 10, and is a source port, too."""
+FIRST = 50400
+"""Of a stream's connections: leaves no remainder for any number of ranks on a machine up to 10, and is a source port,
+too."""
+MAX, SUM = 1, 2
 
 
 def subnet() -> str:
@@ -54,7 +56,7 @@ class LoopbackSwitch:
         self._ranks = list(ranks)
         self._loss = loss
         self._rng = random.Random(seed)
-        self._folds = {op: SlotSwitch(len(ranks), slots, op, root=True) for op in ("sum", "max")}
+        self._folds = {kind: SlotSwitch(len(ranks), slots, root=True) for kind in (SUM, MAX)}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self._socket.bind((address, roce.UDP_PORT))
@@ -62,22 +64,20 @@ class LoopbackSwitch:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def qp(self, op: Literal["sum", "max"], rank: int) -> int:
-        """Queue pair of a rank."""
-        number = rank * self._places + self._place
-        return (2 if op == "sum" else 1) * FIRST_QP + number
+    def qp(self, kind: int, rank: int) -> int:
+        """Queue pair of a rank for operation 0."""
+        return (kind * FIRST + rank * self._places + self._place) * roce.QUEUE_PAIRS
 
     def trees(self, rank: int, *, slots: int) -> list[Tree]:
         """What a rank's plan says."""
-        port = FIRST_QP + self._place
+        port = FIRST + self._place
 
-        def stream(op: Literal["sum", "max"]) -> Stream:
+        def stream(kind: int) -> Stream:
             # A contribution carries its own rank's number, not the next one's: this switch is no ring.
-            return Stream(
-                peer=self.address, peer_qp=self.qp(op, rank), qp=self.qp(op, rank), source_port=port, psn=7, slots=slots
-            )
+            own = self.qp(kind, rank)
+            return Stream(peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots)
 
-        return [Tree(name="loop", weight=1.0, sum=stream("sum"), max=stream("max"))]
+        return [Tree(name="loop", weight=1.0, sum=stream(SUM), max=stream(MAX))]
 
     def _serve(self) -> None:
         while True:
@@ -89,14 +89,15 @@ class LoopbackSwitch:
             if self._rng.random() < self._loss:
                 continue
             qp = struct.unpack_from("!I", payload, 4)[0]
-            op: Literal["sum", "max"] = "sum" if qp >= 2 * FIRST_QP else "max"
-            verdict = self._folds[op].up(qp % FIRST_QP // self._places, Packet.parse(payload))
+            connection = struct.unpack_from("!I", payload, 4)[0] // roce.QUEUE_PAIRS
+            kind = SUM if connection >= SUM * FIRST else MAX
+            verdict = self._folds[kind].up(connection % FIRST // self._places, Packet.parse(payload))
             if verdict is None:
                 continue
             target, packet = verdict
             for rank in range(len(self._ranks)) if target == "all" else [int(target)]:
                 if self._rng.random() >= self._loss:
-                    self._socket.sendto(packet.build(self.qp(op, rank)), (self._ranks[rank], roce.UDP_PORT))
+                    self._socket.sendto(packet.build(self.qp(kind, rank)), (self._ranks[rank], roce.UDP_PORT))
 
     def close(self) -> None:
         """Stops the thread."""

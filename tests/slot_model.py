@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slot protocol in plain Python, straight from DESIGN 3.2, and a network that loses, repeats and reorders.
 
-``SlotSwitch`` is one switch's part in one tree and operation.  ``Fabric`` joins switches to trees of any depth over
+``SlotSwitch`` is one switch's part in one stream of a tree.  ``Fabric`` joins switches to trees of any depth over
 ``TerribleNetwork``; ``run`` drives native cores over it in simulated time.  Everything draws from one seeded RNG.
 """
 
@@ -31,8 +31,9 @@ Layout = int | list["Layout"]
 
 @dataclass(frozen=True)
 class Packet:
-    """A data packet without the addresses that switches rewrite."""
+    """A data packet without what switches rewrite: addresses, and the connection in the queue pair."""
 
+    operation: int
     opcode: int
     ack: int
     psn: int
@@ -43,17 +44,19 @@ class Packet:
     @staticmethod
     def parse(payload: bytes) -> Packet:
         """From a UDP payload; its length must fit its opcode."""
-        opcode, flags, pkey, _, ack_psn = roce.BTH.unpack_from(payload)
+        opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
         assert flags == 0
         assert pkey == roce.PKEY
         assert len(payload) == roce.data_packet_bytes(roce.Opcode(opcode))
         data = roce.BTH_BYTES + (roce.RETH_BYTES if roce.Opcode(opcode).has_reth else 0)
         lanes = np.frombuffer(payload, ">u4", roce.LANES, data).astype(np.uint32)
-        return Packet(opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, payload[roce.BTH_BYTES : data], lanes)
+        reth = payload[roce.BTH_BYTES : data]
+        return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, lanes)
 
-    def build(self, dest_qp: int) -> bytes:
-        """The UDP payload, with an ICRC of zeros: hosts do not look at it (native/roce.h says why)."""
-        head = roce.BTH.pack(self.opcode, 0, roce.PKEY, dest_qp, self.ack << 24 | self.psn)
+    def build(self, connection: int) -> bytes:
+        """The UDP payload for this operation's queue pair of a connection, which operation 0's names; with an ICRC of
+        zeros: hosts do not look at it (native/roce.h says why)."""
+        head = roce.BTH.pack(self.opcode, 0, roce.PKEY, connection + self.operation, self.ack << 24 | self.psn)
         return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
 
 
@@ -73,13 +76,26 @@ Target = Literal["parent", "all"] | int
 """Where a packet goes on: up, to every child, or to the child that asked."""
 
 
-class SlotSwitch:
-    """One switch's slots for one tree and operation; see the table in DESIGN 3.2 and p4src/fold.p4."""
+def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """What a switch makes of a slot's lanes and a packet's: p4src/lanes.p4."""
+    narrow: dict[int, Any] = {roce.Operation.SUM16: np.uint16, roce.Operation.SUM8: np.uint8}
+    lanes = narrow.get(operation, np.uint32)
+    if operation == roce.Operation.MAX32:
+        return np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32)
+    if operation != roce.Operation.SAT32:
+        return np.asarray(a.view(lanes) + b.view(lanes)).view(np.uint32)
+    x, y = a.view(np.int32).astype(np.int64), b.view(np.int32).astype(np.int64)
+    low, high = -(2**31), 2**31 - 1
+    total = np.where((y == low) | (y == high), y, np.clip(x + y, low, high))
+    return np.where((x == low) | (x == high), x, total).astype(np.int32).view(np.uint32)
 
-    def __init__(self, children: int, slots: int, op: Literal["sum", "max"], *, root: bool, epoch: int = 1) -> None:
+
+class SlotSwitch:
+    """One switch's slots for one stream of one tree; see the table in DESIGN 3.2 and p4src/fold.p4."""
+
+    def __init__(self, children: int, slots: int, *, root: bool, epoch: int = 1) -> None:
         self.all = frozenset(range(children))
         self.slots = [Slot() for _ in range(slots)]
-        self.op = op
         self.root = root
         self.epoch = epoch
 
@@ -101,7 +117,7 @@ class SlotSwitch:
         else:
             slot.children |= {child}
             slot.marked |= packet.marked
-            slot.lanes = slot.lanes + packet.lanes if self.op == "sum" else np.maximum(slot.lanes, packet.lanes)
+            slot.lanes = combine(packet.operation, slot.lanes, packet.lanes)
         if slot.children != self.all:
             return None
         slot.done = self.root
@@ -176,23 +192,23 @@ def address(rank: int) -> str:
 def plan_trees(
     rank: int, world: int, *, trees: int = 1, slots: int = 64, psn: int = 0, weights: Sequence[float] = ()
 ) -> list[Tree]:
-    """What a controller would plan: queue pair = 0x1000 * (tree + 1) + 0x800 for sums + rank."""
+    """What a controller would plan: queue pair = 0x10000 * (tree + 1) + 0x8000 for sums + 8 * rank."""
 
     def stream(tree: int, base: int) -> Stream:
-        qp = 0x1000 * (tree + 1) + base
+        qp = 0x10000 * (tree + 1) + base
         peer = (rank + 1) % world
         return Stream(
-            peer=address(peer), peer_qp=qp + peer, qp=qp + rank, source_port=50000 + tree, psn=psn, slots=slots
+            peer=address(peer), peer_qp=qp + 8 * peer, qp=qp + 8 * rank, source_port=50000 + tree, psn=psn, slots=slots
         )
 
     return [
-        Tree(name=f"spine{t}", weight=weights[t] if weights else 1.0, sum=stream(t, 0x800), max=stream(t, 0))
+        Tree(name=f"spine{t}", weight=weights[t] if weights else 1.0, sum=stream(t, 0x8000), max=stream(t, 0))
         for t in range(trees)
     ]
 
 
 class Fabric:
-    """Switches of one shape for every tree and operation, with the cores as leaves."""
+    """Switches of one shape for every tree and stream, with the cores as leaves."""
 
     def __init__(self, layout: list[Layout], network: TerribleNetwork, cores: Sequence[Core], slots: int) -> None:
         self.network = network
@@ -202,19 +218,18 @@ class Fabric:
         self.switches: list[SlotSwitch] = []
         for core in cores[:1]:
             for tree in core.trees:
-                for op in ("sum", "max"):
-                    self._grow(layout, tree, op, slots)
+                for stream in (tree.sum, tree.max):
+                    self._grow(layout, stream.qp & ~0x7FFF, slots)
 
-    def _grow(self, layout: list[Layout], tree: Tree, op: Literal["sum", "max"], slots: int) -> None:
-        base = (tree.sum if op == "sum" else tree.max).qp & ~0x7FF
+    def _grow(self, layout: list[Layout], base: int, slots: int) -> None:
         up_from: dict[int, Callable[[Packet], None]] = {}
         down_to: dict[int, Callable[[Packet], None]] = {}
         for rank, core in enumerate(self.cores):
-            down_to[rank] = self._to_host(core, base + rank)
+            down_to[rank] = self._to_host(core, base + 8 * rank)
 
         def build(node: list[Layout], send_up: Callable[[Packet], None] | None) -> Callable[[Packet], None]:
             """Returns how a result enters this switch from above."""
-            switch = SlotSwitch(len(node), slots, op, root=send_up is None)
+            switch = SlotSwitch(len(node), slots, root=send_up is None)
             self.switches.append(switch)
             child_down: list[Callable[[Packet], None]] = []
 
@@ -245,11 +260,11 @@ class Fabric:
 
         build(layout, None)
         for rank in range(len(self.cores)):
-            self.entry[base + (rank + 1) % len(self.cores)] = self._from_host(up_from[rank])
+            self.entry[base + 8 * ((rank + 1) % len(self.cores))] = self._from_host(up_from[rank])
 
-    def _to_host(self, core: Core, qp: int) -> Callable[[Packet], None]:
+    def _to_host(self, core: Core, connection: int) -> Callable[[Packet], None]:
         def deliver(packet: Packet) -> None:
-            core.receive(packet.build(qp), self.network.now, marked=packet.marked)
+            core.receive(packet.build(connection), self.network.now, marked=packet.marked)
 
         return deliver
 
@@ -265,7 +280,7 @@ class Fabric:
         while run := self.cores[rank].send(self.network.now):
             for ip_id, payload in enumerate(run.packets()):
                 qp = struct.unpack_from("!I", payload, 4)[0]
-                self.entry[qp](payload, ip_id, source, run.source_port, run.destination)
+                self.entry[qp & ~7](payload, ip_id, source, run.source_port, run.destination)
 
 
 def ip_packet(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> bytes:

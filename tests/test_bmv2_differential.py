@@ -162,14 +162,14 @@ def test_tables_choose_as_bmv2s_do(tmp_path: Path, seed: int) -> None:
 # ---- the fold program ------------------------------------------------------------------------------------------------
 FOLD = Path(__file__).resolve().parent.parent / "p4src" / "netfold.p4"
 HOST = 0x0A000102
-ROOT_QP, BRANCH_QP, PARENT_QP = 100, 200, 300       # + operation
+ROOT, BRANCH, PARENT = 100, 200, 300        # connections: 8 queue pairs each, of which 5 are operations
 PARENT_PORT, ROUTED_PORT = 3, 4
-OPERATIONS = 5
+SLOTS = 32
 UP_TO_PARENT = 0xFFFF
 
 
 def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
-    """For each operation a tree whose root is here, and one whose parent is beyond port 3; three children each."""
+    """A tree whose root is here, and one whose parent is beyond port 3; three children each."""
     entries: list[Entry] = []
     groups: list[Multicast] = []
 
@@ -179,16 +179,14 @@ def fold_entries(engine: Engine) -> tuple[list[Entry], list[Multicast]]:
         found = info.action(action)
         entries.append(Entry(info, packed, mask, DoAction(found.index, found.pack(params))))
 
-    for op in range(OPERATIONS):
-        for root, qp, group in ((1, ROOT_QP, 1 + op), (0, BRANCH_QP, 11 + op)):
-            base = 8 * group
-            groups.append(Multicast(group, ((0, 0), (1, 1), (2, 2))))
-            for child in range(3):
-                add("connection", [child, HOST, qp + op], "contribution",
-                    [group, child, 7, 5, base, 7, op, root, 1, PARENT_PORT])
-                add("replica", [group, child], "rewrite", [0xA0, 0xB0 + child, 1, 2 + child, 50000, 77 + child, 9])
-        add("connection", [PARENT_PORT, HOST, PARENT_QP + op], "result", [11 + op, 7, 5, 8 * (11 + op), 7])
-        add("replica", [11 + op, UP_TO_PARENT], "rewrite", [0xA1, 0xB9, 11, 12, 50001, 99, 0])
+    for root, connection, group in ((1, ROOT, 1), (0, BRANCH, 11)):
+        groups.append(Multicast(group, ((0, 0), (1, 1), (2, 2))))
+        for child in range(3):
+            add("connection", [child, HOST, connection], "contribution",
+                [group, child, 7, 5, SLOTS * group, SLOTS - 1, root, 1, PARENT_PORT])
+            add("replica", [group, child], "rewrite", [0xA0, 0xB0 + child, 1, 2 + child, 50000, 77 + child, 9])
+    add("connection", [PARENT_PORT, HOST, PARENT], "result", [11, 7, 5, SLOTS * 11, SLOTS - 1])
+    add("replica", [11, UP_TO_PARENT], "rewrite", [0xA1, 0xB9, 11, 12, 50001, 99, 0])
     add("route", [HOST], "forward", [ROUTED_PORT, 0xA2, 0xB2])
     return entries, groups
 
@@ -217,14 +215,17 @@ def roce_frame(rng: random.Random, qp: int, psn: int) -> bytes:
 
 
 def fold_frames(rng: random.Random, count: int) -> list[tuple[int, bytes]]:
-    """Children and the parent, in an order that no host would keep, around the PSN's wrap."""
+    """Children and the parent, in an order that no host would keep, around the PSN's wrap; each PSN has an operation,
+    mostly the same for all, and some have one that no switch knows."""
     frames = []
     for _ in range(count):
-        psn = (0xFFFFF8 + rng.randrange(4) + 8 * rng.choice([0, 0, 0, 0, 1, 2])) & roce.PSN_MASK
+        step = rng.randrange(24)
+        psn = (0xFFFFF8 + step + SLOTS * rng.choice([0, 0, 0, 0, 1, 2])) & roce.PSN_MASK
+        op = step % 6 if rng.random() < 0.9 else rng.randrange(8)
         if rng.random() < 0.15:
-            frames.append((PARENT_PORT, roce_frame(rng, PARENT_QP + rng.randrange(OPERATIONS), psn)))
+            frames.append((PARENT_PORT, roce_frame(rng, 8 * PARENT + op, psn)))
         else:
-            qp = rng.choice([ROOT_QP, BRANCH_QP]) + rng.randrange(OPERATIONS) if rng.random() < 0.95 else 999
+            qp = 8 * rng.choice([ROOT, BRANCH]) + op if rng.random() < 0.95 else 9999
             frames.append((rng.randrange(3), roce_frame(rng, qp, psn)))
     return frames
 

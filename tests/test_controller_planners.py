@@ -223,26 +223,26 @@ def ledger_of(fabric: Fabric, sizes: Sizes | None = None, seed: int = 1) -> Ledg
 
 
 @given(fabrics_and_ranks(), st.integers(1, 4), st.integers(0, 2**32))
-def test_jobs_share_no_slot_group_or_queue_pair(case: tuple[Fabric, list[str]], jobs: int, seed: int) -> None:
-    """Streams of all jobs have slot ranges, groups and queue pairs of their own; a job has one epoch, none twice."""
+def test_jobs_share_no_slot_group_or_connection(case: tuple[Fabric, list[str]], jobs: int, seed: int) -> None:
+    """Streams of all jobs have slot ranges, groups and connections of their own; a job has one epoch, none twice."""
     fabric, ranks = case
     ledger = ledger_of(fabric, seed=seed)
     streams = [stream for _ in range(jobs) for stream in admitted(fabric, ranks, ledger)]
     cells: list[tuple[str, int]] = []
     groups: list[tuple[str, int]] = []
-    qps: list[int] = []
+    connections: list[int] = []
     for stream in streams:
         cells += [(s, cell) for s, base in stream.bases.items() for cell in range(base, base + stream.slots)]
         groups += list(stream.groups.items())
-        qps += [*stream.connections, *stream.up.values(), *stream.down.values()]
+        connections += [*stream.connections, *stream.up.values(), *stream.down.values()]
         assert all(base % stream.slots == 0 for base in stream.bases.values())
         assert 0 <= stream.psn < 2**24
         assert all(0xC000 <= port <= 0xFFFF for port in stream.source_ports)
     assert len(cells) == len(set(cells))
     assert len(groups) == len(set(groups))
     assert all(1 <= group <= 4095 for _, group in groups)
-    assert len(qps) == len(set(qps))
-    assert all(1 < qp < 2**24 - 1 for qp in qps)
+    assert len(connections) == len(set(connections))
+    assert all(0 < number < 2**20 for number in connections)
     assert len({stream.epoch for stream in streams}) == jobs
     assert all(1 <= stream.epoch <= 65535 for stream in streams)
     for epoch in {stream.epoch for stream in streams}:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,18 +24,20 @@ from netfold.controller.probe import SlotState
 from netfold.controller.rpc import Unreachable
 from netfold.controller.show import show_slots
 from netfold.controller.switch import SwitchError
+from netfold.wire.roce import Operation
 
 EMPTY = SlotState(0, 0, False, False, 0)
 
 
 def packed(slot: int, state: SlotState) -> bytes:
-    """A probe as the switch answers it, field by field: epoch 16 | PSN 24 | done 1 | ECN 1 | 0 22 | bitmap 64."""
-    bits = f"{state.epoch:016b}{state.psn:024b}{state.done:b}{state.ecn:b}{0:022b}{state.bitmap:064b}"
+    """A probe as the switch answers it, field by field: epoch 16 | PSN 24 | done 1 | ECN 1 | operation 3 | 0 19 |
+    bitmap 64."""
+    bits = f"{state.epoch:016b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{0:019b}{state.bitmap:064b}"
     return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(16, "big")
 
 
 @given(st.integers(0, 2**32 - 1), st.builds(SlotState, st.integers(0, 2**16 - 1), st.integers(0, 2**24 - 1),
-                                            st.booleans(), st.booleans(), st.integers(0, 2**64 - 1)))
+                                            st.booleans(), st.booleans(), st.integers(0, 2**64 - 1), st.integers(0, 7)))
 def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotState) -> None:
     """Every field of an answer comes from its own bits, whatever follows the probe."""
     assert probe.answer(packed(slot, state) + b"padding") == (slot, state)
@@ -120,9 +123,9 @@ def fold(stream: slots.Stream, psn: int, ranks: set[int]) -> dict[str, dict[int,
             complete.add(f.switch)
         if bitmap:
             slot = stream.bases[f.switch] + psn % stream.slots
-            states[f.switch][slot] = SlotState(stream.epoch, psn, False, False, bitmap)
+            states[f.switch][slot] = SlotState(stream.epoch, psn, False, False, bitmap, Operation.SUM16)
     if stream.tree.root in complete:  # the result goes down to every switch
-        states = {name: {slot: SlotState(s.epoch, s.psn, True, False, s.bitmap) for slot, s in held.items()}
+        states = {name: {slot: replace(s, done=True) for slot, s in held.items()}
                   for name, held in states.items()}
     return states
 
@@ -202,6 +205,7 @@ def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
             show_slots("leaf1", [found], Console(file=out, width=160))
             assert "1 of 4352 slots of leaf1 are open" in out.getvalue()
             assert "rank 1 (h2)" in out.getvalue()
+            assert "SUM16" in out.getvalue()
             assert await operator.slots(r.fabric.jobs, "spine1") == [
                 operator.JobSlots("j", job.epoch, 2048 + 128, [])]
             (stalled,) = await operator.stall(r.fabric.jobs, "j")

@@ -195,8 +195,8 @@ def test_an_answer_that_is_no_plan_is_refused(serve: Callable[..., JobServer]) -
 
 def plan(**changes: Any) -> Plan:
     """A sound plan of rank 0 of 2, but for the changes to its sum stream."""
-    sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 1, "qp": 2, "source_port": 50000, "psn": 0, "slots": 64}
-    tree = Tree("t", changes.pop("weight", 1.0), Stream(**{**sound, **changes}), Stream(**{**sound, "qp": 3}))
+    sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 8, "qp": 16, "source_port": 50000, "psn": 0, "slots": 64}
+    tree = Tree("t", changes.pop("weight", 1.0), Stream(**{**sound, **changes}), Stream(**{**sound, "qp": 24}))
     return Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [tree])
 
 
@@ -206,8 +206,10 @@ def plan(**changes: Any) -> Plan:
         ({"slots": 65}, "65 slots: expected a power of two"),
         ({"slots": 1}, "1 slots"),
         ({"psn": 1 << 24}, "first PSN 16777216"),
-        ({"qp": 0}, "queue pairs 0"),
-        ({"qp": 3}, "queue pair 3 is also"),
+        ({"qp": 0}, "queue pair 0"),
+        ({"peer_qp": 1 << 24}, "queue pair 16777216"),
+        ({"qp": 12}, "queue pair 12: expected a multiple of 8"),
+        ({"qp": 24}, "queue pair 24 is also"),
         ({"source_port": 4791}, "source port 4791"),
         ({"weight": 0.0}, "weight 0.0"),
     ],

@@ -322,9 +322,9 @@ def lone_core(*, slots: int = 64) -> Core:
     """A core whose packets go nowhere."""
 
     def stream(qp: int) -> Stream:
-        return Stream(peer="10.0.0.2", peer_qp=qp + 1, qp=qp, source_port=50001, psn=10, slots=slots)
+        return Stream(peer="10.0.0.2", peer_qp=qp + 8, qp=qp, source_port=50001, psn=10, slots=slots)
 
-    return Core("10.0.0.1", 2, [Tree(name="t", weight=1.0, sum=stream(20), max=stream(30))])
+    return Core("10.0.0.1", 2, [Tree(name="t", weight=1.0, sum=stream(24), max=stream(40))])
 
 
 def test_headers_of_another_message_are_reported_field_by_field() -> None:
@@ -336,7 +336,7 @@ def test_headers_of_another_message_are_reported_field_by_field() -> None:
     run_ = core.send(0)
     assert run_ is not None
     packet = bytearray(run_.packets()[0])
-    roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY, 20, 10)
+    roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_FIRST, 0, roce.PKEY, 24, 10)
     roce.RETH.pack_into(packet, roce.BTH_BYTES, 6 << 32, 99, 4096)
     core.receive(bytes(packet), 1)
     failure = core.failure()
@@ -370,7 +370,7 @@ def test_results_of_what_was_never_sent_are_dropped() -> None:
     assert run_ is not None
     for psn in (12, 13, 9, (10 + (1 << 23)) & roce.PSN_MASK):
         packet = bytearray(run_.packets()[-1])
-        roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, 20, psn)
+        roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, 24, psn)
         core.receive(bytes(packet), 1)
     assert core.standing(0, SUM).counters.duplicates == 4
     assert (out == 77).all()

@@ -19,7 +19,7 @@ from netfold.wire.jobs import Stream, Tree
 
 HEADER = Path(__file__).resolve().parent.parent / "host/native/roce.h"
 SOURCE = "10.1.2.3"
-SUM_QP, MAX_QP = 0x123456, 0x654321
+SUM_QP, MAX_QP = 0x123450, 0x654320
 
 
 def c_defines() -> dict[str, int]:
@@ -37,6 +37,9 @@ def test_c_sizes_equal_the_python_ones() -> None:
     assert c["PKEY"] == roce.PKEY
     assert c["PSN_MASK"] == roce.PSN_MASK
     assert c["ECN_CE"] == roce.ECN_CE
+    assert c["OPERATION_BITS"] == roce.OPERATION_BITS
+    for operation in roce.Operation:
+        assert c[operation.name] == operation
     for name in ("IPV4_BYTES", "UDP_BYTES", "BTH_BYTES", "RETH_BYTES", "ICRC_BYTES"):
         assert c[name] == getattr(roce, name)
     for opcode in (roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY):
@@ -48,8 +51,8 @@ def sum_runs(elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60)
     tree = Tree(
         name="t",
         weight=1.0,
-        sum=Stream(peer="10.1.2.4", peer_qp=SUM_QP, qp=1, source_port=50123, psn=psn, slots=1 << 16),
-        max=Stream(peer="10.1.2.4", peer_qp=MAX_QP, qp=2, source_port=50124, psn=0, slots=64),
+        sum=Stream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16),
+        max=Stream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64),
     )
     core = Core(SOURCE, 4, [tree], max_run=max_run)
     source = np.arange(elements, dtype=np.int32)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from slot_model import combine
 
 from netfold.wire import roce
+from netfold.wire.roce import Operation
 from softswitch import engine, entities
 from softswitch.compiler.driver import compile_file
 
@@ -25,27 +27,10 @@ Lanes = NDArray[np.uint32]
 
 CHILDREN = 3
 GROUP = 7
+CONNECTION = 100
+LANES = np.arange(roce.LANES, dtype=np.uint32)
 DST = socket.inet_aton("10.0.1.2")
 ENDS = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x7FFF8000, 0x80007FFF, 0x7F80807F)
-
-
-def sum_lanes(width: int, a: Lanes, b: Lanes) -> Lanes:
-    lanes = {32: np.uint32, 16: np.uint16, 8: np.uint8}[width]
-    return (a.view(lanes) + b.view(lanes)).view(np.uint32)
-
-
-def saturate(a: Lanes, b: Lanes) -> Lanes:
-    total = a.view(np.int32).astype(np.int64) + b.view(np.int32)
-    return np.clip(total, -(2**31), 2**31 - 1).astype(np.int32).view(np.uint32)
-
-
-OPERATIONS = {
-    "OP_SUM32": lambda a, b: sum_lanes(32, a, b),
-    "OP_SUM16": lambda a, b: sum_lanes(16, a, b),
-    "OP_SUM8": lambda a, b: sum_lanes(8, a, b),
-    "OP_SAT32": saturate,
-    "OP_MAX32": np.maximum,
-}
 
 
 @cache
@@ -53,33 +38,23 @@ def library() -> Path:
     return engine.build(compile_file(P4SRC / "netfold.p4"))
 
 
-def code(name: str) -> int:
-    """The operation's number, from the program's own text."""
-    for line in (P4SRC / "fold.p4").read_text().splitlines():
-        if line.startswith(f"#define {name} "):
-            return int(line.split()[2].removeprefix("8w"))
-    raise LookupError(name)
-
-
 class Leaf:
-    """One switch, root of a tree with three children at ports 1..3, one stream an operation."""
+    """One switch, root of a tree with three children at ports 1..3: one stream for all operations."""
 
     def __init__(self) -> None:
         self.switch = engine.Engine.in_process(library(), cpu_port=510)
         self.psn = 0
-        for op in range(len(OPERATIONS)):
-            group = GROUP + op
-            replicas = tuple((port, port - 1) for port in range(1, CHILDREN + 1))
-            self.switch.write_multicast("insert", entities.Multicast(group, replicas))
-            for child in range(CHILDREN):
-                full = (1 << CHILDREN) - 1
-                self.insert(
-                    "connection",
-                    [child + 1, int.from_bytes(DST, "big"), 100 + op],
-                    "contribution",
-                    [group, child, full, 1, 16 * op, 15, op, 1, 1, 0],
-                )
-                self.insert("replica", [group, child], "rewrite", [1, 2, 3, 4, 5, 6, 7])
+        replicas = tuple((port, port - 1) for port in range(1, CHILDREN + 1))
+        self.switch.write_multicast("insert", entities.Multicast(GROUP, replicas))
+        for child in range(CHILDREN):
+            full = (1 << CHILDREN) - 1
+            self.insert(
+                "connection",
+                [child + 1, int.from_bytes(DST, "big"), CONNECTION],
+                "contribution",
+                [GROUP, child, full, 1, 16, 15, 1, 1, 0],
+            )
+            self.insert("replica", [GROUP, child], "rewrite", [1, 2, 3, 4, 5, 6, 7])
 
     def insert(self, table: str, key: list[int], action: str, params: list[int]) -> None:
         info = self.switch.table(table)
@@ -87,14 +62,15 @@ class Leaf:
         found = info.action(action)
         self.switch.insert(entities.Entry(info, packed, mask, entities.DoAction(found.index, found.pack(params))))
 
-    def fold(self, op: int, rows: list[Lanes]) -> Lanes:
+    def fold(self, op: Operation, rows: list[Lanes]) -> Lanes:
         """Every child's lanes in; the lanes that came out."""
         self.psn += 1
         out: list[tuple[int, bytes]] = []
         for child, lanes in enumerate(rows):
             assert not out, "a result before all children were in"
-            out = self.switch.inject(child + 1, frame(100 + op, self.psn, lanes))
+            out = self.switch.inject(child + 1, frame(CONNECTION * roce.QUEUE_PAIRS + op, self.psn, lanes))
         assert sorted(port for port, _ in out) == [1, 2, 3]
+        assert {int.from_bytes(data[46:50]) for _, data in out} == {6 * roce.QUEUE_PAIRS + op}
         payloads = {data[54:-4] for _, data in out}
         assert len(payloads) == 1
         return np.frombuffer(payloads.pop(), ">u4").astype(np.uint32)
@@ -121,11 +97,30 @@ ends = st.sampled_from(ENDS)
 lanes = arrays(np.uint32, roce.LANES, elements=st.integers(0, 2**32 - 1) | ends, fill=ends)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("operation", Operation)
 @given(rows=st.lists(lanes, min_size=CHILDREN, max_size=CHILDREN))
-def test_lanes_add_as_numpy_does(name: str, leaf: Leaf, rows: list[Lanes]) -> None:
-    """Whatever the lanes hold, a word's arithmetic is each lane's own, in the order in which children came."""
-    if name == "OP_MAX32":
-        rows = [row & np.uint32(0x7FFFFFFF) for row in rows]  # its domain: exponents
+def test_lanes_add_as_numpy_does(operation: Operation, leaf: Leaf, rows: list[Lanes]) -> None:
+    """Whatever the lanes hold, a word's arithmetic is each lane's own, in the order in which children came; the
+    operations share a connection's slots, PSN after PSN."""
+    assert np.array_equal(leaf.fold(operation, rows), reduce(partial(combine, operation), rows))
 
-    assert np.array_equal(leaf.fold(code(name), rows), reduce(OPERATIONS[name], rows))
+
+@given(rows=st.lists(lanes, min_size=CHILDREN, max_size=CHILDREN))
+def test_nothing_saturates_unseen(leaf: Leaf, rows: list[Lanes]) -> None:
+    """Where a sum leaves the range at any step, the result is an end; everywhere else it is the exact sum."""
+    result = leaf.fold(Operation.SAT32, rows).view(np.int32).astype(np.int64)
+    steps = np.cumsum([row.view(np.int32).astype(np.int64) for row in rows], axis=0)
+    left = ((steps > 2**31 - 1) | (steps < -(2**31))).any(axis=0)
+    at_end = (result == 2**31 - 1) | (result == -(2**31))
+    assert at_end[left].all()
+    assert (result == steps[-1])[~at_end].all()
+
+
+def test_operations_that_nobody_knows_are_not_folded(leaf: Leaf) -> None:
+    """Queue pairs of a connection beyond the operations: no slot takes them."""
+    for op in range(max(Operation) + 1, roce.QUEUE_PAIRS):
+        leaf.psn += 1
+        for child in range(CHILDREN):
+            assert leaf.switch.inject(child + 1, frame(CONNECTION * roce.QUEUE_PAIRS + op, leaf.psn, LANES)) == []
+    rows = [LANES] * CHILDREN
+    assert np.array_equal(leaf.fold(Operation.SUM32, rows), LANES * CHILDREN)

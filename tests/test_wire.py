@@ -40,6 +40,10 @@ def test_p4_sizes_equal_the_python_ones() -> None:
         length = p4["UDP_LEN_RETH" if opcode.has_reth else "UDP_LEN_DATA"]
         assert length == roce.UDP_BYTES + roce.data_packet_bytes(opcode)
     assert p4["ECN_CE"] == roce.ECN_CE
+    assert p4["OPERATION_BITS"] == roce.OPERATION_BITS
+    operations = {op.name: op.value for op in roce.Operation}
+    assert {name: p4[f"OP_{name}"] for name in operations} == operations
+    assert max(operations.values()) == p4["OP_LAST"] < roce.QUEUE_PAIRS
 
 
 @given(st.binary(min_size=0, max_size=64), st.integers(0, 0xFFFF), st.integers(0, roce.PSN_MASK), st.integers(0, 255))

@@ -70,6 +70,8 @@ class Operation(IntEnum):
 
 OPERATION_BITS: Final = 3
 """Lowest bits of a destination queue pair that are the operation; the others are the connection."""
+QUEUE_PAIRS: Final = 1 << OPERATION_BITS
+"""Of a connection."""
 
 
 BTH: Final = struct.Struct("!BBHII")

@@ -13,6 +13,7 @@ typedef struct {                       /* one stream, and its share of the opera
     uint32_t tree;
     nf_kind kind;
     uint64_t base, packets;            /* sequence number of its first packet, how many there are */
+    uint32_t operation;                /* of the switches, on this operation's packets */
 } channel;
 
 typedef struct {
@@ -142,6 +143,8 @@ bool nf_fold_start(nf_fold *f, uint32_t number, nf_dtype dtype, const void *sour
         tree *tr = &f->trees[t];
         channel *max = &tr->channels[NF_MAX_STREAM], *sum = &tr->channels[NF_SUM_STREAM];
         tr->signature = t == 0;
+        max->operation = NF_MAX32;
+        sum->operation = NF_SUM32;
         max->base = max->stream.next;
         max->packets = tr->signature + (dtype == NF_FLOAT32 ? (tr->blocks + NF_LANES - 1) / NF_LANES : 0);
         sum->base = sum->stream.next;
@@ -162,7 +165,7 @@ static nf_header header_of(const nf_fold *f, const channel *c, uint64_t i)
     bool first = place == 0, last = place + 1 == length;
     nf_header h = { .opcode = first && last ? NF_WRITE_ONLY : first ? NF_WRITE_FIRST : last ? NF_WRITE_LAST
                                                                                           : NF_WRITE_MIDDLE,
-                    .dest_qp = c->plan.peer_qp, .psn = nf_stream_psn(&c->stream, c->base + i) };
+                    .dest_qp = c->plan.peer_qp + c->operation, .psn = nf_stream_psn(&c->stream, c->base + i) };
     if (first) {
         h.address = (uint64_t)f->number << 32 | (uint32_t)(message * NF_PATH_MTU);
         h.length = (uint32_t)(length * NF_PATH_MTU);
@@ -302,7 +305,7 @@ static channel *channel_of(nf_fold *f, uint32_t qp)
 {
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
-            if (f->trees[t].channels[kind].plan.qp == qp)
+            if (f->trees[t].channels[kind].plan.qp + f->trees[t].channels[kind].operation == qp)
                 return &f->trees[t].channels[kind];
     return NULL;
 }

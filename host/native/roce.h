@@ -23,6 +23,14 @@
 #define NF_WRITE_LAST 0x08
 #define NF_WRITE_ONLY 0x0a
 
+/* What the switches do with the lanes of packets that meet: the lowest bits of the destination queue pair say it. */
+#define NF_OPERATION_BITS 3
+#define NF_SUM32 0
+#define NF_MAX32 1
+#define NF_SUM16 2
+#define NF_SUM8 3
+#define NF_SAT32 4
+
 #define NF_IPV4_BYTES 20
 #define NF_UDP_BYTES 8
 #define NF_BTH_BYTES 12
