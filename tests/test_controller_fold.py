@@ -43,9 +43,9 @@ def checks(helper: Path, engine: str, folder: Path) -> int:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
-    """Sums and maxima on every rank, header fields to the last bit, repeats, marks, corrupt and late packets; whom an
+    """Every operation on every rank, header fields to the last bit, repeats, marks, corrupt and late packets; whom an
     open slot waits for."""
-    assert checks(FOLD, engine, tmp_path) == 9
+    assert checks(FOLD, engine, tmp_path) == 10
 
 
 @pytest.mark.netns

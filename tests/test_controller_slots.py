@@ -32,7 +32,8 @@ EMPTY = SlotState(0, 0, False, False, 0)
 def packed(slot: int, state: SlotState) -> bytes:
     """A probe as the switch answers it, field by field: epoch 16 | PSN 24 | done 1 | ECN 1 | operation 3 | 0 19 |
     bitmap 64."""
-    bits = f"{state.epoch:016b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{0:019b}{state.bitmap:064b}"
+    bits = f"{state.epoch:016b}{state.psn:024b}{state.done:b}{state.ecn:b}{state.operation:03b}{0:019b}"
+    bits += f"{state.bitmap:064b}"
     return slot.to_bytes(4, "big") + int(bits, 2).to_bytes(16, "big")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
