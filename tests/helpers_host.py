@@ -88,7 +88,6 @@ class LoopbackSwitch:
             payload = self._socket.recv(2048)
             if self._rng.random() < self._loss:
                 continue
-            qp = struct.unpack_from("!I", payload, 4)[0]
             connection = struct.unpack_from("!I", payload, 4)[0] // roce.QUEUE_PAIRS
             kind = SUM if connection >= SUM * FIRST else MAX
             verdict = self._folds[kind].up(connection % FIRST // self._places, Packet.parse(payload))
