@@ -44,7 +44,7 @@ class FoldRail:
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
     news     what the controller says has ended the job, if anything: then PATIENCE is enough
-    shared   other sockets are open on the same address and port (``steering``)
+    shared   other sockets are open on the same address and port (``reuseport``)
     members  ranks that fold together; default: all of the plan
     """
 

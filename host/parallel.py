@@ -30,7 +30,7 @@ from netfold.host.fold import FoldRail, check_free
 from netfold.host.mesh import Subset
 from netfold.host.peers import Peers
 from netfold.host.rail import Flat, Op, RailStats
-from netfold.host.steering import by_remainder, steer
+from netfold.host.reuseport import by_remainder, steer
 from netfold.wire.jobs import Plan
 
 

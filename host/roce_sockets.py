@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The UDP sockets of an endpoint of queue pairs, and how it shares port 4791 with the folding engine.
 
-Both are bound to it, and the kernel hands each datagram to one of them by its destination queue pair (``steering``):
+Both are bound to it, and the kernel hands each datagram to one of them by its destination queue pair (``reuseport``):
 numbers from ``OURS`` up are the endpoint's, those below belong to trees.  The endpoint must be bound first.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from netfold.host.errors import TransportError
-from netfold.host.steering import by_highest_bit, steer
+from netfold.host.reuseport import by_highest_bit, steer
 from netfold.wire import roce
 
 log = logging.getLogger("netfold")

@@ -24,7 +24,7 @@ from netfold.host.collectives import shared_memory
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
-from netfold.host.steering import by_highest_bit, by_remainder, steer
+from netfold.host.reuseport import by_highest_bit, by_remainder, steer
 
 
 @pytest.fixture
