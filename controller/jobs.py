@@ -25,7 +25,7 @@ import networkx as nx
 from netfold.controller import slots, tables, trees
 from netfold.controller.entities import Entity
 from netfold.controller.fabric import Fabric, Host
-from netfold.controller.machines import fold_groups, machines
+from netfold.controller.machines import fold_groups, machines, slowest
 from netfold.controller.rpc import Code, Refusal
 from netfold.controller.slots import Ledger
 from netfold.controller.switch import SwitchError
@@ -330,9 +330,11 @@ class Jobs:
             await self._end(job)
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
+        rate = slowest(self._fabric.graph(), job.hosts)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
         return [
-            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason, shared)
+            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason, shared,
+                 rate)
             for rank in range(job.world)
         ]
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import networkx as nx
+
 from netfold.controller.trees import NoTree
 
 
@@ -32,3 +34,12 @@ def fold_groups(machines: Sequence[Sequence[int]], hosts: Sequence[str]) -> list
         more = f" and {len(machines) - 8} more" if len(machines) > 8 else ""
         raise NoTree(f"expected equally many ranks on every machine, got {counts}{more}")
     return [list(group) for group in zip(*machines, strict=True)]
+
+
+def slowest(graph: nx.MultiGraph[str], hosts: Sequence[str]) -> float:
+    """Bytes per second of the slowest link of these hosts, their links added up; 0 where a link has no rate.
+
+    ``graph`` is `Fabric.graph`.
+    """
+    links = [[data["rate"] for _, _, data in graph.edges(host, data=True)] for host in hosts]
+    return min((0.0 if None in rates else sum(rates) / 8 for rates in links), default=0.0)

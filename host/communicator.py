@@ -106,7 +106,9 @@ class Communicator(Group):
             self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
             try:
                 if shared:
-                    self._fold = ParallelFold(plan, peers, address, timeout=timeout, news=self._hear)
+                    self._fold = ParallelFold(
+                        plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear
+                    )
                 else:
                     self._fold = FoldRail(plan, address, timeout=timeout, news=self._hear)
             except BaseException:

@@ -137,25 +137,10 @@ def innet(n: float, p: int, link: Link, *, hops: int = 2) -> float:
 
 
 def netreduce_parallel(n: float, groups: int, members: int, inside: Link, across: Link) -> float:
-    """NetReduce over machines of several GPUs: 2(m-1)/m n/B_intra + n/B_inter + (2(m-1)+1) alpha."""
+    """NetReduce over machines of several ranks: 2(m-1)/m n/B_intra + n/B_inter + (2(m-1)+1) alpha (``sufficient``)."""
     _ends(n, groups * members)
     within = 2 * (members - 1) * inside.alpha + (members - 1) / members * n * (2 * inside.beta + inside.gamma)
     return within + across.alpha + n * across.beta
-
-
-def netreduce_beats_flat_ring(gpus: int, members: int, intra: float, inter: float) -> bool:
-    """NetReduce's sufficient condition, by bandwidth: B_intra / B_inter > 2 P (m-1) / (m (P-2)).
-
-    gpus     P, in all;  members  m, of each machine;  intra, inter  bytes per second
-    With latency the flat ring only loses further: 2 (P-1) alpha against 2 (m-1) + 1.
-    """
-    if gpus < 1 or members < 1 or gpus % members or not (intra > 0 and inter > 0):
-        raise ValueError(
-            f"gpus={gpus}, members={members}, intra={intra}, inter={inter}: expected whole machines and rates above 0"
-        )
-    if gpus <= 2:
-        return False  # two ranks: a ring sends n too
-    return intra / inter > 2 * gpus * (members - 1) / (members * (gpus - 2))
 
 
 # ---- others ---------------------------------------------------------------------------------------------------------
@@ -292,6 +277,10 @@ def rail_threshold(first: RailCost, second: RailCost, *, join: float = 0.0) -> f
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
+INNET = "innet"
+"""The fabric folds."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """An algorithm, its predicted seconds, and all candidates from best to worst."""
@@ -332,8 +321,10 @@ def candidates(
         found["mesh2d"] = mesh2d(nbytes, rows, columns, far)
     if groups is not None and inside is not None:
         found["hierarchical"] = hierarchical(nbytes, *groups, inside, link)
-    if fold is not None:
-        found["innet"] = innet(nbytes, ranks, fold)
+    if fold is not None and groups is not None and inside is not None:
+        found[INNET] = netreduce_parallel(nbytes, *groups, inside, fold)
+    elif fold is not None:
+        found[INNET] = innet(nbytes, ranks, fold)
     return found
 
 

@@ -8,6 +8,9 @@ n ranks of a machine, M bytes, window by window of shared memory:
 The machine's link carries M bytes each way, not n M.  While the switches fold one window, the ranks gather the one
 before and reduce the one after: folding has a thread of its own, in native code.
 
+Where shared memory is too slow beside the machine's link for that to pay (``sufficient``), the links are measured, and
+the cheapest way of all is taken.
+
 A result has the same bits on all ranks: each piece is summed by one rank of a machine, in order of ranks, and folded
 once.
 """
@@ -24,13 +27,16 @@ from netfold.host import native
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import even, run
+from netfold.host.collectives.measure import measure_inside
 from netfold.host.collectives.shared_memory import SharedRows
+from netfold.host.cost import INNET
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.fold import FoldRail, check_free
 from netfold.host.mesh import Subset
 from netfold.host.peers import Peers
 from netfold.host.rail import Flat, Op, RailStats
 from netfold.host.reuseport import by_remainder, steer
+from netfold.host.sufficient import beats_ring, ratio
 from netfold.wire.jobs import Plan
 
 
@@ -39,6 +45,7 @@ class ParallelFold:
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
+    always   fold whatever it costs
     timeout, news  as ``FoldRail``'s
     """
 
@@ -50,10 +57,13 @@ class ParallelFold:
         peers: Peers,
         address: str,
         *,
+        always: bool,
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
     ) -> None:
         self._peers = peers
+        self._always = always
+        self._rate = plan.rate
         self._news = news
         self._gave_up = threading.Event()
         machine = next(ranks for ranks in plan.machines if plan.rank in ranks)
@@ -65,6 +75,7 @@ class ParallelFold:
                 if place == self._local.rank:
                     self._fold = self._bind(plan, address, timeout)
                 run(self._local, barrier(self._local))
+            self._inside = measure_inside(mesh, self._local, self._rows)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
         self._operations = 0
         self._bytes = 0
@@ -80,10 +91,14 @@ class ParallelFold:
         return fold
 
     def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+        what = f"{op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
+        other = self._better(out.nbytes, what)
+        if other is not None:
+            self._peers.allreduce(source, out, Reduction(op, out.dtype.name), algorithm=other)
+            return
         begin = time.monotonic()
         if source.ctypes.data != out.ctypes.data:
             out[...] = source
-        what = f"{op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
         try:
             with self._peers.operation(what):
                 self._reduce(out, op, number)
@@ -118,6 +133,17 @@ class ParallelFold:
                 folding.exception()
             raise
 
+    def _better(self, nbytes: int, what: str) -> str | None:
+        """An algorithm that is cheaper than folding; None where there is none.  May measure: all ranks alike."""
+        if self._always or self._suffices():
+            return None
+        algorithm = self._peers.choice(nbytes, what, fold=True).algorithm
+        return None if algorithm == INNET else algorithm
+
+    def _suffices(self) -> bool:
+        """Whether NetReduce's condition holds: then nobody needs to measure links."""
+        return bool(self._rate) and beats_ring(self._peers.size, self._local.size, 1 / self._inside.beta, self._rate)
+
     def _heard(self) -> NetFoldError | None:
         """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""
         return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._news()
@@ -135,10 +161,19 @@ class ParallelFold:
 
     def describe(self, nbytes: int) -> str:
         ranks = self._local.size
-        return (
+        folds = (
             f"{nbytes} bytes are reduced by the {ranks} ranks of each machine in shared memory, and each of them folds "
             f"its part: {self._fold.describe(-(-nbytes // ranks))}"
         )
+        inside, needed = 1 / self._inside.beta, ratio(self._peers.size, ranks)
+        if self._always or self._suffices():
+            if not self._rate:
+                return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
+            have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"
+            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
+        if self._peers.measured is None:
+            return f"{folds}, unless {inside / 1e9:.3g} GB/s in a machine turns out below {needed:.3g} times its link's"
+        return self._peers.explain(nbytes, fold=True)
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from netfold.host import cost
 from netfold.host.collectives import (
@@ -28,7 +29,7 @@ from netfold.host.collectives import (
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
-from netfold.host.collectives.measure import Measured, measure
+from netfold.host.collectives.measure import Measured, measure, measure_inside
 from netfold.host.collectives.shared_memory import SharedRows, machines
 from netfold.host.mesh import Call, Flat, Mesh, Pending, Subset
 
@@ -184,10 +185,13 @@ class Peers:
         name = self.check(algorithm or self.algorithm)
         if self.helpers and name == AUTO:
             return HELPED[0]
-        return name if name != AUTO else self._choice(nbytes, self._measure(nbytes, what)).algorithm
+        return name if name != AUTO else self.choice(nbytes, what).algorithm
 
-    def explain(self, nbytes: int) -> str:
-        """Which algorithm an allreduce of this size takes, and why.  Sends nothing."""
+    def explain(self, nbytes: int, *, fold: bool = False) -> str:
+        """Which algorithm an allreduce of this size takes, and why.  Sends nothing.
+
+        fold  as for ``choice``
+        """
         if self.size == 1:
             return f"{nbytes} bytes stay on this rank"
         way = f"{nbytes} bytes go over {self.mesh.kind}"
@@ -197,11 +201,26 @@ class Peers:
             return f"{way} by {self.algorithm}, as asked for (argument or {ALGORITHM_VARIABLE})"
         if self.measured is None:
             return f"{way} by the cheapest way once the first operation has measured the links"
-        return f"over {self.mesh.kind}, {self._choice(nbytes, self.measured)}"
+        return f"over {self.mesh.kind}, {self._choice(nbytes, self.measured, fold=fold)}"
 
-    def _choice(self, nbytes: int, measured: Measured) -> cost.Choice:
+    def choice(self, nbytes: int, what: str = "", *, fold: bool = False) -> cost.Choice:
+        """The cheapest algorithm, with all others.  May measure: all ranks call it alike.
+
+        fold  the switches fold too, at the links' own rate: "innet" is one of the algorithms
+        """
+        return self._choice(nbytes, self._measure(nbytes, what), fold=fold)
+
+    def _choice(self, nbytes: int, measured: Measured, *, fold: bool = False) -> cost.Choice:
+        names = (*CHOSEN, HIERARCHICAL, cost.INNET)
         return cost.choose(
-            nbytes, self.size, measured.link, contention=measured.contention, only=lambda name: name in CHOSEN
+            nbytes,
+            self.size,
+            measured.link,
+            contention=measured.contention,
+            groups=(len(self._groups), self.size // len(self._groups)) if measured.inside else None,
+            inside=measured.inside,
+            fold=measured.link if fold else None,
+            only=lambda name: name in names,
         )
 
     def _measure(self, nbytes: int, what: str) -> Measured:
@@ -210,6 +229,8 @@ class Peers:
                 return Measured(cost.Link(0.0, 0.0), 1.0)
             with self.operation(f"measuring links, for {what}"):
                 self.measured = measure(self.mesh)
+                if (rows := self._shared_rows()) is not None:
+                    self.measured = replace(self.measured, inside=measure_inside(self.mesh, self._local(), rows))
         return self.measured
 
     def _link(self, nbytes: int, what: str) -> cost.Link:
@@ -233,10 +254,17 @@ class Peers:
         """Ranks of one machine over shared memory, where all machines have equally many; else over TCP on it."""
         if not self._groups:
             self._groups = machines(self.mesh)
-        local = next(group for group in self._groups if self.rank in group)
-        if self._rows is None and len({len(group) for group in self._groups}) == 1 and len(local) > 1:
-            self._rows = SharedRows(Subset(self.mesh, local))
-        yield from hierarchical.allreduce(self.mesh, data, reduction, groups=self._groups, rows=self._rows)
+        yield from hierarchical.allreduce(self.mesh, data, reduction, groups=self._groups, rows=self._shared_rows())
+
+    def _local(self) -> Subset:
+        return Subset(self.mesh, next(group for group in self._groups if self.rank in group))
+
+    def _shared_rows(self) -> SharedRows | None:
+        """Where machines are known, and have equally many ranks, and more than one."""
+        counts = {len(group) for group in self._groups}
+        if self._rows is None and len(counts) == 1 and counts != {1}:
+            self._rows = SharedRows(self._local())
+        return self._rows
 
     def close(self) -> None:
         """Gives shared memory and the mesh back."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 
+from netfold.host import cost
 from netfold.host.cost import Link
 
 
@@ -41,14 +42,8 @@ def beats_tencent(machines: int) -> bool:
     return machines > 2
 
 
-def beats_ring_up_to(ranks: int, members: int, inside: Link, across: Link) -> float:
-    """Bytes up to which it beats the ring, latencies counted: infinite where it does at any size, 0 where at none.
-
-    Reducing costs no more than ``beta``: ``gamma`` is not looked at.
-    """
+def saved(nbytes: float, ranks: int, members: int, inside: Link, across: Link) -> float:
+    """Seconds that it saves against the ring, latencies and reducing counted; negative where it costs more."""
     ratio(ranks, members)  # checks both
-    saved = (2 * (ranks - 1) - 1) * across.alpha - 2 * (members - 1) * inside.alpha
-    lost = 2 * (members - 1) / members * inside.beta + across.beta - 2 * (ranks - 1) / ranks * across.beta
-    if lost <= 0:
-        return math.inf if saved >= 0 else -saved / -lost if lost else 0.0
-    return max(0.0, saved / lost)
+    parallel = cost.netreduce_parallel(nbytes, ranks // members, members, inside, across)
+    return cost.ring(nbytes, ranks, across) - parallel

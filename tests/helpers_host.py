@@ -112,6 +112,7 @@ def loopback_job(
     world: int,
     *,
     members: int = 1,
+    rate: float = 0.0,
     rail: RailName = "innet",
     timeout: float = 5.0,
     slots: int = 64,
@@ -121,6 +122,7 @@ def loopback_job(
     """Communicators of all ranks of a job, over the reference switch or over the TCP ring.
 
     members  ranks that share an address; one switch folds for each place
+    rate     of their links, as the plan has it
     """
     net = subnet()
     addresses = [f"{net}.{rank // members + 1}" for rank in range(world)]
@@ -129,7 +131,7 @@ def loopback_job(
     peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(world)]
     with ExitStack() as stack:
         switches = []
-        for place in range(members if rail == "innet" else 0):
+        for place in range(members if rail in ("innet", "auto") else 0):
             switch = LoopbackSwitch(
                 f"{net}.{200 + place}", addresses[::members], slots=slots, loss=loss, seed=seed + place,
                 place=(place, members),
@@ -139,7 +141,7 @@ def loopback_job(
 
         def make(rank: int) -> Communicator:
             trees = switches[rank % members].trees(rank // members, slots=slots) if switches else []
-            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines)
+            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines, rate)
             return Communicator(plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank])
 
         with ThreadPoolExecutor(world) as pool:  # the ranks of a machine wait for each other

@@ -11,7 +11,7 @@ from helpers_collectives import values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.host import cost
+from netfold.host import cost, sufficient
 from netfold.host.collectives import (
     ALLREDUCE,
     all_to_all,
@@ -230,23 +230,45 @@ def test_byteps_figures_for_eight_workers() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "members", "ratio"),
-    [(32, 8, 1.867), (128, 8, 1.778), (1024, 8, 1.753), (32, 4, 1.600), (128, 4, 1.524), (32, 2, 1.067)],
-)
+    [(32, 8, 1.867), (128, 8, 1.778), (1024, 8, 1.753), (32, 4, 1.600), (128, 4, 1.524), (1024, 4, 1.503),
+     (32, 2, 1.067), (128, 2, 1.016), (1024, 2, 1.002)],
+)  # fmt: skip
 def test_netreduces_sufficient_condition(gpus: int, members: int, ratio: float) -> None:
     """B_intra / B_inter above 2P(n-1) / (n(P-2)) is where folding beats a flat ring; the times agree."""
+    assert sufficient.ratio(gpus, members) == pytest.approx(ratio, abs=5e-4)
+    inter = 12.5e9
     for factor, wins in ((0.995, False), (1.005, True)):
-        intra, inter = ratio * factor * 12.5e9, 12.5e9
-        assert cost.netreduce_beats_flat_ring(gpus, members, intra, inter) is wins
+        intra = sufficient.ratio(gpus, members) * factor * inter
+        assert sufficient.beats_ring(gpus, members, intra, inter) is wins
         inside, across = Link(0.0, 1 / intra), Link(0.0, 1 / inter)
-        folded = cost.netreduce_parallel(1e9, gpus // members, members, inside, across)
-        assert (folded < cost.ring(1e9, gpus, across)) is wins
+        assert (sufficient.saved(1e9, gpus, members, inside, across) > 0) is wins
+        # the ring's 2 (P-1) latencies are more than 2 (n-1) + 1: short tensors pay where long ones do not
+        slow, fast = Link(1e-5, 1 / inter), Link(1e-5, 1 / intra)
+        assert sufficient.saved(1e3, gpus, members, fast, slow) > 0
 
 
 def test_pcie_fails_and_nvlink_passes_for_eight_gpus() -> None:
     """The paper's simulated machines: 15.75 GB/s and 100 GB/s inside, 12.5 GB/s outside."""
-    assert not cost.netreduce_beats_flat_ring(1024, 8, 15.75e9, 12.5e9)
-    assert cost.netreduce_beats_flat_ring(1024, 8, 100e9, 12.5e9)
-    assert not cost.netreduce_beats_flat_ring(2, 1, 1e9, 1.0)
+    assert not sufficient.beats_ring(1024, 8, 15.75e9, 12.5e9)
+    assert sufficient.beats_ring(1024, 8, 100e9, 12.5e9)
+    assert not sufficient.beats_ring(2, 1, 1e9, 1.0)
+    assert sufficient.ratio(6, 1) == 0  # one rank a machine: nothing inside
+
+
+@given(nbytes=NBYTES, machines=st.integers(2, 64), members=st.integers(2, 8), inside=LINKS, across=LINKS)
+def test_folding_beats_tencents_scheme_beyond_two_machines(
+    nbytes: int, machines: int, members: int, inside: Link, across: Link
+) -> None:
+    """Inside they are the same; across, one pass against a ring's two: at two machines only the latency differs."""
+    ours = cost.netreduce_parallel(nbytes, machines, members, inside, across)
+    theirs = cost.hierarchical(nbytes, machines, members, inside, across)
+    assert ours <= theirs * (1 + 1e-9)
+    free, bandwidth = Link(0.0, 0.0), Link(0.0, 1.0)
+    gap = cost.hierarchical(1, machines, members, free, bandwidth) - cost.netreduce_parallel(
+        1, machines, members, free, bandwidth
+    )
+    assert gap == pytest.approx(2 * (machines - 1) / machines - 1)
+    assert (gap > 1e-9) is sufficient.beats_tencent(machines)
 
 
 @given(nbytes=st.integers(1, 1 << 30), ranks=RANKS, alpha=st.floats(1e-7, 1e-2), beta=st.floats(1e-11, 1e-6))
@@ -279,6 +301,8 @@ def test_small_tensors_take_few_steps_and_large_ones_few_bytes() -> None:
     assert cost.choose(64 << 20, 8, link, fold=link).algorithm == "innet"
     grouped = cost.choose(64 << 20, 8, link, groups=(2, 4), inside=Link(1e-6, 1e-10))
     assert grouped.algorithm == "hierarchical"
+    shared = dict(cost.choose(64 << 20, 8, link, groups=(2, 4), inside=Link(1e-6, 1e-10), fold=link).candidates)
+    assert shared["innet"] == cost.netreduce_parallel(64 << 20, 2, 4, Link(1e-6, 1e-10), link)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +317,8 @@ def test_small_tensors_take_few_steps_and_large_ones_few_bytes() -> None:
         (lambda: cost.byteps_shares(0, 1), "1 or more workers"),
         (lambda: cost.ring(1, 0, LINK), "1 or more ranks"),
         (lambda: cost.parameter_server(1, 2, LINK, servers=0), "servers=0"),
-        (lambda: cost.netreduce_beats_flat_ring(9, 2, 1, 1), "whole machines"),
+        (lambda: sufficient.beats_ring(9, 2, 1, 1), "whole machines"),
+        (lambda: sufficient.beats_ring(8, 2, 0, 1), "rates above 0"),
         (lambda: cost.choose(1, 2, LINK, contention=0.5), "contention=0.5"),
         (lambda: cost.choose(1, 2, LINK, only=lambda name: False), "none of"),
     ],

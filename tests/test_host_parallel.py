@@ -19,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from netfold.host import parallel
+from netfold.host import parallel, peers
 from netfold.host.collectives import shared_memory
+from netfold.host.collectives.measure import Measured
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.communicator import Communicator
+from netfold.host.cost import Link
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.reuseport import by_highest_bit, by_remainder, steer
 
@@ -251,3 +253,40 @@ def test_a_kernel_that_does_not_steer_is_an_error_that_says_what_to_do() -> None
         TransportError, match="an address of its own"
     ):
         steer(lone, ((0xFF, 0, 0, 0), *by_highest_bit(0x800000)))
+
+
+@pytest.mark.parametrize(("inside", "rate", "folds"), [(1e9, 1e8, True), (1e8, 1e9, False), (1e8, 0.0, False)])
+def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
+    monkeypatch: pytest.MonkeyPatch, inside: float, rate: float, folds: bool
+) -> None:
+    """Where NetReduce's condition holds nothing is measured; where not, the cheapest way by measurement is taken."""
+    monkeypatch.setattr(parallel, "measure_inside", lambda *_: Link(1e-6, 1 / inside))
+    monkeypatch.setattr(peers, "measure_inside", lambda *_: Link(1e-6, 1 / inside))
+    monkeypatch.setattr(peers, "measure", lambda mesh: Measured(Link(1e-6, 1e-9), 1.0))
+    with loopback_job(4, members=2, rail="auto", rate=rate) as comms:
+        ints = arrays(4, 100_000, "int32")
+        for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+            assert (out == sum(ints)).all()
+        told = comms[0].explain(400_000)
+        assert (comms[0]._peers.measured is None) == folds
+        assert (comms[0].stats().packets_sent > 0) == folds
+        assert ("10 times its link's 0.1, more than 2 suffices" in told) == folds, told
+        assert ("innet" in told.split(";")[1]) == (not folds), told
+
+
+def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rail="innet" folds however slow the machine is inside."""
+    monkeypatch.setattr(parallel, "measure_inside", lambda *_: Link(1e-3, 1e-6))
+    with loopback_job(4, members=2, rate=1e9) as comms:
+        everyone(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
+        assert comms[0].stats().packets_sent > 0
+        assert comms[0]._peers.measured is None
+
+
+def test_without_trees_machines_reduce_inside_first() -> None:
+    """Over TCP the chooser knows shared memory: it measures it, and counts it among the ways."""
+    with loopback_job(4, members=2, rail="tcp") as comms:
+        everyone(comms, lambda c: c.allreduce(np.ones(1 << 20, np.int32)))
+        assert comms[0]._peers.measured is not None
+        assert comms[0]._peers.measured.inside is not None
+        assert "hierarchical" in comms[0].explain(4 << 20)

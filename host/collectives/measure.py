@@ -19,6 +19,7 @@ from netfold.host.collectives import recursive_doubling
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import run
+from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.cost import Link
 from netfold.host.mesh import Flat, Mesh
 
@@ -35,6 +36,8 @@ class Measured:
 
     link: Link
     contention: float
+    inside: Link | None = None
+    """Between ranks of one machine, over shared memory; None where it was not asked for."""
 
 
 def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Measured:
@@ -65,3 +68,30 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
     run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
     alpha, beta, gamma, ratio = figures.tolist()
     return Measured(Link(alpha, beta, gamma), ratio if ratio > NOISE else 1.0)
+
+
+def measure_inside(
+    mesh: Mesh, local: Mesh, rows: SharedRows, *, clock: Callable[[], float] = time.perf_counter
+) -> Link:
+    """Shared memory as the cost model's link: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and all-gather of
+    n bytes take, barriers, copies and adding included.  All ranks of ``mesh`` call it together, inside an operation.
+    """
+    reduction = Reduction("sum", "float32")
+
+    def both(nbytes: int) -> float:
+        data = np.zeros(nbytes // 4, np.float32)
+        run(local, barrier(local))
+        begin = clock()
+        run(local, rows.reduce_scatter(data, reduction))
+        run(local, rows.all_gather(data))
+        return clock() - begin
+
+    large = min(LARGE, rows.row)
+    both(large)  # touches the pages
+    short = median(both(8) for _ in range(ROUNDS))
+    long = median(both(large) for _ in range(3))
+    steps = 2 * (local.size - 1)
+    figures = np.array([short / steps, max(long - short, long / 2) / large * local.size / steps])
+    run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
+    alpha, beta = figures.tolist()
+    return Link(alpha, beta)

@@ -66,7 +66,7 @@ class SharedRows:
 
     def __init__(self, local: Mesh, *, row: int = ROW) -> None:
         self._local = local
-        self._row = row
+        self.row = row
         size = row * local.size
         name = np.zeros(_NAME, np.uint8)
         path, refused = "", ""
@@ -100,7 +100,7 @@ class SharedRows:
 
     def windows(self, count: int, itemsize: int) -> Iterator[slice]:
         """``count`` elements in windows that fit into a row."""
-        most = self._row // itemsize
+        most = self.row // itemsize
         for at in range(0, count, most):
             yield slice(at, min(at + most, count))
 
