@@ -177,6 +177,7 @@ def plan(
     file: FabricFile = None,
     topo: Topo = None,
     ranks: Annotated[str | None, typer.Option(help="Host names in order of ranks, with commas; default: all.")] = None,
+    per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="Ranks that share each host's link.")] = 1,
     entries: Annotated[bool, typer.Option("--entries", help="Every table entry, too.")] = False,
 ) -> None:
     """Show the trees that a job would get, and the writes that this means, without touching any switch."""
@@ -190,7 +191,7 @@ def plan(
     if unknown or len(set(names)) != len(names):
         _fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
     try:
-        print(dryrun.plan(fabric, names, entries=entries), end="")
+        print(dryrun.plan(fabric, names, per_host=per_host, entries=entries), end="")
     except (trees.NoTree, slots.Refused) as error:
         _fail(FAILED, f"plan: {error}")
 

@@ -9,24 +9,35 @@ from collections.abc import Sequence
 from netfold.controller import routes, slots, tables, trees
 from netfold.controller.entities import state
 from netfold.controller.fabric import Fabric
+from netfold.controller.machines import fold_groups, machines
 from netfold.controller.reconcile import diff, show
 from netfold.controller.steering import Steering
 
 
-def plan(fabric: Fabric, ranks: Sequence[str], *, entries: bool = False, seed: int = 0) -> str:
-    """The plan of one job of all ``ranks`` (host names), numbers drawn from ``seed``.  Raises NoTree, Refused."""
+def plan(
+    fabric: Fabric, hosts: Sequence[str], *, per_host: int = 1, entries: bool = False, seed: int = 0
+) -> str:
+    """The plan of one job of so many ranks on each of these hosts, by name; numbers drawn from ``seed``.
+
+    Raises NoTree, Refused.
+    """
     graph = fabric.graph()
-    planned = trees.plan(graph, ranks)
+    ranks = [name for name in hosts for _ in range(per_host)]
+    groups = fold_groups(machines(ranks), ranks)
+    planned = trees.plan(graph, hosts)
     sizes = slots.SIZES[fabric.engine]
     ledger = slots.Ledger([switch.name for switch in fabric.switches], sizes, random.Random(seed))
-    streams = ledger.admit(ledger.open(), planned, [range(len(ranks))])
-    hosts = [fabric.host(name) for name in ranks]
+    streams = ledger.admit(ledger.open(), planned, groups)
+    by_rank = [fabric.host(name) for name in ranks]
     base = tables.merge([tables.routing(fabric, routes.plan(graph)), Steering(fabric).entries(graph),
                          tables.fixed(fabric)])
-    job = tables.merge(tables.folding(fabric, hosts, stream) for stream in streams)
+    job = tables.merge(tables.folding(fabric, by_rank, stream) for stream in streams)
 
     text = ""
-    for tree, sum_ in zip(planned, streams[::2], strict=True):
+    if per_host > 1:
+        folding = "; ".join(f"place {place}: ranks {' '.join(map(str, group))}" for place, group in enumerate(groups))
+        text += f"{per_host} ranks a host fold in {per_host} sets of streams, {folding}\n"
+    for tree, sum_ in zip(planned, streams[: 2 * len(planned) : 2], strict=True):
         text += f"tree {tree.root}: weight {tree.weight:.3f}, {tree.depth} levels, {sum_.slots} slots a switch\n"
         for fold in tree.folds:
             up = "root" if fold.parent is None else f"up port {fold.parent_port} to {fold.parent}"

@@ -28,7 +28,7 @@ def machines(hosts: Sequence[str]) -> list[list[int]]:
 def fold_groups(machines: Sequence[Sequence[int]], hosts: Sequence[str]) -> list[list[int]]:
     """Ranks that fold together: place l of every machine is group l.  Raises NoTree."""
     if len(machines) == 1:
-        raise NoTree(f"all {len(hosts)} ranks are on {hosts[0]}: nothing to fold in the network")
+        raise NoTree(f"every rank is on {hosts[0]}: nothing to fold in the network")
     if len({len(ranks) for ranks in machines}) > 1:
         counts = ", ".join(f"{hosts[ranks[0]]} {len(ranks)}" for ranks in machines[:8])
         more = f" and {len(machines) - 8} more" if len(machines) > 8 else ""

@@ -42,6 +42,9 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     assert "tree leaf1: weight 1.000, 1 levels" in brief.stdout
     full = CliRunner().invoke(app, ["plan", "--topo", "leafspine,2,2,4", "--entries"])
     assert "spine2: insert multicast" in full.stdout
+    shared = CliRunner().invoke(app, ["plan", str(file), "--ranks-per-host", "2"])
+    assert "place 1: ranks 1 3 5 7" in shared.stdout
+    assert "tree spine1: weight 0.500, 2 levels, 1024 slots a switch" in shared.stdout
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), [

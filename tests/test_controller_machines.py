@@ -37,7 +37,7 @@ def test_each_rank_folds_with_one_rank_of_every_machine(hosts: list[str]) -> Non
 @pytest.mark.parametrize(
     ("hosts", "why"),
     [
-        (["h1", "h1"], "all 2 ranks are on h1"),
+        (["h1", "h1"], "every rank is on h1"),
         (["h1", "h2", "h2"], "expected equally many ranks on every machine, got h1 1, h2 2"),
     ],
 )

@@ -87,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     machines: list[list[int]] = []
     """Ranks by machine, that is by fabric address; empty: each has its own.  Where a machine has n ranks and there are
-    trees, all have n, and queue pairs and source ports of its l-th rank leave the remainder l divided by n."""
+    trees, all have n, and connections and source ports of its l-th rank leave the remainder l divided by n."""
     rate: float = 0.0
     """Bytes per second of the slowest of the ranks' links; 0: the fabric's file does not say."""
 
