@@ -37,6 +37,7 @@ from netfold.controller.steering import Steering
 from netfold.controller.switch import Session, SwitchError
 from netfold.controller.target import Client, Target
 from netfold.wire import jobs as wire
+from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
@@ -262,6 +263,7 @@ class Controller:
                 "Join": (wire.Join, self.jobs.join),
                 "Report": (wire.Report, self.jobs.report),
                 "Leave": (wire.Leave, self.jobs.leave),
+                "Missing": (wire.AskMissing, self.missing),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),
             }, token=self._token),
@@ -327,7 +329,7 @@ class Controller:
         return [
             JobSlots(job.name, job.epoch, len(states), stall.open_slots(job.streams, job.hosts, {switch: states}))
             for job in self._holding(name)
-            if (states := await self._probe(job, switch))
+            if (states := await self._probe(switch, stall.slots_of(job.streams, switch)))
         ]
 
     async def stall(self, name: str) -> list[Stall]:
@@ -335,9 +337,29 @@ class Controller:
         stalls = []
         for job in self._holding(name):
             switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
-            states = await asyncio.gather(*(self._probe(job, switch) for switch in switches))
+            states = await asyncio.gather(
+                *(self._probe(switch, stall.slots_of(job.streams, switch)) for switch in switches)
+            )
             stalls.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
         return stalls
+
+    async def missing(self, request: wire.AskMissing) -> wire.Missing:
+        """Whom a rank waits for: asks the few slots of the PSNs that it names, on all switches.  Raises Refusal."""
+        job = self.jobs.find(request.job, request.epoch, request.rank)
+        waits = [
+            (stream, request.waits[qp])
+            for stream in job.streams
+            for rank, connection in zip(stream.ranks, stream.connections, strict=True)
+            if rank == request.rank and (qp := connection << OPERATION_BITS) in request.waits
+        ]
+        wanted: dict[str, list[int]] = {}
+        for stream, psn in waits:
+            for switch, base in stream.bases.items():
+                wanted.setdefault(switch, []).append(base + (psn & (stream.slots - 1)))
+        states = await asyncio.gather(*(self._probe(switch, some) for switch, some in wanted.items()))
+        held = dict(zip(wanted, states, strict=True))
+        found = stall.report(job.name, [stream for stream, _ in waits], job.hosts, held)
+        return wire.Missing(found.missing, [culprit.why for culprit in found.culprits[: stall.LINES]])
 
     def _holding(self, name: str | None) -> list[Job]:
         jobs = self.jobs.active(name)
@@ -346,9 +368,9 @@ class Controller:
             raise Refusal(Code.NOT_FOUND, f"no job {name!r} holds slots; jobs that do: {others}")
         return jobs
 
-    async def _probe(self, job: Job, switch: str) -> dict[int, SlotState]:
+    async def _probe(self, switch: str, held: Sequence[int]) -> dict[int, SlotState]:
         try:
-            return await self._targets[switch].client.probe_all(stall.slots_of(job.streams, switch))
+            return await self._targets[switch].client.probe_all(held)
         except SwitchError as error:
             raise Refusal(Code.UNAVAILABLE, str(error)) from error
 

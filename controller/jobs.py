@@ -186,13 +186,13 @@ class Jobs:
 
     async def report(self, request: Report) -> Done:
         """Keep a rank's totals."""
-        job = self._find(request.job, request.epoch, request.rank)
+        job = self.find(request.job, request.epoch, request.rank)
         job.reports[request.rank] = request
         return Done()
 
     async def leave(self, request: Leave) -> Done:
         """Let a rank go; the last one takes the job's entries with it."""
-        job = self._find(request.job, request.epoch, request.rank)
+        job = self.find(request.job, request.epoch, request.rank)
         job.left.add(request.rank)
         if request.reason:
             job.state, job.reason = "broken", f"rank {request.rank} left: {request.reason}"
@@ -207,7 +207,7 @@ class Jobs:
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
         """Tell a rank what happens, until it leaves.  Closing this before it has left is its death.  Raises Refusal."""
-        job = self._find(request.job, request.epoch, request.rank)
+        job = self.find(request.job, request.epoch, request.rank)
         if request.rank in job.watchers:
             _refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
         if request.rank in job.left or request.rank in job.lost:
@@ -285,7 +285,8 @@ class Jobs:
             _refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: world: expected {job.world}, as rank {first} "
                                               f"has said, got {r.world}. Start all ranks with one world size")
 
-    def _find(self, name: str, epoch: int, rank: int) -> Job:
+    def find(self, name: str, epoch: int, rank: int) -> Job:
+        """The incarnation of a job that a rank is in.  Raises Refusal."""
         for job in (*self._jobs.values(), *self._ending):
             if job.name == name and job.epoch == epoch and rank in job.joins:
                 return job

@@ -22,6 +22,7 @@ import numpy as np
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError
+from netfold.host.flight import Flight
 from netfold.host.fold import FoldRail
 from netfold.host.group import Array, Group
 from netfold.host.jobs import JobClient
@@ -34,7 +35,8 @@ from netfold.host.peers import Peers
 from netfold.host.rail import DTYPES, Op, Rail, RailStats
 from netfold.host.work import Turns
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Peer, Plan, Report
+from netfold.wire.flight import Operation
+from netfold.wire.jobs import Join, Missing, Peer, Plan, Report
 
 RailName = Literal["auto", "innet", "tcp", "roce"]
 CONTROLLER_VARIABLE = "NETFOLD_CONTROLLER"
@@ -92,7 +94,7 @@ class Communicator(Group):
         mesh = _mesh(plan, listener, timeout, rail)
         machines = plan.machines if shared else ()
         peers = Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers, machines=machines)
-        super().__init__(peers, Turns(me))
+        super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world)))
         self._fold: Rail | None = None
         self._between = "roce" if rail == "roce" else "tcp"
         if plan.world == 1:
@@ -107,10 +109,11 @@ class Communicator(Group):
             try:
                 if shared:
                     self._fold = ParallelFold(
-                        plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear
+                        plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear,
+                        missing=self._ask,
                     )
                 else:
-                    self._fold = FoldRail(plan, address, timeout=timeout, news=self._hear)
+                    self._fold = FoldRail(plan, address, timeout=timeout, news=self._hear, missing=self._ask)
             except BaseException:
                 mesh.close()
                 raise
@@ -219,6 +222,10 @@ class Communicator(Group):
             seconds=folded.seconds + own.seconds,
         )
 
+    def flight(self) -> list[Operation]:
+        """The last operations of this rank, groups' included, the oldest first (``flight.KEPT``)."""
+        return self._turns.flight.operations()
+
     def explain(self, nbytes: int, op: str = "sum", dtype: str = "float32") -> str:
         """Which path an allreduce of ``nbytes`` bytes takes, and why."""
         if self._fold is None:
@@ -269,6 +276,10 @@ class Communicator(Group):
     def _hear(self) -> NetFoldError | None:
         return None if self._watcher is None else self._watcher.news()
 
+    def _ask(self, waits: dict[int, int]) -> Missing:
+        """For whom the switches wait."""
+        return Missing([], []) if self._client is None else self._client.missing(self._plan, waits)
+
     def _allreduce(
         self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int
     ) -> None:
@@ -280,12 +291,16 @@ class Communicator(Group):
         plain = result.flags.c_contiguous and result.flags.aligned and result.dtype == native
         # Results arrive while later contributions still leave: what overlaps must be the same memory or none.
         same = plain and source.ctypes.data == result.ctypes.data
-        if plain and (same or not np.may_share_memory(source, result)):
-            self._fold.allreduce(source, result.reshape(-1), op, number)
-            return
-        flat = np.empty(source.shape, native)
-        self._fold.allreduce(source, flat, op, number)
-        result[...] = flat.reshape(result.shape)
+        direct = plain and (same or not np.may_share_memory(source, result))
+        out = result.reshape(-1) if direct else np.empty(source.shape, native)
+        flight, before = self._turns.flight, self._fold.retransmissions
+        flight.note("innet")
+        try:
+            self._fold.allreduce(source, out, op, number)
+        finally:
+            flight.now.retransmissions += self._fold.retransmissions - before
+        if not direct:
+            result[...] = out.reshape(result.shape)
 
 
 def _folds(op: str, element: str) -> bool:

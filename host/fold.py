@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 from netfold.host import native
 from netfold.host.errors import CollectiveTimeout, NetFoldError, RankMismatch, TransportError
+from netfold.host.mesh import ranks
 from netfold.host.native import MAX, SUM, Core, Io, Standing
 from netfold.host.rail import Flat, Op, RailStats, TreeStats
 from netfold.wire import roce
-from netfold.wire.jobs import Plan
+from netfold.wire.jobs import Missing, Plan
 
 log = logging.getLogger("netfold")
 
@@ -44,6 +45,7 @@ class FoldRail:
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
     news     what the controller says has ended the job, if anything: then PATIENCE is enough
+    missing  asks it for whom the switches wait, given our queue pairs and the PSN without a result of each
     shared   other sockets are open on the same address and port (``reuseport``)
     members  ranks that fold together; default: all of the plan
     """
@@ -57,11 +59,13 @@ class FoldRail:
         *,
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
+        missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
         shared: bool = False,
         members: int | None = None,
     ) -> None:
         self._plan = plan
         self._news = news
+        self._missing = missing
         self._timeout = timeout
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
@@ -134,6 +138,11 @@ class FoldRail:
                     error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}{hint}"
                 )
 
+    @property
+    def retransmissions(self) -> int:
+        """Contributions sent again since the rail was made."""
+        return self._core.retransmitted()
+
     def stats(self) -> RailStats:
         if self._final is not None:
             return self._final
@@ -180,9 +189,12 @@ class FoldRail:
         )
 
     def _timed_out(self, source: Flat, number: int) -> NetFoldError:
+        missing = self._missing(self._waits())
         lines = [
-            f"{self._who(source, number)}: no result from the network for {self._timeout:g} s. Either a rank is gone, "
-            "stopped, or never called this operation, or a switch of a tree is. Where it stands:"
+            f"{self._who(source, number)}: no result from the network for {self._timeout:g} s: "
+            + (f"{ranks(missing.ranks)} gone, stopped, or never called this operation" if missing.ranks else
+               "a rank is gone, stopped, or never called this operation, or a switch of a tree is gone"),
+            *(f"  {why}" for why in missing.why),
         ]
         for index, tree in enumerate(self._plan.trees):
             for kind, label in ((MAX, "exponents"), (SUM, "sums")):
@@ -194,6 +206,16 @@ class FoldRail:
             lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
         lines.append("  expected: every rank within the timeout; look at `netfold jobs`, or give a longer timeout=")
         return CollectiveTimeout("\n".join(lines))
+
+    def _waits(self) -> dict[int, int]:
+        """Queue pairs -> the lowest PSN that was sent and has no result."""
+        waits = {}
+        for index, tree in enumerate(self._plan.trees):
+            for kind, stream in ((MAX, tree.max), (SUM, tree.sum)):
+                standing = self._core.standing(index, kind)
+                if standing.sent_ahead > standing.results:
+                    waits[stream.qp] = standing.una_psn
+        return waits
 
     def _failed(self, source: Flat, number: int) -> NetFoldError:
         failure = self._core.failure()

@@ -10,7 +10,9 @@ TransportError, Busy, Closed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,9 @@ class Group:
 
     def __init__(self, peers: Peers, turns: Turns) -> None:
         self._peers = peers
+        self._peers.note = turns.flight.note
         self._turns = turns
+        self._numbers = count(1)
 
     @property
     def rank(self) -> int:
@@ -55,6 +59,7 @@ class Group:
         *,
         dtype: str | None = None,
         algorithm: str | None = None,
+        name: str = "allreduce",
     ) -> Array:
         """The reduction of every rank's array, the same bits on every rank.
 
@@ -63,13 +68,14 @@ class Group:
         op         "sum", "product" (integers wrap), "average" (no integers), "max", "min"
         dtype      "bfloat16" where uint16 arrays hold it
         algorithm  one of ``collectives.ALLREDUCE``, or "auto"; default: the communicator's
+        name       what the flight recorder and the timeline call it
         """
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
         if algorithm is not None:
             self._peers.check(algorithm)
         result = self._out(array.shape, array, out)
-        with self._turns.turn() as number:
+        with self._turn(name, array.nbytes, op, reduction.element) as number:
             self._allreduce(array, result, reduction, algorithm, number)
         return result
 
@@ -81,10 +87,11 @@ class Group:
         *,
         dtype: str | None = None,
         algorithm: str | None = None,
+        name: str = "allreduce",
     ) -> Work[Array]:
         """``allreduce`` that returns at once; several may be under way, and are done in the order of their calls."""
-        call = lambda: self.allreduce(array, out, op, dtype=dtype, algorithm=algorithm)  # noqa: E731
-        return self._turns.later(call, f"{op} of {np.size(array)} x {np.asarray(array).dtype}")
+        call = lambda: self.allreduce(array, out, op, dtype=dtype, algorithm=algorithm, name=name)  # noqa: E731
+        return self._turns.later(call, f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}")
 
     def reduce(
         self, array: Array, out: Array | None = None, op: ReduceOp = "sum", *, root: int = 0, dtype: str | None = None
@@ -95,7 +102,7 @@ class Group:
         reduction = Reduction(op, element_name(array, dtype))
         result = self._out(array.shape, array, out) if self.rank == root else None
         data = _flat_copy(array)
-        with self._turns.turn():
+        with self._turn("reduce", data.nbytes, op, reduction.element):
             self._peers.reduce(storage(data), reduction, root)
         if result is not None:
             result[...] = data.reshape(array.shape)
@@ -119,7 +126,7 @@ class Group:
         rows = self._rows(array, counts, "array")
         result = self._out((rows[self.rank], *array.shape[1:]), array, out)
         data, pieces = _flat_copy(array), _pieces(rows, array)
-        with self._turns.turn():
+        with self._turn("reduce_scatter", data.nbytes, op, reduction.element):
             self._peers.reduce_scatter(storage(data), pieces, reduction)
         result[...] = data[pieces[self.rank]].reshape(result.shape)
         return result
@@ -130,7 +137,7 @@ class Group:
         self._check_rank(root, "root")
         self._check_writeable(array, "array")
         data = _flat(array)
-        with self._turns.turn():
+        with self._turn("broadcast", data.nbytes, dtype=data.dtype):
             self._peers.broadcast(data.view(np.uint8), root)
         if not np.may_share_memory(data, array):
             array[...] = data.reshape(array.shape)
@@ -147,7 +154,7 @@ class Group:
         pieces = _pieces(rows, array)
         data = np.empty(result.size, _native(array))
         data[pieces[self.rank]] = array.reshape(-1)
-        with self._turns.turn():
+        with self._turn("all_gather", data.nbytes, dtype=data.dtype):
             self._peers.all_gather(data.view(np.uint8), _bytes(pieces, data))
         result[...] = data.reshape(result.shape)
         return result
@@ -163,7 +170,7 @@ class Group:
         pieces = _pieces(rows, array)
         data = np.empty(pieces[-1].stop, _native(array))
         data[pieces[self.rank]] = array.reshape(-1)
-        with self._turns.turn():
+        with self._turn("gather", data.nbytes, dtype=data.dtype):
             self._peers.gather(data.view(np.uint8), _bytes(pieces, data), root)
         if result is not None:
             result[...] = data.reshape(result.shape)
@@ -185,7 +192,7 @@ class Group:
                 wanted = f"{data.dtype}{[sum(rows), *out.shape[1:]]}"
                 raise ValueError(f"array is {array.dtype}{list(array.shape)}: expected {wanted}, all ranks' rows")
             data[:] = array.reshape(-1)
-        with self._turns.turn():
+        with self._turn("scatter", data.nbytes, dtype=data.dtype):
             self._peers.scatter(data.view(np.uint8), _bytes(pieces, data), root)
         out[...] = data[pieces[self.rank]].reshape(out.shape)
         return out
@@ -214,14 +221,14 @@ class Group:
         source = _flat_copy(array)
         data = np.empty(result.size, source.dtype)
         to, by = _bytes(_pieces(given, array), data), _bytes(_pieces(taken, array), data)
-        with self._turns.turn():
+        with self._turn("all_to_all", source.nbytes, dtype=source.dtype):
             self._peers.all_to_all(source.view(np.uint8), to, data.view(np.uint8), by)
         result[...] = data.reshape(result.shape)
         return result
 
     def barrier(self) -> None:
         """Returns once every rank has called it."""
-        with self._turns.turn():
+        with self._turn("barrier"):
             self._peers.barrier()
 
     # ---- between two -------------------------------------------------------------------------------------------------
@@ -229,7 +236,7 @@ class Group:
         """Sends to another rank, which calls ``receive``.  Between two ranks messages arrive in the order sent."""
         self._check_peer(peer)
         data = _flat(np.asarray(array))
-        with self._turns.turn():
+        with self._turn("send", counted=False, nbytes=data.nbytes, dtype=data.dtype):
             self._peers.send(data, peer, tag)
 
     def receive(self, out: Array, peer: int, *, tag: int = 0) -> Array:
@@ -237,13 +244,24 @@ class Group:
         self._check_peer(peer)
         self._check_writeable(out, "out")
         data = _flat(out)
-        with self._turns.turn():
+        with self._turn("receive", counted=False, nbytes=data.nbytes, dtype=data.dtype):
             self._peers.receive(data, peer, tag)
         if not np.may_share_memory(data, out):
             out[...] = data.reshape(out.shape)
         return out
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _turn(
+        self, name: str, nbytes: int = 0, op: str = "", dtype: object = "", *, counted: bool = True
+    ) -> Iterator[int]:
+        """An operation's turn and number; ``counted``: one that all ranks of the group call, else it has number 0."""
+        numbers = self._numbers if counted else repeat(0)
+        with self._turns.turn(numbers, self._peers.name.strip(), name, nbytes, op, dtype) as number:
+            if counted:
+                self._peers.number = number
+            yield number
+
     def _allreduce(
         self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int
     ) -> None:

@@ -14,10 +14,12 @@ import msgspec
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.watcher import Watcher
 from netfold.wire import tls
-from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Plan, Report, Watch
+from netfold.wire.jobs import SERVICE, AskMissing, Done, Event, Join, Leave, Missing, Plan, Report, Watch
 
 ANSWER_MARGIN = 5.0
 """Seconds that the controller gets beyond the join's own timeout, so that its own refusal arrives first."""
+MISSING_TIMEOUT = 3.0
+"""Seconds that an operation which has timed out spends on learning why."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds for Report and Leave: a finished rank does not wait for a controller that is gone."""
 
@@ -41,6 +43,7 @@ class JobClient:
         self._join = self._unary("Join", Plan)
         self._report = self._unary("Report", Done)
         self._leave = self._unary("Leave", Done)
+        self._missing = self._unary("Missing", Missing)
         self._watch = self._channel.unary_stream(
             f"/{SERVICE}/Watch",
             request_serializer=msgspec.json.encode,
@@ -94,6 +97,19 @@ class JobClient:
                 "job %r, rank %d: left, but %s did not take the report: %s %s",
                 report.job, report.rank, self.controller, error.code().name, error.details(),
             )  # fmt: skip
+
+    def missing(self, plan: Plan, waits: dict[int, int]) -> Missing:
+        """For whom the switches wait, asked within MISSING_TIMEOUT; where nobody can say, why not.
+
+        waits  as in AskMissing
+        """
+        request = AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token)
+        try:
+            answer: Missing = self._missing(request, timeout=MISSING_TIMEOUT)
+            return answer
+        except grpc.RpcError as error:
+            said = f"{error.code().name}: {error.details() or 'no details'}"
+            return Missing([], [f"the controller at {self.controller} cannot say who is missing: {said}"])
 
     def close(self) -> None:
         """Ends the connection."""

@@ -150,6 +150,7 @@ def library() -> C.CDLL:
     declare("nf_fold_progress", i64, pointer)
     declare("nf_fold_foreign", u64, pointer)
     declare("nf_fold_elements", u64, pointer, u32)
+    declare("nf_fold_retransmitted", u64, pointer)
     declare("nf_fold_standing", None, pointer, u32, C.c_int, C.POINTER(Standing))
     declare("nf_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
     declare("nf_io_close", None, pointer)
@@ -251,6 +252,10 @@ class Core:
     def foreign(self) -> int:
         """Packets received that belong to none of our streams."""
         return int(self._lib.nf_fold_foreign(self.handle))
+
+    def retransmitted(self) -> int:
+        """Packets sent again, on all streams."""
+        return int(self._lib.nf_fold_retransmitted(self.handle))
 
     def elements(self, tree: int) -> int:
         """Elements of the current operation in a tree's stripe."""

@@ -37,7 +37,7 @@ from netfold.host.peers import Peers
 from netfold.host.rail import Flat, Op, RailStats
 from netfold.host.reuseport import by_remainder, steer
 from netfold.host.sufficient import beats_ring, ratio
-from netfold.wire.jobs import Plan
+from netfold.wire.jobs import Missing, Plan
 
 
 class ParallelFold:
@@ -46,7 +46,7 @@ class ParallelFold:
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
     always   fold whatever it costs
-    timeout, news  as ``FoldRail``'s
+    timeout, news, missing  as ``FoldRail``'s
     """
 
     name = "innet"
@@ -60,7 +60,9 @@ class ParallelFold:
         always: bool,
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
+        missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
     ) -> None:
+        self._missing = missing
         self._peers = peers
         self._always = always
         self._rate = plan.rate
@@ -85,7 +87,8 @@ class ParallelFold:
         """In turn: the kernel numbers a machine's sockets in the order in which they are bound."""
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
-        fold = FoldRail(plan, address, timeout=timeout, news=self._heard, shared=True, members=len(plan.machines))
+        fold = FoldRail(plan, address, timeout=timeout, news=self._heard, missing=self._missing, shared=True,
+                        members=len(plan.machines))  # fmt: skip
         if self._local.rank == 0:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold
@@ -147,6 +150,10 @@ class ParallelFold:
     def _heard(self) -> NetFoldError | None:
         """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""
         return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._news()
+
+    @property
+    def retransmissions(self) -> int:
+        return self._fold.retransmissions
 
     def stats(self) -> RailStats:
         folded = self._fold.stats()

@@ -79,7 +79,10 @@ class Peers:
         self.bytes_reduced = 0
         self.seconds = 0.0
         """Wall-clock time inside operations."""
-        self._number = 0
+        self.note: Callable[[str], None] = lambda path: None
+        """Is told what carries an operation, as soon as that is settled."""
+        self.number = 1
+        """Of the operation that runs next, the same on all ranks; a Group, whose other operations fold, sets it."""
         self._groups = [list(ranks) for ranks in machines]
         self._rows: SharedRows | None = None
 
@@ -96,6 +99,7 @@ class Peers:
         if self.size > 1:
             what = f"{reduction.op} of {out.size} x {reduction.element}"
             name = self.pick(out.nbytes, algorithm, what)
+            self.note(f"{self.mesh.kind}, {name}")
             self._run(f"{what} by {name}", self._allreduce(name, out, reduction), out.nbytes)
         else:
             self.operations += 1
@@ -130,6 +134,7 @@ class Peers:
             ),
         }
         name, (_, strand) = min(strands.items(), key=lambda item: item[1][0])
+        self.note(f"{self.mesh.kind}, {name}")
         self._run(f"{what} by {name}", strand, n)
 
     def reduce(self, data: Flat, reduction: Reduction, root: int) -> None:
@@ -139,6 +144,7 @@ class Peers:
         straight = cost.broadcast_binomial(n, self.size, link)  # the same tree, the other way
         twice = cost.reduce_scatter(n, self.size, link) + link.alpha + n * link.beta
         how = reduce.binomial if straight <= twice else reduce.reduce_scatter_gather
+        self.note(f"{self.mesh.kind}, {how.__name__}")
         self._run(f"{what} by {how.__name__}", how(self.mesh, data, reduction, root=root), n)
         self.bytes_reduced += n
         if self.rank == root:
@@ -227,7 +233,7 @@ class Peers:
         if self.measured is None:
             if not nbytes:  # whatever: nothing will be sent but a barrier
                 return Measured(cost.Link(0.0, 0.0), 1.0)
-            with self.operation(f"measuring links, for {what}"):
+            with self.mesh.operation(Call(self.number, f"{self.name}measuring links, for {what}")):
                 self.measured = measure(self.mesh)
                 if (rows := self._shared_rows()) is not None:
                     self.measured = replace(self.measured, inside=measure_inside(self.mesh, self._local(), rows))
@@ -277,8 +283,8 @@ class Peers:
     @contextmanager
     def operation(self, what: str) -> Iterator[Mesh]:
         """One more operation on the mesh, which all ranks begin alike; whoever asks keeps the totals."""
-        self._number += 1
-        with self.mesh.operation(Call(self._number, self.name + what)):
+        number, self.number = self.number, self.number + 1
+        with self.mesh.operation(Call(number, self.name + what)):
             yield self.mesh
 
     def _run(self, what: str, strand: Strand, nbytes: int) -> None:

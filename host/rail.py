@@ -56,6 +56,10 @@ class Rail(Protocol):
     def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
         """Fills ``out`` with the sum or average of every rank's ``source``; the two may be the same array."""
 
+    @property
+    def retransmissions(self) -> int:
+        """Packets sent again since the rail was made; cheap."""
+
     def stats(self) -> RailStats:
         """Totals since the rail was made."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, NetFoldError
+from netfold.host.flight import Flight
 
 T = TypeVar("T")
+
+log = logging.getLogger("netfold")
 
 
 class Work(Generic[T]):
@@ -23,6 +27,8 @@ class Work(Generic[T]):
         self._done = threading.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Work[T]], object]] = []
 
     def wait(self, timeout: float | None = None) -> T:
         """The operation's result, or its error.
@@ -40,25 +46,47 @@ class Work(Generic[T]):
         """Whether ``wait`` would return, or raise the operation's error, at once."""
         return self._done.is_set()
 
+    def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
+        """Calls ``callback(work)`` once it is done: on the communicator's thread, or here and now where it is.
+
+        What a callback raises is logged; the operation and what follows it go on.
+        """
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        self._tell(callback)
+
     def _run(self) -> None:
         try:
             self._result = self._call()
         except BaseException as error:
             self._error = error
         finally:
-            self._done.set()
+            with self._lock:
+                self._done.set()
+                callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                self._tell(callback)
+
+    def _tell(self, callback: Callable[[Work[T]], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            log.exception("%s: a callback failed", self._me)
 
 
 class Turns:
     """The order of operations on one communicator and its groups, and the error that ended it for good.
 
-    me  who speaks in errors
+    me      who speaks in errors
+    flight  records them; default: for this object alone
     """
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, flight: Flight | None = None) -> None:
         self.me = me
+        self.flight = Flight(me, 0, 1) if flight is None else flight
         self.broken: NetFoldError | None = None
-        self.number = 0
         self._closed = False
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
@@ -66,8 +94,13 @@ class Turns:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def turn(self) -> Iterator[int]:
+    def turn(
+        self, numbers: Iterator[int], group: str, name: str, nbytes: int = 0, op: str = "", dtype: object = ""
+    ) -> Iterator[int]:
         """One operation; gives its number.  Waits for asynchronous ones that were begun before it.
+
+        numbers  of the group's operations: the same on all of its ranks, whatever other groups do
+        the others are for the flight recorder
 
         Raises Busy where another thread is inside one, Closed, and the error of an operation that failed before.
         """
@@ -80,15 +113,16 @@ class Turns:
                 raise Closed(f"{self.me}: the communicator was closed")
             if self.broken is not None:
                 raise self.broken
-            self.number += 1
+            number = next(numbers)
             try:
-                yield self.number
+                with self.flight.operation(number, group, name, op, str(dtype), nbytes):
+                    yield number
             except NetFoldError as error:
                 self.broken = error
                 raise
             except BaseException as error:  # Ctrl-C in the middle: packets of this operation are out already
                 self.broken = NetFoldError(
-                    f"{self.me}: operation {self.number} was interrupted ({type(error).__name__}); join anew"
+                    f"{self.me}: operation {number} was interrupted ({type(error).__name__}); join anew"
                 )
                 raise
         finally:
@@ -114,6 +148,7 @@ class Turns:
             self._queue.put(None)
             self._thread.join()  # bounded: every operation is
         self._closed = True
+        self.flight.close()
         return True
 
     def _serve(self) -> None:

@@ -199,6 +199,27 @@ def test_asynchronous_operations_keep_their_order() -> None:
         assert everyone(comms, work) == [[2.0 * i + 1 for i in range(8)] + [2.0]] * 2
 
 
+def test_callbacks_come_once_the_work_is_done() -> None:
+    """In the order in which they were added, also where it is done already or failed; one that raises harms nobody."""
+    with loopback_job(2, rail="tcp", timeout=0.5) as comms:
+        called: list[object] = []
+        work = comms[0].iallreduce(np.ones(3))
+        work.add_done_callback(lambda done: called.append(done.wait(0).tolist()))
+        work.add_done_callback(lambda done: 1 // 0)
+        work.add_done_callback(lambda done: called.append(done.done()))
+        comms[1].allreduce(np.ones(3))
+        work.wait(20)
+        late: list[bool] = []
+        work.add_done_callback(lambda done: late.append(done.done()))
+        assert late == [True]
+        failed = comms[0].iallreduce(np.ones(3))
+        failed.add_done_callback(called.append)
+        with pytest.raises(CollectiveTimeout):
+            failed.wait(20)
+        comms[0].close()  # the thread that calls them has ended
+        assert called == [[2.0] * 3, True, failed]
+
+
 def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:
     """wait(timeout) gives up alone; the operation's own timeout ends it, named; later calls repeat that error."""
     with loopback_job(2, rail="tcp", timeout=0.5) as comms:

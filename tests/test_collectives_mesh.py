@@ -180,6 +180,30 @@ def test_a_rank_that_dies_is_named_by_all(name: str) -> None:
         assert "rank 3" in str(results[rank]), results[rank]
 
 
+def test_news_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
+    """PeerLost is an OSError: raised while a rank that has timed out hears the others, it names whom the news names,
+    and not the good peer that it was read from."""
+
+    def work(mesh: Mesh) -> None:
+        if mesh.rank == 0:
+            with mesh.operation(Call(1, "news")):
+                mesh.send(1, np.zeros(1, np.uint8))
+                mesh.wait([mesh.receive(1, np.empty(1, np.uint8))])
+        with mesh.operation(Call(1, "news")):
+            mesh.wait([mesh.receive(0, np.empty(1, np.uint8))])
+        one = tcp.meshes[1]
+        while 0 not in one._waits:
+            one._poll(5)
+        one._tell(1, 2, "is lost: a test")
+        while not one._links[0].lost:
+            one._poll(5)
+
+    with TcpRanks(3, timeout=1) as tcp:
+        error = tcp.run(work, only=[0, 1], timeout=20)[0]
+    assert isinstance(error, PeerLost), error
+    assert "rank 2 is lost: a test" in str(error)
+
+
 def test_an_address_where_nobody_listens_is_named() -> None:
     """Connection refused is an error at once, with rank and address."""
     with TcpRanks(2, timeout=20) as tcp:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
+import msgspec
 import pytest
 from finsy.proto import p4r
 from helpers_controller import ScriptedServer, run
@@ -24,7 +26,8 @@ from netfold.controller.probe import SlotState
 from netfold.controller.rpc import Unreachable
 from netfold.controller.show import show_slots
 from netfold.controller.switch import SwitchError
-from netfold.wire.roce import Operation
+from netfold.wire.jobs import AskMissing, Missing
+from netfold.wire.roce import OPERATION_BITS, Operation
 
 EMPTY = SlotState(0, 0, False, False, 0)
 
@@ -188,6 +191,34 @@ def test_a_sum_lost_between_switches_is_not_blamed_on_a_rank() -> None:
     down = stall.report("j", [stream], names, done)
     assert (down.missing, down.open) == ([], 1)
     assert "lost between leaf1 and spine1" in str(down)
+
+
+def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
+    """Only the slots of the PSNs that it names are asked; what is none of its queue pairs says nothing."""
+
+    def qp(stream: slots.Stream, rank: int) -> int:
+        return stream.connections[rank] << OPERATION_BITS
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            await r.together(4)
+            (job,) = r.controller.jobs.all()
+            stream = job.streams[2]
+            for name, held in fold(stream, 77, {0, 2, 3}).items():
+                r.switches[name].slots = held
+            ask = AskMissing("j", 3, job.epoch, {qp(stream, 3): 77, qp(job.streams[0], 3): 5})
+            told = await r.call("Missing", ask, Missing)
+            assert told.ranks == [1]
+            (why,) = told.why
+            assert "leaf1, tree spine2" in why
+            assert "PSN 77" in why
+            assert "missing rank 1 (h2)" in why
+            other = await r.call("Missing", msgspec.structs.replace(ask, waits={qp(stream, 0): 77}), Missing)
+            assert (other.ranks, other.why) == ([], [])
+            with pytest.raises(grpc.aio.AioRpcError, match="no rank 9 of epoch"):
+                await r.call("Missing", msgspec.structs.replace(ask, rank=9), Missing)
+
+    run(story())
 
 
 def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:

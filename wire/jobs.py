@@ -2,7 +2,8 @@
 """Messages of the job service, between a rank (host/) and the controller.
 
 gRPC carries them as JSON and msgspec checks every field at the border: no generated code ties us to one protobuf.
-A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it.
+A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it.  A rank
+that waits in vain asks ``Missing`` for whom.
 Meanwhile each may hold a ``Watch`` open: the controller tells it what happens to the others, and takes a broken one for
 its death.  Every request carries the fabric's token, where the fabric has one.
 """
@@ -123,6 +124,26 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     epoch: int
     token: str = ""
+
+
+class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank gets no result any more: for whom do the switches wait?"""
+
+    job: str
+    rank: int
+    epoch: int
+    waits: dict[int, int]
+    """Its own queue pairs, as the plan has them -> the lowest PSN of each that was sent and has no result."""
+    token: str = ""
+
+
+class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer: what the slots of these PSNs hold at this moment."""
+
+    ranks: list[int]
+    """Whose contributions are missing; empty where it is a packet between switches, or nothing waits."""
+    why: list[str]
+    """In words: switch, slot, bitmap, by stream."""
 
 
 class Watching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

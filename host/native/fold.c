@@ -434,6 +434,15 @@ uint64_t nf_fold_elements(const nf_fold *f, uint32_t t)
     return (end < f->count ? end : f->count) - (first < f->count ? first : f->count);
 }
 
+uint64_t nf_fold_retransmitted(const nf_fold *f)
+{
+    uint64_t sum = 0;
+    for (uint32_t t = 0; t < f->n_trees; t++)
+        for (int kind = 0; kind < 2; kind++)
+            sum += f->trees[t].channels[kind].stream.counters.retransmitted;
+    return sum;
+}
+
 void nf_fold_standing(const nf_fold *f, uint32_t t, nf_kind kind, nf_standing *standing)
 {
     const channel *c = &f->trees[t].channels[kind];

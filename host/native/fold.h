@@ -100,5 +100,6 @@ const nf_failure *nf_fold_failure(const nf_fold *);
 int64_t nf_fold_progress(const nf_fold *);      /* when the last new result came, or the operation began */
 uint64_t nf_fold_foreign(const nf_fold *);      /* packets that belong to none of our streams */
 uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);      /* of this operation, in this tree's stripe */
+uint64_t nf_fold_retransmitted(const nf_fold *);        /* packets, on all streams, since it was opened */
 void nf_fold_standing(const nf_fold *, uint32_t tree, nf_kind, nf_standing *);
 #endif

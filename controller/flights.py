@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorders of all ranks beside each other: who is where, who is behind, who said nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from netfold.wire.flight import Dump
+
+
+def read(folder: Path) -> list[Dump]:
+    """All ranks' files of a folder, by job and rank.  Raises ValueError for what is none."""
+    dumps = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            dumps.append(msgspec.json.decode(path.read_bytes(), type=Dump))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ValueError(f"{path}: no file of a flight recorder: {error}") from error
+    return sorted(dumps, key=lambda dump: (dump.job, dump.rank))
+
+
+def compare(dumps: list[Dump]) -> list[str]:
+    """Lines for people: where each rank of each job is, and who is behind the others or has no file."""
+    lines: list[str] = []
+    for job in dict.fromkeys(dump.job for dump in dumps):
+        ranks = {dump.rank: dump for dump in dumps if dump.job == job}
+        world = max(dump.world for dump in ranks.values())
+        lines.append(f"job {job}, {world} ranks")
+        for rank, dump in sorted(ranks.items()):
+            lines.append(f"  rank {rank} ({dump.host}, {dump.pid}): {_where(dump)}")
+        silent = [rank for rank in range(world) if rank not in ranks]
+        if silent:
+            lines.append(f"  nothing of rank {', '.join(map(str, silent))}: dead, or not asked")
+        last = {
+            rank: max((operation.number for operation in dump.operations if not operation.group), default=0)
+            for rank, dump in ranks.items()
+        }
+        behind = [rank for rank, number in last.items() if number < max(last.values())]
+        if behind:
+            lines.append(f"  behind the others, which are at operation {max(last.values())}: rank "
+                         f"{', '.join(map(str, behind))}")
+    return lines
+
+
+def _where(dump: Dump) -> str:
+    if not dump.operations:
+        return "no operation yet"
+    last = dump.operations[-1]
+    what = " ".join(word for word in (last.group, last.name, last.op, last.dtype) if word)
+    seconds = (last.end or dump.time) - last.begin
+    return (f"operation {last.number} ({what}, {last.nbytes} bytes, {last.path or 'no path yet'}) {last.state}"
+            f"{' for' if last.state == 'running' else ' after'} {seconds:.3f} s"
+            f"{', ' + str(last.retransmissions) + ' retransmissions' if last.retransmissions else ''}"
+            f"{': ' + last.error.splitlines()[0] if last.error else ''}")
+
