@@ -11,14 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, Unpack
 
 import typer
 
 from netfold.controller import fabric as fabrics
 from netfold.controller.cli_run import run
 from netfold.controller.cli_trace import flight
-from netfold.controller.fabric import Engine, Fabric, FabricError
+from netfold.controller.fabric import Engine, Fabric, FabricError, Faults
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,11 +35,15 @@ CANNOT: Final = 2
 
 FabricFile = Annotated[Path | None, typer.Argument(metavar="[FABRIC.toml]", help="The fabric's description.")]
 Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
-                                          help="Generate the fabric instead of reading it.")]
+                                          help="Generate the fabric instead of reading it; or "
+                                               "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS.")]
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
 Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit.")]
 Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
-Seed = Annotated[int, typer.Option(help="Of the losses: the same seed loses the same packets.")]
+Duplicate = Annotated[float, typer.Option(help="Share of packets that come twice.")]
+Reorder = Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")]
+Corrupt = Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")]
+Seed = Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")]
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
@@ -52,6 +56,9 @@ def up(
     switch: SwitchKind = "softswitch",
     rate: Rate = None,
     loss: Loss = 0.0,
+    duplicate: Duplicate = 0.0,
+    reorder: Reorder = 0.0,
+    corrupt: Corrupt = 0.0,
     seed: Seed = 0,
     timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
     verbose: Verbose = False,
@@ -63,15 +70,17 @@ def up(
     """
     _logging(verbose)
     if (file is None) == (topo is None):
-        _fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS")
+        _fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+    faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
     if topo is not None:
-        fabric = _parse_topo(topo, switch, rate, loss, seed)
+        fabric = _parse_topo(topo, switch, rate, seed, **faults)
         from netfold.topo.up import up as up_topo
 
         raise typer.Exit(up_topo(fabric))
     assert file is not None
-    if (switch, rate, loss, seed) != ("softswitch", None, 0.0, 0):
-        _fail(CANNOT, f"up: --switch, --rate, --loss and --seed go with --topo; with a file, {file} says these things")
+    if (switch, rate, seed) != ("softswitch", None, 0) or any(faults.values()):
+        _fail(CANNOT, "up: --switch, --rate, --seed, --loss and other faults go with --topo; with a file, "
+                      f"{file} says these things")
     _run(_serve(_load(file), timeout))
 
 
@@ -185,8 +194,8 @@ def plan(
     from netfold.controller import dryrun, slots, trees
 
     if (file is None) == (topo is None):
-        _fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS")
-    fabric = _load(file) if file is not None else _parse_topo(topo or "", "softswitch", None, 0.0, 0)
+        _fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+    fabric = _load(file) if file is not None else _parse_topo(topo or "", "softswitch", None, 0)
     names = ranks.split(",") if ranks else [host.name for host in fabric.hosts]
     unknown = [name for name in names if name not in {host.name for host in fabric.hosts}]
     if unknown or len(set(names)) != len(names):
@@ -199,15 +208,19 @@ def plan(
 
 @app.command("fabric")
 def fabric_(
-    topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS")],
+    topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS|threetier,...")],
     switch: SwitchKind = "softswitch",
     rate: Rate = None,
     loss: Loss = 0.0,
+    duplicate: Duplicate = 0.0,
+    reorder: Reorder = 0.0,
+    corrupt: Corrupt = 0.0,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
 ) -> None:
     """Write a FABRIC.toml to start from."""
-    text = _parse_topo(topo, switch, rate, loss, seed).dumps()
+    text = _parse_topo(topo, switch, rate, seed, loss=loss, duplicate=duplicate, reorder=reorder,
+                       corrupt=corrupt).dumps()
     if out is None:
         print(text, end="")
     else:
@@ -260,6 +273,9 @@ def demo(
     switch: SwitchKind = "softswitch",
     rate: Rate = None,
     loss: Loss = 0.0,
+    duplicate: Duplicate = 0.0,
+    reorder: Reorder = 0.0,
+    corrupt: Corrupt = 0.0,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the reports.")] = Path("build/demo"),
 ) -> None:
@@ -268,10 +284,12 @@ def demo(
     from netfold.topo.demo import demo as run_demo
 
     options: dict[str, Any] = {} if steps is None else {"steps": steps}
-    _parse_topo(f"leafspine,{leaves},{spines},{ranks}", switch, rate, loss, seed)  # refuse early, in the same words
+    faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
+    # refuse early, in the same words
+    _parse_topo(f"leafspine,{leaves},{spines},{ranks}", switch, rate, seed, **faults)
     raise typer.Exit(
-        run_demo(ranks=ranks, leaves=leaves, spines=spines, switch=_engine(switch), rate=rate, loss=loss, seed=seed,
-                 out=out, **options)
+        run_demo(ranks=ranks, leaves=leaves, spines=spines, switch=_engine(switch), rate=rate, seed=seed, out=out,
+                 **faults, **options)
     )  # fmt: skip
 
 
@@ -351,13 +369,10 @@ def _engine(name: str) -> Engine:
     _fail(CANNOT, f"--switch: expected softswitch or bmv2, got {name!r}")
 
 
-def _parse_topo(topo: str, switch: str, rate: str | None, loss: float, seed: int) -> Fabric:
-    kind, *numbers = topo.split(",")
-    if kind != "leafspine" or len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
-        _fail(CANNOT, f"unknown topology {topo!r}: expected leafspine,LEAVES,SPINES,HOSTS, as leafspine,2,2,8")
-    leaves, spines, hosts = map(int, numbers)
-    return _checked(lambda: fabrics.leafspine(leaves, spines, hosts, rate=rate, loss=loss, seed=seed,
-                                              engine=_engine(switch)))
+def _parse_topo(topo: str, switch: str, rate: str | None, seed: int, **faults: Unpack[Faults]) -> Fabric:
+    from netfold.controller import generate
+
+    return _checked(lambda: generate.parse(topo, rate=rate, seed=seed, engine=_engine(switch), **faults))
 
 
 def _address(file: Path | None, controller: str | None) -> str:

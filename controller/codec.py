@@ -8,7 +8,7 @@ from typing import Final
 
 from finsy.proto import p4i, p4r
 
-from netfold.controller.entities import Entity, Entry, Multicast, Value
+from netfold.controller.entities import Clone, Entity, Entry, Multicast, Value
 
 
 class CodecError(ValueError):
@@ -67,15 +67,24 @@ class Codec:
 
     def encode(self, entity: Entity) -> p4r.Entity:
         """Raises CodecError."""
-        return _multicast(entity) if isinstance(entity, Multicast) else self._entry(entity)
+        match entity:
+            case Multicast():
+                return _multicast(entity)
+            case Clone():
+                return _clone(entity)
+            case Entry():
+                return self._entry(entity)
 
     def decode(self, message: p4r.Entity) -> Entity:
-        """Raises CodecError for what this module does not make: other match kinds, action profiles, clone sessions."""
+        """Raises CodecError for what this module does not make: other match kinds, action profiles."""
         if message.HasField("table_entry"):
             return self._table_entry(message.table_entry)
+        session = message.packet_replication_engine_entry.clone_session_entry
+        if session.session_id and len(session.replicas) == 1:
+            return Clone(session.session_id, _port(session.replicas[0]))
         group = message.packet_replication_engine_entry.multicast_group_entry
         if group.multicast_group_id == 0:
-            raise CodecError(f"expected a table entry or a multicast group, got {message}")
+            raise CodecError(f"expected a table entry, a multicast group or a clone session to one port, got {message}")
         return Multicast(group.multicast_group_id, tuple(sorted(
             ((_port(replica), replica.instance) for replica in group.replicas), key=lambda replica: replica[::-1])))
 
@@ -89,6 +98,13 @@ class Codec:
         """A wildcard read of all multicast groups."""
         entity = p4r.Entity()
         entity.packet_replication_engine_entry.multicast_group_entry.SetInParent()
+        return entity
+
+    @staticmethod
+    def read_clones() -> p4r.Entity:
+        """A wildcard read of all clone sessions."""
+        entity = p4r.Entity()
+        entity.packet_replication_engine_entry.clone_session_entry.SetInParent()
         return entity
 
     def _entry(self, entry: Entry) -> p4r.Entity:
@@ -173,6 +189,14 @@ def _multicast(entity: Multicast) -> p4r.Entity:
     for port, instance in entity.replicas:
         # egress_port is deprecated since P4Runtime 1.4, but every server knows it
         group.replicas.add(egress_port=port, instance=instance)
+    return message
+
+
+def _clone(entity: Clone) -> p4r.Entity:
+    message = p4r.Entity()
+    session = message.packet_replication_engine_entry.clone_session_entry
+    session.session_id = entity.session
+    session.replicas.add(egress_port=entity.port)
     return message
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table entries and multicast groups as plain values: comparable, printable, and free of any protobuf.
+"""Table entries, multicast groups and clone sessions as plain values: comparable, printable, and free of any protobuf.
 
 `State` is what one switch holds or should hold.  Two states are compared by `netfold.controller.reconcile`;
 `netfold.controller.codec` turns entities into P4Runtime messages and back.
@@ -60,8 +60,24 @@ class Multicast:
         return f"multicast group={self.group} -> " + " ".join(f"{port}:{rid}" for port, rid in self.replicas)
 
 
+@dataclass(frozen=True)
+class Clone:
+    """A clone session: where copies go."""
+
+    session: int
+    port: int
+
+    @property
+    def identity(self) -> Identity:
+        """Its number."""
+        return ("clone", (("session", self.session),))
+
+    def __str__(self) -> str:
+        return f"clone session={self.session} -> {self.port}"
+
+
 Identity: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
-Entity: TypeAlias = Entry | Multicast
+Entity: TypeAlias = Entry | Multicast | Clone
 State: TypeAlias = dict[Identity, Entity]
 
 
@@ -86,7 +102,7 @@ def show(entities: Iterable[Entity]) -> str:
 
 _ADDRESSES = frozenset({"src", "dst"})
 _MACS = frozenset({"src_mac", "dst_mac"})
-_HEX = frozenset({"children", "mask_", "child", "seed", "threshold"})
+_HEX = frozenset({"children", "mask_", "child", "seed", "lose_", "flip_", "twice_", "late_"})
 
 
 def _show(name: str, value: Value) -> str:

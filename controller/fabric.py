@@ -10,7 +10,7 @@
     a = "leaf1:1"                     mac = "02:00:0a:ff:00:01"
     b = "h1:0"
     rate = "1gbit"                    # optional, in tc's units
-    loss = 0.01                       # optional, share of packets lost each way
+    loss = 0.01                       # optional, share of packets lost each way; duplicate, reorder, corrupt likewise
 
 Optional in [fabric]: token or token_file, which ranks and operators must then know; certificate and key, PEM files,
 for TLS; all of them relative to the fabric file.
@@ -25,9 +25,10 @@ import ipaddress
 import json
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 import networkx as nx
@@ -35,7 +36,8 @@ import networkx as nx
 from netfold.wire import roce
 
 Engine = Literal["softswitch", "bmv2"]
-Role = Literal["leaf", "spine"]
+Role = Literal["leaf", "agg", "spine"]
+"""An agg stands between leaves and spines, in fabrics of three tiers; trees have their roots at spines."""
 
 CPU_PORT: Final = 510
 """CPU_PORT of p4src/sizes.p4; ports of links lie below it."""
@@ -92,6 +94,12 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rate of each direction in tc's units, as ``1gbit``; None: as fast as it goes."""
     loss: float = 0.0
     """Share of packets lost in each direction, 0..1."""
+    duplicate: float = 0.0
+    """Share that comes twice."""
+    reorder: float = 0.0
+    """Share that others overtake."""
+    corrupt: float = 0.0
+    """Share whose payload is changed on the way from a host to its switch."""
 
     @property
     def ends(self) -> tuple[End, End]:
@@ -111,7 +119,7 @@ class Fabric(msgspec.Struct, frozen=True):
     """gRPC address of the controller's job service, ``host:port`` or ``unix:/path``."""
     path_mtu: int = roce.PATH_MTU
     seed: int = 0
-    """Of the losses on purpose: the same seed loses the same packets."""
+    """Of the faults on purpose: the same seed hits the same packets."""
     probe: float = 0.5
     """Seconds between probes of every link between switches; 0: links are not probed."""
     token: str | None = None
@@ -301,8 +309,16 @@ def validate(fabric: Fabric) -> None:
             raise FabricError(f"{where}: both ends are on {ends[0].node}")
         if ends[0].node in hosts and ends[1].node in hosts:
             raise FabricError(f"{where}: {link.a} and {link.b} are both hosts; a link needs a switch")
-        if not 0.0 <= link.loss <= 1.0:
-            raise FabricError(f"{where}.loss: expected a share of 0..1, got {link.loss}")
+        faults = {name: getattr(link, name) for name in ("loss", "duplicate", "reorder", "corrupt")}
+        for name, share in faults.items():
+            if not 0.0 <= share <= 1.0:
+                raise FabricError(f"{where}.{name}: expected a share of 0..1, got {share}")
+        if sum(faults.values()) > 1.0:
+            raise FabricError(f"{where}: a packet has one fault at most, so that shares add up to 1 or less; got "
+                              f"{faults}")
+        if link.corrupt and not {end.node for end in ends} & hosts:
+            raise FabricError(f"{where}.corrupt: expected a link to a host, whose first switch checks the ICRC; "
+                              f"{link.a} and {link.b} are switches")
         if link.rate is not None:
             try:
                 bits_per_second(link.rate)
@@ -323,18 +339,27 @@ def bits_per_second(rate: str) -> int:
     return round(float(match[1]) * _RATE_UNITS[match[2]])
 
 
+class Faults(TypedDict, total=False):
+    """What every link of a generated fabric does to packets, `corrupt` only those of hosts; see `Link`."""
+
+    loss: float
+    duplicate: float
+    reorder: float
+    corrupt: float
+
+
 def leafspine(
     leaves: int,
     spines: int,
     hosts: int,
     *,
     rate: str | None = None,
-    loss: float = 0.0,
     seed: int = 0,
     engine: Engine = "softswitch",
     name: str | None = None,
     rundir: Path | None = None,
     base_port: int = 50050,
+    **faults: Unpack[Faults],
 ) -> Fabric:
     """Every leaf linked to every spine, and the hosts spread evenly over the leaves, in order.
 
@@ -346,31 +371,65 @@ def leafspine(
         raise FabricError(f"leafspine: expected at least 1 leaf, 0 spines and 1 host, got {leaves}, {spines}, {hosts}")
     if leaves > 1 and spines == 0:
         raise FabricError(f"leafspine: {leaves} leaves need at least 1 spine to meet, got 0")
-    per_leaf = [hosts // leaves + (leaf < hosts % leaves) for leaf in range(leaves)]
+    per_leaf = spread(hosts, leaves)
     if max(per_leaf) > 254 or max(per_leaf) + spines > MAX_PORT or leaves > MAX_PORT:
         raise FabricError(f"leafspine: {max(per_leaf)} hosts on a leaf with {spines} uplinks, and {leaves} leaves on a "
                           f"spine, exceed 254 hosts a leaf or {MAX_PORT} ports a switch")
+    uppers: list[tuple[str, Role]] = [(f"spine{i + 1}", "spine") for i in range(spines)]
+    cables = [(f"leaf{leaf + 1}", spine) for leaf in range(leaves) for spine, _ in uppers]
+    return assemble(name or f"leafspine-{leaves}-{spines}-{hosts}", per_leaf, uppers, cables, rate=rate, seed=seed,
+                    engine=engine, rundir=rundir, base_port=base_port, faults=faults)
+
+
+def spread(hosts: int, leaves: int) -> list[int]:
+    """How many hosts each leaf has: as even as can be, the first ones more."""
+    return [hosts // leaves + (leaf < hosts % leaves) for leaf in range(leaves)]
+
+
+def assemble(
+    name: str,
+    per_leaf: Sequence[int],
+    uppers: Sequence[tuple[str, Role]],
+    cables: Iterable[tuple[str, str]],
+    *,
+    rate: str | None,
+    seed: int,
+    engine: Engine,
+    rundir: Path | None,
+    base_port: int,
+    faults: Faults,
+) -> Fabric:
+    """A generated fabric: leaves with so many hosts each, switches above them, and cables (lower, upper) between
+    switches.  A switch's ports count up from 1, hosts first, in the order of the cables.  Raises FabricError."""
 
     def grpc(node: str, number: int) -> str:
         return f"unix:{rundir / node}.sock" if rundir else f"127.0.0.1:{base_port + number}"
 
+    inside = faults.copy()
+    inside.pop("corrupt", None)
     switches: list[Switch] = []
-    hosts_: list[Host] = []
+    hosts: list[Host] = []
     links: list[Link] = []
-    names = [f"leaf{i + 1}" for i in range(leaves)] + [f"spine{i + 1}" for i in range(spines)]
-    for n, switch in enumerate(names, 1):
+    roles: list[tuple[str, Role]] = [(f"leaf{i + 1}", "leaf") for i in range(len(per_leaf))]
+    for n, (switch, role) in enumerate([*roles, *uppers], 1):
         address = f"10.255.{n >> 8}.{n & 255}"
-        role: Role = "leaf" if n <= leaves else "spine"
         switches.append(Switch(switch, role, n, grpc(switch, n), address, _mac_of(address)))
-    for leaf, count in enumerate(per_leaf, 1):
-        for h in range(1, count + 1):
+    ports = {switch.name: count(1) for switch in switches}
+    above: dict[str, list[str]] = {switch.name: [] for switch in switches}
+    for lower, upper in cables:
+        above[lower].append(upper)
+    for leaf, attached in enumerate(per_leaf, 1):
+        for h in range(1, attached + 1):
             address = f"10.{leaf >> 8}.{leaf & 255}.{h}"
-            hosts_.append(Host(f"h{len(hosts_) + 1}", address, _mac_of(address)))
-            links.append(Link(f"leaf{leaf}:{h}", f"{hosts_[-1].name}:0", rate, loss))
-        for spine in range(1, spines + 1):
-            links.append(Link(f"leaf{leaf}:{count + spine}", f"spine{spine}:{leaf}", rate, loss))
-    fabric = Fabric(name or f"leafspine-{leaves}-{spines}-{hosts}", engine, tuple(switches), tuple(hosts_),
-                    tuple(links), jobs=grpc("controller", 0), seed=seed)
+            hosts.append(Host(f"h{len(hosts) + 1}", address, _mac_of(address)))
+            links.append(Link(f"leaf{leaf}:{next(ports[f'leaf{leaf}'])}", f"{hosts[-1].name}:0", rate, **faults))
+        for upper in above.pop(f"leaf{leaf}"):
+            links.append(Link(f"leaf{leaf}:{next(ports[f'leaf{leaf}'])}", f"{upper}:{next(ports[upper])}", rate,
+                              **inside))
+    for lower, uppers_ in above.items():
+        links += [Link(f"{lower}:{next(ports[lower])}", f"{upper}:{next(ports[upper])}", rate, **inside)
+                  for upper in uppers_]
+    fabric = Fabric(name, engine, tuple(switches), tuple(hosts), tuple(links), jobs=grpc("controller", 0), seed=seed)
     validate(fabric)
     return fabric
 

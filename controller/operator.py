@@ -49,7 +49,11 @@ class Traffic(msgspec.Struct, frozen=True):
     packets: int
     bytes: int
     lost: int
-    """Packets lost on purpose (Fabric's ``loss``)."""
+    """Packets lost on purpose (Link's ``loss``), and so on."""
+    corrupted: int = 0
+    duplicated: int = 0
+    held: int = 0
+    """Held back for others to overtake them."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
@@ -63,6 +67,9 @@ class LinkStatus(msgspec.Struct, frozen=True):
     b_to_a: Traffic
     up: bool = True
     """False where probes between its two switches are lost, or one of them is down."""
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
 
 
 class TreeStatus(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from netfold.controller.entities import Entity, Entry, Multicast, State
+from netfold.controller.entities import Entity, Entry, State
 
 Verb = Literal["insert", "modify", "delete"]
 
@@ -54,7 +54,7 @@ def _is_default(entity: Entity) -> bool:
 
 def _order(entity: Entity) -> int:
     """Low numbers are there first and go last."""
-    if isinstance(entity, Multicast):
+    if not isinstance(entity, Entry):  # groups and sessions
         return 0
     # contributions must find the slot's group and rewriting in place
     return _REFERRING if entity.table.endswith((".connection", ".route")) else 1

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from netfold.controller.operator import JobSlots, JobStatus, Status, Traffic
+from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Status, Traffic
 
 
 def show(status: Status, console: Console | None = None) -> None:
@@ -22,12 +23,12 @@ def show(status: Status, console: Console | None = None) -> None:
         state = "[green]up[/green]" if s.up else f"[red]down[/red]: {s.problem}"
         switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt))
     console.print(switches)
-    links = Table("link", "state", "rate", "loss", "there", "back", "lost there/back", box=None)
+    links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", box=None)
     for link in status.links:
         there, back = link.a_to_b, link.b_to_a
         state = "[green]up[/green]" if link.up else "[red]down[/red]"
-        links.add_row(f"{link.a} - {link.b}", state, link.rate or "-", f"{link.loss:g}", _traffic(there),
-                      _traffic(back), f"{there.lost}/{back.lost}")
+        links.add_row(f"{link.a} - {link.b}", state, link.rate or "-", _faults(link), _traffic(there),
+                      _traffic(back), f"{_done(there)} / {_done(back)}")
     console.print(links)
     for job in status.jobs:
         _job(console, job)
@@ -70,3 +71,15 @@ def _job(console: Console, job: JobStatus) -> None:
 
 def _traffic(traffic: Traffic) -> str:
     return f"{traffic.packets} packets, {traffic.bytes / 1e6:.2f} MB"
+
+
+_FAULTS: Final = (("loss", "lost"), ("corrupt", "corrupted"), ("duplicate", "duplicated"), ("reorder", "held"))
+"""A link's faults, and how they are counted."""
+
+
+def _faults(link: LinkStatus) -> str:
+    return ", ".join(f"{fault} {share:g}" for fault, _ in _FAULTS if (share := getattr(link, fault))) or "-"
+
+
+def _done(traffic: Traffic) -> str:
+    return ", ".join(f"{count} {done}" for _, done in _FAULTS if (count := getattr(traffic, done))) or "-"

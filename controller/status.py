@@ -13,7 +13,11 @@ from netfold.controller.operator import JobStatus, LinkStatus, SwitchStatus, Tra
 from netfold.controller.switch import Count
 from netfold.controller.target import Target
 
-COUNTERS: Final = (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT)
+COUNTERS: Final = (
+    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT,
+    *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
+      for fault in tables.FAULTS),
+)  # fmt: skip
 """What must be read of every switch."""
 
 Counters = dict[str, dict[int, Count]]
@@ -33,24 +37,20 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters) -> 
 def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool) -> LinkStatus:
     """One link; ``counters`` are those of all switches, by name."""
     a, b = link.ends
-    return LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, a, b), _traffic(counters, b, a), up)
+    return LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, a, b), _traffic(counters, b, a), up,
+                      duplicate=link.duplicate, reorder=link.reorder, corrupt=link.corrupt)
 
 
 def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
-    """A switch counts what it sends, after losses on the way out; a host does not, so its switch counts arrivals,
-    before losses on the way in."""
-    sent = counters.get(sender.node, {}).get(tables.PORT_OUT, {}).get(sender.port)
-    arrived = counters.get(receiver.node, {}).get(tables.PORT_IN, {}).get(receiver.port)
-    if sender.node in counters and receiver.node in counters:
-        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
-        count = sent or _NOTHING
-    elif sender.node in counters:
-        lost = counters[sender.node][tables.LOST_OUT].get(sender.port, _NOTHING).packets
-        count = sent or _NOTHING
+    """A switch counts what it sends, after faults on the way out; a host does not, so its switch counts arrivals,
+    before faults on the way in."""
+    if sender.node in counters:
+        count = counters[sender.node].get(tables.PORT_OUT, {}).get(sender.port, _NOTHING)
     else:
-        lost = counters[receiver.node][tables.LOST_IN].get(receiver.port, _NOTHING).packets
-        count = arrived or _NOTHING
-    return Traffic(count.packets, count.bytes, lost)
+        count = counters[receiver.node].get(tables.PORT_IN, {}).get(receiver.port, _NOTHING)
+    at, control = (receiver, tables.FAULT_IN) if receiver.node in counters else (sender, tables.FAULT_OUT)
+    done = (counters[at.node].get(tables.fault_counter(control, fault), {}) for fault in tables.FAULTS)
+    return Traffic(count.packets, count.bytes, *(cells.get(at.port, _NOTHING).packets for cells in done))
 
 
 def of_job(job: Job) -> JobStatus:

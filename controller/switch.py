@@ -303,8 +303,9 @@ class Session:
                 raise self._error("Write", error, batch) from error
 
     async def read_state(self, tables: Iterable[str]) -> State:
-        """The entries of ``tables`` and all multicast groups."""
-        wanted = [self._codec.read_table(table) for table in tables] + [self._codec.read_multicast()]
+        """The entries of ``tables``, all multicast groups and clone sessions."""
+        wanted = [self._codec.read_table(table) for table in tables]
+        wanted += [self._codec.read_multicast(), self._codec.read_clones()]
         try:
             return state([self._decode(entity) for entity in await self._read(wanted)])
         except CodecError as error:

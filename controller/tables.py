@@ -3,7 +3,7 @@
 
     routes   -> route, uplink           streams -> connection, replica, multicast groups
     steering -> policy, pin, uplink
-    losses   -> fault (on the way in and out)       engine  -> congestion
+    faults   -> fault (on the way in and out)       engine  -> congestion
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import ipaddress
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, Literal
 
-from netfold.controller.entities import Entity, Entry, Multicast
-from netfold.controller.fabric import CPU_PORT, End, Engine, Fabric, Host
+from netfold.controller.entities import Clone, Entity, Entry, Multicast
+from netfold.controller.fabric import CPU_PORT, End, Engine, Fabric, Host, Link
 from netfold.controller.links import ROUTERS
 from netfold.controller.routes import Hop, Route
 from netfold.controller.slots import Stream
@@ -41,10 +42,12 @@ PORT_IN: Final = "SwitchIngress.port_in"
 PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
 MARKED: Final = "SwitchEgress.queues.congestion_marked"
-LOST_IN: Final = f"{FAULT_IN}.fault_lost"
-LOST_OUT: Final = f"{FAULT_OUT}.fault_lost"
 UNPINNED: Final = f"{_PATHS}.unpinned"
 """By destination leaf: packets of mode "pinned" that no pin was for."""
+FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
+"""What a fault can do to a packet; the counters of `fault_counter`."""
+REORDER_BY: Final = 8
+"""Packets that overtake one that is held back: more than a host takes for disorder (NF_REORDER of host/native)."""
 
 MANAGED: Final = (
     ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
@@ -122,20 +125,37 @@ def steering(
     return result
 
 
-def losses(fabric: Fabric) -> BySwitch:
-    """Entries of `fault`: a link loses where it enters a switch, and towards a host where it leaves one."""
+def faults(fabric: Fabric) -> BySwitch:
+    """Entries of `fault`, and a clone session for its copies: a link's faults are where it enters a switch, and towards
+    a host where it leaves one.  Payloads are corrupted on the way from a host alone: between switches and to hosts the
+    frame's own check sum, not the ICRC, is what guards them."""
     result: BySwitch = defaultdict(list)
     switches = {switch.name for switch in fabric.switches}
     for link in fabric.links:
-        if link.loss == 0:
-            continue
         a, b = link.ends
         for sender, receiver in ((a, b), (b, a)):
             at, control = (receiver, FAULT_IN) if receiver.node in switches else (sender, FAULT_OUT)
-            threshold = min(round(link.loss * 2**32), 2**32 - 1)
-            params = (("seed", _seed(fabric, sender, receiver)), ("threshold", threshold))
-            result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.lossy", params))
+            limits = _limits(link, corrupt=sender.node not in switches)
+            if not any(limits):
+                continue
+            params = (("seed", _seed(fabric, sender, receiver)),
+                      *zip(("lose_", "flip_", "twice_", "late_"), limits, strict=True), ("by_", REORDER_BY))
+            result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.faulty", params))
+            copies = Clone(at.port, at.port)
+            if (link.duplicate or link.reorder) and copies not in result[at.node]:
+                result[at.node].append(copies)
     return result
+
+
+def fault_counter(control: str, fault: str) -> str:
+    """The counter of one of `FAULTS` on FAULT_IN or FAULT_OUT, by port."""
+    return f"{control}.fault_{fault}"
+
+
+def _limits(link: Link, *, corrupt: bool) -> tuple[int, ...]:
+    """Of the draw in p4src/fault.p4: cumulative shares of 2^32."""
+    shares = accumulate((link.loss, link.corrupt if corrupt else 0.0, link.duplicate, link.reorder))
+    return tuple(min(round(share * 2**32), 2**32 - 1) for share in shares)
 
 
 def congestion(fabric: Fabric) -> BySwitch:
@@ -155,7 +175,7 @@ def probes(fabric: Fabric) -> BySwitch:
 
 def fixed(fabric: Fabric) -> BySwitch:
     """All that depends on nothing but the fabric's description."""
-    return merge([losses(fabric), congestion(fabric), probes(fabric)])
+    return merge([faults(fabric), congestion(fabric), probes(fabric)])
 
 
 def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:

@@ -1,38 +1,176 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seeded loss on a port, for tests: packet n of a port is lost where crc32(seed, port, n) < threshold.  The same seed
-// loses the same packets on every engine, and a super-packet loses single segments, which no queueing discipline does.
+// Faults on purpose, for tests: what becomes of packet n of a port is drawn from a seed and n, so that the same seed does
+// the same to the same packets on every engine, and to single segments of a super-packet.  The draw is MurmurHash3's
+// finaliser on a Weyl sequence: a CRC is linear, and would spread the faults evenly, never two in a row.
+//
+//      draw    0 .. lose | .. flip      | .. twice      | .. late              | .. 2^32
+//              lost      | one bit of   | comes, and    | held back until `by` | nothing
+//                        | its payload  | once more     | more have passed     |
+//
+// Packets can be held only in registers: there is one shelf a port, for a data packet whole.  It comes back in the place
+// of a copy of a later one; while it is taken, nobody else is held.
 #ifndef FAULT_P4
 #define FAULT_P4
 #include "headers.p4"
 
-control Fault(in port_t port, inout standard_metadata_t sm, out bit<1> lost) {
-    register<bit<32>>(512) fault_number;        // packets seen on each port
-    bit<32> number = 0;
-    bit<32> draw = 0;
-    bit<32> limit = 0;
+// What the caller clones: `copy`
+#define COPY_NONE   2w0
+#define COPY_SAME   2w1         // this packet once more
+#define COPY_SHELF  2w2         // what is on the shelf
 
-    action lossy(bit<32> seed, bit<32> threshold) {
+// fault_due: 0, the shelf is free | the packet number that brings it back | LEAVING + the number until which to wait
+// for the copy, which a full queue may have dropped
+#define LEAVING     0x80000000
+#define LEAVE_TIME  64
+
+control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm, in port_t port,
+              in bit<1> again, out bit<1> lost, out bit<2> copy) {
+    register<bit<32>>(512)  fault_number;       // packets seen on each port
+    register<bit<32>>(512)  fault_due;
+    register<bit<594>>(512) fault_head;         // folded 1 | RETH there 1 | headers 560 | ICRC 32
+    register<word_t>(512)   fault_word0;
+    register<word_t>(512)   fault_word1;
+    register<word_t>(512)   fault_word2;
+    register<word_t>(512)   fault_word3;
+
+    bit<32>  number = 0;
+    bit<32>  draw = 0;
+    bit<32>  lose = 0;
+    bit<32>  flip = 0;
+    bit<32>  twice = 0;
+    bit<32>  late = 0;
+    bit<32>  by = 0;
+    bit<32>  due = 0;
+    bit<594> head = 0;
+    bit<1>   has_reth = 0;
+    bit<1>   takes = 0;
+
+    // limits of the draw, each at least the one before
+    action faulty(bit<32> seed, bit<32> lose_, bit<32> flip_, bit<32> twice_, bit<32> late_, bit<32> by_) {
         fault_number.read(number, (bit<32>)port);
         fault_number.write((bit<32>)port, number + 1);
-        hash(draw, HashAlgorithm.crc32, 32w0, { seed, number, 7w0 ++ port, seed ^ number }, 64w0x100000000);
-        limit = threshold;
+        draw = seed + number * 0x9e3779b9;
+        draw = (draw ^ (draw >> 16)) * 0x85ebca6b;
+        draw = (draw ^ (draw >> 13)) * 0xc2b2ae35;
+        draw = draw ^ (draw >> 16);
+        fault_due.read(due, (bit<32>)port);
+        lose = lose_;
+        flip = flip_;
+        twice = twice_;
+        late = late_;
+        by = by_;
     }
     direct_counter(CounterType.packets) fault_packets;
     table fault {
         key = { port: exact @name("port"); }
-        actions = { lossy; @defaultonly NoAction; }
+        actions = { faulty; @defaultonly NoAction; }
         const default_action = NoAction();
         counters = fault_packets;
         size = 512;
     }
     counter(512, CounterType.packets) fault_lost;
+    counter(512, CounterType.packets) fault_corrupted;
+    counter(512, CounterType.packets) fault_duplicated;
+    counter(512, CounterType.packets) fault_held;
+
+    action to_shelf() {
+        if (hdr.reth.isValid()) {
+            has_reth = 1;
+        }
+        head = meta.folded ++ has_reth ++ hdr.ethernet.dst ++ hdr.ethernet.src ++ hdr.ethernet.type ++
+            hdr.ipv4.version ++ hdr.ipv4.ihl ++ hdr.ipv4.dscp ++ hdr.ipv4.ecn ++ hdr.ipv4.total_len ++ hdr.ipv4.id ++
+            hdr.ipv4.flags ++ hdr.ipv4.frag_offset ++ hdr.ipv4.ttl ++ hdr.ipv4.protocol ++ hdr.ipv4.checksum ++
+            hdr.ipv4.src ++ hdr.ipv4.dst ++ hdr.udp.sport ++ hdr.udp.dport ++ hdr.udp.length ++ hdr.udp.checksum ++
+            hdr.bth.opcode ++ hdr.bth.flags ++ hdr.bth.pkey ++ hdr.bth.fecn_becn ++ hdr.bth.connection ++
+            hdr.bth.operation ++ hdr.bth.ack_req ++ hdr.bth.psn ++ hdr.reth.address ++ hdr.reth.rkey ++ hdr.reth.length ++ hdr.icrc.crc;
+        fault_head.write((bit<32>)port, head);
+        fault_word0.write((bit<32>)port, hdr.lanes[0].w);
+        fault_word1.write((bit<32>)port, hdr.lanes[1].w);
+        fault_word2.write((bit<32>)port, hdr.lanes[2].w);
+        fault_word3.write((bit<32>)port, hdr.lanes[3].w);
+    }
+    action from_shelf() {
+        fault_head.read(head, (bit<32>)port);
+        meta.folded = head[593:593];
+        has_reth = head[592:592];
+        hdr.ethernet.dst = head[591:544];
+        hdr.ethernet.src = head[543:496];
+        hdr.ethernet.type = head[495:480];
+        hdr.ipv4.version = head[479:476];
+        hdr.ipv4.ihl = head[475:472];
+        hdr.ipv4.dscp = head[471:466];
+        hdr.ipv4.ecn = head[465:464];
+        hdr.ipv4.total_len = head[463:448];
+        hdr.ipv4.id = head[447:432];
+        hdr.ipv4.flags = head[431:429];
+        hdr.ipv4.frag_offset = head[428:416];
+        hdr.ipv4.ttl = head[415:408];
+        hdr.ipv4.protocol = head[407:400];
+        hdr.ipv4.checksum = head[399:384];
+        hdr.ipv4.src = head[383:352];
+        hdr.ipv4.dst = head[351:320];
+        hdr.udp.sport = head[319:304];
+        hdr.udp.dport = head[303:288];
+        hdr.udp.length = head[287:272];
+        hdr.udp.checksum = head[271:256];
+        hdr.bth.opcode = head[255:248];
+        hdr.bth.flags = head[247:240];
+        hdr.bth.pkey = head[239:224];
+        hdr.bth.fecn_becn = head[223:216];
+        hdr.bth.connection = head[215:192 + OPERATION_BITS];
+        hdr.bth.operation = head[191 + OPERATION_BITS:192];
+        hdr.bth.ack_req = head[191:184];
+        hdr.bth.psn = head[183:160];
+        hdr.icrc.crc = head[31:0];
+        fault_word0.read(hdr.lanes[0].w, (bit<32>)port);
+        fault_word1.read(hdr.lanes[1].w, (bit<32>)port);
+        fault_word2.read(hdr.lanes[2].w, (bit<32>)port);
+        fault_word3.read(hdr.lanes[3].w, (bit<32>)port);
+        fault_due.write((bit<32>)port, 0);
+    }
     apply {
         lost = 0;
-        fault.apply();
-        if (draw < limit) {
-            lost = 1;
-            fault_lost.count((bit<32>)port);
-            mark_to_drop(sm);
+        copy = COPY_NONE;
+        if (again == 1) {                       // a copy is spared, or it might never end
+            if (meta.copy == COPY_SHELF) {
+                from_shelf();
+                if (has_reth == 1) {
+                    hdr.reth.setValid();
+                    hdr.reth.address = head[159:96];
+                    hdr.reth.rkey = head[95:64];
+                    hdr.reth.length = head[63:32];
+                } else {
+                    hdr.reth.setInvalid();
+                }
+            }
+        } else if (fault.apply().hit) {
+            if (due == 0 || (due[31:31] == 1 && number > (bit<32>)due[30:0])) {
+                takes = 1;
+            }
+            if (draw < lose) {
+                lost = 1;
+                fault_lost.count((bit<32>)port);
+            } else if (draw < flip) {
+                if (hdr.icrc.isValid()) {
+                    hdr.lanes[1].w = hdr.lanes[1].w ^ (word_t)1;
+                    fault_corrupted.count((bit<32>)port);
+                }
+            } else if (draw < twice) {
+                copy = COPY_SAME;
+                fault_duplicated.count((bit<32>)port);
+            } else if (draw < late && takes == 1 && hdr.icrc.isValid() && sm.checksum_error == 0) {
+                lost = 1;
+                to_shelf();
+                fault_due.write((bit<32>)port, number + by);
+                fault_held.count((bit<32>)port);
+            } else if (due != 0 && due[31:31] == 0 && number >= due && hdr.icrc.isValid()) {
+                copy = COPY_SHELF;
+                fault_due.write((bit<32>)port, LEAVING + number + LEAVE_TIME);
+            }
+            meta.copy = copy;
+            if (lost == 1) {
+                mark_to_drop(sm);
+            }
         }
     }
 }

@@ -85,7 +85,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     direct_counter(CounterType.packets_and_bytes) connection_packets;
     table connection {
         key = {
-            sm.ingress_port:    exact @name("ingress_port");
+            meta.port:          exact @name("ingress_port");
             hdr.ipv4.dst:       exact @name("dst");
             hdr.bth.connection: exact @name("connection");
         }
@@ -295,7 +295,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
                     meta.child = PARENT;
                     sm.egress_spec = parent_port;
                 } else if (send == ASKER) {
-                    sm.egress_spec = sm.ingress_port;
+                    sm.egress_spec = meta.port;
                 } else if (send == ALL) {
                     sm.mcast_grp = meta.group;
                 }

@@ -101,8 +101,13 @@ struct headers_t {
 
 // What the connection table says of a contribution or a result; see fold.p4
 struct meta_t {
+    @field_list(COPIES)
     bit<1>      folded;     // this packet leaves rewritten (replica.p4)
     bit<16>     group;      // multicast group of the tree = its number on this switch
     child_t     child;      // who the packet came from, then who it is for
+    @field_list(COPIES)
+    bit<2>      copy;       // fault.p4: what a copy stands for
+    @field_list(COPIES)
+    port_t      port;       // where it came in; copies made by faults forget that
 }
 #endif

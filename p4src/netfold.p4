@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // NetFold's one program, for every switch of the fabric: leaf or spine is a matter of table entries.
 //
-//   ingress   lost on the way in? -> from the CPU? -> folded? -> routed
-//   egress    marked, where the queue is long -> rewritten for its receiver, if folded -> lost on the way out?
+//   ingress   faults on the way in -> from the CPU? -> folded? -> routed
+//   egress    marked, where the queue is long -> rewritten for its receiver, if folded -> faults on the way out
+//
+// A copy that a fault on the way in makes goes round: clone to egress, from there to ingress again.
 #include <core.p4>
 #include <v1model.p4>
 #include "headers.p4"
@@ -19,6 +21,8 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
     Route() routing;
     counter(512, CounterType.packets_and_bytes) port_in;
     bit<1>  lost = 0;
+    bit<2>  copy = COPY_NONE;
+    bit<1>  again = 0;
     bool    traffic = false;    // IPv4 from a link, whole
 
     apply {
@@ -26,8 +30,17 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
         if (hdr.packet_out.isValid()) {
             sm.egress_spec = hdr.packet_out.egress_port;
         } else {
-            port_in.count((bit<32>)sm.ingress_port);
-            fault_in.apply(sm.ingress_port, sm, lost);
+            if (sm.instance_type == RECIRCULATED) {
+                again = 1;
+                meta.folded = 0;
+            } else {
+                meta.port = sm.ingress_port;
+                port_in.count((bit<32>)meta.port);
+            }
+            fault_in.apply(hdr, meta, sm, meta.port, again, lost, copy);
+            if (copy != COPY_NONE) {
+                clone_preserving_field_list(CloneType.I2E, (bit<32>)meta.port, COPIES);
+            }
             if (lost == 0 && hdr.ipv4.isValid() && sm.checksum_error == 0) {
                 traffic = true;
             }
@@ -48,20 +61,31 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
     Fault()      fault_out;
     counter(512, CounterType.packets_and_bytes) port_out;
     bit<1>    lost = 0;
+    bit<2>    copy = COPY_NONE;
+    bit<1>    again = 0;
 
     apply {
-        if (sm.egress_port == CPU_PORT) {
+        if (sm.instance_type == INGRESS_CLONE) {
+            recirculate_preserving_field_list(COPIES);
+        } else if (sm.egress_port == CPU_PORT) {
             hdr.packet_in.setValid();
-            hdr.packet_in.ingress_port = sm.ingress_port;
+            hdr.packet_in.ingress_port = meta.port;
             if (hdr.probe.isValid()) {
                 hdr.packet_in.kind = CPU_PROBE;
             }
         } else {
-            queues.apply(hdr, sm);
-            if (meta.folded == 1) {
-                replicas.apply(hdr, meta, sm);
+            if (sm.instance_type == EGRESS_CLONE) {
+                again = 1;
+            } else {
+                queues.apply(hdr, sm);
+                if (meta.folded == 1) {
+                    replicas.apply(hdr, meta, sm);
+                }
             }
-            fault_out.apply(sm.egress_port, sm, lost);
+            fault_out.apply(hdr, meta, sm, sm.egress_port, again, lost, copy);
+            if (copy != COPY_NONE) {
+                clone_preserving_field_list(CloneType.E2E, (bit<32>)sm.egress_port, COPIES);
+            }
             if (lost == 0) {
                 port_out.count((bit<32>)sm.egress_port);
             }

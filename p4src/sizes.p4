@@ -45,7 +45,12 @@
 #define CPU_PROBE       1                 // what does this slot hold?  (probe_t)
 #define PARENT          0xffff            // `child` of the rewriting entry that leads up the tree
 
-// BMv2 numbers packets that the replication engine made so
+// standard_metadata.instance_type, as BMv2 numbers it
+#define INGRESS_CLONE   1
+#define EGRESS_CLONE    2
+#define RECIRCULATED    4
 #define REPLICATED      5
+
+#define COPIES          1                 // field list: metadata that a fault's copies keep
 
 #endif

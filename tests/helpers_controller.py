@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
-from netfold.controller.entities import Entry, Multicast, State
+from netfold.controller.entities import Entry, State
 from netfold.controller.probe import SlotState
 from netfold.controller.reconcile import Update
 from netfold.controller.switch import Count, PacketIn, SwitchError
@@ -90,7 +90,7 @@ class MemorySession:
 
     async def read_state(self, tables: Iterable[str]) -> State:
         wanted = set(tables)
-        return {k: e for k, e in self.switch.state.items() if isinstance(e, Multicast) or e.table in wanted}
+        return {k: e for k, e in self.switch.state.items() if not isinstance(e, Entry) or e.table in wanted}
 
     async def read_counter(self, name: str) -> dict[int, Count]:
         return self.switch.counters.get(name, {})

@@ -97,7 +97,8 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
     out = io.StringIO()
     show(status, Console(file=out, width=160))
     text = out.getvalue()
-    for words in ("1 of 2 switches up", "stream broke: UNAVAILABLE", "2176/16384", "leaf1:1 - h1:0", "10.00 MB", "1/2",
+    for words in ("1 of 2 switches up", "stream broke: UNAVAILABLE", "2176/16384", "leaf1:1 - h1:0", "10.00 MB",
+                      "1 lost / 2 lost",
                   "job train: active, epoch 77, 2 of 2 ranks joined", "tree leaf1, weight 1.00, 2048 slots",
                   "leaf1 has no 2048 slots", "4 sent again", "0 left, 1 lost"):
         assert words in text, text

@@ -495,12 +495,13 @@ def test_status_shows_switches_links_jobs_and_reports(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with rig(tmp_path) as r:
+            lost_in, lost_out = (tables.fault_counter(c, "lost") for c in (tables.FAULT_IN, tables.FAULT_OUT))
             leaf, spine = r.switches["leaf1"], r.switches["spine1"]
             leaf.counters = {tables.PORT_IN: {1: Count(10, 1000)},
                              tables.PORT_OUT: {1: Count(7, 700), 3: Count(5, 500)},
-                             tables.LOST_IN: {1: Count(2, 0)}, tables.LOST_OUT: {1: Count(3, 0)},
+                             lost_in: {1: Count(2, 0)}, lost_out: {1: Count(3, 0)},
                              tables.CORRUPT: {0: Count(1, 60)}}
-            spine.counters = {tables.PORT_IN: {1: Count(5, 500)}, tables.LOST_IN: {1: Count(4, 0)}}
+            spine.counters = {tables.PORT_IN: {1: Count(5, 500)}, lost_in: {1: Count(4, 0)}}
             plans = await r.together(2)
             await r.call("Report", Report("j", 0, plans[0].epoch, 3, 4096, 12, 1, {"spine1": 2048}), Done)
             status = await operator.status(r.fabric.jobs)

@@ -364,19 +364,19 @@ def test_entries_of_a_small_fabric() -> None:
 def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:
     """Each direction of a lossy link has one entry, with a seed of its own that the fabric's seed moves."""
     fabric = leafspine(2, 1, 2, loss=0.25)
-    made = tables.losses(fabric)
+    made = tables.faults(fabric)
     found = [entity for part in made.values() for entity in part if isinstance(entity, Entry)]
     assert len(found) == 2 * len(fabric.links)
-    assert {dict(e.params)["threshold"] for e in found} == {2**30}
+    assert {dict(e.params)["lose_"] for e in found} == {2**30}
     seeds = {dict(e.params)["seed"] for e in found}
     assert len(seeds) == len(found)
     outs = [(switch, e.key) for switch, part in made.items() for e in part
             if isinstance(e, Entry) and e.table == f"{tables.FAULT_OUT}.fault"]
     assert outs == [("leaf1", (("port", 1),)), ("leaf2", (("port", 1),))]
-    other = tables.losses(leafspine(2, 1, 2, loss=0.25, seed=1))
+    other = tables.faults(leafspine(2, 1, 2, loss=0.25, seed=1))
     assert seeds.isdisjoint(dict(e.params)["seed"] for p in other.values() for e in p if isinstance(e, Entry))
-    certain = tables.losses(leafspine(1, 0, 1, loss=1.0))
-    assert all(dict(e.params)["threshold"] == 2**32 - 1 for e in certain["leaf1"] if isinstance(e, Entry))
+    certain = tables.faults(leafspine(1, 0, 1, loss=1.0))
+    assert all(dict(e.params)["lose_"] == 2**32 - 1 for e in certain["leaf1"] if isinstance(e, Entry))
 
 
 ENTITY = st.one_of(

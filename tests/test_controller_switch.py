@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_wire import p4_defines
 
-from netfold.controller import pipeline, probe, routes, slots, tables, trees
+from netfold.controller import pipeline, probe, routes, slots, status, tables, trees
 from netfold.controller.codec import Codec, CodecError
 from netfold.controller.entities import Entity, Entry, Multicast
 from netfold.controller.fabric import CPU_PORT, leafspine
@@ -350,7 +350,7 @@ def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.Monk
 
 def everything() -> list[Entity]:
     """Entries of every kind that the controller makes."""
-    fabric = leafspine(2, 2, 4, loss=0.01)
+    fabric = leafspine(2, 2, 4, loss=0.01, duplicate=0.01)
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
     ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
     streams = ledger.admit(ledger.open(), planned, [range(3)])
@@ -367,7 +367,7 @@ def check_names(built: Pipeline) -> None:
     assert {e.table for e in made if isinstance(e, Entry)} == set(tables.MANAGED)
     for entity in made:
         assert codec.decode(codec.encode(entity)) == entity
-    for counter in (tables.PORT_IN, tables.PORT_OUT, tables.LOST_IN, tables.LOST_OUT, tables.CORRUPT, tables.MARKED):
+    for counter in (*status.COUNTERS, tables.MARKED):
         codec.read_counter(counter)
     for table in tables.MANAGED:
         codec.read_table(table)

@@ -11,9 +11,9 @@ import statistics
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
-from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.controller.fabric import Engine, Fabric, Faults, leafspine
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 
@@ -53,18 +53,18 @@ def demo(
     steps: int | None = None,
     switch: Engine = "softswitch",
     rate: str | None = None,
-    loss: float = 0.0,
     seed: int = 0,
     out: Path = Path("build/demo"),
+    **faults: Unpack[Faults],
 ) -> int:
     """Run it all in a sandbox and say what happened; exit status.  Raises FabricError for a fabric that cannot be.
 
     rate   of every link, in tc's units; steps of training: by default what suits the switch (SCALES)
-    loss   share of packets lost on every link, each way
+    faults shares of packets that every link loses, repeats, ... (`Faults`)
     out    folder for report.json, fabric.svg and logs
     """
     scale = SCALES[switch]
-    leafspine(leaves, spines, ranks, rate=rate or scale.rate, loss=loss, seed=seed, engine=switch)
+    leafspine(leaves, spines, ranks, rate=rate or scale.rate, seed=seed, engine=switch, **faults)
     if steps is not None and steps < 1:
         print(f"netfold: demo --steps: expected at least 1, got {steps}", file=sys.stderr)
         return 2
@@ -81,8 +81,8 @@ def demo(
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError
 
-    fabric = leafspine(leaves, spines, ranks, rate=rate or scale.rate, loss=loss, seed=seed, engine=switch,
-                       rundir=sandbox.rundir())  # fmt: skip
+    fabric = leafspine(leaves, spines, ranks, rate=rate or scale.rate, seed=seed, engine=switch,
+                       rundir=sandbox.rundir(), **faults)  # fmt: skip
     try:
         report = _run(fabric, scale, steps or scale.steps, out, Console())
     except (ControllerFailed, RankFailed, SwitchFailed, Unreachable, WiringError) as error:

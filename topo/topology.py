@@ -57,6 +57,9 @@ class LeafSpine(FabricTopo):
         hosts: int = 8,
         rate: str | None = None,
         loss: float = 0.0,
+        duplicate: float = 0.0,
+        reorder: float = 0.0,
+        corrupt: float = 0.0,
         seed: int = 0,
         engine: Engine = "softswitch",
         base_port: int = 50050,
@@ -65,7 +68,8 @@ class LeafSpine(FabricTopo):
     ) -> None:
         """Mininet calls this with the constructor's arguments."""
         fabric = leafspine(
-            leaves, spines, hosts, rate=rate, loss=loss, seed=seed, engine=engine, base_port=base_port
+            leaves, spines, hosts, rate=rate, seed=seed, engine=engine, base_port=base_port,
+            loss=loss, duplicate=duplicate, reorder=reorder, corrupt=corrupt,
         )  # fmt: skip
         if save is not None:
             fabric.save(Path(save))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the tests under faults: many int32 sums, each checked; rank 0 says when each begins.
+
+    python rank_rounds.py SEED ROUNDS ELEMENTS      prints {"round": n} and at last {"rail", "retransmissions", ...}
+"""
+
+import json
+import sys
+
+import numpy as np
+
+import netfold
+
+
+def main(seed: int, rounds: int, elements: int) -> None:
+    with netfold.init() as comm:
+        for number in range(rounds):
+            if comm.rank == 0:
+                print(json.dumps({"round": number}), flush=True)
+            integers = [
+                np.random.default_rng([seed, rank, number]).integers(-(2**31), 2**31, elements, np.int32)
+                for rank in range(comm.size)
+            ]
+            total = comm.allreduce(integers[comm.rank])
+            expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
+            assert np.array_equal(total, expected), f"round {number}: {np.sum(total != expected)} lanes are wrong"
+        stats = comm.stats()
+        trees = sorted(stats.by_tree)
+        print(json.dumps({"rail": comm.rail, "retransmissions": stats.retransmissions, "trees": trees}))
+
+
+main(*map(int, sys.argv[1:]))

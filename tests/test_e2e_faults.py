@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums under faults of links and packets, in real namespaces: exact on every rank, in bounded time, on both engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_topo import ENGINES, in_sandbox, program
+
+from netfold.controller.fabric import Engine, Fabric, Faults, leafspine
+from netfold.controller.generate import threetier
+from netfold.topo import sandbox
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+SIZES = {"softswitch": 60_000, "bmv2": 10_000}
+"""Elements of a sum: enough to go around the slots."""
+ALL = Faults(loss=0.01, duplicate=0.03, reorder=0.03, corrupt=0.01)
+
+
+def finish(network: Network, rounds: int, *, within: float = 60) -> list[dict[str, Any]]:
+    """Run the rounds on every host; what each rank says at the end.  A wrong sum fails a rank."""
+    command = [*program("rank_rounds.py"), "5", str(rounds), str(SIZES[network.fabric.engine])]
+    output = network.launch(command, job="rounds").wait(within=within)
+    results = [json.loads(lines[-1]) for lines in output]
+    assert {result["rail"] for result in results} == {"innet"}
+    return results
+
+
+def done(network: Network) -> dict[str, int]:
+    """Faults of all links, by what they did."""
+    ways = [way for link in network.status().links for way in (link.a_to_b, link.b_to_a)]
+    return {what: sum(getattr(way, what) for way in ways) for what in ("lost", "corrupted", "duplicated", "held")}
+
+
+@pytest.mark.parametrize("faults", [Faults(loss=0.1), ALL], ids=["loss 10 %", "all faults"])
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=150)
+def test_packet_faults_do_not_change_a_sum(engine: Engine, faults: Faults, tmp_path: Path) -> None:
+    """Losing, repeating, delaying and corrupting packets on all links costs retransmissions and nothing else."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], seed=6, engine=engine, rundir=sandbox.rundir(), **faults)
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        results = finish(network, 3)
+        counted = done(network)
+        corrupt = sum(switch.corrupt for switch in network.status().switches)
+    print(counted, results)
+    for fault, what in (("loss", "lost"), ("corrupt", "corrupted"), ("duplicate", "duplicated"), ("reorder", "held")):
+        assert (counted[what] > 0) == (faults.get(fault, 0.0) > 0), counted
+    assert corrupt == counted["corrupted"], "the first switch drops what was changed on its way there"
+    assert all(result["retransmissions"] > 0 for result in results)
+
+
+def three_tiers(engine: Engine) -> Fabric:
+    """Two pods of two leaves under two spines: eight ranks, ten switches, trees of depth 3."""
+    return threetier(2, 2, 2, 2, 8, rate=RATES[engine], seed=2, engine=engine, rundir=sandbox.rundir(), **ALL)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_three_tiers_fold_and_recover_level_by_level(engine: Engine, tmp_path: Path) -> None:
+    """Eight ranks over trees of three levels, one a spine, exact while every link loses, repeats and delays."""
+    with Network(three_tiers(engine), logs=tmp_path / "logs") as network:
+        results = finish(network, 2, within=100)
+        trees = network.status().jobs[0].trees
+    assert all(result["trees"] == ["spine1", "spine2"] for result in results)
+    assert all(result["retransmissions"] > 0 for result in results)
+    for tree in trees:
+        assert len(tree.switches) == 7
+        assert len(tree.switches[tree.root]) == 2
