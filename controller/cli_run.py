@@ -40,7 +40,7 @@ def run(
         cli._fail(cli.CANNOT, "run: expected either --topo or --fabric, got both")
     try:
         if topo is not None:
-            made = cli._parse_topo(topo, switch, rate, loss, seed)
+            made = cli._parse_topo(topo, switch, rate, seed, loss=loss)
             status = runner.run_in(made, command, ranks=ranks, job=job, grace=grace, timeout=timeout)
         else:
             if (switch, rate, loss, seed) != ("softswitch", None, 0.0, 0):
