@@ -17,7 +17,7 @@ import typer
 
 from netfold.controller import fabric as fabrics
 from netfold.controller.cli_run import run
-from netfold.controller.cli_trace import flight
+from netfold.controller.cli_trace import flight, timeline
 from netfold.controller.fabric import Engine, Fabric, FabricError, Faults
 
 app = typer.Typer(
@@ -295,6 +295,7 @@ def demo(
 
 app.command()(run)
 app.command()(flight)
+app.add_typer(timeline, name="timeline")
 
 simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
 app.add_typer(simulations, name="sim")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that read what ranks wrote: `netfold flight`."""
+"""The commands that read what ranks wrote: `netfold flight`, `netfold timeline`."""
 
 from __future__ import annotations
 
@@ -26,3 +26,26 @@ def flight(
               f"NETFOLD_FLIGHT={folder} write when an operation fails, or when they get SIGUSR2", file=sys.stderr)
         raise typer.Exit(1)
     print("\n".join(compare(dumps)))
+
+
+timeline = typer.Typer(no_args_is_help=True, help="Timelines that ranks wrote (NETFOLD_TIMELINE).")
+
+
+@timeline.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="trace.JOB.rankN.json of each rank.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("trace.json"),
+) -> None:
+    """Put the ranks' timelines into one file, for ui.perfetto.dev or chrome://tracing."""
+    import json
+
+    from netfold.controller import timelines
+
+    try:
+        trace = timelines.merge(files)
+        out.write_text(json.dumps(trace))
+    except (OSError, ValueError) as error:
+        print(f"netfold: timeline: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"{out}: {trace['otherData']['ranks']} ranks, {len(trace['traceEvents'])} events; open it in "
+          "https://ui.perfetto.dev")

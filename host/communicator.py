@@ -33,6 +33,7 @@ from netfold.host.mesh_tcp import TcpMesh
 from netfold.host.parallel import ParallelFold
 from netfold.host.peers import Peers
 from netfold.host.rail import DTYPES, Op, Rail, RailStats
+from netfold.host.timeline import asked
 from netfold.host.work import Turns
 from netfold.wire import roce
 from netfold.wire.flight import Operation
@@ -94,7 +95,8 @@ class Communicator(Group):
         mesh = _mesh(plan, listener, timeout, rail)
         machines = plan.machines if shared else ()
         peers = Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers, machines=machines)
-        super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world)))
+        timeline = mesh.timeline = asked(plan.job, plan.rank, plan.world)
+        super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world, timeline=timeline)))
         self._fold: Rail | None = None
         self._between = "roce" if rail == "roce" else "tcp"
         if plan.world == 1:
@@ -110,10 +112,12 @@ class Communicator(Group):
                 if shared:
                     self._fold = ParallelFold(
                         plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear,
-                        missing=self._ask,
+                        missing=self._ask, timeline=timeline,
                     )
                 else:
-                    self._fold = FoldRail(plan, address, timeout=timeout, news=self._hear, missing=self._ask)
+                    self._fold = FoldRail(
+                        plan, address, timeout=timeout, news=self._hear, missing=self._ask, timeline=timeline
+                    )
             except BaseException:
                 mesh.close()
                 raise

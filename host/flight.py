@@ -28,6 +28,7 @@ from typing import Final
 
 import msgspec
 
+from netfold.host.timeline import Timeline
 from netfold.wire.flight import Dump, Operation
 
 KEPT: Final = 1000
@@ -44,15 +45,19 @@ log = logging.getLogger("netfold")
 class Flight:
     """The recorder of one rank of a job.
 
-    folder  where to write when something goes wrong; default: $NETFOLD_FLIGHT, or nowhere
+    folder    where to write when something goes wrong; default: $NETFOLD_FLIGHT, or nowhere
+    timeline  gets every operation as well, where somebody asked for one
     """
 
-    def __init__(self, job: str, rank: int, world: int, *, folder: Path | None = None) -> None:
+    def __init__(
+        self, job: str, rank: int, world: int, *, folder: Path | None = None, timeline: Timeline | None = None
+    ) -> None:
         if folder is None and os.environ.get(FOLDER_VARIABLE):
             folder = Path(os.environ[FOLDER_VARIABLE])
         self.folder = folder
         self._job, self._rank, self._world = job, rank, world
         self._operations: deque[Operation] = deque(maxlen=KEPT)
+        self.timeline = timeline
         self.now = _NONE
         """The operation under way; else the last one."""
         if folder is not None:
@@ -66,6 +71,7 @@ class Flight:
         """Records one operation; an error inside is its end, and is written down with it."""
         self.now = operation = Operation(number, group, name, op, dtype, nbytes, "", time.time())
         self._operations.append(operation)
+        begin = time.monotonic_ns()
         try:
             yield operation
             operation.state = "done"
@@ -75,6 +81,8 @@ class Flight:
             raise
         finally:
             operation.end = time.time()
+            if self.timeline is not None:
+                self.timeline.operation(operation, begin, time.monotonic_ns())
             if operation.state == "failed" and self.folder is not None:
                 self.dump(f"operation {number} failed: {operation.error}")
 
@@ -106,7 +114,9 @@ class Flight:
         return path
 
     def close(self) -> None:
-        """No signal writes it any more."""
+        """No signal writes it any more; the timeline is written."""
+        if self.timeline is not None:
+            self.timeline.write()
         _recorders.discard(self)
 
 

@@ -15,6 +15,7 @@ from netfold.host.errors import CollectiveTimeout, NetFoldError, RankMismatch, T
 from netfold.host.mesh import ranks
 from netfold.host.native import MAX, SUM, Core, Io, Standing
 from netfold.host.rail import Flat, Op, RailStats, TreeStats
+from netfold.host.timeline import Timeline
 from netfold.wire import roce
 from netfold.wire.jobs import Missing, Plan
 
@@ -46,6 +47,7 @@ class FoldRail:
     timeout  seconds without any new result after which an operation gives up
     news     what the controller says has ended the job, if anything: then PATIENCE is enough
     missing  asks it for whom the switches wait, given our queue pairs and the PSN without a result of each
+    timeline  is told what the native loop does, where one is asked for
     shared   other sockets are open on the same address and port (``reuseport``)
     members  ranks that fold together; default: all of the plan
     """
@@ -60,6 +62,7 @@ class FoldRail:
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
         missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
+        timeline: Timeline | None = None,
         shared: bool = False,
         members: int | None = None,
     ) -> None:
@@ -100,6 +103,9 @@ class FoldRail:
                 )  # fmt: skip
             self._windows = [self._core.standing(index, SUM).window for index in range(len(plan.trees))]
             self._io = Io(self._core, self._receiver, senders)
+        self._timeline = timeline
+        if timeline is not None:
+            self._io.trace()
 
     @property
     def receiver(self) -> socket.socket:
@@ -128,6 +134,8 @@ class FoldRail:
             if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
                 raise type(news)(f"{self._who(source, number)}: {news}")
             status, error = self._io.run(min(now + int(SLICE * 1e9), self._core.progress() + timeout))
+            if self._timeline is not None:
+                self._timeline.spans(*self._io.spans())
             if status == native.DONE:
                 return
             if status == native.FAILED:

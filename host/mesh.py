@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from netfold.host.timeline import Timeline
 
 Flat = NDArray[Any]
 """A one-dimensional, C-contiguous, aligned array in this machine's byte order."""
@@ -38,6 +40,7 @@ class Call:
         return f"operation {self.number} ({self.text})"
 
 
+_NO_SPAN = nullcontext()
 IDLE = Call(0, "between operations")
 
 
@@ -61,6 +64,8 @@ class Mesh(ABC):
     size: int
     kind: str = "TCP"
     """What carries it, for people."""
+    timeline: Timeline | None = None
+    """Is told when it sends, waits and receives, where somebody asked for one."""
 
     @abstractmethod
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
@@ -92,6 +97,10 @@ class Mesh(ABC):
     @abstractmethod
     def close(self) -> None:
         """Gives everything back; safe to call twice."""
+
+    def spanned(self, name: str) -> AbstractContextManager[None]:
+        """A block that the timeline, if any, shows as a span."""
+        return _NO_SPAN if self.timeline is None else self.timeline.span(name)
 
     @contextmanager
     def operation(self, call: Call) -> Iterator[None]:

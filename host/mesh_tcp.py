@@ -78,7 +78,8 @@ class TcpMesh(Mesh):
         link.sends.append(pending)
         self.bytes_sent += view.nbytes
         if len(link.sends) == 1 and link.socket is not None:
-            self._write(link)  # most small messages leave here, without a turn of the poll loop
+            with self.spanned("send"):
+                self._write(link)  # most small messages leave here, without a turn of the poll loop
         self._watch(link)
         return pending
 
@@ -140,15 +141,19 @@ class TcpMesh(Mesh):
 
     def _poll(self, seconds: float) -> bool:
         moved = False
-        for fd, event in self._poller.poll(max(0.0, seconds) * 1000):
+        with self.spanned("wait"):
+            ready = self._poller.poll(max(0.0, seconds) * 1000)
+        for fd, event in ready:
             link = self._by_fd.get(fd)
             if link is None:
                 moved |= self._stranger(fd)
                 continue
             if event & select.POLLOUT and link.sends:
-                moved |= self._write(link)
+                with self.spanned("send"):
+                    moved |= self._write(link)
             if event & ~select.POLLOUT and link.socket is not None:
-                moved |= self._read(link)
+                with self.spanned("receive"):
+                    moved |= self._read(link)
             self._watch(link)
         return moved
 

@@ -110,6 +110,22 @@ class Sender(C.Structure):
     _fields_ = [("port", C.c_uint32), ("fd", C.c_int32)]
 
 
+class Span(C.Structure):
+    """nf_span."""
+
+    begin: int
+    end: int
+    kind: int
+    packets: int
+    _fields_ = [("begin", C.c_int64), ("end", C.c_int64), ("kind", C.c_uint32), ("packets", C.c_uint32)]
+
+
+SPANS = ("quantise", "send", "retransmit", "receive", "dequantise", "wait")
+"""nf_span_kind."""
+SPAN_ROOM = 1 << 14
+"""Spans between two looks; one takes at least a microsecond, mostly a hundred."""
+
+
 @functools.cache
 def library() -> C.CDLL:
     """The engine, compiled for this CPU on first use.  Raises softswitch.cc.BuildError."""
@@ -156,8 +172,10 @@ def library() -> C.CDLL:
     declare("nf_io_close", None, pointer)
     declare("nf_io_run", C.c_int, pointer, i64, C.POINTER(C.c_int32))
     declare("nf_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
+    declare("nf_io_trace", None, pointer, C.POINTER(Span), u64)
+    declare("nf_io_traced", u64, pointer, C.POINTER(u64))
     declare("nf_now", i64)
-    for which, kind in enumerate((TreePlan, Failure, Standing, RunStruct, Sender)):
+    for which, kind in enumerate((TreePlan, Failure, Standing, RunStruct, Sender, Span)):
         if lib.nf_abi_size(which) != C.sizeof(kind):
             raise cc.BuildError(
                 f"{path}: {kind.__name__} has {lib.nf_abi_size(which)} bytes in C and {C.sizeof(kind)} in Python: "
@@ -295,6 +313,17 @@ class Io:
         """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns (status, errno)."""
         error = C.c_int32()
         return int(self._lib.nf_io_run(self._handle, until, C.byref(error))), error.value
+
+    def trace(self) -> None:
+        """From now on ``spans`` has something to tell."""
+        self._spans = (Span * SPAN_ROOM)()
+        self._lib.nf_io_trace(self._handle, self._spans, SPAN_ROOM)
+
+    def spans(self) -> tuple[list[Span], int]:
+        """What the loop did since the last call, oldest first (valid until ``run``), and how many more were lost."""
+        lost = C.c_uint64()
+        count = self._lib.nf_io_traced(self._handle, C.byref(lost))
+        return self._spans[:count], lost.value
 
     def setbacks(self) -> tuple[int, int]:
         """How often the kernel had no way for a packet, and the last such errno."""

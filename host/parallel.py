@@ -37,6 +37,7 @@ from netfold.host.peers import Peers
 from netfold.host.rail import Flat, Op, RailStats
 from netfold.host.reuseport import by_remainder, steer
 from netfold.host.sufficient import beats_ring, ratio
+from netfold.host.timeline import Timeline
 from netfold.wire.jobs import Missing, Plan
 
 
@@ -46,7 +47,7 @@ class ParallelFold:
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
     always   fold whatever it costs
-    timeout, news, missing  as ``FoldRail``'s
+    timeout, news, missing, timeline  as ``FoldRail``'s
     """
 
     name = "innet"
@@ -61,8 +62,10 @@ class ParallelFold:
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
         missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
+        timeline: Timeline | None = None,
     ) -> None:
         self._missing = missing
+        self._timeline = timeline
         self._peers = peers
         self._always = always
         self._rate = plan.rate
@@ -88,7 +91,7 @@ class ParallelFold:
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
         fold = FoldRail(plan, address, timeout=timeout, news=self._heard, missing=self._missing, shared=True,
-                        members=len(plan.machines))  # fmt: skip
+                        timeline=self._timeline, members=len(plan.machines))  # fmt: skip
         if self._local.rank == 0:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold

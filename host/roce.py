@@ -294,7 +294,8 @@ class RoceMesh(TcpMesh):
         others += [(fd, native.POLLIN) for fd in self._strangers]
         others.append((self._listener.fileno(), native.POLLIN))
         before = self._endpoint.progress()
-        ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE) * 1e9), others)
+        with self.spanned("send, wait, receive"):  # all of it in native code
+            ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE) * 1e9), others)
         if error:
             raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
         moved = self._take_events() or self._endpoint.progress() != before

@@ -6,12 +6,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, NetFoldError
 from netfold.host.flight import Flight
+from netfold.host.timeline import QUEUED
 
 T = TypeVar("T")
 
@@ -28,6 +30,7 @@ class Work(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._starts: Callable[[], None] = lambda: None
         self._callbacks: list[Callable[[Work[T]], object]] = []
 
     def wait(self, timeout: float | None = None) -> T:
@@ -58,6 +61,7 @@ class Work(Generic[T]):
         self._tell(callback)
 
     def _run(self) -> None:
+        self._starts()
         try:
             self._result = self._call()
         except BaseException as error:
@@ -136,6 +140,10 @@ class Turns:
             self._thread = threading.Thread(target=self._serve, name="netfold", daemon=True)
             self._thread.start()
         work = Work(call, f"{self.me}, {what}")
+        timeline = self.flight.timeline
+        if timeline is not None:
+            begin = time.monotonic_ns()
+            work._starts = lambda: timeline.add(QUEUED, what, begin, time.monotonic_ns())
         self._last = work  # type: ignore[assignment]
         self._queue.put(work)  # type: ignore[arg-type]
         return work

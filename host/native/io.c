@@ -33,6 +33,9 @@ struct nf_io {
     uint64_t setbacks;
     int32_t setback;
     uint8_t (*buffers)[DATAGRAM];
+    nf_span *spans;                    /* NULL: nobody asked */
+    uint64_t n_spans, spans_room, spans_lost;
+    bool repeats;                      /* some packets of `run` are sent again */
 };
 
 nf_io *nf_io_open(nf_fold *fold, int receiver, uint32_t n_senders, const nf_sender *senders)
@@ -73,6 +76,48 @@ void nf_io_setbacks(const nf_io *io, uint64_t *count, int32_t *error)
 {
     *count = io->setbacks;
     *error = io->setback;
+}
+
+/* ---- the timeline: one comparison where nobody asked ---------------------------------------------------------------- */
+void nf_io_trace(nf_io *io, nf_span *spans, uint64_t room)
+{
+    io->spans = spans;
+    io->spans_room = room;
+    io->n_spans = io->spans_lost = 0;
+}
+
+uint64_t nf_io_traced(nf_io *io, uint64_t *lost)
+{
+    uint64_t n = io->n_spans;
+    *lost = io->spans_lost;
+    io->n_spans = io->spans_lost = 0;
+    return n;
+}
+
+static int64_t begin_span(const nf_io *io) { return io->spans ? nf_now() : 0; }
+
+static void end_span(nf_io *io, nf_span_kind kind, int64_t begin, uint32_t packets)
+{
+    if (!io->spans)
+        return;
+    if (io->n_spans == io->spans_room)
+        io->spans_lost++;
+    else
+        io->spans[io->n_spans++] = (nf_span){ begin, nf_now(), kind, packets };
+}
+
+/* Makes the next run of packets. */
+static bool make_run(nf_io *io)
+{
+    if (!io->spans)
+        return nf_fold_send(io->fold, nf_now(), &io->run);
+    uint64_t repeated = nf_fold_retransmitted(io->fold);
+    int64_t begin = nf_now();
+    bool made = nf_fold_send(io->fold, begin, &io->run);
+    io->repeats = nf_fold_retransmitted(io->fold) > repeated;
+    if (made)
+        end_span(io, io->repeats ? NF_RETRANSMIT : NF_QUANTISE, begin, io->run.packets);
+    return made;
 }
 
 static int sender_of(const nf_io *io, uint16_t port)
@@ -119,15 +164,18 @@ static int send_all(nf_io *io)
         nf_run *run = &io->run;
         if (io->taken == run->packets) {
             run->packets = io->taken = 0;
-            if (!nf_fold_send(io->fold, nf_now(), run))
+            if (!make_run(io))
                 return 0;
         }
         int fd = sender_of(io, run->route.source_port);
-        if (send_bytes(fd, &run->route, run->bytes, run->length, run->segment) >= 0) {
+        int64_t begin = begin_span(io);
+        ssize_t sent = send_bytes(fd, &run->route, run->bytes, run->length, run->segment);
+        int error = errno;
+        end_span(io, io->repeats ? NF_RETRANSMIT : NF_SEND, begin, run->packets);
+        if (sent >= 0) {
             io->taken = run->packets;
             continue;
         }
-        int error = errno;
         if (error == EINTR)
             continue;
         if (error == EAGAIN || error == EWOULDBLOCK) {
@@ -163,7 +211,10 @@ static int receive_all(nf_io *io)
             messages[i].msg_hdr = (struct msghdr){ .msg_iov = &iov[i], .msg_iovlen = 1, .msg_control = &control[i],
                                                    .msg_controllen = sizeof control[i].space };
         }
+        int64_t begin = begin_span(io);
         int n = recvmmsg(io->receiver, messages, BATCH, MSG_DONTWAIT, NULL);
+        if (n > 0)
+            end_span(io, NF_RECEIVE, begin, (uint32_t)n);
         if (n < 0)
             return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNREFUSED ? 0 : errno;
         int64_t now = nf_now();
@@ -180,8 +231,11 @@ static int receive_all(nf_io *io)
                     marked = (*CMSG_DATA(c) & 3) == NF_ECN_CE;
                 }
             }
-            if (bytes)
-                nf_fold_receive(io->fold, io->buffers[i], bytes, segment, marked, now);
+            if (!bytes)
+                continue;
+            begin = begin_span(io);
+            nf_fold_receive(io->fold, io->buffers[i], bytes, segment, marked, now);
+            end_span(io, NF_DEQUANTISE, begin, (uint32_t)((bytes + segment - 1) / segment));
         }
         if (n < BATCH)
             return 0;
@@ -212,12 +266,12 @@ static nf_run_status run_loop(nf_io *io, int64_t until, int32_t *error)
         struct pollfd polled[2] = { { .fd = io->receiver, .events = POLLIN }, { .fd = -1 } };
         if (io->blocked)
             polled[1] = (struct pollfd){ .fd = sender_of(io, io->run.route.source_port), .events = POLLOUT };
-        if (ppoll(polled, 2, &timeout, NULL) < 0) {
-            if (errno == EINTR)
-                return NF_RUN_AGAIN;    /* let Python run its signal handlers */
-            *error = errno;
-            return NF_RUN_OS_ERROR;
-        }
+        int64_t begin = begin_span(io);
+        int ready = ppoll(polled, 2, &timeout, NULL);
+        *error = errno;
+        end_span(io, NF_WAIT, begin, 0);
+        if (ready < 0)
+            return *error == EINTR ? NF_RUN_AGAIN : NF_RUN_OS_ERROR;    /* let Python run its signal handlers */
     }
 }
 

@@ -24,5 +24,17 @@ nf_run_status nf_io_run(nf_io *, int64_t until, int32_t *error);
 /* Times the kernel had no room or no way for a packet just then, and the last such errno. */
 void nf_io_setbacks(const nf_io *, uint64_t *count, int32_t *error);
 
+typedef enum { NF_QUANTISE, NF_SEND, NF_RETRANSMIT, NF_RECEIVE, NF_DEQUANTISE, NF_WAIT } nf_span_kind;
+
+typedef struct {                       /* what the loop did from begin to end, CLOCK_MONOTONIC nanoseconds */
+    int64_t begin, end;
+    uint32_t kind, packets;            /* nf_span_kind; how many packets it was about */
+} nf_span;
+
+/* Writes down what the loop does, for a timeline: `spans` has `room`, and stays the caller's; NULL: no more of it. */
+void nf_io_trace(nf_io *, nf_span *spans, uint64_t room);
+/* How many there are since the last call; the next one is written at the start again.  Those without room are lost. */
+uint64_t nf_io_traced(nf_io *, uint64_t *lost);
+
 int64_t nf_now(void);                  /* CLOCK_MONOTONIC, nanoseconds */
 #endif

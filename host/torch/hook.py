@@ -22,10 +22,10 @@ class NetfoldState:
         self.average = average
         self._reducer = Reducer(communicator)
 
-    def reduce(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
+    def reduce(self, tensor: torch.Tensor, name: str = "allreduce") -> Future[torch.Tensor]:
         """Begins to reduce a tensor in place; the future's value is that tensor."""
         # The average is taken of the sum, behind the integers that the switches add: no precision is lost before.
-        pending = self._reducer.allreduce([tensor], "average" if self.average else "sum")
+        pending = self._reducer.allreduce([tensor], "average" if self.average else "sum", name)
         return pending.future.then(_only)
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ class NetfoldState:
 
 def netfold_hook(state: NetfoldState, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Reduces a bucket of gradients in place.  Returns at once, so that backward goes on meanwhile."""
-    return state.reduce(bucket.buffer())
+    return state.reduce(bucket.buffer(), f"bucket {bucket.index()}")
 
 
 def _only(future: Future[list[torch.Tensor]]) -> torch.Tensor:

@@ -59,14 +59,14 @@ class Reducer:
         self._lock = threading.Lock()
         self._closed = False
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> Pending:
+    def allreduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp, name: str = "allreduce") -> Pending:
         """Begins.  Raises ValueError for tensors that are no dense ones on the CPU, and Closed."""
         arrays = [as_array(tensor) for tensor in tensors]
         future: Future[Any] = Future()
         with self._lock:  # what is queued has the communicator's order
             if self._closed:
                 raise Closed(f"{self.comm!r}: its process group or hook was closed")
-            works = [self.comm.iallreduce(array, out=array, op=op, dtype=dtype) for array, dtype in arrays]
+            works = [self.comm.iallreduce(array, out=array, op=op, dtype=dtype, name=name) for array, dtype in arrays]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="netfold-torch", daemon=True)
                 self._thread.start()
