@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NoReturn, Unpack
 
 import typer
 
+from netfold.bench.cli import app as benchmarks
 from netfold.controller import fabric as fabrics
 from netfold.controller.cli_run import run
 from netfold.controller.cli_trace import flight, timeline
@@ -297,6 +298,7 @@ app.command()(run)
 app.command()(flight)
 app.add_typer(timeline, name="timeline")
 
+app.add_typer(benchmarks, name="bench")
 simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
 app.add_typer(simulations, name="sim")
 

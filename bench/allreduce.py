@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench allreduce`: algorithms side by side, over links of one rate, in nccl-tests' manner.
+
+What folds, and what goes over a fabric between the hosts, does so on a leaf-spine fabric of P4 switches; gloo, and what
+asks for it, on a plain kernel bridge with the same link rates.  Rounds are interleaved, A B C A B C; a figure is the
+median of its rounds, and a round's is that of its slowest rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from netfold.bench.rank import Setup, Took, Turn
+from netfold.controller.fabric import Engine, FabricError, bits_per_second, leafspine
+from netfold.host.collectives import ALLREDUCE
+from netfold.topo import sandbox
+from netfold.topo.mininet_path import MininetMissing
+from netfold.wire.jobs import Peer
+
+if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
+    from netfold.bench.bridge import Bridge
+    from netfold.bench.team import Team
+
+BRIDGE: Final = "@bridge"
+ON_FABRIC: Final = ("fabric", "roce")
+LANE_BITS: Final = (32, 16, 8)
+READY_SECONDS: Final = 120.0
+"""For all ranks to join: the first compilation of the native library on a slow machine is long."""
+
+
+class BenchFailed(RuntimeError):
+    """The fabric or a rank failed: says which, with the end of its log."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to measure."""
+
+    sizes: tuple[int, ...]
+    iterations: int
+    warmup: int
+    rounds: int
+    check: bool
+    ranks: int
+    leaves: int
+    spines: int
+    engine: Engine
+    rate: str
+    loss: float
+    lane_bits: int
+    algorithms: tuple[str, ...]
+    seed: int
+    timeout: float
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One algorithm at one size.  Times are the medians of rounds, of the slowest rank."""
+
+    algorithm: str
+    engine: str
+    """softswitch, bmv2, or bridge."""
+    ranks: int
+    nbytes: int
+    lane_bits: int
+    seconds: float
+    seconds_best: float
+    seconds_worst: float
+    algbw_bytes_per_s: float
+    link_fraction: float
+    """Of a link's rate, by the payload that the algorithm must at least move over each host's link, each way."""
+    cpu_seconds: float
+    """Of all ranks together, for one operation, as their processes are charged (the kernel's own threads are not)."""
+    switch_cpu_seconds: float
+    """Of all switch processes, for one operation."""
+    retransmissions: int
+    wrong: int
+    path: str
+
+
+def spec(
+    *, begin: str, end: str, factor: int, iterations: int, warmup: int, rounds: int, check: bool, ranks: int, topo: str,
+    engine: Engine, rate: str, loss: float, lane_bits: int, algorithms: str, seed: int, timeout: float,
+) -> Spec:  # fmt: skip
+    """From the command line's words.  Raises ValueError that names the option."""
+    first, last = size(begin, "-b"), size(end, "-e")
+    if not 4 <= first <= last:
+        raise ValueError(f"-b {begin} -e {end}: expected at least 4 bytes, and the end not below the beginning")
+    for option, value, least in (("-f", factor, 2), ("-n", iterations, 1), ("-w", warmup, 0), ("--rounds", rounds, 1)):
+        if value < least:
+            raise ValueError(f"{option} {value}: expected {least} or more")
+    leaves, comma, spines = topo.partition(",")
+    if not (comma and leaves.isdecimal() and spines.isdecimal()):
+        raise ValueError(f"--topo {topo}: expected LEAVES,SPINES, as 2,2")
+    if ranks < 2 or ranks % int(leaves):
+        raise ValueError(f"--ranks {ranks}: expected 2 or more, the same number on each of {leaves} leaves")
+    if lane_bits not in LANE_BITS:
+        raise ValueError(f"--lane-bits {lane_bits}: expected one of {', '.join(map(str, LANE_BITS))}")
+    if not timeout > 0:
+        raise ValueError(f"--timeout {timeout:g}: expected seconds above 0")
+    try:
+        bits_per_second(rate)
+    except FabricError as error:
+        raise ValueError(f"--rate: {error}") from error
+    names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",") if name.strip()))
+    known = {"innet", "roce", "auto", "gloo", *ALLREDUCE}
+    for name in names:
+        plain = name.removesuffix(BRIDGE)
+        if plain not in known or (name != plain and plain in ("innet", "roce")):
+            raise ValueError(f"--algorithms: no algorithm is called {name!r}; there are {', '.join(sorted(known))}, "
+                             f"and {BRIDGE} behind those of TCP")
+    if not names:
+        raise ValueError("--algorithms: expected at least one")
+    sizes = []
+    while first <= last:
+        sizes.append(first // 4 * 4)
+        first *= factor
+    return Spec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine, rate, loss,
+                lane_bits, names, seed, timeout)
+
+
+def size(text: str, option: str) -> int:
+    """Bytes, with K, M or G for powers of 1024.  Raises ValueError."""
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    number = text[:-1] if scale > 1 else text
+    if not number.isdecimal():
+        raise ValueError(f"{option} {text}: expected bytes, or a number with K, M or G behind it")
+    return int(number) * scale
+
+
+def least_bytes(algorithm: str, ranks: int, nbytes: int, lane_bits: int) -> float:
+    """Payload that each host's link must carry, each way: M folded; 2 (N-1)/N M is the least that N hosts can do
+    without the network's help (papers: Patarasuk and Yuan)."""
+    if algorithm == "innet":
+        return nbytes * lane_bits / 32
+    return 2 * (ranks - 1) / ranks * nbytes
+
+
+def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> list[Row]:
+    """Measure, print a table, write the rows.  Raises BenchFailed, ValueError."""
+    if "gloo" in spec.algorithms and find_spec("torch") is None:
+        print("netfold: torch is not installed (pip install torch): no figures of gloo", file=sys.stderr)
+        spec = dataclasses.replace(spec, algorithms=tuple(name for name in spec.algorithms if name != "gloo"))
+    try:
+        import mininet  # noqa: F401
+    except MininetMissing as error:
+        raise BenchFailed(str(error)) from error
+    sandbox.enter()
+    from mininet.log import setLogLevel
+
+    from netfold.bench.team import TeamFailed
+    from netfold.topo.net import ControllerFailed
+    from netfold.topo.switches import SwitchFailed
+    from netfold.topo.wiring import WiringError
+
+    setLogLevel("error")
+    try:
+        with _teams(spec) as (teams, switches):
+            return _measure(spec, teams, switches, json, echo)
+    except (TeamFailed, ControllerFailed, SwitchFailed, WiringError) as error:
+        raise BenchFailed(str(error)) from error
+
+
+@contextlib.contextmanager
+def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
+    """Ranks that are ready, by place (`_place`), and the process numbers of the switches."""
+    from netfold.bench.bridge import Bridge
+    from netfold.bench.team import Team
+    from netfold.topo.net import Network, environment, with_sockets_in
+
+    logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
+    places: dict[str, list[str]] = {}
+    for name in spec.algorithms:
+        places.setdefault(_place(name), []).append(name.removesuffix(BRIDGE))
+    teams: dict[str, Team] = {}
+    switches: list[int] = []
+    with contextlib.ExitStack() as stack:
+        here = [place for place in ON_FABRIC if place in places]
+        if here:
+            # hosts of its own for each team, as many under each leaf: an address has one UDP port 4791
+            under = spec.ranks // spec.leaves
+            fabric = with_sockets_in(
+                leafspine(spec.leaves, spec.spines, spec.ranks * len(here), rate=spec.rate, loss=spec.loss,
+                          seed=spec.seed, engine=spec.engine),
+                sandbox.rundir(),
+            )  # fmt: skip
+            network = stack.enter_context(Network(fabric, logs=logs))
+            switches = [switch.child.pid for switch in network.switches if switch.child is not None]
+            for number, ours in enumerate(here):
+                hosts = [host for at, host in enumerate(fabric.hosts) if at // under % len(here) == number]
+                pids = [network.mininet.get(host.name).pid for host in hosts]
+                envs = [environment(fabric, hosts, rank, job="bench") for rank in range(spec.ranks)]
+                teams[ours] = stack.enter_context(Team(ours, _command(spec, places[ours]), pids, envs, logs))
+        if places.keys() - set(ON_FABRIC):
+            bridge = stack.enter_context(Bridge(spec.ranks, spec.rate))
+            envs = [_environment(bridge, rank) for rank in range(spec.ranks)]
+            for place in places.keys() - set(ON_FABRIC):
+                command = _command(spec, places[place], controller=False)
+                teams[place] = stack.enter_context(Team(place, command, bridge.pids, envs, logs))
+        if "bridge" in teams:
+            peers = [msgspec.json.decode(line, type=Peer) for line in teams["bridge"].hear(READY_SECONDS)]
+            teams["bridge"].tell(msgspec.json.encode(peers))
+        for team in teams.values():
+            team.hear(READY_SECONDS)
+        yield teams, switches
+
+
+def _measure(
+    spec: Spec, teams: Mapping[str, Team], switches: Sequence[int], json: Path | None, echo: Callable[[str], None]
+) -> list[Row]:
+    echo(
+        f"# {spec.ranks} ranks; fabric {spec.leaves} x {spec.spines}, {spec.engine}"
+        + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
+        + f"; links {spec.rate}; float32 sum, {spec.lane_bits}-bit lanes; medians of {spec.rounds} interleaved rounds "
+        f"of {spec.iterations}"
+    )
+    echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
+         f"{'cpu s/GB':>8} {'switches':>8} {'repeats':>7} {'wrong':>5}")  # fmt: skip
+    rows: list[Row] = []
+    for nbytes in spec.sizes:
+        turns: dict[str, list[tuple[list[Took], float]]] = {name: [] for name in spec.algorithms}
+        for number in range(spec.rounds):
+            for name in spec.algorithms:
+                turn = Turn(name.removesuffix(BRIDGE), nbytes, spec.iterations, spec.warmup,
+                            spec.check and number == spec.rounds - 1)  # fmt: skip
+                before = sum(map(cpu_seconds, switches))
+                team = teams[_place(name)]
+                team.tell(msgspec.json.encode(turn))
+                took = team.hear((spec.iterations + spec.warmup + 2) * spec.timeout)
+                spent = (sum(map(cpu_seconds, switches)) - before) / (spec.iterations + spec.warmup)
+                turns[name].append(([msgspec.json.decode(line, type=Took) for line in took], spent))
+        for name, rounds in turns.items():
+            rows.append(_row(spec, name, nbytes, rounds))
+        for row in rows[-len(turns):]:
+            echo(_line(row, rows))
+        if json is not None:  # after each size: an interrupted run has something to show
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    return rows
+
+
+def _row(spec: Spec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Took], float]]) -> Row:
+    seconds = sorted(max(took.seconds for took in ranks) for ranks, _ in rounds)
+    median = statistics.median(seconds)
+    least = least_bytes(name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
+    on_fabric = _place(name) in ON_FABRIC
+    return Row(
+        algorithm=name,
+        engine=spec.engine if on_fabric else "bridge",
+        ranks=spec.ranks,
+        nbytes=nbytes,
+        lane_bits=spec.lane_bits if name in ("innet", "auto") else 32,
+        seconds=median,
+        seconds_best=seconds[0],
+        seconds_worst=seconds[-1],
+        algbw_bytes_per_s=nbytes / median,
+        link_fraction=least * 8 / median / bits_per_second(spec.rate),
+        cpu_seconds=statistics.median(sum(took.cpu_seconds for took in ranks) for ranks, _ in rounds),
+        switch_cpu_seconds=statistics.median(spent for _, spent in rounds) if on_fabric else 0.0,
+        retransmissions=sum(took.retransmissions for ranks, _ in rounds for took in ranks),
+        wrong=sum(took.wrong for ranks, _ in rounds for took in ranks),
+        path=rounds[-1][0][0].path,
+    )
+
+
+def _line(row: Row, rows: Sequence[Row]) -> str:
+    gloo = next((other for other in rows if other.nbytes == row.nbytes and other.algorithm == "gloo"), None)
+    beside = f"  {gloo.seconds / row.seconds:.2f} x gloo" if gloo is not None and gloo is not row else ""
+    spread = f"{row.seconds_best * 1e3:.2f}..{row.seconds_worst * 1e3:.2f}"
+    gigabytes = row.nbytes / 1e9
+    return (
+        f"  {row.nbytes:>10}  {row.algorithm:<24} {row.seconds * 1e3:>9.2f} {spread:>17} "
+        f"{row.algbw_bytes_per_s / 1e6:>10.1f} {row.link_fraction:>5.0%} {row.cpu_seconds / gigabytes:>8.1f} "
+        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.retransmissions:>7} {row.wrong:>5}{beside}"
+    )
+
+
+def cpu_seconds(pid: int) -> float:
+    """What the scheduler has charged a process's threads, in nanoseconds' precision."""
+    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def _place(name: str) -> str:
+    """The team that an algorithm belongs to."""
+    if name in ("gloo", "roce"):
+        return name
+    return "bridge" if name.endswith(BRIDGE) else "fabric"
+
+
+def _command(spec: Spec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
+    setup = Setup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller)
+    return [sys.executable, "-m", "netfold.bench.rank", msgspec.json.encode(setup).decode()]
+
+
+def _environment(bridge: Bridge, rank: int) -> dict[str, str]:
+    """As `netfold.topo.net.environment` for a host of the fabric."""
+    return {
+        "RANK": str(rank),
+        "NETFOLD_ADDRESS": bridge.addresses[rank],
+        "MASTER_ADDR": bridge.addresses[0],
+        "MASTER_PORT": "29400",
+        "GLOO_SOCKET_IFNAME": bridge.interface,
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }

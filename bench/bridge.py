@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts on a plain kernel bridge, with the links of a fabric: the best case for whatever does not fold.
+
+Offloads stay on, so that TCP's super-packets cross the bridge whole; each link is shaped both ways as a fabric's is.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from mininet.node import Node
+
+from netfold.topo.wiring import execute, shaper
+
+PREFIX = "10.254.0"
+"""Of the hosts' addresses."""
+
+
+class Bridge:
+    """``count`` hosts of their own network namespaces, links shaped to ``rate`` (tc's units; None: unshaped)."""
+
+    def __init__(self, count: int, rate: str | None) -> None:
+        if not 1 <= count <= 250:
+            raise ValueError(f"a bridge of {count} hosts: expected 1 to 250")
+        self.addresses = [f"{PREFIX}.{number + 1}" for number in range(count)]
+        self.interface = "eth0"
+        """Of every host."""
+        self._rate = rate
+        self._nodes: list[Node] = []
+
+    def __enter__(self) -> Bridge:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """A process in each host's namespaces."""
+        return [node.pid for node in self._nodes[1:]]
+
+    def stop(self) -> None:
+        """The namespaces go, and their interfaces with them."""
+        for node in self._nodes:
+            node.terminate()
+        self._nodes.clear()
+
+    def _start(self) -> None:
+        hub = Node("hub", inNamespace=True)
+        self._nodes.append(hub)
+        execute(hub, "ip link add hub type bridge mcast_snooping 0 && ip link set hub up", "making a bridge")
+        for number, address in enumerate(self.addresses):
+            host = Node(f"b{number}", inNamespace=True)
+            self._nodes.append(host)
+            port, name = f"port{number}", self.interface
+            ours = shaper(port, self._rate) if self._rate else []
+            execute(hub, "\n".join([
+                f"ip link add {port} type veth peer name {name} netns {host.pid}",
+                f"ip link set {port} master hub up",
+                *ours,
+            ]), f"wiring port {number} of the bridge")  # fmt: skip
+            execute(host, "\n".join([
+                "ip link set lo up",
+                f"ip address add {address}/24 dev {name}",
+                f"ip link set {name} up",
+                *(shaper(name, self._rate) if self._rate else []),
+            ]), f"configuring host {number} of the bridge")  # fmt: skip

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench ...`: one command a benchmark, each in a module of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved, figures are ratios within one run.")
+
+
+@app.command()
+def allreduce(
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest tensor: bytes, or with K, M, G.")] = "1M",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest tensor.")] = "16M",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="From one size to the next.")] = 4,
+    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed operations in a round.")] = 3,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Operations before each round's timed ones.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
+    check: Annotated[int, typer.Option("-c", "--check", help="1: compare results with the exact sum; 0: do not.")] = 1,
+    ranks: Annotated[int, typer.Option(help="One on each host.")] = 4,
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units; of the bridge's, too.")] = "1gbit",
+    loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
+    lane_bits: Annotated[int, typer.Option("--lane-bits", help="Of what folds: 32, 16 or 8.")] = 32,
+    algorithms: Annotated[
+        str,
+        typer.Option("--algorithms", help="By commas: innet, roce, auto, ring, halving_doubling, ... over the fabric, "
+                     "with @bridge behind one of TCP's over a plain kernel bridge; gloo, always over the bridge."),
+    ] = "innet,roce,ring,ring@bridge,halving_doubling@bridge,gloo",
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the data and the losses.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one operation.")] = 30.0,
+) -> None:
+    """Allreduce by several algorithms over links of one rate, in nccl-tests' manner.
+
+    Everything runs in a sandbox on this machine: a leaf-spine fabric of P4 switches, and beside it a plain kernel
+    bridge, the best case for what does not fold. Exit status 1 where a sum is wrong.
+    """
+    from netfold.bench import allreduce as bench
+    from netfold.controller import cli
+
+    try:
+        spec = bench.spec(
+            begin=begin, end=end, factor=factor, iterations=iterations, warmup=warmup, rounds=rounds,
+            check=bool(check), ranks=ranks, topo=topo, engine=cli._engine(switch), rate=rate, loss=loss,
+            lane_bits=lane_bits, algorithms=algorithms, seed=seed, timeout=timeout,
+        )  # fmt: skip
+        rows = bench.run(spec, json)
+    except ValueError as error:
+        cli._fail(cli.CANNOT, f"bench allreduce: {error}")
+    except bench.BenchFailed as error:
+        cli._fail(cli.FAILED, f"bench allreduce: {error}")
+    sys.exit(1 if any(row.wrong for row in rows) else 0)
