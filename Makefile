@@ -53,7 +53,7 @@ bench: $(STAMP)  ## Run the benchmarks
 lint: $(STAMP)  ## Check style (ruff) and types (mypy, strict)
 	$(BIN)/ruff check .
 	@mkdir -p $(TYPES)/netfold && ln -sfn ../../softswitch $(TYPES)/softswitch
-	@for name in __init__.py py.typed torch.py; do ln -sfn ../../../netfold/$$name $(TYPES)/netfold/$$name; done
+	@for name in __init__.py py.typed mpi.py torch.py; do ln -sfn ../../../netfold/$$name $(TYPES)/netfold/$$name; done
 	@for name in bench controller host p4src sim topo wire; do ln -sfn ../../../$$name $(TYPES)/netfold/$$name; done
 	MYPYPATH=$(TYPES) $(BIN)/mypy -p netfold -p softswitch
 
