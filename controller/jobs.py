@@ -26,6 +26,7 @@ from netfold.controller import slots, tables, trees
 from netfold.controller.entities import Entity
 from netfold.controller.fabric import Fabric, Host
 from netfold.controller.machines import fold_groups, machines, slowest
+from netfold.controller.ring import ring_order
 from netfold.controller.rpc import Code, Refusal
 from netfold.controller.slots import Ledger
 from netfold.controller.switch import SwitchError
@@ -333,9 +334,10 @@ class Jobs:
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
         rate = slowest(self._fabric.graph(), job.hosts)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
+        order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
         return [
             Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason, shared,
-                 rate)
+                 rate, order)
             for rank in range(job.world)
         ]
 

@@ -318,8 +318,10 @@ def _sharing(plan: Plan) -> str:
 
 
 def _ring_order(plan: Plan) -> list[int]:
-    """Ranks by address: our fabrics number the hosts under one leaf side by side, so the ring visits leaf by leaf and
-    crosses each link between switches once (``collectives.ring``)."""
+    """The controller's; a plan that came some other way has none, and then ranks go by address: hosts under one leaf
+    are mostly numbered side by side."""
+    if plan.ring:
+        return plan.ring
 
     def place(peer: Peer) -> tuple[list[int], int]:
         parts = peer.address.split(".")
@@ -358,6 +360,8 @@ def check_plan(plan: Plan) -> None:
     here = next(ranks for ranks in machines if plan.rank in ranks)
     if plan.trees and any(len(ranks) != len(here) for ranks in machines):
         raise refuse(f"machines are {machines}: expected equally many ranks on each, since there are trees")
+    if plan.ring and sorted(plan.ring) != list(range(plan.world)):
+        raise refuse(f"the ring visits {plan.ring}: expected each of 0..{plan.world - 1} once")
     seen: dict[int, str] = {}
     for tree in plan.trees:
         if not 0 < tree.weight < float("inf"):

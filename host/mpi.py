@@ -77,8 +77,15 @@ class Comm:
         """How many ranks there are."""
         return self.group.size
 
-    rank = property(Get_rank)
-    size = property(Get_size)
+    @property
+    def rank(self) -> int:
+        """As ``Get_rank``."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """As ``Get_size``."""
+        return self.group.size
 
     def Create_group(self, ranks: Sequence[int]) -> Comm:
         """Some of the ranks, in this order; only they call it."""

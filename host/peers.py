@@ -48,7 +48,7 @@ class Peers:
 
     name       of the group, part of every call
     algorithm  of allreduce: one of ``KNOWN``; "auto": by cost; default $NETFOLD_ALGO, or "auto"
-    order      of the ring: ranks under one switch side by side (``ring.ring_order``); default: by rank
+    order      of the ring: ranks under one switch side by side (``Plan.ring``); default: by rank
     helpers    ranks that have no data and only add for the others, by "byteps" (default) or "parameter_server"; they
                call every allreduce with an array that gives the size
     measured   links of an earlier run; default: measured at the first operation that has a choice
@@ -89,7 +89,8 @@ class Peers:
     def group(self, ranks: Sequence[int]) -> Peers:
         """Some of the ranks, in this order, with operations and numbers of their own."""
         subset = Subset(self.mesh, ranks)
-        return Peers(subset, name=f"ranks {','.join(map(str, ranks))} ", algorithm=self.algorithm)
+        order = None if self.order is None else [ranks.index(rank) for rank in self.order if rank in ranks]
+        return Peers(subset, name=f"ranks {','.join(map(str, ranks))} ", algorithm=self.algorithm, order=order)
 
     # ---- operations --------------------------------------------------------------------------------------------------
     def allreduce(self, source: Flat, out: Flat, reduction: Reduction, *, algorithm: str | None = None) -> None:
@@ -109,13 +110,14 @@ class Peers:
     def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
-        self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction), data.nbytes)
+        self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction, order=self.order), data.nbytes)
         self.bytes_reduced += data.nbytes
         reduction.finish(data[pieces[self.rank]], self.size)
 
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
         """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
-        self._run(f"all_gather of {data.size} x {data.dtype}", ring.all_gather(self.mesh, data, pieces), data.nbytes)
+        strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
+        self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
 
     def broadcast(self, data: Flat, root: int) -> None:
         """Fills ``data`` with the root's."""

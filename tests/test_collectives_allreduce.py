@@ -15,6 +15,7 @@ from helpers_collectives import expected, inputs, values
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from netfold.controller.ring import ring_order
 from netfold.host.collectives import ALLREDUCE, double_binary_tree, flow, hierarchical, mesh2d, parameter_server, ring
 from netfold.host.collectives.byteps import shares as byteps_layout
 from netfold.host.collectives.elements import NAMES, ReduceOp, Reduction, element_name, storage
@@ -228,7 +229,7 @@ def test_a_ring_in_depth_first_order_uses_each_cable_once(switches: int, ranks: 
     hosts = [f"h{r}" for r in range(ranks)]
     links += [(host, f"s{rng.integers(switches)}") for host in hosts]
     rng.shuffle(links)
-    order = ring.ring_order([(str(a), str(b)) for a, b in links], hosts)
+    order = ring_order([(str(a), str(b)) for a, b in links], hosts)
 
     tree = nx.Graph(links)
     crossed: Counter[tuple[str, str]] = Counter()
@@ -252,7 +253,7 @@ def test_a_ring_of_any_order_sums() -> None:
 def test_a_rank_without_a_path_is_named() -> None:
     """A fabric in two parts has no ring."""
     with pytest.raises(ValueError, match=r"no path from 'h0' to rank 1 on 'h1'"):
-        ring.ring_order([("h0", "s0")], ["h0", "h1"])
+        ring_order([("h0", "s0")], ["h0", "h1"])
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------

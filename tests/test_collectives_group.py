@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from helpers_collectives import as_bfloat16, values
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 
 from netfold.host.collectives.measure import Measured, measure
 from netfold.host.collectives.shared_memory import machines
-from netfold.host.communicator import Communicator, _ring_order
+from netfold.host.communicator import Communicator, _ring_order, check_plan
 from netfold.host.cost import Link
-from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PlanError
 from netfold.host.group import Group
 from netfold.host.mesh import Call, Mesh
 from netfold.host.mesh_memory import MemoryFabric
@@ -299,6 +300,32 @@ def test_the_ring_goes_by_address() -> None:
     addresses = ["10.0.2.10", "10.0.1.1", "10.0.2.9", "10.0.1.2"]
     plan = Plan("j", 1, 0, 4, [Peer(rank, address, "") for rank, address in enumerate(addresses)], [])
     assert _ring_order(plan) == [1, 3, 2, 0]
+    assert _ring_order(msgspec.structs.replace(plan, ring=[0, 2, 1, 3])) == [0, 2, 1, 3]
+    with pytest.raises(PlanError, match=r"the ring visits \[0, 2, 1\]: expected each of 0\.\.3 once"):
+        check_plan(msgspec.structs.replace(plan, ring=[0, 2, 1]))
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2, 3, 4, 5], [5, 3, 1, 0]])
+def test_everything_that_goes_round_follows_the_order(ranks: list[int]) -> None:
+    """Allreduce, reduce_scatter and all_gather by ring, of all ranks and of a group: neighbours in the order alone
+    talk to each other, and the results are as they should be."""
+    order = [0, 4, 2, 5, 1, 3]
+
+    def one(mesh: Mesh) -> None:
+        everyone_ = Group(Peers(mesh, algorithm="ring", order=order), Turns(f"rank {mesh.rank}"))
+        if mesh.rank not in ranks:
+            return
+        group = everyone_.group(ranks) if len(ranks) < mesh.size else everyone_
+        n = group.size
+        assert group.allreduce(np.ones(100)).tolist() == [n] * 100
+        part = group.reduce_scatter(np.repeat(np.arange(float(n)), 2))
+        assert part.tolist() == [group.rank * n] * 2
+        assert group.all_gather(part).tolist() == np.repeat(np.arange(float(n)) * n, 2).tolist()
+
+    fabric = MemoryFabric(6)
+    values(fabric.run(one))
+    ring = [rank for rank in order if rank in ranks]
+    assert set(fabric.bytes) == set(zip(ring, ring[1:] + ring[:1], strict=True))
 
 
 def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,19 @@ async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
         yield Rig(fabric, controller, switches, channel)
 
 
+def test_the_ring_visits_leaf_by_leaf(tmp_path: Path) -> None:
+    """However ranks lie on the hosts, each cable between switches is crossed once each way."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            hosts = [0, 2, 1, 3]  # h1 and h2 are on one leaf
+            joins = [r.join(rank, 4, address=r.fabric.hosts[host].address) for rank, host in enumerate(hosts)]
+            plans = await asyncio.gather(*(r.call("Join", join) for join in joins))
+            assert [plan.ring for plan in plans] == [[0, 2, 1, 3]] * 4
+
+    run(story())
+
+
 def test_ranks_get_matching_plans(tmp_path: Path) -> None:
     """Every rank's stream points at the next rank's queue pair, with one epoch, PSN and slot count for all."""
 

@@ -91,6 +91,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees, all have n, and connections and source ports of its l-th rank leave the remainder l divided by n."""
     rate: float = 0.0
     """Bytes per second of the slowest of the ranks' links; 0: the fabric's file does not say."""
+    ring: list[int] = []
+    """Ranks in the order of a ring that crosses each link between switches at most once each way; empty: by address."""
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
