@@ -24,7 +24,7 @@ import networkx as nx
 
 from netfold.controller import operator, pipeline, routes, rpc, slots, stall, status, tables
 from netfold.controller.entities import Entity
-from netfold.controller.fabric import Fabric, Switch
+from netfold.controller.fabric import End, Fabric, Switch
 from netfold.controller.jobs import Job, Jobs
 from netfold.controller.links import Links
 from netfold.controller.operator import JobSlots, Status
@@ -87,6 +87,7 @@ class Controller:
         }
         self._links = Links(fabric)
         self._miswired: set[str] = set()
+        self._told_down: set[int] = set()
         self.steering = Steering(fabric)
         self._tasks: list[asyncio.Task[None]] = []
         ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
@@ -153,7 +154,7 @@ class Controller:
     def graph(self) -> nx.MultiGraph[str]:
         """The fabric less the switches and links that are down."""
         graph = self.fabric.graph()
-        down = self._links.down()
+        down = self._links_down()
         graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in down])
         graph.remove_nodes_from(target.name for target in self._targets.values() if not target.is_up)
         return graph
@@ -163,7 +164,6 @@ class Controller:
     async def check_links(self) -> None:
         """One round: what came of the last probes, and the next ones.  Links that went down or came back are logged,
         and routes and new jobs go around them or over them again."""
-        before = self._links.down()
         up = {target.name: target.client for target in self._targets.values() if target.is_up}
         for name, client in up.items():
             while not client.packets.empty():
@@ -177,15 +177,29 @@ class Controller:
                 await up[probe.switch].packet_out(probe.port, probe.frame)
             except SwitchError as error:
                 log.warning("%s", error)
-        now = self._links.down()
-        for number in sorted(now ^ before):
-            link = self.fabric.links[number]
-            log.warning("link %s - %s is %s", link.a, link.b, "down: its probes are lost" if number in now else "up")
-        if now != before:
+        if self._links_down().keys() != self._told_down:
             self._changed.set()
+
+    def _links_down(self) -> dict[int, str]:
+        """Numbers of the links that are down (in the fabric's order), and why."""
+        down = dict.fromkeys(self._links.down(), "its probes are lost")
+        dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
+        for number, link in enumerate(self.fabric.links):
+            for end in dark.intersection(link.ends):
+                down[number] = f"{end} is down"
+        return down
+
+    def _tell_links(self) -> None:
+        """Log what went down or came back since the last time."""
+        now = self._links_down()
+        for number in sorted(now.keys() ^ self._told_down):
+            link = self.fabric.links[number]
+            log.warning("link %s - %s is %s", link.a, link.b, f"down: {now[number]}" if number in now else "up")
+        self._told_down = set(now)
 
     async def replan(self) -> None:
         """Routes without what is down.  A switch that is down keeps its own: when it is back, this runs again."""
+        self._tell_links()
         routing = self._routing(self.graph())
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up

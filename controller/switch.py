@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import grpc
 from finsy.p4client import P4RpcStatus
 from finsy.proto import p4r, p4r_grpc, rpc_code
+from google.protobuf.struct_pb2 import Struct
 
 from netfold.controller import probe
 from netfold.controller.codec import Codec, CodecError
@@ -94,6 +95,8 @@ class Session:
         self.address = address
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue(PACKETS)
         self.packets_dropped = 0
+        self.ports_down: set[int] = set()
+        self.on_ports: Callable[[], None] = lambda: None
         self._device_id = device_id
         self._pipeline = pipeline
         self._codec = Codec(pipeline.p4info)
@@ -200,6 +203,8 @@ class Session:
                     self._take_packet(self._codec.packet_in(message.packet), message.packet.payload)
                 except ValueError as error:
                     return f"packet-in: {error}"
+            elif message.HasField("other"):
+                self._take_port_status(message.other)
 
     def _take_packet(self, fields: dict[str, int], payload: bytes) -> None:
         if fields.get("kind") == probe.PROBE:
@@ -212,6 +217,18 @@ class Session:
             self.packets.put_nowait(PacketIn(fields.get("ingress_port", 0), payload))
         except asyncio.QueueFull:
             self.packets_dropped += 1
+
+    def _take_port_status(self, message: Any) -> None:
+        """softswitch tells it (p4runtime/port_status.py); BMv2 does not."""
+        status = Struct()
+        if not message.Unpack(status) or "port" not in status or "up" not in status:
+            return  # another target's message
+        port = int(status["port"])
+        if status["up"]:
+            self.ports_down.discard(port)
+        else:
+            self.ports_down.add(port)
+        self.on_ports()
 
     async def packet_out(self, port: int, payload: bytes) -> None:
         """Send a packet out of a port."""

@@ -29,6 +29,10 @@ class Client(Protocol):
     """What a target needs of a session: `netfold.controller.switch.Session`, or a fake one."""
 
     packets: asyncio.Queue[PacketIn]
+    ports_down: set[int]
+    """As far as the switch tells."""
+    on_ports: Callable[[], None]
+    """Called when they change."""
 
     async def packet_out(self, port: int, payload: bytes) -> None: ...
     async def ensure_pipeline(self) -> bool: ...
@@ -87,6 +91,11 @@ class Target:
         if self._client is None:
             raise SwitchError(f"{self.name} is down: {self.problem}")
         return self._client
+
+    @property
+    def ports_down(self) -> set[int]:
+        """Ports that the switch says are down; none while it is down itself, or does not tell."""
+        return set() if self._client is None else self._client.ports_down
 
     @property
     def entries(self) -> int:
@@ -198,7 +207,7 @@ class Target:
                     self.pushes += await client.ensure_pipeline()
                     self._unsure = True
                     await self._apply(client)
-                    self._client = client
+                    self._client, client.on_ports = client, self._on_change
                     self._note("")
                 attempt = 0
                 log.info("%s: up, %d entries", self.name, len(self._actual))

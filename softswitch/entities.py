@@ -432,11 +432,12 @@ class EventKind(IntEnum):
     DIGEST = 2
     IDLE = 3
     LOG = 4
+    PORT = 5
 
 
 @dataclass(frozen=True)
 class Event:
-    """A report: `id` is the ingress port, digest index or table index; now_us counts from the switch's start."""
+    """A report: `id` is the ingress port, digest index, table index or port; now_us counts from the switch's start."""
 
     kind: EventKind
     id: int

@@ -66,6 +66,12 @@ class MemorySwitch:
         if self.sessions:
             self.sessions[-1].packets.put_nowait(PacketIn(port, frame))
 
+    def port(self, number: int, *, up: bool) -> None:
+        """It tells that a port went down or came back."""
+        session = self.sessions[-1]
+        (session.ports_down.discard if up else session.ports_down.add)(number)
+        session.on_ports()
+
     def break_session(self, why: str = "stream broke") -> None:
         """End the newest session, as a switch that restarts does."""
         self.sessions[-1].end.set_result(why)
@@ -78,6 +84,8 @@ class MemorySession:
         self.switch = switch
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue()
+        self.ports_down: set[int] = set()
+        self.on_ports: Callable[[], None] = lambda: None
 
     async def packet_out(self, port: int, payload: bytes) -> None:
         self.switch.sends(port, payload)

@@ -190,6 +190,23 @@ def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_port_that_goes_down_is_routed_around_at_once(tmp_path: Path) -> None:
+    """Without a single probe: the switch's word is enough, at either end; it is taken back as fast."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            for switch, port in (("leaf1", 3), ("spine1", 1)):
+                assert (ways(r, "leaf1", "h3"), ways(r, "leaf2", "h1")) == ({3, 4}, {3, 4})
+                r.switches[switch].port(port, up=False)
+                await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {4})
+                status = await operator.status(r.fabric.jobs)
+                assert [(link.a, link.b) for link in status.links if not link.up] == [("leaf1:3", "spine1:1")]
+                r.switches[switch].port(port, up=True)
+                await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
+
+    run(story())
+
+
 def test_a_lost_switch_is_routed_around_and_taken_back(tmp_path: Path) -> None:
     """Its session is enough; when it is back it gets what was planned meanwhile."""
 

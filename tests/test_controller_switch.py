@@ -26,6 +26,7 @@ from netfold.controller.reconcile import Update
 from netfold.controller.steering import Steering
 from netfold.controller.switch import Count, NotPrimary, PacketIn, Session, SwitchError
 from netfold.controller.target import Target
+from softswitch.p4runtime import port_status
 
 PIPELINE = Pipeline(tiny_p4info(), b"program")
 ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
@@ -184,6 +185,24 @@ def test_another_primary_is_reported(tmp_path: Path) -> None:
             update.status.code = rpc_code.ALREADY_EXISTS
             await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
             assert "election id 70; ours is 60" in await s.ended()
+
+    run(story())
+
+
+def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
+    """As a Struct in `other`; whatever else a target says there is not for us."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            changes: asyncio.Queue[set[int]] = asyncio.Queue()
+            s.on_ports = lambda: changes.put_nowait(set(s.ports_down))
+            foreign = p4r.StreamMessageResponse()
+            foreign.other.Pack(p4r.Uint128(low=3))
+            for message in (foreign, port_status.encode(3, up=False), port_status.encode(4, up=False),
+                            port_status.encode(3, up=True)):
+                await server.to_send.put(message)
+            assert [await changes.get() for _ in range(3)] == [{3}, {3, 4}, {4}]
 
     run(story())
 

@@ -199,12 +199,23 @@ def test_interfaces_may_go_down_and_vanish_and_come_back() -> None:
     """The switch reports it, goes on with the other ports, and uses an interface again that comes back by name."""
     make_hosts()
     texts: list[str] = []
+    ports: list[tuple[int, bool]] = []
     frame = bytes.fromhex("00000002000200000001000188b5") + bytes(100)
     back = bytes.fromhex("00000001000100000002000288b5") + bytes(100)
     into = Tap("h1")
-    with switch(on_event=lambda e: texts.append(e.data.decode())) as process:
+
+    def heard(event: Event) -> None:
+        if event.kind is EventKind.PORT:
+            ports.append((event.id, any(event.data)))
+        else:
+            texts.append(event.data.decode())
+
+    with switch(on_event=heard) as process:
+        wait_for(lambda: (1, True) in ports and (2, True) in ports)
+        ports.clear()
         sh("ip link set s2 down")
         wait_for(lambda: "port 2 (s2) is down" in texts)
+        wait_for(lambda: ports == [(2, False)])
         into.send(frame)
         wait_for(lambda: process.ports()[1].dropped_down == 1)
         sh("ip link set s2 up")
@@ -221,6 +232,8 @@ def test_interfaces_may_go_down_and_vanish_and_come_back() -> None:
         )
         sh("ip link set s2 up; ip netns exec h2 ip link set eth0 up")
         wait_for(lambda: process.ports()[1].up)
+        wait_for(lambda: [up for _, up in ports] == [False, True, False, True])
+        assert {port for port, _ in ports} == {2}
         again = Tap("h2")
         again.send(back)
         assert into.take(1) == [back]
@@ -235,6 +248,8 @@ def test_reports_that_nobody_reads_are_counted_and_confessed() -> None:
     gate, texts, packets = threading.Event(), list[str](), list[int]()
 
     def slow(event: Event) -> None:
+        if event.kind is EventKind.PORT:
+            return  # told in answer to the start, which waits for this thread
         gate.wait(20)
         if event.kind is EventKind.LOG:
             texts.append(event.data.decode())

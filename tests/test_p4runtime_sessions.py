@@ -11,11 +11,13 @@ from pathlib import Path
 import grpc
 import pytest
 from finsy.proto import p4r
+from google.protobuf.struct_pb2 import Struct
 from helpers_client import INSERT, MODIFY, Client, Stream, code_of, primary, serving
+from helpers_namespace import in_own_network, sh
 from helpers_probe import Op, Probe
 from helpers_switch import PROBE, probe_config, probe_p4info
 
-from softswitch.p4runtime.process import Settings
+from softswitch.p4runtime.process import Port, Settings
 from softswitch.p4runtime.program import Built, build_executable
 from softswitch.p4runtime.server import ListenError, Server
 
@@ -248,3 +250,26 @@ def test_closing_the_server_ends_the_process() -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.01)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@in_own_network
+def test_primaries_hear_of_ports() -> None:
+    """Of all when a program starts, of changes, and who becomes primary later, of those that are down."""
+    sh("ip link add s1 type veth peer name far")
+    sh("ip link set s1 up; ip link set far up")
+
+    def status(stream: Stream) -> dict[str, object]:
+        told = Struct()
+        assert stream.next().other.Unpack(told)
+        return dict(told)
+
+    with primary(settings=Settings(ports=(Port(1, "s1"),))) as (_, client, stream):
+        assert status(stream) == {"port": 1, "up": True}
+        sh("ip link set far down")  # the cable: no carrier
+        assert status(stream) == {"port": 1, "up": False}
+        later = client.stream()
+        later.arbitrate(9)
+        assert later.status() == (OK, 9)
+        assert status(later) == {"port": 1, "up": False}
+        sh("ip link set far up")
+        assert status(later) == {"port": 1, "up": True}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from finsy.proto import p4r
 
@@ -35,6 +35,8 @@ class Pipeline:
     built: Built
     process: SwitchProcess
     context: Context
+    ports_up: dict[int, bool] = field(default_factory=dict)
+    """As the process has told so far."""
 
     def close(self) -> None:
         self._tell_losses()

@@ -34,7 +34,7 @@ from softswitch.entities import (
     PermissionDenied,
     Unimplemented,
 )
-from softswitch.p4runtime import entities, packet_io, tables
+from softswitch.p4runtime import entities, packet_io, port_status, tables
 from softswitch.p4runtime.arbitration import Arbitration, Session
 from softswitch.p4runtime.config import Configuration, Listener, Pipeline
 from softswitch.p4runtime.process import PortState, Settings
@@ -95,6 +95,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         listener = Listener(self._on_event, self._on_digest, self._on_death)
         self._configuration = Configuration(settings, builder, listener)
         self._writing = threading.Lock()
+        self._telling_ports = threading.Lock()
         self._outboxes: set[_Outbox] = set()
         self._threads = ThreadPoolExecutor(MAX_STREAMS + 16, thread_name_prefix="softswitch-grpc")
         options = [
@@ -169,6 +170,10 @@ class Server(p4r_grpc.P4RuntimeServicer):
             message = p4r.StreamMessageResponse()
             tables.encode_idle(pipeline.context, table, entry, message.idle_timeout_notification.table_entry.add())
             self._tell_primaries(message)
+        elif event.kind is EventKind.PORT:
+            with self._telling_ports:
+                up = pipeline.ports_up[event.id] = any(event.data)
+                self._tell_primaries(port_status.encode(event.id, up=up))
         else:
             log.info("%s", event.data.decode(errors="replace"))
 
@@ -286,6 +291,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         kind = request.WhichOneof("update")
         if kind == "arbitration":
             self._arbitration.update(session, request.arbitration)
+            self._tell_ports(session)
             return
         if session.role is None:
             raise FailedPrecondition("the first message of a stream must be an arbitration update")
@@ -303,6 +309,19 @@ class Server(p4r_grpc.P4RuntimeServicer):
         except EngineError as refused:
             error.error.canonical_code, error.error.message = refused.code, str(refused)
             session.send(error)
+
+    def _tell_ports(self, session: Session) -> None:
+        """A new primary learns which ports are down; it hears of what changes, and of all when a program starts."""
+        if not self._arbitration.is_primary(session):
+            return
+        try:
+            pipeline = self._configuration.running()
+        except EngineError:
+            return
+        with self._telling_ports:
+            for port, up in pipeline.ports_up.items():
+                if not up:
+                    session.send(port_status.encode(port, up=False))
 
     def _packet_out(self, session: Session, message: p4r.PacketOut) -> None:
         if not self._arbitration.is_primary(session):

@@ -83,8 +83,17 @@ static void watch(ss_io *io, int fd, uint32_t key, uint32_t events) {
     if (epoll_ctl(io->epoll, EPOLL_CTL_MOD, fd, &e) && errno == ENOENT) epoll_ctl(io->epoll, EPOLL_CTL_ADD, fd, &e);
 }
 
+static void tell_port(ss_io *io, ss_port *p) {
+    uint8_t up = p->up;
+    if (p->told && p->told_up == p->up) return;
+    p->told = true, p->told_up = p->up;
+    ss_channel_event(&io->channel, SS_EVENT_PORT, p->number, io->now_us, &up, 1);
+}
+
 static void refresh(ss_io *io, ss_port *p) {
-    if (!ss_port_refresh(p)) return;
+    bool changed = ss_port_refresh(p);
+    tell_port(io, p);         /* a flush may have seen it before us */
+    if (!changed) return;
     if (p->fd >= 0 && p->started) watch(io, p->fd, p->number, EPOLLIN);
     tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
 }
@@ -128,6 +137,7 @@ static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
             return reply_with(reply, SS_INTERNAL, (size_t)n);
         }
         if (p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN);
+        tell_port(io, p);
     }
     return reply_with(reply, SS_OK, 0);
 }

@@ -31,6 +31,7 @@ typedef struct ss_port {
     int index;                    /* of the interface, or 0 */
     uint32_t mtu;
     bool up, started;
+    bool told, told_up;           /* what the control plane thinks of it */
     bool vnet, join;              /* socket speaks virtio_net_hdr; neighbours are joined */
     ss_tx_state tx;
     uint8_t *arena; size_t arena_size, used;          /* frames that wait, back to back, first to last */

@@ -20,6 +20,7 @@ typedef enum {
     SS_EVENT_DIGEST = 2,      /* id: digest index; data: the fields in byte form */
     SS_EVENT_IDLE = 3,        /* id: table index; data: the entry as OP_TABLE_READ gives it (control.h) */
     SS_EVENT_LOG = 4,         /* data: UTF-8 text of log_msg, a failed assert or a named loss; no end mark */
+    SS_EVENT_PORT = 5,        /* id: port; data: one byte, 1 where frames can pass, 0 where it is down or gone (io.c) */
 } ss_event_kind;
 
 typedef struct { ss_event_kind kind; uint32_t id; uint64_t now_us; const uint8_t *data; uint32_t len; } ss_event;
