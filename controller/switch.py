@@ -221,9 +221,10 @@ class Session:
     def _take_port_status(self, message: Any) -> None:
         """softswitch tells it (p4runtime/port_status.py); BMv2 does not."""
         status = Struct()
-        if not message.Unpack(status) or "port" not in status or "up" not in status:
+        port = status["port"] if message.Unpack(status) and "port" in status and "up" in status else None
+        if not isinstance(port, float):
             return  # another target's message
-        port = int(status["port"])
+        port = int(port)
         if status["up"]:
             self.ports_down.discard(port)
         else:
