@@ -25,6 +25,22 @@ class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str = ""
 
 
+class Outcomes(msgspec.Struct, frozen=True):
+    """What became of the contributions and results that a switch folded, in packets; all but `first` were repeats."""
+
+    first: int = 0
+    answered: int = 0
+    """By the result in this switch's slot: it was lost below."""
+    asked: int = 0
+    """By sending this switch's sum to its parent once more: something was lost above."""
+    waited: int = 0
+    """By nothing: contributions of others are missing."""
+    late: int = 0
+    """Contributions to a PSN whose slot has gone on."""
+    repeated: int = 0
+    """Results that were here."""
+
+
 class SwitchStatus(msgspec.Struct, frozen=True):
     """One switch."""
 
@@ -41,6 +57,7 @@ class SwitchStatus(msgspec.Struct, frozen=True):
     slots: int
     corrupt: int
     """Packets dropped at the first hop because their ICRC did not hold."""
+    folded: Outcomes = Outcomes()
 
 
 class Traffic(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Status, Traffic
+from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Outcomes, Status, Traffic
 
 
 def show(status: Status, console: Console | None = None) -> None:
@@ -18,10 +18,11 @@ def show(status: Status, console: Console | None = None) -> None:
     up = sum(switch.up for switch in status.switches)
     console.print(f"fabric [bold]{status.fabric}[/bold] on {status.engine}, controller up {status.uptime:.0f} s, "
                   f"{up} of {len(status.switches)} switches up")
-    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", box=None)
+    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "repeats", box=None)
     for s in status.switches:
         state = "[green]up[/green]" if s.up else f"[red]down[/red]: {s.problem}"
-        switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt))
+        switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt),
+                         _repeats(s.folded))
     console.print(switches)
     links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", box=None)
     for link in status.links:
@@ -75,6 +76,12 @@ def _traffic(traffic: Traffic) -> str:
 
 _FAULTS: Final = (("loss", "lost"), ("corrupt", "corrupted"), ("duplicate", "duplicated"), ("reorder", "held"))
 """A link's faults, and how they are counted."""
+
+
+def _repeats(folded: Outcomes) -> str:
+    """Which level answered: this switch, one above it, or none as yet."""
+    names = ("answered", "asked", "waited", "late")
+    return ", ".join(f"{count} {name}" for name in names if (count := getattr(folded, name))) or "-"
 
 
 def _faults(link: LinkStatus) -> str:

@@ -9,12 +9,12 @@ from typing import Final
 from netfold.controller import slots, tables
 from netfold.controller.fabric import End, Link, Switch
 from netfold.controller.jobs import Job
-from netfold.controller.operator import JobStatus, LinkStatus, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.operator import JobStatus, LinkStatus, Outcomes, SwitchStatus, Traffic, TreeStatus
 from netfold.controller.switch import Count
 from netfold.controller.target import Target
 
 COUNTERS: Final = (
-    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT,
+    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES,
     *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
       for fault in tables.FAULTS),
 )  # fmt: skip
@@ -30,8 +30,13 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters) -> 
     """One switch; ``used`` are the slots that jobs have of it."""
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
-        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets,
+        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters),
     )  # fmt: skip
+
+
+def _outcomes(counters: Counters) -> Outcomes:
+    cells = counters.get(tables.OUTCOMES, {})
+    return Outcomes(*(cells.get(index, _NOTHING).packets for index in range(len(Outcomes.__struct_fields__))))
 
 
 def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool) -> LinkStatus:

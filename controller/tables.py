@@ -44,6 +44,8 @@ CORRUPT: Final = "SwitchIngress.fold.corrupt"
 MARKED: Final = "SwitchEgress.queues.congestion_marked"
 UNPINNED: Final = f"{_PATHS}.unpinned"
 """By destination leaf: packets of mode "pinned" that no pin was for."""
+OUTCOMES: Final = "SwitchIngress.fold.outcomes"
+"""By what became of a contribution or result: FIRST, ANSWERED, ... of p4src/fold.p4."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
 """What a fault can do to a packet; the counters of `fault_counter`."""
 REORDER_BY: Final = 8

@@ -37,6 +37,15 @@
 #define ASKER   2w2         // the child that this packet came from
 #define ALL     2w3         // every child
 
+// The outcomes that are counted; controller/status.py shows them
+#define FIRST       3w0     // news: a contribution or result that the slot lacked
+#define ANSWERED    3w1     // a repeat, answered from this slot
+#define ASKED       3w2     // a repeat, passed on to the parent
+#define WAITED      3w3     // a repeat, while others are missing
+#define LATE        3w4     // a contribution to an older PSN
+#define REPEATED    3w5     // a result that was here
+#define OUTCOMES    6
+
 control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     // epoch 16 | PSN 24 | done 1 | ECN 1 | operation 3 | 0 19 | bitmap 64.  Epoch 0 is never used: a slot of zeros is
     // free.
@@ -102,12 +111,13 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     bit<1>  complete = NO;      // all children are in the bitmap
     bit<1>  fills = NO;         // ... with this packet
 
-    action then(bit<2> words_, bit<1> done_, bit<2> send_) {
+    counter(OUTCOMES, CounterType.packets) outcomes;        // what `netfold status` shows
+    action then(bit<2> words_, bit<1> done_, bit<2> send_, bit<3> outcome) {
         words = words_;
         done = done_;
         send = send_;
+        outcomes.count((bit<32>)outcome);
     }
-    direct_counter(CounterType.packets) verdict_packets;
     table verdict {
         key = {
             direction:  ternary @name("direction");
@@ -119,22 +129,21 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
             root:       ternary @name("root");
         }
         actions = { then; }
-        const default_action = then(KEEP, NO, NOBODY);
-        counters = verdict_packets;
+        const default_action = then(KEEP, NO, NOBODY, LATE);
         const entries = {
             //direction age  done seen complete fills root
-            (UP,   NEWER, _,   _,   _,   NO,  _):   then(STORE, NO,  NOBODY);   // opens the slot
-            (UP,   NEWER, _,   _,   _,   YES, NO):  then(STORE, NO,  PARENT_);  // an only child
-            (UP,   NEWER, _,   _,   _,   YES, YES): then(STORE, YES, ALL);
-            (UP,   OLDER, _,   _,   _,   _,   _):   then(KEEP,  NO,  NOBODY);   // stale
-            (UP,   SAME,  YES, _,   _,   _,   _):   then(LOAD,  YES, ASKER);    // its result was lost
-            (UP,   SAME,  NO,  YES, YES, _,   _):   then(LOAD,  NO,  PARENT_);  // lost above: ask again
-            (UP,   SAME,  NO,  YES, NO,  _,   _):   then(KEEP,  NO,  NOBODY);   // waiting for the others
-            (UP,   SAME,  NO,  NO,  _,   NO,  _):   then(ADD,   NO,  NOBODY);
-            (UP,   SAME,  NO,  NO,  _,   YES, NO):  then(ADD,   NO,  PARENT_);
-            (UP,   SAME,  NO,  NO,  _,   YES, YES): then(ADD,   YES, ALL);
-            (DOWN, SAME,  NO,  _,   YES, _,   _):   then(STORE, YES, ALL);
-            (DOWN, _,     _,   _,   _,   _,   _):   then(KEEP,  NO,  NOBODY);   // another slot's, or a repeat
+            (UP,   NEWER, _,   _,   _,   NO,  _):   then(STORE, NO,  NOBODY,  FIRST);       // opens the slot
+            (UP,   NEWER, _,   _,   _,   YES, NO):  then(STORE, NO,  PARENT_, FIRST);       // an only child
+            (UP,   NEWER, _,   _,   _,   YES, YES): then(STORE, YES, ALL,     FIRST);
+            (UP,   OLDER, _,   _,   _,   _,   _):   then(KEEP,  NO,  NOBODY,  LATE);        // stale
+            (UP,   SAME,  YES, _,   _,   _,   _):   then(LOAD,  YES, ASKER,   ANSWERED);    // its result was lost
+            (UP,   SAME,  NO,  YES, YES, _,   _):   then(LOAD,  NO,  PARENT_, ASKED);       // lost above: ask again
+            (UP,   SAME,  NO,  YES, NO,  _,   _):   then(KEEP,  NO,  NOBODY,  WAITED);      // for the others
+            (UP,   SAME,  NO,  NO,  _,   NO,  _):   then(ADD,   NO,  NOBODY,  FIRST);
+            (UP,   SAME,  NO,  NO,  _,   YES, NO):  then(ADD,   NO,  PARENT_, FIRST);
+            (UP,   SAME,  NO,  NO,  _,   YES, YES): then(ADD,   YES, ALL,     FIRST);
+            (DOWN, SAME,  NO,  _,   YES, _,   _):   then(STORE, YES, ALL,     FIRST);
+            (DOWN, _,     _,   _,   _,   _,   _):   then(KEEP,  NO,  NOBODY,  REPEATED);    // or another slot's
         }
     }
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,45 @@ def test_three_tiers_fold_and_recover_level_by_level(engine: Engine, tmp_path: P
     """Eight ranks over trees of three levels, one a spine, exact while every link loses, repeats and delays."""
     with Network(three_tiers(engine), logs=tmp_path / "logs") as network:
         results = finish(network, 2, within=100)
-        trees = network.status().jobs[0].trees
+        status = network.status()
+    trees = status.jobs[0].trees
+    for role in ("leaf", "agg", "spine"):
+        answered = sum(switch.folded.answered for switch in status.switches if switch.role == role)
+        asked = sum(switch.folded.asked for switch in status.switches if switch.role == role)
+        assert answered > 0, f"no {role} answered a repeat"
+        assert (asked > 0) == (role != "spine"), "the root has nobody to ask"
     assert all(result["trees"] == ["spine1", "spine2"] for result in results)
     assert all(result["retransmissions"] > 0 for result in results)
     for tree in trees:
         assert len(tree.switches) == 7
         assert len(tree.switches[tree.root]) == 2
+
+
+FLAPS = {"shorter than a time-out": 0.01, "longer": 0.4}
+"""Seconds that a link is out; time-outs grow to NF_RTO_MAX, 50 ms."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=150)
+def test_links_may_flap_in_the_middle(engine: Engine, tmp_path: Path) -> None:
+    """A host's link and a link between switches go out and come back, for longer than time-outs and shorter, while sums
+    are under way: all of them are exact."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    victims = [next(link for link in fabric.links if fragment in link.b) for fragment in ("h1:", "spine1:")]
+    schedule = [(link, seconds) for seconds in FLAPS.values() for link in victims]
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        command = [*program("rank_rounds.py"), "5", str(len(schedule) + 1), str(SIZES[engine])]
+        ranks = network.launch(command, job="flaps")
+        results = []
+        for _, line in ranks.lines(within=60):
+            said = json.loads(line)
+            if "round" not in said:
+                results.append(said)
+            elif said["round"] < len(schedule):
+                link, seconds = schedule[said["round"]]
+                network.set_link(link, up=False)
+                time.sleep(seconds)  # the fault's length, not a wait for anything
+                network.set_link(link, up=True)
+    assert len(results) == 4
+    assert {result["rail"] for result in results} == {"innet"}
+    assert sum(result["retransmissions"] for result in results) > 0, "no flap hit anything"

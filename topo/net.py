@@ -32,9 +32,10 @@ import msgspec
 from mininet.net import Mininet
 
 from netfold.controller import operator, rpc
-from netfold.controller.fabric import Fabric, Host
+from netfold.controller.fabric import Fabric, Host, Link
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
+from netfold.topo.wiring import execute
 
 CONTROLLER_SECONDS: Final = 90.0
 """For the controller to compile the program and fill every switch: the first compilation on a slow machine is long."""
@@ -178,6 +179,16 @@ class Network:
     def switches(self) -> list[P4Switch]:
         """The switch processes."""
         return list(self.mininet.switches)
+
+    def set_link(self, link: Link, *, up: bool) -> None:
+        """Plug a link of the fabric in or out, at its switch: a host sees its carrier go, and keeps its routes.
+
+        Raises WiringError."""
+        switches = {switch.name: switch for switch in self.switches}
+        end = next(end for end in link.ends if end.node in switches)
+        name = dict(switches[end.node].interfaces())[end.port]
+        state = "up" if up else "down"
+        execute(switches[end.node], f"ip link set dev {name} {state}", f"taking {link.a} - {link.b} {state}")
 
     def status(self, timeout: float = operator.TIMEOUT) -> operator.Status:
         """What the controller sees.  Raises rpc.Unreachable."""
