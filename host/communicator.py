@@ -30,8 +30,10 @@ from netfold.host.link import listen
 from netfold.host.mesh import Mesh
 from netfold.host.mesh_memory import MemoryFabric
 from netfold.host.mesh_tcp import TcpMesh
+from netfold.host.multirail import MultiRail
 from netfold.host.parallel import ParallelFold
 from netfold.host.peers import Peers
+from netfold.host.planes import RAILS_VARIABLE, Joined, RailSpec, join_rails, specs_of
 from netfold.host.rail import DTYPES, Op, Rail, RailStats
 from netfold.host.timeline import asked
 from netfold.host.work import Turns
@@ -59,6 +61,7 @@ class Communicator(Group):
     helpers    ranks that have no data and only add for the others (``Peers``); nothing folds then
     timeout    seconds without any progress after which a collective gives up with CollectiveTimeout
     listener   bound TCP socket whose port stands in the plan, for all that does not fold
+    joined     several rails that are one (``join(rails=)``); then nothing of the above is used
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Communicator(Group):
         timeout: float = 10.0,
         listener: socket.socket | None = None,
         client: JobClient | None = None,
+        joined: Joined | None = None,
     ) -> None:
         if rail not in get_args(RailName):
             raise ValueError(f"rail={rail!r}: expected one of {', '.join(get_args(RailName))}")
@@ -79,6 +83,7 @@ class Communicator(Group):
             raise ValueError(f"timeout={timeout!r}: expected seconds above 0")
         check_plan(plan)
         self._plan = plan
+        self._joined = joined
         self._client = client
         self._watcher = None if client is None or plan.world == 1 else client.watch(plan)
         me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
@@ -89,6 +94,12 @@ class Communicator(Group):
             )
         if rail == "innet" and helpers:
             raise ValueError(f"rail='innet', helpers={list(helpers)}: switches fold what every rank sends; use 'tcp'")
+        self._fold: Rail | None = None
+        if joined is not None:
+            super().__init__(joined.peers(), Turns(me, Flight(plan.job, plan.rank, plan.world)))
+            self._fold, self._between = joined.rails, "tcp"
+            self._why = f"asked for by rails= or {RAILS_VARIABLE}"
+            return
         shared = any(len(ranks) > 1 for ranks in plan.machines)
         if rail == "roce" and shared:
             raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {_sharing(plan)}; use rail='tcp'")
@@ -97,7 +108,6 @@ class Communicator(Group):
         peers = Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers, machines=machines)
         timeline = mesh.timeline = asked(plan.job, plan.rank, plan.world)
         super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world, timeline=timeline)))
-        self._fold: Rail | None = None
         self._between = "roce" if rail == "roce" else "tcp"
         if plan.world == 1:
             self._why = "this job has one rank"
@@ -146,17 +156,26 @@ class Communicator(Group):
         algorithm: str | None = None,
         helpers: Sequence[int] = (),
         token: str = "",
+        rails: str | Sequence[RailSpec] | None = None,
     ) -> Self:
         """Joins a job and waits until all its ranks have.
 
         controller   address of the job service, "host:port" or "unix:/path"; default: $NETFOLD_CONTROLLER
         join_timeout seconds to wait for the other ranks
+        rails        several at once, "innet@a+tcp@b" with planes a and b of $NETFOLD_PLANES, or RailSpecs; instead of
+                     ``rail``, ``address`` and ``controller``; default: $NETFOLD_RAILS (docs/rails.md)
         Raises JoinRefused, PlanError, TransportError, ValueError.
         """
         if not 0 <= rank < world:
             raise ValueError(f"rank={rank}, world={world}: expected 0 <= rank < world")
         if world > MAX_WORLD:
             raise ValueError(f"world={world}: at most {MAX_WORLD} ranks fold into one sum")
+        specs = specs_of(rails, asked=rail != "auto")
+        if len(specs) > 1 and world > 1:
+            joined = join_rails(specs, job, rank, world, timeout=timeout, join_timeout=join_timeout, token=token)
+            return cls(joined.plan, address=address, timeout=timeout, joined=joined)
+        if specs:
+            rail, address, controller = specs[0].kind, specs[0].plane.address, specs[0].plane.controller
         where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
         if not where:
             raise JoinRefused(
@@ -210,7 +229,12 @@ class Communicator(Group):
     @property
     def rail(self) -> str:
         """The rail of what folds: "innet", or "tcp" or "roce", or "self" for a job of one rank."""
-        return "innet" if self._fold else self._between if self.size > 1 else "self"
+        return self._fold.name if self._fold else self._between if self.size > 1 else "self"
+
+    @property
+    def rails(self) -> MultiRail | None:
+        """The several rails of ``join(rails=)``: their shares, states and what is known of them; else None."""
+        return None if self._joined is None else self._joined.rails
 
     def stats(self) -> RailStats:
         """Operations, bytes, packets and retransmissions so far, in all and by tree."""
@@ -298,13 +322,15 @@ class Communicator(Group):
         direct = plain and (same or not np.may_share_memory(source, result))
         out = result.reshape(-1) if direct else np.empty(source.shape, native)
         flight, before = self._turns.flight, self._fold.retransmissions
-        flight.note("innet")
+        flight.note(self._fold.name)
         try:
             self._fold.allreduce(source, out, op, number)
         finally:
             flight.now.retransmissions += self._fold.retransmissions - before
         if not direct:
             result[...] = out.reshape(result.shape)
+        if self._joined is not None:  # a plane may have died: on all ranks at the same operation
+            self._peers = self._joined.peers()
 
 
 def _folds(op: str, element: str) -> bool:

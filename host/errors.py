@@ -29,6 +29,10 @@ class PeerLost(NetFoldError, ConnectionError):
     """A rank is gone: its connection broke, or the controller says so."""
 
 
+class RailDown(NetFoldError):
+    """A rail of several moves nothing any more; to the caller: none of them does."""
+
+
 class JobEnded(NetFoldError):
     """The controller took the job off the switches: an operator dropped it, or its ranks joined anew."""
 

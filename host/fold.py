@@ -23,6 +23,8 @@ log = logging.getLogger("netfold")
 
 SLICE = 0.1
 """Seconds in native code between looks at Python's signals (Ctrl-C) and the timeout."""
+WATCHED_SLICE = 0.02
+"""The same where somebody watches: how soon a rail of several is found dead."""
 PATIENCE = 0.5
 """Seconds without any new result after which a lost rank ends an operation: one that died after its last contribution
 need not."""
@@ -66,6 +68,7 @@ class FoldRail:
         shared: bool = False,
         members: int | None = None,
     ) -> None:
+        self.watch: Callable[[float], None] | None = None  # multirail.Track
         self._plan = plan
         self._news = news
         self._missing = missing
@@ -126,14 +129,17 @@ class FoldRail:
 
     def _drive(self, source: Flat, number: int) -> None:
         timeout = int(self._timeout * 1e9)
+        slice_ns = int((SLICE if self.watch is None else WATCHED_SLICE) * 1e9)
         while True:
             now = native.library().nf_now()
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(source, number)
+            if self.watch is not None:
+                self.watch(self._core.progress() / 1e9)
             news = self._news()
             if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
                 raise type(news)(f"{self._who(source, number)}: {news}")
-            status, error = self._io.run(min(now + int(SLICE * 1e9), self._core.progress() + timeout))
+            status, error = self._io.run(min(now + slice_ns, self._core.progress() + timeout))
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
             if status == native.DONE:

@@ -23,7 +23,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
+from netfold.host.errors import (
+    Closed,
+    CollectiveTimeout,
+    NetFoldError,
+    PeerLost,
+    RailDown,
+    RankMismatch,
+    TransportError,
+)
 from netfold.host.link import HEADER, HELLO, MAGIC, NEWS, Link, Note, Receive, Send
 from netfold.host.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
 from netfold.wire.jobs import Plan
@@ -32,6 +40,8 @@ BURST = 4 << 20
 """Bytes that one connection moves before the others get their turn."""
 GRACE = 0.1
 """Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss; at least ``FAREWELL``."""
+WATCHED_SLICE = 0.02
+"""Seconds between looks of whoever watches (``watch``)."""
 FAREWELL = 0.2
 """Seconds that a rank which gives up spends at most on getting its news out."""
 
@@ -66,6 +76,9 @@ class TcpMesh(Mesh):
         self._poller.register(listener, select.POLLIN)
         self.bytes_sent = 0
         """Payload bytes handed to the kernel so far."""
+        self.watch: Callable[[float], None] | None = None
+        """Called with the time of the last progress while a wait lasts; what it raises ends the operation."""
+        self._moved = clock()
 
     # ---- posting ---------------------------------------------------------------------------------------------------
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
@@ -126,9 +139,13 @@ class TcpMesh(Mesh):
     def _turn(self) -> None:
         """Moves what can move; waits, for at most the timeout, until something does."""
         deadline = self._clock() + self._timeout
-        while not self._move(deadline - self._clock()):
+        most = self._timeout if self.watch is None else WATCHED_SLICE
+        while not self._move(min(most, deadline - self._clock())):
+            if self.watch is not None:
+                self.watch(self._moved)
             if self._clock() >= deadline:
                 self._time_out()
+        self._moved = self._clock()
 
     def _move(self, seconds: float) -> bool:
         """One poll and its consequences; says whether any byte or connection moved."""
@@ -455,7 +472,8 @@ class TcpMesh(Mesh):
             link.sends = deque(send for send in link.sends if isinstance(send, Note) or send.begun)
         if not told:
             self._tell(self.rank, self.rank, f"gave up: {type(error).__name__}")
-        deadline = self._clock() + FAREWELL
+        # a rail that was found dead takes no news either
+        deadline = self._clock() + (0 if isinstance(error, RailDown) else FAREWELL)
         while (left := deadline - self._clock()) > 0 and any(link.sends for link in self._links.values()):
             self._poll(left)
         self._shut()

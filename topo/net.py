@@ -205,17 +205,18 @@ class Network:
         job: str,
         hosts: Sequence[Host] | None = None,
         env: Mapping[str, str] | None = None,
+        each: Sequence[Mapping[str, str]] = (),
     ) -> Ranks:
         """Run ``command`` in every host (default: all of the fabric, in order) as a rank of ``job``.
 
-        It gets what `environment` says, over ``env``, over ours.  Its errors go to a log.
+        It gets what `environment` says, over ``each`` of its rank, over ``env``, over ours.  Its errors go to a log.
         """
         hosts = list(self.fabric.hosts) if hosts is None else list(hosts)
         pids = [self.mininet.get(host.name).pid for host in hosts]
         ranks = Ranks(job)
         self._running.append(ranks)
         for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
-            ours = environment(self.fabric, hosts, rank, job=job)
+            ours = {**(each[rank] if each else {}), **environment(self.fabric, hosts, rank, job=job)}
             log = self.logs / f"{job}-rank{rank}.log"
             with log.open("wb") as errors:
                 ranks.add(start(command, pid, {**(env or {}), **ours}, errors), host.name, log)

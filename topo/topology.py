@@ -10,7 +10,7 @@ from mininet.topo import Topo
 
 from netfold.controller.fabric import Engine, Fabric, leafspine
 from netfold.topo.switches import CLASSES
-from netfold.topo.wiring import FabricHost, FabricLink
+from netfold.topo.wiring import FabricHost, FabricLink, Way
 
 
 class FabricTopo(Topo):  # type: ignore[misc]
@@ -22,20 +22,28 @@ class FabricTopo(Topo):  # type: ignore[misc]
     """
 
     def build(
-        self, fabric: Fabric, logs: Path | None = None, pcap: Path | None = None, offload: bool | None = None
+        self,
+        fabric: Fabric,
+        logs: Path | None = None,
+        pcap: Path | None = None,
+        offload: bool | None = None,
+        network: str = "default",
     ) -> None:
-        """Mininet calls this with the constructor's arguments."""
+        """Mininet calls this with the constructor's arguments.  ``network``: what hosts reach by this fabric."""
         self.fabric = fabric
         offload = CLASSES[fabric.engine].offload if offload is None else offload
-        gateways: dict[str, str] = {}
+        gateways: dict[str, tuple[int, str]] = {}
         for link in fabric.links:
             for here, there in (link.ends, link.ends[::-1]):
-                gateways[here.node] = fabric.node(there.node).mac
+                gateways[here.node] = here.port, fabric.node(there.node).mac
         for switch in fabric.switches:
             log = None if logs is None else str(logs / f"{switch.name}.log")
             self.addSwitch(switch.name, grpc=switch.grpc, device_id=switch.device_id, log=log, pcap=pcap)
         for host in fabric.hosts:
-            self.addHost(host.name, cls=FabricHost, address=host.address, gateway_mac=gateways[host.name])
+            ways = [Way(host.address, *gateways[host.name], network)] if host.name in gateways else []
+            if host.name in self.hosts():  # of another fabric, too
+                ways = [*self.nodeInfo(host.name)["ways"], *ways]
+            self.addHost(host.name, cls=FabricHost, ways=ways)
         # a switch's interfaces keep Mininet's random addresses: its kernel shall not take packets for its own
         macs = {host.name: host.mac for host in fabric.hosts}
         for link in fabric.links:

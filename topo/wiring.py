@@ -8,6 +8,8 @@ nothing is ever broadcast.  IPv6 is off, so that no packet is on a link that nob
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mininet.link import Intf, Link
@@ -97,30 +99,36 @@ class FabricLink(Link):  # type: ignore[misc]
         super().__init__(node1, node2, **params)
 
 
+@dataclass(frozen=True)
+class Way:
+    """A host's way into a fabric."""
+
+    address: str
+    port: int
+    gateway_mac: str
+    """Of its leaf."""
+    network: str = "default"
+    """What is reached by it."""
+
+
 class FabricHost(Host):  # type: ignore[misc]
-    """A host with one address, one link, and a gateway.
+    """A host with an address, a link and a gateway for every fabric that it is in; most are in one."""
 
-    address      IPv4 address
-    gateway_mac  of its leaf; None on a host without a link
-    """
-
-    def __init__(self, name: str, address: str = "", gateway_mac: str | None = None, **params: Any) -> None:
-        self.address = address
-        self.gateway_mac = gateway_mac
+    def __init__(self, name: str, ways: Sequence[Way] = (), **params: Any) -> None:
+        self.ways = ways
         super().__init__(name, **params)
 
     def config(self, **_: Any) -> dict[str, Any]:
-        """Give the host its address and its way out."""
+        """Give the host its addresses and its ways out."""
         ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
         script = [f"if [ -e {ipv6} ]; then echo 1 > {ipv6}; fi", "ip link set dev lo up"]
-        intf = self.defaultIntf()
-        if intf is not None and self.gateway_mac is not None:
+        for way in self.ways:
+            intf = self.intfs[way.port]
             script += [
-                f"ip address add {self.address}/32 dev {intf.name}",
-                f"ip route add {GATEWAY} dev {intf.name} scope link src {self.address}",
-                f"ip route add default via {GATEWAY} dev {intf.name} src {self.address}",
-                f"ip neigh replace {GATEWAY} lladdr {self.gateway_mac} dev {intf.name} nud permanent",
+                f"ip address add {way.address}/32 dev {intf.name}",
+                f"ip route add {way.network} via {GATEWAY} dev {intf.name} onlink src {way.address}",
+                f"ip neigh replace {GATEWAY} lladdr {way.gateway_mac} dev {intf.name} nud permanent",
             ]
-            intf.ip, intf.prefixLen = self.address, 32
+            intf.ip, intf.prefixLen = way.address, 32
         execute(self, "\n".join(script), f"configuring host {self.name}")
         return {}

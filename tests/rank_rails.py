@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the test of two planes: exact sums while a plane dies and comes back.
+
+    python rank_rails.py BYTES      prints "running", "died", then {"deaths", "nbytes", "digest"}; exits 1 where a sum
+                                    is wrong or nothing dies and comes back within MOST sums
+"""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+import netfold
+from netfold.host.multirail import MultiRail
+
+MOST = 200
+
+
+def main(nbytes: int) -> None:
+    digest = hashlib.sha256()
+    with netfold.init() as comm:
+        rails = comm.rails
+        assert isinstance(rails, MultiRail)
+        number = 0
+
+        def sums(until: str, rail: int) -> None:
+            """Sums until the rail is in that state, which all ranks see after the same sum."""
+            nonlocal number
+            for _ in range(MOST):
+                number += 1
+                size = nbytes // 4 + number % 3 if number % 4 else 1000
+                every = [np.random.default_rng([number, rank]) for rank in range(comm.size)]
+                parts = [rng.integers(-9999, 9999, size, np.int32) for rng in every]
+                mine = parts[comm.rank].copy()
+                total = comm.allreduce(mine, out=mine if number % 2 else None)
+                wrong = int(np.sum(total != np.sum(parts, axis=0, dtype=np.int32)))
+                assert wrong == 0, f"sum {number}: {wrong} of {size} elements are wrong"
+                digest.update(total.tobytes())
+                if number == 2 and comm.rank == 0:
+                    print("running", flush=True)
+                if rails.use()[rail].state == until:
+                    return
+            raise AssertionError(f"after {number} sums: {rails.use()}")
+
+        sums("down", 1)
+        if comm.rank == 0:
+            print("died", flush=True)
+        sums("up", 1)
+        before = rails.use()[1].nbytes
+        for _ in range(4):  # used again
+            sums("up", 1)
+        use = rails.use()[1]
+        gathered = comm.all_gather(np.array([comm.rank]))
+        assert list(gathered) == list(range(comm.size))
+        print(json.dumps({"deaths": use.deaths, "nbytes": use.nbytes - before, "digest": digest.hexdigest()}))
+
+
+main(int(sys.argv[1]))

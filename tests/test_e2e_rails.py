@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two planes of real switches, four ranks with two rails each, and a plane that is cut in the middle."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers_topo import ENGINES, in_sandbox, program
+
+from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.topo import sandbox
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo.planes import Planes, on_plane
+
+pytestmark = pytest.mark.timeout(200)
+SIZES = {"softswitch": ("100mbit", 4 << 20), "bmv2": ("10mbit", 512 << 10)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=150)
+def test_a_folding_plane_that_is_cut_costs_no_sum(engine: Engine, tmp_path: Path) -> None:
+    """Plane b is cut while a sum is under way: it and all others are exact, on one rail; back, it is used again."""
+    cut_and_back("innet@a+innet@b", engine, tmp_path)
+
+
+@in_sandbox(timeout=150)
+def test_a_tcp_plane_that_is_cut_costs_no_sum(tmp_path: Path) -> None:
+    """The same where the rails are of two kinds."""
+    cut_and_back("innet@a+tcp@b", "softswitch", tmp_path)
+
+
+def cut_and_back(rails: str, engine: Engine, tmp_path: Path) -> None:
+    rate, nbytes = SIZES[engine]
+    one = leafspine(1, 0, 4, rate=rate, engine=engine, rundir=sandbox.rundir())
+    results = []
+    with Planes([on_plane(one, n) for n in range(2)], logs=tmp_path / "logs") as planes:
+        ranks = planes.launch([*program("rank_rails.py"), str(nbytes)], job="rails", env={"NETFOLD_RAILS": rails})
+        for rank, line in ranks.lines(within=100):
+            if line == "running":
+                planes.cut(1)
+            elif line == "died":
+                planes.cut(1, up=True)
+            else:
+                results.append((rank, json.loads(line)))
+        log = (tmp_path / "logs" / "a" / "rails-rank0.log").read_text()
+    assert sorted(rank for rank, _ in results) == [0, 1, 2, 3]
+    assert len({result["digest"] for _, result in results}) == 1
+    assert all(result["deaths"] >= 1 and result["nbytes"] > 0 for _, result in results)
+    assert re.search(r"rail \w+@b is down: ", log), log
+
+
+def test_planes_share_hosts_and_nothing_else() -> None:
+    """Names, addresses, MACs, sockets and device ids of two planes differ; the hosts are the same."""
+    one = leafspine(2, 2, 4, rundir=Path("/run"))
+    a, b = on_plane(one, 0), on_plane(one, 1)
+    assert [host.name for host in a.hosts] == [host.name for host in b.hosts]
+
+    def places(fabric: Fabric) -> set[str]:
+        switches = {str(value) for s in fabric.switches for value in (s.name, s.address, s.mac, s.grpc, s.device_id)}
+        return switches | {value for host in fabric.hosts for value in (host.address, host.mac)}
+
+    assert not places(a) & places(b)
+    assert a.jobs != b.jobs
+    with pytest.raises(ValueError, match=r"plane 8: expected 0 \.\. 7"):
+        on_plane(one, 8)

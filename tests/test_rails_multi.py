@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several rails as one, over planes that die at any moment: every sum exact, every rank of one mind."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers_rails import Death, Plane, Ranks, on_ranks
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from netfold.host.errors import NetFoldError, PeerLost, RailDown
+from netfold.host.multirail import CALIBRATION, MultiRail
+
+pytestmark = pytest.mark.timeout(120)
+LONG = 1_500_000
+"""Elements that are cut over the rails; 1000 are not."""
+
+
+def test_long_and_short_sums_are_exact_in_place_or_not() -> None:
+    """Sizes around every border: none, one, a block, a settlement, several chunks."""
+    ranks = Ranks([Plane(3), Plane(3)])
+    for seed, size in enumerate([0, 1, 255, 257, 10_000, 524_288, 524_289, LONG]):
+        ranks.sum(size, seed, in_place=seed % 2 == 1)
+    assert ranks.rails[0].stats().operations == 8
+    ranks.close()
+
+
+def test_averages_are_the_same_bits_on_every_rank() -> None:
+    """float32 averages over two rails."""
+    ranks = Ranks([Plane(4), Plane(4)])
+
+    def call(rail: MultiRail, rank: int) -> bytes:
+        data = np.random.default_rng(rank).standard_normal(LONG).astype(np.float32)
+        rail.allreduce(data, data, "average", 1)
+        return data.tobytes()
+
+    assert len(set(ranks.each(call))) == 1
+    ranks.close()
+
+
+deaths = st.builds(
+    Death,
+    call=st.integers(0, 8),
+    told=st.sets(st.integers(0, 2), max_size=2),
+    errors=st.sets(st.integers(0, 2), max_size=2),
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(deaths, st.integers(0, 1), st.lists(st.sampled_from([1000, LONG]), min_size=2, max_size=5), st.booleans())
+def test_a_rail_may_die_at_any_moment(death: Death, dead: int, sizes: list[int], in_place: bool) -> None:
+    """Whoever got the result, whoever saw an error and whoever waits: all sums are exact, all ranks agree who died."""
+    planes = [Plane(3, [death] if i == dead else []) for i in range(2)]
+    planes[dead].up.clear()
+    ranks = Ranks(planes)
+    for seed, size in enumerate(sizes):
+        ranks.sum(size, seed, in_place=in_place)
+    uses = [rail.use() for rail in ranks.rails]
+    assert len({tuple((use.state, use.deaths) for use in use_) for use_ in uses}) == 1
+    assert uses[0][1 - dead].state == "up"
+    ranks.close()
+
+
+def test_a_rail_that_is_back_is_used_again_and_may_die_again() -> None:
+    """The second life carries bytes; it dies as well, in a later call, which ends well too."""
+    plane = Plane(3, [Death(1, told=[0]), Death(2, errors=[1])])
+    ranks = Ranks([Plane(3), plane])
+    for seed in range(6):
+        ranks.sum(LONG, seed, in_place=True)
+    use = ranks.rails[0].use()[1]
+    assert use.deaths == 2
+    assert use.state == "up"
+    assert use.nbytes > LONG
+    ranks.close()
+
+
+def test_while_a_rail_is_down_the_other_carries_all() -> None:
+    """No call tries a dead rail."""
+    plane = Plane(2, [Death(0)])
+    plane.up.clear()
+    ranks = Ranks([Plane(2), plane])
+    for seed in range(3):
+        ranks.sum(LONG, seed)
+    assert ranks.rails[0].use()[1].nbytes < 4 * sum(CALIBRATION)
+    assert "rail1 is down" in ranks.rails[0].describe(1 << 20)
+    plane.up.set()
+    ranks.sum(LONG, 3)
+    ranks.sum(LONG, 4)
+    assert ranks.rails[0].use()[1].state == "up"
+    ranks.close()
+
+
+def test_three_rails_lose_two() -> None:
+    """Two of three die in one call."""
+    planes = [Plane(3), Plane(3, [Death(1, errors=[2])]), Plane(3, [Death(1, told=[1])])]
+    for plane in planes:
+        plane.up.clear()
+    ranks = Ranks(planes)
+    for seed in range(3):
+        ranks.sum(LONG, seed, in_place=True)
+    assert [use.state for use in ranks.rails[1].use()] == ["up", "down", "down"]
+    ranks.close()
+
+
+def test_no_rail_left_is_an_error_on_every_rank() -> None:
+    """It names both rails, and what each died of."""
+    ranks = Ranks([Plane(2, [Death(0, errors=[0, 1])]), Plane(2, [Death(0, errors=[0, 1])])])
+
+    def call(rail: MultiRail, rank: int) -> str:
+        with pytest.raises(RailDown, match=r"no rail is left: rail0: the fake plane is dead; rail1: ") as caught:
+            rail.allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
+        return str(caught.value)
+
+    assert len(set(ranks.each(call))) == 1
+    ranks.close()
+
+
+def test_a_late_rank_is_no_dead_rail() -> None:
+    """One rank comes several stalls after the others: nothing dies, the sum is exact."""
+    ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)], stall=0.02)
+    late = threading.Event()
+    data = np.ones(LONG, np.int32)
+
+    def call(rank: int) -> int:
+        if rank == 2:
+            assert not late.wait(0.2), "nobody sets it"
+        out = np.empty_like(data)
+        ranks.rails[rank].allreduce(data, out, "sum", 1)
+        return int(out.min())
+
+    assert on_ranks(3, call) == [3, 3, 3]
+    assert [use.deaths for use in ranks.rails[0].use()] == [0, 0]
+    ranks.close()
+
+
+def test_a_rank_that_is_gone_is_named() -> None:
+    """Its rails are dead and nobody listens there: PeerLost, long before the timeout."""
+    ranks = Ranks([Plane(3, [Death(0)]), Plane(3, [Death(0)])], timeout=30.0)
+    ranks.lines.gone.add(2)
+
+    def call(rank: int) -> None:
+        if rank == 2:
+            return
+        with pytest.raises(PeerLost, match=r"rank\(s\) \[2\] are gone"):
+            ranks.rails[rank].allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
+
+    on_ranks(3, call)
+
+
+def test_a_rank_that_never_comes_ends_in_a_named_error() -> None:
+    """It lives and answers, but does not call: after the timeout the others say so."""
+    ranks = Ranks([Plane(2, quiet=True), Plane(2, quiet=True)], timeout=1.0, stall=0.05)
+    with pytest.raises(NetFoldError, match=r"not come to this operation"):
+        ranks.rails[0].allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
+
+
+def test_cold_and_hot_starts_both_end_with_known_rates() -> None:
+    """A cold start begins on one rail with trials, and knows both rails' rates after the first long call."""
+    ranks = Ranks([Plane(2), Plane(2)], start="cold")
+    assert all(use.bandwidth is None for use in ranks.rails[0].use())
+    ranks.sum(LONG, 1)
+    assert all(use.bandwidth is not None for use in ranks.rails[0].use())
+    ranks.close()
+
+
+def test_all_ranks_split_alike_whatever_each_measured() -> None:
+    """After calls that took every rank another time, predictions and shares are the same on all ranks."""
+    ranks = Ranks([Plane(4), Plane(4)])
+    for seed in range(4):
+        ranks.sum(LONG + seed, seed)
+    assert len({rail.describe(64 << 20) for rail in ranks.rails}) == 1
+    ranks.close()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several fabrics side by side that share their hosts: each a plane with its own switches, links and controller.
+
+    with Planes([on_plane(fabric, n) for n in range(2)], logs=Path("logs")) as planes:
+        planes.launch([sys.executable, "train.py"], job="digits", env={"NETFOLD_RAILS": "innet@a+tcp@b"}).wait(60)
+
+Planes are called a, b, ... in order.  A host has an interface for each; packets to a plane's addresses leave by its
+interface.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+from mininet.net import Mininet
+
+from netfold.controller.fabric import Fabric, Link
+from netfold.host.planes import PLANES_VARIABLE
+from netfold.topo.net import Network, Ranks
+from netfold.topo.switches import CLASSES
+from netfold.topo.topology import FabricTopo
+
+NAMES: Final = "abcdefgh"
+SPAN: Final = 16
+"""Plane n's addresses have this times n added to their second byte: 10.0.1.1 is 10.16.1.1 on plane b."""
+
+
+def on_plane(fabric: Fabric, number: int) -> Fabric:
+    """The same fabric as plane ``number`` (0: a): other names, addresses and ports, the same hosts.
+
+    Raises ValueError where its addresses have no room for planes.
+    """
+    if not 0 <= number < len(NAMES):
+        raise ValueError(f"plane {number}: expected 0 .. {len(NAMES) - 1}")
+    letter = NAMES[number]
+
+    def address(text: str) -> str:
+        first, second, rest = text.split(".", 2)
+        if int(second) != 255 and int(second) >= SPAN:
+            raise ValueError(f"{text}: expected addresses below 10.{SPAN}.0.0 on a fabric that becomes a plane")
+        return f"{first}.{int(second) - number if second == '255' else int(second) + SPAN * number}.{rest}"
+
+    def mac(text: str) -> str:
+        return f"{text[:3]}{number:02x}{text[5:]}"
+
+    def end(text: str) -> str:
+        node, port = text.split(":")
+        return f"{node}:{number}" if node in hosts else f"{letter}{node}:{port}"
+
+    def socket(text: str) -> str:
+        folder, _, name = text.rpartition("/")
+        return f"{folder}/{letter}{name}"
+
+    hosts = {host.name for host in fabric.hosts}
+    replace = msgspec.structs.replace
+    return replace(
+        fabric,
+        name=f"{fabric.name}-{letter}",
+        switches=tuple(
+            replace(s, name=letter + s.name, device_id=s.device_id + 100 * number, grpc=socket(s.grpc),
+                    address=address(s.address), mac=mac(s.mac))
+            for s in fabric.switches
+        ),
+        hosts=tuple(replace(h, address=address(h.address), mac=mac(h.mac)) for h in fabric.hosts),
+        links=tuple(Link(end(link.a), end(link.b), link.rate, link.loss) for link in fabric.links),
+        jobs=socket(fabric.jobs),
+    )  # fmt: skip
+
+
+class PlanesTopo(FabricTopo):
+    """All planes in one network."""
+
+    def build(self, planes: Sequence[Fabric], **options: Any) -> None:  # type: ignore[override]
+        """Mininet calls this with the constructor's arguments."""
+        for number, fabric in enumerate(planes):
+            super().build(fabric, network=f"10.{SPAN * number}.0.0/12" if number else "default", **options)
+
+
+class Planes:
+    """Running planes.
+
+    planes  of ``on_plane``, in order; all gRPC addresses are sockets that the hosts reach
+    logs    folder for every process's output
+    """
+
+    def __init__(self, planes: Sequence[Fabric], *, logs: Path, offload: bool | None = None) -> None:
+        self.fabrics = list(planes)
+        self.networks = [Network(fabric, logs=logs / NAMES[n]) for n, fabric in enumerate(planes)]
+        self._offload = offload
+        self._mininet: Any = None
+
+    def __enter__(self) -> Planes:
+        try:
+            kind = CLASSES[self.fabrics[0].engine]
+            kind.setup()
+            for network in self.networks:
+                network.logs.mkdir(parents=True, exist_ok=True)
+            Mininet.inited = True  # as in Network
+            self._mininet = Mininet(switch=kind, controller=None, build=False)
+            self._mininet.topo = PlanesTopo(
+                self.fabrics, logs=self.networks[0].logs.absolute(), offload=self._offload
+            )
+            self._mininet.build()
+            self._mininet.start()
+            for network in self.networks:
+                network.mininet = self._mininet
+                network.start_controller()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends everything, in the reverse order."""
+        for network in self.networks:
+            network.mininet = None  # which is ours
+            network.stop()
+        if self._mininet is not None:
+            self._mininet.stop()
+            self._mininet = None
+
+    def launch(self, command: Sequence[str], *, job: str, env: Mapping[str, str] | None = None) -> Ranks:
+        """``Network.launch`` in all hosts; NETFOLD_PLANES names the planes."""
+        each = []
+        for host in self.fabrics[0].hosts:
+            here = [next(h.address for h in fabric.hosts if h.name == host.name) for fabric in self.fabrics]
+            words = [f"{NAMES[n]}={a}@{self.fabrics[n].jobs}" for n, a in enumerate(here)]
+            each.append({PLANES_VARIABLE: " ".join(words)})
+        return self.networks[0].launch(command, job=job, env=env, each=each)
+
+    def cut(self, number: int, *, up: bool = False) -> None:
+        """Takes all host links of a plane down, at the switches' ends, or up again."""
+        leaves = {}
+        for link in self.fabrics[number].links:
+            for here, there in (link.ends, link.ends[::-1]):
+                if there.node in {host.name for host in self.fabrics[number].hosts}:
+                    leaves[f"{here.node}-eth{here.port}"] = "up" if up else "down"
+        lines = "\n".join(f"link set dev {name} {state}" for name, state in leaves.items())
+        subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True, timeout=10)
