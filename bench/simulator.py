@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The packet simulator held against a real fabric: the same flows, planned by the same planners, on both.
+
+    python -m netfold.bench.simulator --rate 50mbit
+
+Real are Mininet's shaped links, softswitches, and queue pairs between hosts; what is compared is when the last flow is
+in.  Links must be the limit, or it is this machine's processors that are simulated: choose rates that they can carry.
+Everything runs in namespaces of its own (needs root or user namespaces).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from netfold.bench.replay import Flow, Spec, Times
+from netfold.controller.fabric import Fabric, leafspine
+from netfold.sim.packet import Outcome, Transport, simulate
+from netfold.sim.placement import SCHEMES, Scheme, place
+from netfold.sim.topology import Topology, of_fabric
+from netfold.sim.workload import COLLECTIVES, Workload, shifted_all_to_all
+from netfold.topo import sandbox
+from netfold.wire import roce
+
+if TYPE_CHECKING:
+    from netfold.topo.net import Network
+
+BAR: Final = 0.15
+"""Of the real time: by how much the simulated one may differ."""
+DELAY: Final = 50e-6
+"""Seconds over one link: what a packet of an idle fabric takes from process to process, a few per cent of a flow."""
+FIRST_WINDOW: Final = 32
+"""Packets that host/native/rc_requester.c begins with, where its window has as many."""
+SCHEME: Final = SCHEMES["ethereal"]
+WORKLOADS: Final = {**COLLECTIVES, "shifted all-to-all": shifted_all_to_all}
+
+
+class Case(NamedTuple):
+    """One workload on one fabric."""
+
+    workload: str
+    spines: int
+
+
+CASES: Final = (
+    Case("all-to-all", 2), Case("shifted all-to-all", 2), Case("ring", 2), Case("halving-doubling", 2),
+    Case("all-to-all", 1), Case("halving-doubling", 1),
+)  # fmt: skip
+"""With 8 hosts, four on a leaf: two uplinks for four hosts limit what crosses, one uplink all the more."""
+
+
+def flows(fabric: Fabric, topology: Topology, workload: Workload, scheme: Scheme) -> tuple[list[Flow], list[int]]:
+    """The workload as `replay` takes it, and all source ports.  Raises ValueError for what it cannot replay."""
+    number = {switch.name: n for n, switch in enumerate(fabric.switches, 1)}
+    ports = [roce.PATH_PORT + number[switch.name] for switch in fabric.switches if switch.role == "spine"]
+    placed = place(topology, workload, scheme)
+    pieces: dict[int, list[int]] = defaultdict(list)
+    for task, path in zip(placed.task.tolist(), placed.path.tolist(), strict=True):
+        pieces[task].append(path)
+    waits: dict[int, list[int]] = defaultdict(list)
+    for before, after in workload.waits.tolist():
+        waits[after].append(before)
+    result = []
+    for task in range(len(workload)):
+        paths = pieces[task] * (len(ports) if len(pieces[task]) == 1 else 1)
+        if len(paths) != len(ports):
+            raise ValueError(f"task {task} in {len(paths)} pieces: expected it whole, or over all {len(ports)} uplinks")
+        result.append(Flow(int(workload.source[task]), int(workload.destination[task]), int(workload.size[task]),
+                           waits[task], [ports[path] for path in paths]))
+    return result, ports
+
+
+def real(
+    network: Network, case: Case, workload: Workload, topology: Topology, window: int, rounds: int, folder: Path
+) -> Times:
+    """What the ranks measured: all beginnings, and the latest ends.  Raises RankFailed."""
+    todo, ports = flows(network.fabric, topology, workload, SCHEME)
+    file = folder / f"{case.workload.replace(' ', '-')}-{case.spines}.json"
+    file.write_bytes(msgspec.json.encode(Spec(todo, ports, window, rounds)))
+    command = [sys.executable, "-m", "netfold.bench.replay", str(file)]
+    output = network.launch(command, job=file.stem).wait(within=240)
+    times = [msgspec.json.decode(lines[-1], type=Times) for lines in output]
+    ends = [max(one.ends[turn] for one in times) for turn in range(rounds)]
+    return Times(times[0].begins, ends, sum(one.resent for one in times))
+
+
+def simulated(topology: Topology, workload: Workload, window: int) -> Outcome:
+    """The simulator's run, with the real transport's packets and windows."""
+    packet = Transport(mtu=roce.PATH_MTU, header=58)
+    in_flight = packet.round_trip(topology) * topology.host_rate / 8 / (packet.mtu + packet.header)
+    transport = Transport(mtu=packet.mtu, header=packet.header, window=min(FIRST_WINDOW, window) / in_flight,
+                          max_window=window / in_flight, rto=1.0, jitter=0.0)
+    return simulate(topology, workload, SCHEME, transport=transport, deadline=1e3)
+
+
+def main() -> int:
+    """Prints the table; the exit status says whether all cases are within the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--rate", default="50mbit", help="of every link, as tc says it")
+    parser.add_argument("--size", type=float, default=4.0, help="MB on each rank")
+    parser.add_argument("--window", type=int, default=8, help="packets of a queue pair, a power of two (default: 8, "
+                        "about what is on the way on an empty 50 Mb/s fabric)")
+    parser.add_argument("-n", "--rounds", type=int, default=3)
+    parser.add_argument("--cases", help="numbers of cases, from 0, with commas; default: all")
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    arguments = parser.parse_args()
+    sandbox.enter()
+    from netfold.topo.net import Network
+
+    chosen = [CASES[int(n)] for n in arguments.cases.split(",")] if arguments.cases else list(CASES)
+    print(f"{arguments.hosts} hosts on 2 leaves, {arguments.rate} links, {arguments.size:g} MB on each rank, "
+          f"{os.cpu_count()} cores, median of {arguments.rounds} rounds")
+    print(f"{'workload':<20} {'spines':>6} {'real ms':>9} {'min - max':>15} {'simulated ms':>12} {'sim/real':>9} "
+          f"{'resent':>7}")
+    rows = []
+    for spines in dict.fromkeys(case.spines for case in chosen):
+        fabric = leafspine(2, spines, arguments.hosts, rate=arguments.rate, rundir=sandbox.rundir())
+        topology = of_fabric(fabric, delay=DELAY)
+        with tempfile.TemporaryDirectory() as logs, Network(fabric, logs=Path(logs)) as network:
+            for case in (case for case in chosen if case.spines == spines):
+                workload = WORKLOADS[case.workload](range(topology.size), int(arguments.size * 1e6))
+                times = real(network, case, workload, topology, arguments.window, arguments.rounds, Path(logs))
+                took = [end - begin for begin, end in zip(times.begins, times.ends, strict=True)]
+                measured, model = statistics.median(took), simulated(topology, workload, arguments.window).time
+                print(f"{case.workload:<20} {spines:>6} {measured * 1e3:>9.1f} {min(took) * 1e3:>7.1f}-"
+                      f"{max(took) * 1e3:<7.1f} {model * 1e3:>12.1f} {model / measured:>9.3f} {times.resent:>7}",
+                      flush=True)
+                rows.append({**case._asdict(), "real": took, "simulated": model, "ratio": model / measured})
+    worst = max(abs(1 - float(str(row["ratio"]))) for row in rows)
+    print(f"the simulator is off by at most {worst:.1%}; the bar is {BAR:.0%}: {'met' if worst <= BAR else 'missed'}")
+    if arguments.json:
+        document = {"rate": arguments.rate, "window": arguments.window, "rows": rows}
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    return 0 if worst <= BAR else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator's flows on real queue pairs: the same flows on the same links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers_topo import in_sandbox
+
+from netfold.bench import simulator
+from netfold.bench.simulator import Case
+from netfold.controller.fabric import leafspine
+from netfold.sim.placement import SCHEMES
+from netfold.sim.topology import of_fabric
+from netfold.sim.workload import COLLECTIVES
+from netfold.topo import sandbox
+from netfold.wire import roce
+
+
+@pytest.mark.parametrize("workload", ["all-to-all", "ring", "halving-doubling"])
+def test_flows_are_those_of_the_simulator(workload: str) -> None:
+    """All tasks in their order; the ports name the spines that the placement gave, and all are used alike."""
+    fabric = leafspine(2, 2, 8, rate="50mbit")
+    topology = of_fabric(fabric, delay=1e-6)
+    work = COLLECTIVES[workload](range(8), 1 << 20)
+    flows, ports = simulator.flows(fabric, topology, work, simulator.SCHEME)
+    names = {roce.PATH_PORT + n: switch.name for n, switch in enumerate(fabric.switches, 1)}
+    assert [names[port] for port in ports] == ["spine1", "spine2"]
+    assert [(flow.source, flow.destination, flow.nbytes) for flow in flows] == list(
+        zip(work.source.tolist(), work.destination.tolist(), work.size.tolist(), strict=True)
+    )
+    assert sorted((b, a) for a, flow in enumerate(flows) for b in flow.waits) == sorted(map(tuple, work.waits.tolist()))
+    for flow in flows:  # a rank knows itself when its flow may go
+        assert all(flow.source in (flows[w].source, flows[w].destination) for w in flow.waits)
+    far = [flow for flow in flows if flow.source // 4 != flow.destination // 4]
+    used = [port for flow in far for port in flow.ports]
+    assert used.count(ports[0]) == used.count(ports[1]) > 0
+
+
+def test_flows_that_cannot_be_replayed_are_refused() -> None:
+    """Pieces that are neither the whole flow nor equal parts over all uplinks."""
+    fabric = leafspine(2, 3, 4, rate="50mbit")
+    topology = of_fabric(fabric, delay=1e-6)
+    with pytest.raises(ValueError, match="expected it whole, or over all 3 uplinks"):
+        simulator.flows(fabric, topology, COLLECTIVES["all-to-all"](range(4), 1 << 20), SCHEMES["netfold"])
+
+
+@pytest.mark.timeout(120)
+@in_sandbox(timeout=100)
+def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: Path) -> None:
+    """All-to-all, pinned: bytes on each directed link within a tenth; acknowledgements and repeats are the rest."""
+    pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+    from netfold.topo.net import Network
+
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
+    topology = of_fabric(fabric, delay=simulator.DELAY)
+    work = COLLECTIVES["all-to-all"](range(4), 1_000_000)
+    with Network(fabric, logs=tmp_path) as network:
+        before = {(link.a, link.b): link for link in network.status().links}
+        times = simulator.real(network, Case("all-to-all", 2), work, topology, 8, 1, tmp_path)
+        after = network.status().links
+    assert times.ends[0] > times.begins[0]
+    expected = simulator.simulated(topology, work, 8).link_bytes
+    repeats = 1082 * times.resent
+    found = np.zeros(topology.links)
+    for link in after:
+        was = before[link.a, link.b]
+        ends = {link.a: link.b_to_a.bytes - was.b_to_a.bytes, link.b: link.a_to_b.bytes - was.a_to_b.bytes}
+        lower, upper = sorted(ends, key=lambda end: "hls".index(end[0]))  # a host, a leaf, a spine
+        node = int(lower.split(":")[0].lstrip("hleaf")) - 1
+        if lower[0] == "h":
+            up, down = node, topology.size + node
+        else:
+            spine = int(upper.split(":")[0].removeprefix("spine")) - 1
+            up = 2 * topology.size + node * 2 + spine
+            down = up + 4
+        found[up], found[down] = ends[upper], ends[lower]
+    twice = 2 * expected  # the round that opens connections, and one that counts
+    assert np.all(found >= 0.99 * twice), found / twice
+    assert np.all(found <= 1.12 * twice + repeats), found / twice
