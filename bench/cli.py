@@ -56,3 +56,38 @@ def allreduce(
     except bench.BenchFailed as error:
         cli._fail(cli.FAILED, f"bench allreduce: {error}")
     sys.exit(1 if any(row.wrong for row in rows) else 0)
+
+
+@app.command()
+def machines(
+    machines: Annotated[int, typer.Option(help="Hosts of the fabric.")] = 4,
+    members: Annotated[int, typer.Option(help="Ranks on each.")] = 2,
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "200mbit",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    sizes: Annotated[str, typer.Option(help="MB of the tensor, by commas.")] = "1,8",
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 5,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+) -> None:
+    """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
+    from netfold.bench import machines as bench
+    from netfold.controller import cli
+
+    if machines < 2 or members < 2:
+        cli._fail(cli.CANNOT, f"bench machines: expected 2 or more of 2 or more ranks, got {machines} of {members}")
+    bench.run(machines=machines, members=members, rate=rate, engine=cli._engine(switch),
+              sizes=[float(size) for size in sizes.split(",")], rounds=rounds, json=json)  # fmt: skip
+
+
+@app.command()
+def simulator(
+    hosts: Annotated[int, typer.Option(help="On two leaves.")] = 8,
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "50mbit",
+    size: Annotated[float, typer.Option(help="MB on each rank.")] = 4.0,
+    window: Annotated[int, typer.Option(help="Packets of a queue pair, a power of two.")] = 8,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 3,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+) -> None:
+    """The packet simulator against a real fabric: the same flows on both; exit status 1 beyond 15 %."""
+    from netfold.bench import simulator as bench
+
+    sys.exit(0 if bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json) else 1)

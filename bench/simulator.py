@@ -1,17 +1,12 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The packet simulator held against a real fabric: the same flows, planned by the same planners, on both.
-
-    python -m netfold.bench.simulator --rate 50mbit
+"""`netfold bench simulator`: the packet simulator held against a real fabric, with the same flows, planned alike.
 
 Real are Mininet's shaped links, softswitches, and queue pairs between hosts; what is compared is when the last flow is
-in.  Links must be the limit, or it is this machine's processors that are simulated: choose rates that they can carry.
-Everything runs in namespaces of its own (needs root or user namespaces).
+in.  Links must be the limit, or it is this machine's processors that are measured: choose rates that they can carry.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -102,47 +97,35 @@ def simulated(topology: Topology, workload: Workload, window: int) -> Outcome:
     return simulate(topology, workload, SCHEME, transport=transport, deadline=1e3)
 
 
-def main() -> int:
-    """Prints the table; the exit status says whether all cases are within the bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=8)
-    parser.add_argument("--rate", default="50mbit", help="of every link, as tc says it")
-    parser.add_argument("--size", type=float, default=4.0, help="MB on each rank")
-    parser.add_argument("--window", type=int, default=8, help="packets of a queue pair, a power of two (default: 8, "
-                        "about what is on the way on an empty 50 Mb/s fabric)")
-    parser.add_argument("-n", "--rounds", type=int, default=3)
-    parser.add_argument("--cases", help="numbers of cases, from 0, with commas; default: all")
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    arguments = parser.parse_args()
+def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: Path | None) -> bool:
+    """Prints the table; True where all cases are within the bar.  ``size`` in MB, ``window`` in packets.
+
+    Enters a sandbox: the process begins anew there.
+    """
     sandbox.enter()
     from netfold.topo.net import Network
 
-    chosen = [CASES[int(n)] for n in arguments.cases.split(",")] if arguments.cases else list(CASES)
-    print(f"{arguments.hosts} hosts on 2 leaves, {arguments.rate} links, {arguments.size:g} MB on each rank, "
-          f"{os.cpu_count()} cores, median of {arguments.rounds} rounds")
+    print(f"{hosts} hosts on 2 leaves, {rate} links, {size:g} MB on each rank, "
+          f"{os.cpu_count()} cores, median of {rounds} rounds")
     print(f"{'workload':<20} {'spines':>6} {'real ms':>9} {'min - max':>15} {'simulated ms':>12} {'sim/real':>9} "
           f"{'resent':>7}")
     rows = []
-    for spines in dict.fromkeys(case.spines for case in chosen):
-        fabric = leafspine(2, spines, arguments.hosts, rate=arguments.rate, rundir=sandbox.rundir())
+    for spines in dict.fromkeys(case.spines for case in CASES):
+        fabric = leafspine(2, spines, hosts, rate=rate, rundir=sandbox.rundir())
         topology = of_fabric(fabric, delay=DELAY)
         with tempfile.TemporaryDirectory() as logs, Network(fabric, logs=Path(logs)) as network:
-            for case in (case for case in chosen if case.spines == spines):
-                workload = WORKLOADS[case.workload](range(topology.size), int(arguments.size * 1e6))
-                times = real(network, case, workload, topology, arguments.window, arguments.rounds, Path(logs))
+            for case in (case for case in CASES if case.spines == spines):
+                workload = WORKLOADS[case.workload](range(topology.size), int(size * 1e6))
+                times = real(network, case, workload, topology, window, rounds, Path(logs))
                 took = [end - begin for begin, end in zip(times.begins, times.ends, strict=True)]
-                measured, model = statistics.median(took), simulated(topology, workload, arguments.window).time
+                measured, model = statistics.median(took), simulated(topology, workload, window).time
                 print(f"{case.workload:<20} {spines:>6} {measured * 1e3:>9.1f} {min(took) * 1e3:>7.1f}-"
                       f"{max(took) * 1e3:<7.1f} {model * 1e3:>12.1f} {model / measured:>9.3f} {times.resent:>7}",
                       flush=True)
                 rows.append({**case._asdict(), "real": took, "simulated": model, "ratio": model / measured})
     worst = max(abs(1 - float(str(row["ratio"]))) for row in rows)
     print(f"the simulator is off by at most {worst:.1%}; the bar is {BAR:.0%}: {'met' if worst <= BAR else 'missed'}")
-    if arguments.json:
-        document = {"rate": arguments.rate, "window": arguments.window, "rows": rows}
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
-    return 0 if worst <= BAR else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    if json is not None:
+        document = {"rate": rate, "window": window, "rows": rows}
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    return worst <= BAR
