@@ -17,6 +17,7 @@ import typer
 
 from netfold.bench.cli import app as benchmarks
 from netfold.controller import fabric as fabrics
+from netfold.controller.cli_paths import paths
 from netfold.controller.cli_run import run
 from netfold.controller.cli_trace import flight, timeline
 from netfold.controller.fabric import Engine, Fabric, FabricError, Faults
@@ -301,6 +302,7 @@ app.add_typer(timeline, name="timeline")
 app.add_typer(benchmarks, name="bench")
 simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
 app.add_typer(simulations, name="sim")
+app.add_typer(paths, name="paths")
 
 
 @simulations.command()

@@ -28,6 +28,7 @@ from netfold.controller.fabric import End, Fabric, Switch
 from netfold.controller.jobs import Job, Jobs
 from netfold.controller.links import Links
 from netfold.controller.operator import JobSlots, Status
+from netfold.controller.path_service import PathService
 from netfold.controller.pipeline import Pipeline
 from netfold.controller.probe import SlotState
 from netfold.controller.rpc import Code, Refusal
@@ -93,6 +94,9 @@ class Controller:
         ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
         self._ledger = ledger
         self.jobs = Jobs(fabric, ledger, self, self.graph)
+        self.paths = PathService(
+            self.steering, self.jobs, graph=self.graph, replan=self.replan, strays=self._strays
+        )
         self._server: grpc.aio.Server | None = None
         self._token = ""
         self._ready = time.monotonic()
@@ -146,6 +150,7 @@ class Controller:
         self._tasks.clear()
         if self._server is not None:
             self.jobs.close()
+            self.paths.close()
             await self._server.stop(STOP_GRACE)
             await self.jobs.settle()
             self._server = None
@@ -204,6 +209,19 @@ class Controller:
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
         ))  # fmt: skip
+        self.paths.changed()
+
+    async def _strays(self) -> dict[str, dict[int, int]]:
+        """By switch that answers: packets without a pin, by their leaf's number."""
+        found: dict[str, dict[int, int]] = {}
+        for name, target in self._targets.items():
+            try:
+                async with asyncio.timeout(COUNTER_TIMEOUT):
+                    cells = await target.client.read_counter(tables.UNPINNED)
+                found[name] = {number: cell.packets for number, cell in cells.items() if cell.packets}
+            except (SwitchError, TimeoutError) as error:
+                log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
+        return found
 
     def _routing(self, graph: nx.MultiGraph[str]) -> tables.BySwitch:
         """Routes over what is left, and which of them each source port takes."""
@@ -287,6 +305,7 @@ class Controller:
                 "Slots": (operator.AskSlots, self._answer_slots),
                 "Stall": (operator.AskStall, self._answer_stall),
             }, token=self._token),
+            *self.paths.handlers(self._token),
         ))  # fmt: skip
         try:
             if secrets is None:

@@ -44,6 +44,8 @@ class Steering:
         """By destination leaf."""
         self.drained: set[int] = set()
         """Numbers of links that carry nothing new."""
+        self.chosen: dict[Pin, int] = {}
+        """Pins that the operator wants elsewhere than planned, while that port has a live link."""
         self._clock = clock
         self._suspects: dict[Mark, float] = {}
         self._numbers = tables.leaf_numbers(fabric)
@@ -116,7 +118,10 @@ class Steering:
                 for source_port, path in self.ports(clos, a, b).items():
                     for hop in path[: len(path) // 2]:
                         pins.setdefault((hop.tail, b, source_port), port_of[hop.link][hop.tail])
-        return pins
+        ways: dict[tuple[str, str], set[int]] = {}
+        for (switch, leaf, _), port in pins.items():
+            ways.setdefault((switch, leaf), set()).add(port)
+        return {pin: self.chosen[pin] if self.chosen.get(pin) in ways[pin[:2]] else port for pin, port in pins.items()}
 
     def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Policies and pins of every switch in ``graph``."""

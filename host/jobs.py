@@ -37,21 +37,22 @@ class JobClient:
         self.controller = controller
         self.token = token or os.environ.get(tls.TOKEN_VARIABLE, "")
         try:
-            self._channel = tls.channel(controller)
+            self.channel = tls.channel(controller)
+            """For other services of the controller."""
         except tls.TlsError as error:
             raise JoinRefused(f"{controller}: {error}") from error
         self._join = self._unary("Join", Plan)
         self._report = self._unary("Report", Done)
         self._leave = self._unary("Leave", Done)
         self._missing = self._unary("Missing", Missing)
-        self._watch = self._channel.unary_stream(
+        self._watch = self.channel.unary_stream(
             f"/{SERVICE}/Watch",
             request_serializer=msgspec.json.encode,
             response_deserializer=msgspec.json.Decoder(Event).decode,
         )
 
     def _unary(self, method: str, answer: type[Any]) -> Callable[..., Any]:
-        return self._channel.unary_unary(
+        return self.channel.unary_unary(
             f"/{SERVICE}/{method}",
             request_serializer=msgspec.json.encode,
             response_deserializer=msgspec.json.Decoder(answer).decode,
@@ -113,4 +114,4 @@ class JobClient:
 
     def close(self) -> None:
         """Ends the connection."""
-        self._channel.close()
+        self.channel.close()

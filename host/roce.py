@@ -18,6 +18,7 @@ died, who waits for whom.  Ranks that call different things are found out by the
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
@@ -26,7 +27,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count, pairwise
 
 import numpy as np
 
@@ -35,16 +36,23 @@ from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch,
 from netfold.host.link import Link
 from netfold.host.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
 from netfold.host.mesh_tcp import TcpMesh
-from netfold.host.roce_native import ARRIVED, SENT, Endpoint, EndpointIo, Event, Pair
+from netfold.host.roce_native import ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
 from netfold.host.roce_sockets import OURS, open_sockets
+from netfold.host.ways import Way, Ways
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
+from netfold.wire.paths import Paths
+
+log = logging.getLogger("netfold")
 
 CLEAR = struct.Struct("!QQIIHH68s")
 """call number, bytes, tag, key, path MTU, queue pairs, call text (cut): 96 bytes."""
 SLOTS = 64
 """Receives that one rank may have posted at another before the next waits for one to be done."""
-MOST_PAIRS = 15
+MOST_PAIRS = 31
+MOST_PORTS = 256
+ENTROPIES = 32
+"""Source ports that REPS draws from, where none are given: alike on all ranks, for answers name them."""
 SPLIT = 16 << 10
 """Bytes of a piece at least: smaller messages go over one queue pair."""
 SLICE = 0.1
@@ -86,8 +94,11 @@ class _End:
 
     rank: int
     pairs: list[int]
-    """Queue pairs: control, then data."""
+    """Queue pairs: control, then data, which are made when the first message needs them."""
     inbox: Flat
+    address: str
+    ports: list[int]
+    """The source port of each queue pair."""
     sends: list[_Message] = field(default_factory=list)
     """Posted and not done."""
     unmatched: deque[_Message] = field(default_factory=deque)
@@ -113,7 +124,8 @@ class RoceMesh(TcpMesh):
     path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
     window       packets in flight on a queue pair, a power of two
     reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
-    ports        UDP source ports, one for each queue pair; default: the kernel chooses
+    ports        UDP source ports, which queue pairs take in turn; default: as many as are needed, which the kernel chooses
+    recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
     shared       a FoldRail is going to be opened on the same address (roce_sockets)
     All ranks must give the same queue_pairs, path_mtu and window.
     Raises PlanError, TransportError, ValueError.
@@ -132,13 +144,14 @@ class RoceMesh(TcpMesh):
         window: int = 512,
         reorder: int = 3,
         ports: Sequence[int] = (),
+        recycle: bool = False,
         shared: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 1 <= queue_pairs <= MOST_PAIRS:
             raise ValueError(f"queue_pairs={queue_pairs}: expected 1 .. {MOST_PAIRS}")
-        if len(ports) not in (0, queue_pairs):
-            raise ValueError(f"ports={list(ports)}: expected none, or one for each of {queue_pairs} queue pairs")
+        if len(ports) > MOST_PORTS or len(set(ports)) < len(ports) or not all(0 < port < 65536 for port in ports):
+            raise ValueError(f"ports={list(ports)}: expected up to {MOST_PORTS} different ports of 1 .. 65535")
         addresses = {peer.rank: peer.address for peer in plan.peers}
         if len(set(addresses.values())) < plan.world:
             raise PlanError(f"plan of job {plan.job!r}: addresses {addresses}: queue pairs need one for each rank")
@@ -151,11 +164,22 @@ class RoceMesh(TcpMesh):
         """Whose piece a write is; or a clear-to-send that must stay in memory until it is acknowledged."""
         self._reads: dict[int, tuple[_End, _Message]] = {}
         room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
+        if recycle and not ports:
+            ports = range(roce.PATH_PORT + 1, roce.PATH_PORT + 1 + ENTROPIES)
         sockets = open_sockets(mine, ports or [0] * queue_pairs, room=room, shared=shared)
         try:
             runs = native.RUN_PACKETS if sockets.super_packets else 1
             self._endpoint = Endpoint(mine, path_mtu=path_mtu, window=window, max_run=runs, reorder=reorder)
             self.ports = list(sockets.senders)
+            self._endpoint.ports(self.ports)
+            self._recycle = recycle
+            self.ways = Ways(self.ports, (rank for rank in addresses if rank != plan.rank))
+            self.on_suspect: Callable[[int, int], None] = lambda peer, port: None
+            """Called with a peer and the source port of a path that does not answer, where another one does."""
+            self._blamed: dict[int, tuple[int, int]] = {}
+            """Queue pairs that left a path: its port, and how much was acknowledged until then."""
+            self._end_of: dict[int, tuple[_End, int]] = {}
+            """Whose a queue pair is, and which of his."""
             self._ends = {rank: self._open(rank, addresses[rank]) for rank in range(plan.world)}
             self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
         except BaseException:
@@ -168,24 +192,41 @@ class RoceMesh(TcpMesh):
         inbox = np.zeros(SLOTS * CLEAR.size, np.uint8)
         key = self._endpoint.register(inbox.ctypes.data, inbox.nbytes)
         assert key == rank, "the first keys count up from 0"
-        pairs = []
+        end = _End(rank, [], inbox, address, [])
         if rank != self.rank:
-            for lane in range(1 + self.queue_pairs):
-                pair = Pair(
-                    peer=address,
-                    peer_qp=self._number(self.rank, lane),
-                    qp=self._number(rank, lane),
-                    source_port=self.ports[max(0, lane - 1)],
-                    psn=self._psn(self.rank, rank, lane),
-                    peer_psn=self._psn(rank, self.rank, lane),
-                )
-                pairs.append(self._endpoint.connect(pair))
-        return _End(rank, pairs, inbox)
+            self._connect_pair(end, self.ports[rank % len(self.ports)])
+        return end
+
+    def _connect_pair(self, end: _End, port: int) -> None:
+        """One more queue pair to this peer: the first is for control."""
+        lane, rank = len(end.pairs), end.rank
+        index = self._endpoint.connect(Pair(
+            peer=end.address,
+            peer_qp=self._number(self.rank, lane),
+            qp=self._number(rank, lane),
+            source_port=port,
+            psn=self._psn(self.rank, rank, lane),
+            peer_psn=self._psn(rank, self.rank, lane),
+        ))  # fmt: skip
+        if self._recycle:
+            self._endpoint.recycle(index, self._psn(self.rank, rank, lane))
+        self._end_of[index] = end, lane
+        end.pairs.append(index)
+        end.ports.append(port)
+
+    def _connect_data(self, end: _End) -> None:
+        """The queue pairs for data to and from this peer, once there is any: most ranks talk to few others."""
+        if len(end.pairs) == 1:
+            ways = self.ways.to(end.rank)
+            with self._quiet():
+                for lane in range(self.queue_pairs):
+                    port = ways[lane].port if lane < len(ways) else self.ports[lane % len(self.ports)]
+                    self._connect_pair(end, self.ways.instead(end.rank, port))
 
     def _number(self, peer: int, lane: int) -> int:
         """The queue pair that a rank has for this peer.  Part of it is the job's, so that another's is not mixed up."""
-        salt = zlib.crc32(f"{self._plan.job}/{self._plan.epoch}".encode()) & 0x1FF
-        return OURS | salt << 14 | peer << 4 | lane
+        salt = zlib.crc32(f"{self._plan.job}/{self._plan.epoch}".encode()) & 0xFF
+        return OURS | salt << 15 | peer << 5 | lane
 
     def _psn(self, source: int, target: int, lane: int) -> int:
         return zlib.crc32(f"{self._plan.job}/{self._plan.epoch}/{source}/{target}/{lane}".encode()) & roce.PSN_MASK
@@ -218,6 +259,7 @@ class RoceMesh(TcpMesh):
 
     def _grant(self, end: _End) -> None:
         """Tells the peer where its next messages may go."""
+        self._connect_data(end)
         while end.ungranted and len(end.receives) - len(end.ungranted) < SLOTS:
             message = end.ungranted.popleft()
             number, text = message.call
@@ -253,7 +295,12 @@ class RoceMesh(TcpMesh):
             self._write_data(end, message, clear.key)
 
     def _write_data(self, end: _End, message: _Message, key: int) -> None:
+        self._connect_data(end)
         data = message.array.view(np.uint8)
+        ways = self.ways.to(end.rank)
+        if ways and data.nbytes >= len(ways) * SPLIT:
+            self._write_planned(end, message, key, ways)
+            return
         parts = max(1, min(self.queue_pairs, data.nbytes // SPLIT))
         piece = min(-(-data.nbytes // (parts * self.path_mtu)) * self.path_mtu, native.LONGEST)
         message.left = -(-data.nbytes // piece)
@@ -261,6 +308,20 @@ class RoceMesh(TcpMesh):
             lane = 1 + end.turn % self.queue_pairs
             end.turn += 1
             self._write_to(end, lane, data[first : first + piece], key, first, message)
+
+    def _write_planned(self, end: _End, message: _Message, key: int, ways: Sequence[Way]) -> None:
+        """Each way's part of the message, cut on whole packets, by its queue pair."""
+        data = message.array.view(np.uint8)
+        total = sum(way.weight for way in ways)
+        ends = [data.nbytes * reached // total // self.path_mtu * self.path_mtu
+                for reached in accumulate(way.weight for way in ways[:-1])]
+        cuts = [(lane, first, last) for lane, (first, last) in enumerate(pairwise([0, *ends, data.nbytes]), 1)
+                if last > first]
+        pieces = [(lane, at, min(at + native.LONGEST, last)) for lane, first, last in cuts
+                  for at in range(first, last, native.LONGEST)]
+        message.left = len(pieces)
+        for lane, first, last in pieces:
+            self._write_to(end, lane, data[first:last], key, first, message)
 
     def _write_to(self, end: _End, lane: int, data: Flat, key: int, offset: int, of: _Message | None) -> None:
         identity = next(self._ids)
@@ -299,6 +360,8 @@ class RoceMesh(TcpMesh):
         if error:
             raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
         moved = self._take_events() or self._endpoint.progress() != before
+        if self._blamed:
+            self._tell_suspicions()
         return (super()._poll(0) if ready else False) or moved
 
     def _take_events(self) -> bool:
@@ -309,6 +372,8 @@ class RoceMesh(TcpMesh):
                 self._sent(event)
             elif event.what == ARRIVED:
                 self._arrived_at(event)
+            elif event.what == STALLED:
+                self._stalled(event)
             else:
                 self._broken(event)
         return bool(events)
@@ -350,20 +415,75 @@ class RoceMesh(TcpMesh):
         self._match_clears(end)
 
     def _broken(self, event: Event) -> None:
-        rank = next(end.rank for end in self._ends.values() if event.pair in end.pairs)
+        rank = self._end_of[event.pair][0].rank
         side = "it refused our" if event.by_peer else "we refused its"
         self._learn(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
 
     # ---- paths -----------------------------------------------------------------------------------------------------
     def pin(self, peer: int, lane: int, port: int) -> None:
         """Sends data of queue pair ``lane`` (0 ..) to ``peer`` from this one of ``ports`` from now on."""
-        if port not in self.ports or not 0 <= lane < self.queue_pairs or peer not in self._links:
+        if port not in self.ports or not 0 <= lane < self.queue_pairs or peer not in self._links or peer == self.rank:
             raise ValueError(
                 f"pin(peer={peer}, lane={lane}, port={port}): expected another rank, a queue pair below "
                 f"{self.queue_pairs}, and one of the ports {self.ports}"
             )
+        self._connect_data(self._ends[peer])
+        self._move_pair(self._ends[peer], 1 + lane, port)
+
+    def adopt(self, paths: Paths) -> None:
+        """From now on messages are cut and leave as the controller planned; between operations.
+
+        Raises PlanError for a plan that needs more queue pairs or other ports than this mesh has.
+        """
+        wanted = {port for reach in paths.reaches for port in reach.source_ports}
+        self.ways.adopt(paths)
+        if self.ways.most() > self.queue_pairs or not wanted <= set(self.ports):
+            raise PlanError(f"paths of job {self._plan.job!r}, rank {self.rank}: need {self.ways.most()} queue pairs "
+                            f"to a peer and the source ports {sorted(wanted)}; this mesh has {self.queue_pairs} and "
+                            f"{self.ports}: give it Paths.ports and more queue_pairs")
+        for end in self._ends.values():
+            if end.rank != self.rank:
+                reach = next((r for r in paths.reaches if r.peer == end.rank), None)
+                if reach and reach.source_ports:
+                    self._move_pair(end, 0, reach.source_ports[end.rank % len(reach.source_ports)])
+                self._take_ways(end)
+
+    def _take_ways(self, end: _End) -> None:
+        for lane, way in enumerate(self.ways.to(end.rank), 1):
+            if lane < len(end.pairs):
+                self._move_pair(end, lane, way.port)
+
+    def _move_pair(self, end: _End, lane: int, port: int) -> None:
+        if end.ports[lane] != port:
+            end.ports[lane] = port
+            with self._quiet():
+                self._endpoint.move(end.pairs[lane], port)
+
+    def _stalled(self, event: Event) -> None:
+        """A path does not answer: everything leaves it that goes to the same leaf, whatever rank it is for."""
+        end, lane = self._end_of[event.pair]
+        dead = end.ports[lane]
+        if len(self.ports) == 1 or self.ways.is_suspect(end.rank, dead):
+            return
+        log.warning("job %r, rank %d: no answer from rank %d by source port %d: on to another path", self._plan.job,
+                    self.rank, end.rank, dead)  # fmt: skip
+        self.ways.leave(end.rank, dead)
+        for other in self._ends.values():
+            for at, port in enumerate(other.ports):
+                if port == dead:
+                    self._move_pair(other, at, self.ways.instead(other.rank, port))
         with self._quiet():
-            self._endpoint.move(self._ends[peer].pairs[1 + lane], port)
+            self._blamed.setdefault(event.pair, (dead, self._endpoint.standing(event.pair).acknowledged))
+
+    def _tell_suspicions(self) -> None:
+        """A path is to blame where another one answers; where none does, it is the peer."""
+        for pair, (port, before) in list(self._blamed.items()):
+            end, lane = self._end_of[pair]
+            with self._quiet():
+                answered = self._endpoint.standing(pair).acknowledged > before
+            if answered and end.ports[lane] != port:
+                del self._blamed[pair]
+                self.on_suspect(end.rank, port)
 
     def standings(self) -> dict[int, list[native.Standing]]:
         """By peer: where its queue pairs are, control first."""

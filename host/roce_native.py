@@ -18,14 +18,14 @@ from typing import Any
 
 from softswitch import cc
 
-SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_io.c")
+SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_io.c", "reps.c")
 POLLIN = select.POLLIN
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
 RUN_PACKETS = 60
 LONGEST = 1 << 30
 """Bytes of one write at most."""
-SENT, ARRIVED, BROKEN = 1, 2, 3
+SENT, ARRIVED, BROKEN, STALLED = 1, 2, 3, 4
 """nf_rc_what."""
 SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
 
@@ -77,12 +77,14 @@ class Standing(C.Structure):
     rto: int
     srtt: int
     allowed: float
+    stalled: int
+    """Longest time that something was in flight and nothing was acknowledged."""
     _fields_ = [
         *((name, C.c_uint64) for name in (
             "posted", "next", "acknowledged", "sent", "retransmitted", "timeouts", "naks", "marks",
             "expected", "received", "duplicates", "refused",
         )),
-        ("rto", C.c_int64), ("srtt", C.c_int64), ("allowed", C.c_double),
+        ("rto", C.c_int64), ("srtt", C.c_int64), ("allowed", C.c_double), ("stalled", C.c_int64),
     ]  # fmt: skip
 
 
@@ -121,11 +123,13 @@ def library() -> C.CDLL:
     declare("nf_rc_close", None, pointer)
     declare("nf_rc_connect", C.c_int32, pointer, C.POINTER(PairPlan))
     declare("nf_rc_move", None, pointer, u32, C.c_uint16)
+    declare("nf_rc_ports", C.c_bool, pointer, C.POINTER(C.c_uint16), u32)
+    declare("nf_rc_recycle", C.c_bool, pointer, u32, u64)
     declare("nf_rc_register", i64, pointer, pointer, u64)
     declare("nf_rc_forget", None, pointer, u32)
     declare("nf_rc_write", C.c_bool, pointer, u32, pointer, u32, u32, u64, u64)
     declare("nf_rc_send", C.c_bool, pointer, i64, C.POINTER(RunStruct))
-    declare("nf_rc_receive", None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, i64)
+    declare("nf_rc_receive", None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, C.c_uint16, i64)
     declare("nf_rc_tick", None, pointer, i64)
     declare("nf_rc_deadline", i64, pointer)
     declare("nf_rc_event_next", C.c_bool, pointer, C.POINTER(Event))
@@ -213,6 +217,16 @@ class Endpoint:
         """From now on the queue pair's packets leave by this source port, and so maybe another path."""
         self._lib.nf_rc_move(self.handle, pair, source_port)
 
+    def ports(self, ports: Sequence[int]) -> None:
+        """Source ports that packets can leave by; answers to what came from one of them leave by it, too."""
+        if not ports or not self._lib.nf_rc_ports(self.handle, (C.c_uint16 * len(ports))(*ports), len(ports)):
+            raise ValueError(f"ports={list(ports)}: expected at least one, or there is no memory")
+
+    def recycle(self, pair: int, seed: int) -> None:
+        """Each data packet takes the one of ``ports`` that REPS says (native/reps.h)."""
+        if not self._lib.nf_rc_recycle(self.handle, pair, seed):
+            raise ValueError(f"recycle(pair={pair}): no such queue pair, no ports, or no memory")
+
     def register(self, address: int, length: int) -> int:
         """Lets peers write into this memory; returns the key.  The first keys are 0, 1, 2 and so on."""
         key = int(self._lib.nf_rc_register(self.handle, address, length))
@@ -236,9 +250,12 @@ class Endpoint:
         to = str(ipaddress.IPv4Address(run.destination))
         return Run(C.string_at(run.bytes, run.length), run.segment, run.source_port, to)
 
-    def receive(self, data: bytes, now: int, *, segment: int = 0, marked: bool = False) -> None:
+    def receive(
+        self, data: bytes, now: int, *, segment: int = 0, marked: bool = False, source_port: int = 0
+    ) -> None:
         """Takes UDP payloads that came in, cut every ``segment`` bytes (0: one packet)."""
-        self._lib.nf_rc_receive(self.handle, data, len(data), segment or max(1, len(data)), marked, now)
+        size = segment or max(1, len(data))
+        self._lib.nf_rc_receive(self.handle, data, len(data), size, marked, source_port, now)
 
     def tick(self, now: int) -> None:
         """Runs the retransmission timers that are due."""

@@ -22,6 +22,7 @@ class Datagram:
 
     payload: bytes
     marked: bool = False
+    source_port: int = 0
 
 
 def address(index: int) -> str:
@@ -49,11 +50,17 @@ class Wires:
         """UDP payloads."""
         self.packets: list[bytes] = []
         """The same as IPv4 packets."""
+        self.path: Callable[[Datagram], Datagram | None] = lambda datagram: datagram
+        """What becomes of a packet on the path that its source port leads to; None: lost."""
+        self.ports: list[int] = []
+        """The source port of each of ``packets``."""
         self.deliver = [self._receiver(index) for index in range(len(endpoints))]
 
     def _receiver(self, index: int) -> Callable[[Datagram], None]:
         def receive(datagram: Datagram) -> None:
-            self.endpoints[index].receive(datagram.payload, self.network.now, marked=datagram.marked)
+            self.endpoints[index].receive(
+                datagram.payload, self.network.now, marked=datagram.marked, source_port=datagram.source_port
+            )
 
         return receive
 
@@ -66,8 +73,10 @@ class Wires:
                     check_icrc(payload, ip_id, address(index), run.source_port, run.destination)
                     self.sent.append(payload)
                     self.packets.append(ip_packet(payload, ip_id, address(index), run.source_port, run.destination))
+                    self.ports.append(run.source_port)
                     to = int(run.destination.rpartition(".")[2]) - 1
-                    self.network.send(Datagram(payload), self.deliver[to])
+                    if datagram := self.path(Datagram(payload, source_port=run.source_port)):
+                        self.network.send(datagram, self.deliver[to])
             self.events[index].extend(endpoint.events())
 
     def run(self, until: Callable[[], bool], *, limit: int = 60 * SECOND) -> None:

@@ -276,7 +276,7 @@ def test_an_address_in_use_is_named() -> None:
 def test_impossible_settings_are_refused() -> None:
     """At the border, with what was expected."""
     with RoceRanks(2) as ranks:
-        settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 16}, {"ports": [1, 2]}]
+        settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 32}, {"ports": [7000, 7000]}]
         for bad in settings:
             with pytest.raises(ValueError, match="expected"):
                 RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._listener, timeout=1, **bad)

@@ -35,6 +35,7 @@ void nf_rc_close(nf_rc *rc)
     for (uint32_t i = 0; i < rc->n_qps; i++) {
         nf_requester_close(&rc->qps[i].out);
         nf_responder_close(&rc->qps[i].in);
+        free(rc->qps[i].reps);
     }
     free(rc->qps);
     free(rc->by_number);
@@ -43,6 +44,7 @@ void nf_rc_close(nf_rc *rc)
     free(rc->regions);
     free(rc->events);
     free(rc->buffer);
+    free(rc->ports);
     free(rc);
 }
 
@@ -117,8 +119,42 @@ int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan)
 
 void nf_rc_move(nf_rc *rc, uint32_t qp, uint16_t source_port)
 {
-    if (qp < rc->n_qps)
-        rc->qps[qp].plan.source_port = source_port;
+    if (qp >= rc->n_qps)
+        return;
+    rc->qps[qp].plan.source_port = source_port;
+    nf_requester_moved(rc, &rc->qps[qp].out);
+}
+
+bool nf_rc_ports(nf_rc *rc, const uint16_t *ports, uint32_t n)
+{
+    uint16_t *copy = n ? malloc(n * sizeof *copy) : NULL;
+    if (!copy)
+        return false;
+    memcpy(copy, ports, n * sizeof *copy);
+    free(rc->ports);
+    rc->ports = copy;
+    rc->n_ports = n;
+    return true;
+}
+
+static bool can_send_from(const nf_rc *rc, uint16_t port)
+{
+    for (uint32_t i = 0; i < rc->n_ports; i++)
+        if (rc->ports[i] == port)
+            return true;
+    return false;
+}
+
+bool nf_rc_recycle(nf_rc *rc, uint32_t qp, uint64_t seed)
+{
+    if (qp >= rc->n_qps || !rc->n_ports)
+        return false;
+    if (!rc->qps[qp].reps)
+        rc->qps[qp].reps = malloc(sizeof *rc->qps[qp].reps);
+    if (!rc->qps[qp].reps)
+        return false;
+    nf_reps_open(rc->qps[qp].reps, seed, rc->n_ports, rc->window);
+    return true;
 }
 
 void nf_rc_activate(nf_rc *rc, nf_qp *qp)
@@ -224,7 +260,7 @@ bool nf_rc_reserve_events(nf_rc *rc, uint32_t more)
 
 void nf_rc_emit(nf_rc *rc, const nf_rc_event *event)
 {
-    if (event->what != NF_RC_ARRIVED)
+    if (event->what == NF_RC_SENT || event->what == NF_RC_BROKEN)
         rc->owed--;
     rc->events[(rc->event_head + rc->event_count++) % rc->event_room] = *event;
 }
@@ -309,6 +345,8 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run)
         nf_qp *qp = &rc->qps[rc->answers[rc->n_answers - 1]];
         nf_responder *r = &qp->in;
         begin_run(rc, qp, run);
+        if (can_send_from(rc, r->from))
+            run->route.source_port = r->from;
         run->answers = 1;
         run->segment = NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES;
         uint64_t seq = r->report_from > r->expected ? r->report_from : r->expected;
@@ -371,9 +409,14 @@ bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run)
             continue;
         }
         begin_run(rc, qp, run);
+        uint32_t most = may < rc->max_run ? may : rc->max_run;
+        if (qp->reps) {
+            run->route.source_port = rc->ports[nf_reps_next(qp->reps, rc->n_ports, now)];
+            most = 1;
+        }
         bool shorter = false;
         const nf_write *w = NULL;
-        while (run->packets < may && run->packets < rc->max_run && !shorter) {
+        while (run->packets < most && !shorter) {
             uint64_t seq = nf_requester_peek(rc, r);
             if (!w || seq < w->first || seq >= w->first + nf_rc_packets(rc, w->length))
                 w = nf_requester_write(r, seq);
@@ -409,7 +452,15 @@ void nf_rc_unsent(nf_rc *rc, const nf_rc_run *run)
 void nf_rc_no_runs(nf_rc *rc) { rc->max_run = 1; }
 
 /* ---- receiving ------------------------------------------------------------------------------------------------ */
-static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, int64_t now, uint32_t *touched)
+static void recycle(const nf_rc *rc, nf_qp *qp, uint16_t port)
+{
+    for (uint32_t i = 0; i < rc->n_ports; i++)
+        if (rc->ports[i] == port)
+            nf_reps_good(qp->reps, i);
+}
+
+static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t source_port, int64_t now,
+                 uint32_t *touched)
 {
     nf_qp *qp = n >= NF_BTH_BYTES + NF_ICRC_BYTES ? find(rc, nf_get32(p + 4) & NF_PSN_MASK) : NULL;
     if (!qp || nf_get16(p + 2) != NF_PKEY || (p[1] & 0x0f)) {
@@ -426,6 +477,8 @@ static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, int64_t now
     nf_rc_header h = { .opcode = p[0], .psn = nf_get32(p + 8) & NF_PSN_MASK };
     size_t headers = NF_BTH_BYTES, pad = p[1] >> 4 & 3;
     if (h.opcode == NF_RC_ACKNOWLEDGE && n == NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES) {
+        if (qp->reps && !(p[4] & NF_BECN) && p[NF_BTH_BYTES] >> 5 == 0)
+            recycle(rc, qp, source_port);
         nf_requester_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, now);
         return;
     }
@@ -448,23 +501,60 @@ static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, int64_t now
             nf_responder_settle(rc, &rc->qps[*touched - 1]);
         *touched = index + 1;
     }
+    qp->in.from = source_port;
     nf_responder_take(rc, qp, &h, p + headers, (uint32_t)(n - headers - pad - NF_ICRC_BYTES), marked);
 }
 
-void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now)
+void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bool marked, uint16_t source_port,
+                   int64_t now)
 {
     uint32_t touched = 0;
     for (size_t at = 0; segment && at < n; at += segment)
-        take(rc, bytes + at, n - at < segment ? n - at : segment, marked, now, &touched);
+        take(rc, bytes + at, n - at < segment ? n - at : segment, marked, source_port, now, &touched);
     if (touched)
         nf_responder_settle(rc, &rc->qps[touched - 1]);
 }
 
 /* ---- time ----------------------------------------------------------------------------------------------------- */
+/* Whether this peer has answered since then on another path. */
+static bool answers_elsewhere(const nf_rc *rc, const nf_qp *qp, int64_t since)
+{
+    for (uint32_t i = 0; i < rc->n_qps; i++) {
+        const nf_qp *other = &rc->qps[i];
+        if (other->plan.peer == qp->plan.peer && other->plan.source_port != qp->plan.source_port &&
+            other->out.answered > since)
+            return true;
+    }
+    return false;
+}
+
+/* After a time-out: is the path to blame?  If not yet, the next look must not wait for the timer's back-off. */
+static bool stalls(const nf_rc *rc, nf_qp *qp, int64_t now)
+{
+    nf_requester *r = &qp->out;
+    int64_t waited = now - r->blamed, next = waited < NF_RC_STALL ? NF_RC_STALL : NF_RC_STALL_ALONE;
+    bool blame = r->silent > 1 && (waited >= NF_RC_STALL_ALONE ||
+                                   (waited >= NF_RC_STALL && answers_elsewhere(rc, qp, r->since + NF_RC_STALL / 8)));
+    if (blame)
+        r->blamed = now;
+    else if (waited < next && r->deadline > r->blamed + next)
+        r->deadline = r->blamed + next;
+    return blame;
+}
+
 void nf_rc_tick(nf_rc *rc, int64_t now)
 {
-    for (uint32_t i = 0; i < rc->n_active; i++)
-        nf_requester_tick(rc, &rc->qps[rc->active[i]].out, now);
+    for (uint32_t i = 0; i < rc->n_active; i++) {
+        nf_qp *qp = &rc->qps[rc->active[i]];
+        if (!nf_requester_tick(rc, &qp->out, now))
+            continue;
+        if (qp->reps) {
+            nf_reps_freeze(qp->reps, now);
+        } else if (stalls(rc, qp, now) && nf_rc_reserve_events(rc, 1)) {
+            nf_rc_event event = { .what = NF_RC_STALLED, .qp = nf_rc_index(rc, qp) };
+            nf_rc_emit(rc, &event);
+        }
+    }
 }
 
 int64_t nf_rc_deadline(const nf_rc *rc)
@@ -484,6 +574,6 @@ bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s)
     const nf_requester *o = &rc->qps[index].out;
     const nf_responder *i = &rc->qps[index].in;
     *s = (nf_rc_standing){ o->limit, o->next, o->una, o->sent, o->retransmitted, o->timeouts, o->naks, o->marks,
-                           i->expected, i->received, i->duplicates, i->refused, o->rto, o->srtt, o->allowed };
+                           i->expected, i->received, i->duplicates, i->refused, o->rto, o->srtt, o->allowed, o->longest };
     return true;
 }

@@ -5,6 +5,7 @@
  *   requester (rc_requester.c)   writes posted -> FIRST, MIDDLE..., LAST or ONLY; window, timer, what to send again
  *   responder (rc_responder.c)   packets in any order -> memory that was registered; ACK, NAK; messages whole, in order
  *   endpoint  (rc.c)             all queue pairs of one address: who is next, headers, ICRC, regions, events
+ *   reps.c                       which source port the next packet takes, where paths are not planned
  *   rc_io.c                      an endpoint over UDP sockets
  *
  * A packet's place follows from its PSN, so packets may arrive in any order.  An ACK is cumulative (InfiniBand 9.7.5);
@@ -20,6 +21,10 @@
 #define NF_RC_AETH_BYTES 4
 #define NF_RC_RUN 60                   /* packets of one super-packet at most */
 #define NF_RC_NEVER INT64_MAX
+/* Nanoseconds without an answer after which a path is blamed: where the peer has answered on another path meanwhile, and
+ * where it has not, so that maybe its process just does not run. */
+#define NF_RC_STALL 80000000ll
+#define NF_RC_STALL_ALONE 110000000ll
 #define NF_RC_MESSAGE (1u << 30)       /* longest message, bytes; the specification allows twice that */
 
 typedef struct nf_rc nf_rc;
@@ -30,7 +35,7 @@ typedef struct {                       /* one end of a connection; the other end
     uint32_t psn, peer_psn;            /* first PSN that leaves, that arrives */
 } nf_rc_plan;
 
-typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3 } nf_rc_what;
+typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3, NF_RC_STALLED = 4 } nf_rc_what;
 
 typedef struct {
     uint32_t what, qp;                 /* nf_rc_what; index of the queue pair */
@@ -38,6 +43,7 @@ typedef struct {
     uint64_t offset;                   /* ARRIVED: a whole message lies in region `key` at `offset` */
     uint32_t key, length;
     uint32_t syndrome, by_peer;        /* BROKEN: the AETH syndrome, and whether the peer sent it or we did */
+                                       /* STALLED: nothing was acknowledged for long, although repeated */
 } nf_rc_event;
 
 typedef struct {                       /* packets that leave as one: all `segment` bytes long, the last maybe shorter */
@@ -55,6 +61,7 @@ typedef struct {                       /* of one queue pair since it was connect
     uint64_t expected, received, duplicates, refused;
     int64_t rto, srtt;                 /* nanoseconds */
     double allowed;                    /* packets that may be in flight */
+    int64_t stalled;                   /* nanoseconds, the longest: something in flight, and nothing acknowledged */
 } nf_rc_standing;
 
 /* path_mtu: 256, 512, 1024, 2048 or 4096 bytes.  window: packets in flight on a queue pair, a power of two, the same
@@ -65,8 +72,13 @@ void nf_rc_close(nf_rc *);
 
 /* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory). */
 int32_t nf_rc_connect(nf_rc *, const nf_rc_plan *);
-/* From now on packets leave by this source port: the flow moves to another path. */
+/* From now on packets leave by this source port: the flow moves to another path.  What stalled goes again at once. */
 void nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port);
+/* Source ports that packets can leave by.  Answers leave by the one of them that the question came from, and so over the
+ * same path: then a path is blamed for what happens on it alone.  False: no memory, or n < 1. */
+bool nf_rc_ports(nf_rc *, const uint16_t *ports, uint32_t n);
+/* From now on each data packet takes the port that REPS (reps.h) says.  False: no memory, or no ports. */
+bool nf_rc_recycle(nf_rc *, uint32_t qp, uint64_t seed);
 
 /* Lets peers write here; returns the key that they need, -1 where there is no memory.  The first keys are 0, 1, 2... */
 int64_t nf_rc_register(nf_rc *, void *base, uint64_t length);
@@ -83,8 +95,9 @@ void nf_rc_unsent(nf_rc *, const nf_rc_run *);
 /* The kernel takes no super-packets: one packet a run from here on. */
 void nf_rc_no_runs(nf_rc *);
 
-/* Takes UDP payloads that came from port 4791, cut every `segment` bytes. */
-void nf_rc_receive(nf_rc *, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now);
+/* Takes UDP payloads that came to port 4791, cut every `segment` bytes.  source_port: theirs, 0 where nobody knows. */
+void nf_rc_receive(nf_rc *, const uint8_t *bytes, size_t n, size_t segment, bool marked, uint16_t source_port,
+                   int64_t now);
 void nf_rc_tick(nf_rc *, int64_t now);
 int64_t nf_rc_deadline(const nf_rc *);
 

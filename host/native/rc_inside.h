@@ -3,6 +3,7 @@
 #ifndef NF_RC_INSIDE_H
 #define NF_RC_INSIDE_H
 #include "rc.h"
+#include "reps.h"
 
 #define NF_AETH_ACK 0x1f               /* acknowledged; credits are not used (InfiniBand 9.7.7.2.5, table 46) */
 #define NF_AETH_SEQUENCE 0x60          /* NAK: PSN sequence error */
@@ -40,6 +41,10 @@ typedef struct {
     nf_flight *flights;                /* by sequence number modulo window */
     /* timer, RFC 6298 */
     int64_t srtt, rttvar, rto, deadline;
+    uint32_t silent;                   /* time-outs since anything was acknowledged */
+    int64_t answered;                  /* last acknowledgement */
+    int64_t since, longest;            /* the same, or first packet after idling; longest wait for one */
+    int64_t blamed;                    /* the same, or when a path was blamed last */
     /* congestion */
     double allowed, marked_share;
     bool slow_start;
@@ -68,6 +73,7 @@ typedef struct {
     uint8_t refusal;                   /* syndrome of a NAK that ended the connection; said again to who asks again */
     bool refusal_due;
     uint64_t refused_at;
+    uint16_t from;                     /* source port of what came last */
     uint64_t received, duplicates, refused;
 } nf_responder;
 
@@ -75,6 +81,7 @@ typedef struct {
     nf_rc_plan plan;
     nf_requester out;
     nf_responder in;
+    nf_reps *reps;                     /* NULL: all packets leave by plan.source_port */
     bool broken;
     bool listed, answering;            /* in rc->active, in rc->answers */
 } nf_qp;
@@ -100,6 +107,8 @@ struct nf_rc {
     uint32_t owed;                     /* events that may come without a packet: of writes, and of queue pairs breaking */
     uint64_t progress, foreign;
     uint8_t *buffer;                   /* one run */
+    uint16_t *ports;                   /* source ports that we can send from */
+    uint32_t n_ports;
 };
 
 /* rc.c */
@@ -133,7 +142,8 @@ const nf_write *nf_requester_write(const nf_requester *, uint64_t seq);
 void nf_requester_send(nf_rc *, nf_requester *, uint64_t seq, int64_t now);
 void nf_requester_unsent(nf_rc *, nf_requester *, uint64_t seq);
 void nf_requester_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
-void nf_requester_tick(nf_rc *, nf_requester *, int64_t now);
+bool nf_requester_tick(nf_rc *, nf_requester *, int64_t now);      /* true where the timer ran out */
+void nf_requester_moved(nf_rc *, nf_requester *);
 
 /* rc_responder.c */
 bool nf_responder_open(nf_responder *, uint32_t window);

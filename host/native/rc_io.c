@@ -138,12 +138,14 @@ static int receive_all(nf_rc_io *io)
 {
     struct mmsghdr messages[BATCH];
     struct iovec iov[BATCH];
+    struct sockaddr_in from[BATCH];
     union { char space[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control[BATCH];
     for (int rounds = 0; rounds < ROUNDS; rounds++) {
         for (int i = 0; i < BATCH; i++) {
             iov[i] = (struct iovec){ io->buffers[i], DATAGRAM };
             messages[i].msg_hdr = (struct msghdr){ .msg_iov = &iov[i], .msg_iovlen = 1, .msg_control = &control[i],
-                                                   .msg_controllen = sizeof control[i].space };
+                                                   .msg_controllen = sizeof control[i].space,
+                                                   .msg_name = &from[i], .msg_namelen = sizeof from[i] };
         }
         int n = recvmmsg(io->receiver, messages, BATCH, MSG_DONTWAIT, NULL);
         if (n < 0)
@@ -162,7 +164,7 @@ static int receive_all(nf_rc_io *io)
                     marked = (*CMSG_DATA(c) & 3) == NF_ECN_CE;
                 }
             }
-            nf_rc_receive(io->rc, io->buffers[i], bytes, segment, marked, now);
+            nf_rc_receive(io->rc, io->buffers[i], bytes, segment, marked, ntohs(from[i].sin_port), now);
         }
         if (n < BATCH)
             return 0;

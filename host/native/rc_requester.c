@@ -3,7 +3,7 @@
  *
  * A NAK names a lost packet.  Where no NAK comes (the end of a message was lost, or the answers were) the timer of
  * RFC 6298 sends the oldest packet again; as long as answers then show no more than what was repeated, each sends twice
- * as many.  Congestion: DCTCP (RFC 8257) on marks; on loss half, once a round trip, but no less than an eighth of the
+ * as many.  Where repeats are not answered either, the path is to blame, and the owner is told.  Congestion: DCTCP (RFC 8257) on marks; on loss half, once a round trip, but no less than an eighth of the
  * window, so that random loss does not starve the path. */
 #include <stdlib.h>
 
@@ -109,8 +109,10 @@ void nf_requester_send(nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
     f->lost = false;
     f->at = now;
     r->sent++;
-    if (r->deadline == NF_RC_NEVER)
+    if (r->deadline == NF_RC_NEVER) {
         r->deadline = now + r->rto;
+        r->since = r->blamed = now;
+    }
 }
 
 static void lose(const nf_rc *rc, nf_requester *r, uint64_t seq)
@@ -191,6 +193,9 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
         }
     }
     rc->progress += end - before;
+    r->longest = now - r->since > r->longest ? now - r->since : r->longest;
+    r->since = r->blamed = r->answered = now;
+    r->silent = 0;
     set_rto(r);
     r->deadline = r->una < r->next ? now + r->rto : NF_RC_NEVER;
     adapt(rc, r, (uint32_t)(end - before), marked);
@@ -232,12 +237,13 @@ void nf_requester_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, b
     }
 }
 
-void nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
+bool nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
 {
     if (now < r->deadline)
-        return;
+        return false;
     r->timeouts++;
     r->rto = 2 * r->rto < RTO_MOST ? 2 * r->rto : RTO_MOST;
+    r->silent++;
     r->deadline = now + r->rto;
     r->recover = r->next;
     r->burst = 1;
@@ -247,4 +253,13 @@ void nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
         r->slow_start = false;
         r->cut_end = r->next;
     }
+    return true;
+}
+
+void nf_requester_moved(nf_rc *rc, nf_requester *r)
+{
+    if (!r->silent || r->una == r->next)
+        return;
+    set_rto(r);                                     /* the back-off was the old path's */
+    lose(rc, r, r->una);
 }

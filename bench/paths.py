@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench paths`: four ways to choose paths, beside each other on the same links.
+
+    pinned   Ethereal: the controller cuts each step's flows, and pins the pieces by their source port
+    ecmp     a hash of addresses and ports, one queue pair to each peer
+    spray    the leaf takes an uplink at random for each packet
+    reps     the host takes a source port for each packet, from those of unmarked ACKs; the leaf hashes
+
+Collectives run on real packets between namespaces; bytes are the switches' own counters, times the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
+from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.topo import sandbox
+
+if TYPE_CHECKING:
+    from netfold.topo.net import Network
+
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
+WINDOW: Final[dict[Engine, int]] = {"softswitch": 512, "bmv2": 64}
+"""Packets in flight on a queue pair at most: BMv2's queues hold 64 packets."""
+QUEUE: Final = 4_000_000
+"""Bytes that a mended link's queue holds."""
+SECONDS: Final = 600.0
+"""For all ranks."""
+
+
+class Settings(NamedTuple):
+    """What to run.
+
+    fail_after  seconds into an all-to-all at which the first leaf's first uplink breaks; None: never
+    silent      it swallows packets both ways, and both ends believe that it is up; else they see it go down
+    """
+
+    leaves: int = 4
+    spines: int = 4
+    hosts: int = 16
+    rate: str = "50mbit"
+    switch: Engine = "softswitch"
+    nbytes: int = 2 << 20
+    rounds: int = 3
+    modes: Sequence[Mode] = MODES
+    collectives: Sequence[Collective] = COLLECTIVES
+    fail_after: float | None = None
+    silent: bool = False
+    scope: Literal["host", "leaf"] = "leaf"
+    probe: float = 0.5
+
+
+class Row(NamedTuple):
+    """A collective in a mode, over all rounds."""
+
+    collective: str
+    mode: str
+    failed: bool
+    up: float
+    """Busiest uplink of a leaf over the mean of all: the median round."""
+    down: float
+    """The same for links from spines to leaves."""
+    seconds: float
+    best: float
+    worst: float
+    stalled: float
+    retransmitted: int
+    queue_pairs: int
+
+
+def run(settings: Settings, logs: Path) -> list[Cell]:
+    """Brings the fabric up, and measures; inside a sandbox.  Raises what `Network` raises."""
+    from netfold.topo.net import Network
+
+    fabric = msgspec.structs.replace(
+        leafspine(settings.leaves, settings.spines, settings.hosts, rate=settings.rate, engine=settings.switch,
+                  rundir=sandbox.rundir()), probe=settings.probe)  # fmt: skip
+    spec = Spec(list(settings.modes), list(settings.collectives), settings.rounds, settings.nbytes,
+                settings.fail_after is not None, settings.scope, WINDOW[settings.switch])  # fmt: skip
+    cells: list[Cell] = []
+    with Network(fabric, logs=logs) as network:
+        command = [sys.executable, "-m", "netfold.bench.paths_rank", msgspec.json.encode(spec).decode()]
+        for rank, line in network.launch(command, job="paths").lines(within=SECONDS):
+            if line == FAIL:
+                time.sleep(settings.fail_after or 0.0)
+                _cable(fabric, settings, broken=True)
+            elif line == HEAL:
+                _cable(fabric, settings, broken=False)
+            elif rank == 0:
+                cells.append(msgspec.json.decode(line, type=Cell))
+                _tell(cells[-1])
+        network.check()
+    return cells
+
+
+def _cable(fabric: Fabric, settings: Settings, *, broken: bool) -> None:
+    """The first leaf's first uplink: cut, or mended."""
+    switches = {switch.name for switch in fabric.switches}
+    ends = next(link.ends for link in fabric.links if {e.node for e in link.ends} <= switches)
+    if not settings.silent:
+        commands = [f"ip link set {ends[0].node}-eth{ends[0].port} {'down' if broken else 'up'}"]
+    else:  # a queue with no room, behind the shaper of wiring.shaper
+        limit = 1 if broken else QUEUE
+        commands = [f"tc qdisc replace dev {end.node}-eth{end.port} parent 1:1 handle 10: bfifo limit {limit}"
+                    for end in ends]
+    for command in commands:
+        subprocess.run(command.split(), check=True, timeout=10)
+
+
+def _tell(cell: Cell) -> None:
+    print(f"  round {cell.round} {cell.collective:17} {cell.mode:7}{' link fails' if cell.failed else ''} "
+          f"{cell.seconds:.2f} s", file=sys.stderr, flush=True)
+
+
+def summary(cells: Sequence[Cell]) -> list[Row]:
+    """One row for each collective and mode, in the order measured."""
+    groups: dict[tuple[bool, str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.failed, cell.collective, cell.mode), []).append(cell)
+    rows = []
+    for (failed, collective, mode), group in groups.items():
+        times = [cell.seconds for cell in group]
+        rows.append(Row(
+            collective, mode, failed, statistics.median(_imbalance(cell, "leaf") for cell in group),
+            statistics.median(_imbalance(cell, "spine") for cell in group), statistics.median(times), min(times),
+            max(times), max(cell.stalled for cell in group), sum(cell.retransmitted for cell in group),
+            max(cell.queue_pairs for cell in group),
+        ))  # fmt: skip
+    return sorted(rows, key=lambda row: (row.failed, COLLECTIVES.index(row.collective)))  # type: ignore[arg-type]
+
+
+def _imbalance(cell: Cell, role: str) -> float:
+    """Most bytes over mean bytes of the links that leave switches of a role."""
+    loads = [count for end, count in cell.uplinks.items() if end.startswith(role)]
+    return max(loads) / statistics.mean(loads)
+
+
+def show(rows: Sequence[Row]) -> str:
+    """The table."""
+    text = (f"{'collective':<18} {'mode':<7} {'up max/mean':>11} {'down':>6} {'seconds':>8} {'min - max':>13} "
+            f"{'stall ms':>8} {'resent':>7} {'QPs':>4}\n")
+    for row in rows:
+        name = row.collective + (" !" if row.failed else "")
+        text += (f"{name:<18} {row.mode:<7} {row.up:>11.3f} {row.down:>6.3f} {row.seconds:>8.2f} "
+                 f"{row.best:>6.2f}-{row.worst:<6.2f} {row.stalled * 1e3:>8.0f} {row.retransmitted:>7} "
+                 f"{row.queue_pairs:>4}\n")
+    return text + ("! a link of the first leaf broke in the middle\n" if any(row.failed for row in rows) else "")
+
+
+def draw(rows: Sequence[Row], title: str) -> str:
+    """Two lines of bars for each collective: the busiest uplink, and the time."""
+    from netfold.sim.figures import COLOURS
+
+    bar, gap, left, height = 22, 26, 60, 150
+    names = list(dict.fromkeys((row.collective, row.failed) for row in rows))
+    width = left + sum((bar * sum((r.collective, r.failed) == name for r in rows) + gap) for name in names) + 20
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(width, 560)}" height="{2 * height + 190}" '
+             'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
+             f'<text x="20" y="24" font-size="15">{title}</text>']
+    for i, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
+        parts.append(f'<rect x="{left + 90 * i}" y="36" width="12" height="12" fill="{COLOURS[i]}"/>'
+                     f'<text x="{left + 90 * i + 17}" y="46">{mode}</text>')
+    colour = {mode: COLOURS[i] for i, mode in enumerate(dict.fromkeys(row.mode for row in rows))}
+    for panel, (label, least) in enumerate((("busiest uplink / mean", 1.0), ("completion, s", 0.0))):
+        values = [row.seconds if panel else row.up for row in rows]
+        most = max(values) - least or 1.0
+        floor = 80 + height + panel * (height + 60)
+        parts.append(f'<text x="{left}" y="{floor - height - 8}">{label} (from {least:g})</text>'
+                     f'<line x1="{left}" x2="{width - 20}" y1="{floor}" y2="{floor}" stroke="#222"/>')
+        x = left
+        for name in names:
+            start = x
+            for row, value in zip(rows, values, strict=True):
+                if (row.collective, row.failed) == name:
+                    tall = max(1.0, height * (value - least) / most)
+                    parts.append(f'<rect x="{x}" y="{floor - tall:.1f}" width="{bar - 3}" height="{tall:.1f}" '
+                                 f'fill="{colour[row.mode]}"><title>{row.mode}: {value:.3f}</title></rect>'
+                                 f'<text x="{x + bar / 2 - 1.5}" y="{floor - tall - 3:.1f}" font-size="8" '
+                                 f'text-anchor="middle">{value:.2f}</text>')
+                    x += bar
+            if panel:
+                what = name[0].replace("_", " ") + (", a link fails" if name[1] else "")
+                parts.append(f'<text x="{(start + x) / 2}" y="{floor + 18}" text-anchor="middle">{what}</text>')
+            x += gap
+    return "\n".join([*parts, "</svg>\n"])
+
+
+__all__ = ["COLLECTIVES", "MODES", "Row", "Settings", "draw", "run", "show", "summary"]
+if TYPE_CHECKING:
+    _ = Network

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of `netfold bench paths`: each collective in each mode, checked, timed, with the uplinks' bytes.
+
+    python -m netfold.bench.paths_rank SPEC        a JSON `Spec`; rank 0 prints one JSON `Cell` a line
+
+With ``fail``, rank 0 prints FAIL when a link may break, and HEAL when it may come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from netfold.controller import operator, path_service, rpc
+from netfold.host import path_client
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import even
+from netfold.host.jobs import JobClient
+from netfold.host.link import listen
+from netfold.host.path_client import PathClient
+from netfold.host.peers import Peers
+from netfold.host.roce import RoceMesh
+from netfold.wire import roce
+from netfold.wire.jobs import Join, Plan, Report
+from netfold.wire.paths import Flow
+
+Mode = Literal["pinned", "ecmp", "spray", "reps"]
+Collective = Literal["all_to_all", "halving_doubling", "ring", "all_gather"]
+PATTERN: Final[dict[str, Callable[[int], list[list[Flow]]]]] = {
+    "all_to_all": path_client.all_to_all, "halving_doubling": path_client.halving_doubling, "ring": path_client.ring,
+    "all_gather": path_client.ring,
+}
+FAIL, HEAL = "FAIL", "HEAL"
+TIMEOUT: Final = 30.0
+OVERTAKE: Final = 64
+"""Packets that may overtake one before it counts as lost, where each takes a path of its own."""
+HEALED: Final = 20.0
+"""Seconds for the controller to see that a link is back, and for suspicions to end."""
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """What to measure."""
+
+    modes: list[Mode]
+    collectives: list[Collective]
+    rounds: int
+    nbytes: int
+    """Of every rank's array."""
+    fail: bool
+    scope: Literal["host", "leaf"]
+    window: int
+    """Packets in flight on a queue pair at most."""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One collective in one mode, once."""
+
+    mode: str
+    collective: str
+    round: int
+    seconds: float
+    """Of the slowest rank."""
+    uplinks: dict[str, int]
+    """Bytes by ``leaf:port`` and by ``spine:port``: what left a switch towards another."""
+    stalled: float
+    """Seconds, the longest that any flow of any rank had packets in flight and none acknowledged."""
+    retransmitted: int
+    queue_pairs: int
+    """That carried data, at most on one rank, sent or received."""
+    failed: bool
+    """Whether a link broke in the middle."""
+
+
+class Rank:
+    """This process in one job."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.address, self.controller = os.environ["NETFOLD_ADDRESS"], os.environ["NETFOLD_CONTROLLER"]
+
+    def run(self) -> None:
+        """Everything; rounds of all modes take turns, so that what else the machine does meets them alike."""
+        for number in range(self.spec.rounds):
+            for mode in self.spec.modes:
+                with self.session(f"{mode}-{number}", mode) as (client, plan, mesh, peers):
+                    for collective in self.spec.collectives:
+                        self.cell(client, plan, mesh, peers, mode, collective, number, fail=False)
+                if self.spec.fail:
+                    with self.session(f"{mode}-{number}-fail", mode) as (client, plan, mesh, peers):
+                        self.cell(client, plan, mesh, peers, mode, "all_to_all", number, fail=True)
+
+    @contextmanager
+    def session(self, job: str, mode: Mode) -> Iterator[tuple[JobClient, Plan, RoceMesh, Peers]]:
+        """A job of its own, with the switches in its mode from before the first packet."""
+        if self.rank == 0:
+            self._wait_for_all_links()
+            self._operate("SetMode", path_service.SetMode("ecmp" if mode == "reps" else mode))
+        client, listener = JobClient(self.controller), listen(self.address)
+        where = "{}:{}".format(*listener.getsockname())
+        plan = client.join(Join(f"paths-{job}", self.world, self.rank, self.address, where, roce.PATH_MTU,
+                                token=client.token, fold=False))  # fmt: skip
+        settings: dict[str, Any] = {"window": self.spec.window}
+        if mode in ("spray", "reps"):
+            settings["reorder"] = min(OVERTAKE, self.spec.window // 2)
+        if mode == "reps":
+            settings["recycle"] = True
+        if mode == "pinned":
+            with PathClient(client, plan, path_client.all_to_all(self.world), scope=self.spec.scope) as paths:
+                settings |= {"ports": paths.now.ports, "queue_pairs": paths.queue_pairs}
+        mesh = RoceMesh(plan, listener, timeout=TIMEOUT, **settings)
+        peers = Peers(mesh, algorithm="ring")
+        try:
+            yield client, plan, mesh, peers
+        finally:
+            mesh.close()
+            client.leave(Report(plan.job, self.rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, 0))
+            client.close()
+
+    def cell(
+        self, client: JobClient, plan: Plan, mesh: RoceMesh, peers: Peers, mode: Mode, collective: Collective,
+        number: int, *, fail: bool,
+    ) -> None:
+        """Runs one collective, and prints its row on rank 0."""
+        paths: PathClient | None = None
+        if mode == "pinned":
+            paths = PathClient(client, plan, PATTERN[collective](self.world), scope=self.spec.scope)
+            mesh.adopt(paths.now)
+            mesh.on_suspect = paths.suspect
+        work, check = self.work(peers, collective, number)
+        peers.barrier()
+        before, again = self._uplinks(), self._again(mesh)
+        peers.barrier()
+        if fail and self.rank == 0:
+            print(FAIL, flush=True)
+        begin = time.monotonic()
+        work()
+        seconds = time.monotonic() - begin
+        check()
+        row = np.array([seconds, self._stalled(mesh), self._again(mesh) - again, self._pairs(mesh)], np.float64)
+        rows = np.empty(self.world * row.size)
+        rows[self.rank * row.size : (self.rank + 1) * row.size] = row
+        peers.all_gather(rows, even(rows.size, self.world))
+        if self.rank == 0:
+            if fail:
+                print(HEAL, flush=True)
+            moved = {end: count - before.get(end, 0) for end, count in self._uplinks().items()}
+            table = rows.reshape(self.world, row.size)
+            cell = Cell(mode, collective, number, float(table[:, 0].max()), moved, float(table[:, 1].max()),
+                        int(table[:, 2].sum()), int(table[:, 3].max()), fail)
+            print(msgspec.json.encode(cell).decode(), flush=True)
+        if paths is not None:
+            paths.close()
+            mesh.on_suspect = lambda peer, port: None
+
+    def work(self, peers: Peers, collective: Collective, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """What to time, and what must hold afterwards."""
+        count = self.spec.nbytes // 4 // self.world * self.world
+        slices = even(count, self.world)
+
+        def of(rank: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+            return np.random.default_rng([number, rank]).integers(-(2**20), 2**20, count, np.int32)
+
+        data, out = of(self.rank), np.zeros(count, np.int32)
+        if collective == "all_to_all":
+            expected = np.concatenate([of(rank)[slices[self.rank]] for rank in range(self.world)])
+            return (lambda: peers.all_to_all(data, slices, out, slices)), lambda: _same(out, expected, collective)
+        if collective == "all_gather":
+            expected = np.concatenate([of(rank)[slices[rank]] for rank in range(self.world)])
+            out[slices[self.rank]] = data[slices[self.rank]]
+            return (lambda: peers.all_gather(out, slices)), lambda: _same(out, expected, collective)
+        expected = sum(of(rank).astype(np.int64) for rank in range(self.world)).astype(np.int32)  # type: ignore[union-attr]
+        reduction = Reduction("sum", "int32")
+        return (lambda: peers.allreduce(data, out, reduction, algorithm=collective)), lambda: _same(
+            out, expected, collective)  # fmt: skip
+
+    # ---- what the controller and the queue pairs say ---------------------------------------------------------------
+    def _uplinks(self) -> dict[str, int]:
+        if self.rank:
+            return {}
+        status = asyncio.run(operator.status(self.controller))
+        switches = {switch.name for switch in status.switches}
+        between = [link for link in status.links if {e.rpartition(":")[0] for e in (link.a, link.b)} <= switches]
+        return {end: traffic.bytes for link in between
+                for end, traffic in ((link.a, link.a_to_b), (link.b, link.b_to_a))}  # fmt: skip
+
+    def _wait_for_all_links(self) -> None:
+        end = time.monotonic() + HEALED
+        while left := [link.a for link in self._operate("Table", path_service.AskTable()).uplinks
+                       if not link.up or link.suspect_for]:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the links at {', '.join(left)} are still down or suspect after {HEALED:g} s")
+            time.sleep(0.2)
+
+    def _operate(self, method: str, request: msgspec.Struct) -> path_service.Table:
+        where = f"{path_service.OPERATOR}/{method}"
+        return asyncio.run(rpc.call(self.controller, where, request, path_service.Table, path_service.TIMEOUT))
+
+    @staticmethod
+    def _stalled(mesh: RoceMesh) -> float:
+        return max(pair.stalled for pairs in mesh.standings().values() for pair in pairs) / 1e9
+
+    @staticmethod
+    def _again(mesh: RoceMesh) -> int:
+        return sum(pair.retransmitted for pairs in mesh.standings().values() for pair in pairs)
+
+    @staticmethod
+    def _pairs(mesh: RoceMesh) -> int:
+        return sum(bool(pair.sent or pair.received) for pairs in mesh.standings().values() for pair in pairs[1:])
+
+
+def _same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: str) -> None:
+    wrong = int(np.count_nonzero(got != expected))
+    if wrong:
+        raise AssertionError(f"{what}: {wrong} of {got.size} elements are wrong")
+
+
+if __name__ == "__main__":
+    Rank(msgspec.json.decode(sys.argv[1], type=Spec)).run()

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which flow takes which path: told to ranks, and told anew whenever it changes; shown to operators, who may change it.
+
+    ranks      Follow, Suspect                    wire/paths.py
+    operators  Table, SetMode, SetDrain, SetPin    `netfold paths`
+       both -> Steering -> Controller.replan -> switches;  `changed` -> everybody who follows
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Final
+
+import grpc
+import msgspec
+import networkx as nx
+
+from netfold.controller import paths as planners
+from netfold.controller import rpc, tables
+from netfold.controller.clos import Clos, PlanError
+from netfold.controller.fabric import End, Fabric
+from netfold.controller.jobs import Job, Jobs
+from netfold.controller.rpc import Code, Refusal
+from netfold.controller.steering import HOLD, Steering
+from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Piece, Reach, Suspect
+
+log = logging.getLogger("netfold.controller")
+
+OPERATOR: Final = "netfold.PathTable"
+TIMEOUT: Final = 10.0
+"""Seconds that an operator waits for an answer."""
+
+
+class AskTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing more to say: asks for everything."""
+
+    token: str = ""
+
+
+class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How packets to these leaves choose among uplinks; no leaf: to all."""
+
+    mode: tables.Mode
+    leaves: list[str] = []
+    token: str = ""
+
+
+class SetDrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A link is to carry nothing new, or to carry again."""
+
+    end: str
+    """``switch:port`` of either end."""
+    drained: bool
+    token: str = ""
+
+
+class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A switch is to send what goes to a leaf by this source port out at this port; port 0: as planned."""
+
+    switch: str
+    leaf: str
+    source_port: int
+    port: int
+    token: str = ""
+
+
+class LeafRow(msgspec.Struct, frozen=True):
+    """One destination leaf."""
+
+    name: str
+    mode: tables.Mode
+    unpinned: dict[str, int]
+    """By switch: RoCE packets to this leaf in mode pinned that no pin was for."""
+
+
+class UplinkRow(msgspec.Struct, frozen=True):
+    """One link between switches."""
+
+    a: str
+    b: str
+    up: bool
+    drained: bool
+    suspect_for: list[str]
+    """Destination leaves for which hosts blame it."""
+
+
+class PinRow(msgspec.Struct, frozen=True):
+    """Where a switch sends what goes to a leaf by one source port."""
+
+    switch: str
+    leaf: str
+    source_port: int
+    port: int
+    towards: str
+    """The neighbour there."""
+    chosen: bool
+    """By the operator, not by the plan."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Everything that decides which path a packet takes."""
+
+    leaves: list[LeafRow]
+    uplinks: list[UplinkRow]
+    pins: list[PinRow]
+
+
+class PathService:
+    """Of one controller.
+
+    graph    what is up of the fabric
+    replan   writes what Steering says to the switches
+    strays   by switch, then by leaf's number: the counter `unpinned`
+    """
+
+    def __init__(
+        self,
+        steering: Steering,
+        jobs: Jobs,
+        *,
+        graph: Callable[[], nx.MultiGraph[str]],
+        replan: Callable[[], Awaitable[None]],
+        strays: Callable[[], Awaitable[dict[str, dict[int, int]]]],
+    ) -> None:
+        self._steering = steering
+        self._fabric: Fabric = steering.fabric
+        self._jobs = jobs
+        self._graph = graph
+        self._replan = replan
+        self._strays = strays
+        self._version = 0
+        self._news = asyncio.Event()
+        self._closing = False
+        self._later: set[asyncio.Task[None]] = set()
+
+    def handlers(self, token: str) -> Sequence[grpc.GenericRpcHandler[bytes, bytes]]:
+        """Both gRPC services."""
+        return (
+            rpc.service(SERVICE, {"Suspect": (Suspect, self.suspect)}, {"Follow": (Follow, self.follow)}, token=token),
+            rpc.service(OPERATOR, {
+                "Table": (AskTable, self.table),
+                "SetMode": (SetMode, self.set_mode),
+                "SetDrain": (SetDrain, self.set_drain),
+                "SetPin": (SetPin, self.set_pin),
+            }, token=token),
+        )  # fmt: skip
+
+    def changed(self) -> None:
+        """Paths may be others than before: everybody who follows is told his."""
+        self._version += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends all streams: a server that stops waits for none."""
+        self._closing = True
+        for task in self._later:
+            task.cancel()
+        self.changed()
+
+    # ---- ranks -----------------------------------------------------------------------------------------------------
+    async def follow(self, request: Follow) -> AsyncGenerator[Paths, None]:
+        """This rank's paths, now and after every change that is one for it.  Raises Refusal."""
+        job = self._job(request.job, request.epoch, request.rank)
+        _check(request, job)
+        before: Paths | None = None
+        while not self._closing:
+            news = self._news
+            found = self._paths(request, job)
+            if before is None or msgspec.structs.replace(found, version=before.version) != before:
+                before = found
+                yield found
+            await news.wait()
+
+    async def suspect(self, request: Suspect) -> Noted:
+        """Keeps everybody off an uplink for a leaf, for HOLD seconds.  Raises Refusal."""
+        job = self._job(request.job, request.epoch, request.rank)
+        if not 0 <= request.peer < job.world:
+            raise Refusal(Code.INVALID_ARGUMENT, f"peer: expected a rank below {job.world}, got {request.peer}")
+        source, destination = job.hosts[request.rank], job.hosts[request.peer]
+        link = self._steering.first_hop(source, destination, request.source_port)
+        if link is None:
+            return Noted("")
+        leaf = self._steering.leaf_of[destination]
+        end = self._end_at(link, self._steering.leaf_of[source])
+        if self._steering.suspect((leaf, link)):
+            log.warning("job %r, rank %d: no answer from rank %d over %s: suspect for %s during %g s",
+                        job.name, request.rank, request.peer, end, leaf, HOLD)
+            await self._replan()
+            self._soon(HOLD)
+        return Noted(str(end))
+
+    def _soon(self, seconds: float) -> None:
+        """Plans again when a suspicion may have ended."""
+
+        async def later() -> None:
+            await asyncio.sleep(seconds + 0.01)
+            if self._steering.next_end() is not None:
+                self._soon(HOLD / 4)  # it was renewed
+            await self._replan()
+
+        task = asyncio.get_running_loop().create_task(later(), name="a suspicion ends")
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    def _paths(self, request: Follow, job: Job) -> Paths:
+        steering, here = self._steering, self._steering.leaf_of[job.hosts[request.rank]]
+        clos = steering.clos(self._graph())
+        leaf_of = {rank: steering.leaf_of[name] for rank, name in enumerate(job.hosts)}
+        try:
+            port_of = {leaf: {path: port for port, path in steering.ports(clos, here, leaf).items()}
+                       for leaf in set(leaf_of.values()) - {here}}
+            pieces = [
+                Piece(flow.destination, piece.offset, piece.size, port_of[leaf_of[flow.destination]][piece.path])
+                for step in request.steps
+                for flow, piece in self._planned(clos, job, request, step)
+                if piece.path
+            ]
+        except PlanError as error:
+            raise Refusal(Code.UNAVAILABLE, str(error)) from error
+        reaches = [Reach(rank, leaf, sorted(port_of[leaf].values()) if leaf != here else [])
+                   for rank, leaf in leaf_of.items() if rank != request.rank]
+        whole = Clos(self._fabric.graph())
+        ports = {port for leaf in whole.leaves if leaf != here for port in steering.ports(whole, here, leaf)}
+        return Paths(self._version, sorted(ports), sorted(pieces, key=lambda p: (p.peer, p.offset)), reaches)
+
+    def _planned(
+        self, clos: Clos, job: Job, request: Follow, step: Sequence[Flow]
+    ) -> list[tuple[Flow, planners.Piece]]:
+        """The asking rank's pieces of a step."""
+        flows = [planners.Flow(job.hosts[f.source], job.hosts[f.destination], f.size) for f in step]
+        plan = planners.plan(clos, flows, scope=request.scope)
+        return [(step[piece.flow], piece) for piece in plan.pieces if step[piece.flow].source == request.rank]
+
+    def _job(self, name: str, epoch: int, rank: int) -> Job:
+        job = self._jobs.find(name, epoch, rank)
+        if len(job.hosts) != job.world:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{job}: expected every rank at a host of the fabric "
+                                                    f"{self._fabric.name}, got {len(job.hosts)} of {job.world} there")
+        return job
+
+    # ---- operators -------------------------------------------------------------------------------------------------
+    async def table(self, _: AskTable) -> Table:
+        """Everything, with counters of this moment."""
+        strays, graph = await self._strays(), self._graph()
+        up = {number for *_, number in graph.edges(keys=True)}
+        numbers = tables.leaf_numbers(self._fabric)
+        far = {a: b for link in self._fabric.links for a, b in (link.ends, link.ends[::-1])}
+        suspects = self._steering.suspects()
+        planned = self._steering.pins(self._steering.clos(graph))
+        return Table(
+            leaves=[
+                LeafRow(leaf, mode, {s: counts[numbers[leaf]] for s, counts in strays.items()
+                                     if numbers[leaf] in counts})
+                for leaf, mode in self._steering.modes.items()
+            ],
+            uplinks=[
+                UplinkRow(link.a, link.b, number in up, number in self._steering.drained,
+                          sorted(leaf for leaf, blamed in suspects if blamed == number))
+                for number, link in enumerate(self._fabric.links) if {e.node for e in link.ends} <= set(numbers)
+            ],
+            pins=[
+                PinRow(switch, leaf, source_port, port, far[End(switch, port)].node,
+                       (switch, leaf, source_port) in self._steering.chosen)
+                for (switch, leaf, source_port), port in sorted(planned.items())
+            ],
+        )  # fmt: skip
+
+    async def set_mode(self, request: SetMode) -> Table:
+        """Raises Refusal for what is no leaf."""
+        for leaf in request.leaves:
+            self._known_leaf(leaf)
+        for leaf in request.leaves or self._steering.modes:
+            self._steering.modes[leaf] = request.mode
+        return await self._done(f"{', '.join(request.leaves) or 'all leaves'}: packets there are {request.mode}")
+
+    async def set_drain(self, request: SetDrain) -> Table:
+        """Raises Refusal for what is no link between switches."""
+        switches = {switch.name for switch in self._fabric.switches}
+        found = [number for number, link in enumerate(self._fabric.links)
+                 if request.end in (link.a, link.b) and {end.node for end in link.ends} <= switches]
+        if not found:
+            raise Refusal(Code.NOT_FOUND, f"no link between switches has the end {request.end!r}; "
+                                          "`netfold paths` lists them")
+        if request.drained:
+            self._steering.drained.add(found[0])
+        else:
+            self._steering.drained.discard(found[0])
+        return await self._done(f"link at {request.end}: {'drained' if request.drained else 'carries again'}")
+
+    async def set_pin(self, request: SetPin) -> Table:
+        """Raises Refusal for a leaf, a source port or an uplink that is none."""
+        self._known_leaf(request.leaf)
+        key = (request.switch, request.leaf, request.source_port)
+        pins = self._steering.pins(Clos(self._fabric.graph()))
+        if key not in pins:
+            raise Refusal(Code.NOT_FOUND, f"{request.switch} pins no source port {request.source_port} for "
+                                          f"{request.leaf}; `netfold paths --pins` lists them")
+        others = sorted({port for (switch, leaf, _), port in pins.items() if (switch, leaf) == key[:2]})
+        if request.port and request.port not in others:
+            raise Refusal(Code.INVALID_ARGUMENT, f"port: expected an uplink of {request.switch} towards "
+                                                 f"{request.leaf}, one of {others}, or 0, got {request.port}")
+        if request.port:
+            self._steering.chosen[key] = request.port
+        else:
+            self._steering.chosen.pop(key, None)
+        return await self._done(f"{request.switch}: {request.leaf} by source port {request.source_port} leaves at port "
+                                f"{request.port or '(as planned)'}")
+
+    def _known_leaf(self, leaf: str) -> None:
+        if leaf not in self._steering.modes:
+            raise Refusal(Code.NOT_FOUND, f"no leaf {leaf!r}; the fabric {self._fabric.name} has "
+                                          f"{', '.join(self._steering.modes)}")
+
+    async def _done(self, what: str) -> Table:
+        log.info("%s", what)
+        await self._replan()
+        return await self.table(AskTable())
+
+    def _end_at(self, link: int, switch: str) -> End:
+        return next(end for end in self._fabric.links[link].ends if end.node == switch)
+
+
+def _check(request: Follow, job: Job) -> None:
+    """Raises Refusal for flows that cannot be."""
+    seen: set[int] = set()
+    for at, step in enumerate(request.steps):
+        for flow in step:
+            where = f"steps[{at}]: flow of {flow.size} bytes from rank {flow.source} to {flow.destination}"
+            if not (0 <= flow.source < job.world and 0 <= flow.destination < job.world
+                    and flow.source != flow.destination and flow.size > 0):
+                raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected two different ranks below {job.world}, and at "
+                                                     "least 1 byte")
+            if flow.source == request.rank and flow.destination in seen:
+                raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected one flow to each peer in all steps; follow "
+                                                     "the others by another call")
+            if request.scope == "host" and flow.source != request.rank:
+                raise Refusal(Code.INVALID_ARGUMENT, f'{where}: scope "host" plans rank {request.rank}\'s flows alone; '
+                                                     'give those, or scope "leaf"')
+            if flow.source == request.rank:
+                seen.add(flow.destination)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which source ports a rank's flows leave by: as the controller planned it, and elsewhere as soon as a path is dead.
+
+A *way* is a source port and the part of each message that goes by it: one queue pair (`roce.RoceMesh`).  A path that
+does not answer is suspect for all peers under the same leaf, until the controller's next plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from netfold.wire.paths import Paths
+
+
+class Way(NamedTuple):
+    """Part of every message to a peer: ``weight`` of all weights."""
+
+    port: int
+    weight: int
+
+
+class Ways:
+    """Of one rank.  ``ports``: all that it can leave by; any of them leads to any peer, until a plan says more."""
+
+    def __init__(self, ports: Sequence[int], peers: Iterable[int]) -> None:
+        self._ports = list(ports)
+        self._leaf: dict[int, str] = {peer: f"rank {peer}" for peer in peers}
+        self._all: dict[int, list[int]] = dict.fromkeys(self._leaf, self._ports)
+        self._ways: dict[int, list[Way]] = {}
+        self._suspects: set[tuple[str, int]] = set()
+
+    def adopt(self, paths: Paths) -> None:
+        """From now on as planned; suspicions are the controller's business again."""
+        self._suspects.clear()
+        self._ways.clear()
+        for piece in paths.pieces:
+            self._ways.setdefault(piece.peer, []).append(Way(piece.source_port, piece.size))
+        for reach in paths.reaches:
+            self._leaf[reach.peer] = reach.leaf
+            self._all[reach.peer] = reach.source_ports or self._ports
+
+    def to(self, peer: int) -> Sequence[Way]:
+        """How messages to a peer are cut; empty where nothing was planned."""
+        return self._ways.get(peer, ())
+
+    def most(self) -> int:
+        """Ways to any one peer, at most."""
+        return max(map(len, self._ways.values()), default=0)
+
+    def leave(self, peer: int, port: int) -> None:
+        """A path to this peer does not answer: nothing goes by it any more to any peer under the same leaf.  Where all
+        paths were suspect, they are all as good as before."""
+        leaf = self._leaf[peer]
+        self._suspects.add((leaf, port))
+        if all((leaf, other) in self._suspects for other in self._all[peer]):
+            self._suspects = {(other, p) for other, p in self._suspects if other != leaf or p == port}
+        for other, ways in self._ways.items():
+            if self._leaf[other] == leaf:
+                self._ways[other] = [Way(self.instead(other, way.port), way.weight) for way in ways]
+
+    def is_suspect(self, peer: int, port: int) -> bool:
+        """Whether this port is to be left alone on the way to a peer."""
+        return (self._leaf[peer], port) in self._suspects
+
+    def instead(self, peer: int, port: int) -> int:
+        """The port itself if it is good, else the next good one after it; peers begin at different ones, so that what
+        leaves a dead path does not all meet on one other."""
+        if not self.is_suspect(peer, port):
+            return port
+        good = [other for other in self._all[peer] if not self.is_suspect(peer, other)]
+        return good[peer % len(good)] if good else port

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path service: what ranks are told, when they are told anew, and what operators can change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+from helpers_controller import run
+from test_controller_jobs import Rig, rig
+
+from netfold.controller import path_service, rpc, tables
+from netfold.controller.entities import Entry
+from netfold.host import path_client
+from netfold.wire import roce
+from netfold.wire.jobs import Plan
+from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Suspect
+
+SPINE1, SPINE2 = (roce.PATH_PORT + number for number in (3, 4))  # the fabric's third and fourth switch
+WAIT = 5.0
+
+
+class Follower:
+    """A rank's stream."""
+
+    def __init__(self, r: Rig, request: Follow) -> None:
+        method = r.channel.unary_stream(f"/{SERVICE}/Follow", bytes, bytes)
+        self._answers = method(msgspec.json.encode(request)).__aiter__()
+
+    async def next(self) -> Paths:
+        """The next plan; fails where none comes."""
+        async with asyncio.timeout(WAIT):
+            return msgspec.json.decode(await self._answers.__anext__(), type=Paths)
+
+
+def steps_of(plan: Plan, steps: list[list[Flow]], scope: str) -> list[list[Flow]]:
+    """What a rank sends along."""
+    return [[f for f in step if scope == "leaf" or f.source == plan.rank] for step in steps]
+
+
+@asynccontextmanager
+async def following(folder: Path, steps: list[list[Flow]], scope: str = "leaf") -> AsyncIterator[
+        tuple[Rig, list[Plan], list[Follower]]]:
+    """Four ranks, h1 and h2 under leaf1, h3 and h4 under leaf2, that follow their flows."""
+    async with rig(folder) as r:
+        plans = await r.together(4)
+        yield r, plans, [
+            Follower(r, Follow(p.job, p.rank, p.epoch, steps_of(p, steps, scope), scope)) for p in plans  # type: ignore[arg-type]
+        ]
+
+
+async def operate(r: Rig, method: str, request: msgspec.Struct) -> path_service.Table:
+    """An operator's call."""
+    where = f"{path_service.OPERATOR}/{method}"
+    return await rpc.call(r.fabric.jobs, where, request, path_service.Table, WAIT)
+
+
+def loads(paths: list[Paths]) -> dict[tuple[int, int], int]:
+    """Bytes by source leaf's first rank and source port."""
+    total: dict[tuple[int, int], int] = {}
+    for rank, plan in enumerate(paths):
+        for piece in plan.pieces:
+            key = (rank // 2 * 2, piece.source_port)
+            total[key] = total.get(key, 0) + piece.size
+    return total
+
+
+@pytest.mark.parametrize("scope", ["leaf", "host"])
+def test_flows_of_a_step_fill_all_uplinks_evenly(tmp_path: Path, scope: str) -> None:
+    """All-to-all of four ranks: each leaf's two uplinks carry the same, every flow is whole, and none stays inside."""
+
+    async def story() -> None:
+        async with following(tmp_path, path_client.all_to_all(4), scope) as (_, _, followers):
+            paths = [await follower.next() for follower in followers]
+            assert all(plan.ports == [SPINE1, SPINE2] for plan in paths)
+            assert loads(paths) == {(leaf, port): 2 * path_client.UNIT for leaf in (0, 2) for port in (SPINE1, SPINE2)}
+            for rank, plan in enumerate(paths):
+                others = {2, 3} if rank < 2 else {0, 1}
+                assert {piece.peer for piece in plan.pieces} == others
+                for peer in others:
+                    assert sum(piece.size for piece in plan.pieces if piece.peer == peer) == path_client.UNIT
+                assert {reach.peer: reach.source_ports for reach in plan.reaches} == {
+                    peer: [SPINE1, SPINE2] if peer in others else [] for peer in range(4) if peer != rank}
+
+    run(story())
+
+
+def test_a_lone_flow_is_cut_over_all_uplinks(tmp_path: Path) -> None:
+    """A ring has one flow from leaf to leaf: two pieces, back to back."""
+
+    async def story() -> None:
+        async with following(tmp_path, path_client.ring(4)) as (_, _, followers):
+            paths = [await follower.next() for follower in followers]
+            half = path_client.UNIT // 2
+            assert [(p.peer, p.offset, p.size) for p in paths[1].pieces] == [(2, 0, half), (2, half, half)]
+            assert {p.source_port for p in paths[1].pieces} == {SPINE1, SPINE2}
+            assert not paths[0].pieces
+
+    run(story())
+
+
+def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
+    """One rank blames spine1 for leaf2: its neighbour gets new paths as well, and leaf1 has no pin there any more; what
+    leaf2's ranks send stays as it was."""
+
+    async def story() -> None:
+        async with following(tmp_path, path_client.all_to_all(4)) as (r, plans, followers):
+            for follower in followers:
+                await follower.next()
+            me = plans[0]
+            noted = msgspec.json.decode(await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
+                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, SPINE1))), type=Noted)
+            assert noted == Noted("leaf1:3")
+            for follower in followers[:2]:
+                paths = await follower.next()
+                assert {piece.source_port for piece in paths.pieces} == {SPINE2}
+                assert [reach.source_ports for reach in paths.reaches][1:] == [[SPINE2], [SPINE2]]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await followers[2].next()
+            pins = [e for e in r.switches["leaf1"].state.values() if isinstance(e, Entry) and e.table == tables.PIN]
+            assert [dict(pin.key)["sport"] for pin in pins] == [SPINE2]
+            table = await operate(r, "Table", path_service.AskTable())
+            assert [link.suspect_for for link in table.uplinks] == [["leaf2"], [], [], []]
+
+    run(story())
+
+
+def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
+    """Each shows in the table and in the switches, and can be undone."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            def policies(switch: str) -> set[str]:
+                return {e.action.rpartition(".")[2] for e in r.switches[switch].state.values()
+                        if isinstance(e, Entry) and e.table == tables.POLICY}
+
+            table = await operate(r, "SetMode", path_service.SetMode("spray", ["leaf2"]))
+            assert [(leaf.name, leaf.mode) for leaf in table.leaves] == [("leaf1", "pinned"), ("leaf2", "spray")]
+            assert (policies("leaf1"), policies("leaf2")) == ({"spray"}, {"pinned"})
+            table = await operate(r, "SetMode", path_service.SetMode("ecmp"))
+            assert (policies("leaf1"), policies("leaf2")) == ({"ecmp"}, {"ecmp"})
+
+            table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 4))
+            assert [(p.source_port, p.port, p.chosen) for p in table.pins if p.switch == "leaf1"] == [
+                (SPINE1, 4, True), (SPINE2, 4, False)]
+            table = await operate(r, "SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 0))
+            assert not any(pin.chosen for pin in table.pins)
+
+            before = dict(r.switches["leaf1"].state)
+            table = await operate(r, "SetDrain", path_service.SetDrain("spine1:1", True))
+            assert [link.drained for link in table.uplinks] == [True, False, False, False]
+            assert {pin.port for pin in table.pins} == {4}
+            await operate(r, "SetDrain", path_service.SetDrain("leaf1:3", False))
+            assert r.switches["leaf1"].state == before
+
+    run(story())
+
+
+REFUSED = [
+    ("Follow", Follow("j", 0, 0, [[Flow(0, 0, 1)]]), "two different ranks"),
+    ("Follow", Follow("j", 0, 0, [[Flow(0, 9, 1)]]), "below 4"),
+    ("Follow", Follow("j", 0, 0, [[Flow(0, 1, 0)]]), "at least"),
+    ("Follow", Follow("j", 0, 0, [[Flow(1, 2, 1)]]), 'scope "leaf"'),
+    ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)], [Flow(0, 2, 1)]]), "one flow to each peer"),
+    ("Suspect", Suspect("j", 0, 0, 7, SPINE1), "below 4"),
+]
+
+
+@pytest.mark.parametrize(("method", "request_", "words"), REFUSED, ids=lambda x: str(x)[:40])
+def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow | Suspect, words: str) -> None:
+    """At the border, with what was expected."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plan = (await r.together(4))[0]
+            asked = msgspec.json.encode(msgspec.structs.replace(request_, job=plan.job, epoch=plan.epoch))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                if method == "Follow":
+                    await r.channel.unary_stream(f"/{SERVICE}/Follow", bytes, bytes)(asked).__aiter__().__anext__()
+                else:
+                    await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(asked)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in (caught.value.details() or "")
+
+    run(story())
+
+
+@pytest.mark.parametrize(("method", "request_", "words"), [
+    ("SetMode", path_service.SetMode("ecmp", ["leaf9"]), "no leaf 'leaf9'"),
+    ("SetDrain", path_service.SetDrain("leaf1:1", True), "no link between switches"),
+    ("SetPin", path_service.SetPin("leaf1", "leaf2", 50_000, 3), "pins no source port 50000"),
+    ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 1), r"one of \[3, 4\]"),
+])  # fmt: skip
+def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msgspec.Struct, words: str) -> None:
+    """Names that the fabric does not have."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            with pytest.raises(rpc.TurnedDown, match=words):
+                await operate(r, method, request_)
+
+    run(story())
+
+
+def test_a_port_without_a_path_is_no_suspicion(tmp_path: Path) -> None:
+    """What left by some other source port blames no uplink."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            me = (await r.together(4))[0]
+            answer = await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
+                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, 50_000)))
+            assert msgspec.json.decode(answer, type=Noted) == Noted("")
+            assert not r.controller.steering.suspects()
+
+    run(story())

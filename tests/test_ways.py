@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which source ports a rank's messages leave by: as planned, and elsewhere when a path is dead."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.host.ways import Way, Ways
+from netfold.wire.paths import Paths, Piece, Reach
+
+PORTS = [61441, 61442, 61443, 61444]
+
+
+def planned() -> Ways:
+    """Peer 1 shares our leaf, 2 and 3 are under b, 4 under c; peer 2 has two pieces, 3 and 4 one."""
+    ways = Ways(PORTS, range(1, 5))
+    pieces = [Piece(2, 0, 30, PORTS[0]), Piece(2, 30, 10, PORTS[1]), Piece(3, 0, 40, PORTS[0]),
+              Piece(4, 0, 40, PORTS[0])]
+    reaches = [Reach(1, "a", []), Reach(2, "b", PORTS), Reach(3, "b", PORTS), Reach(4, "c", PORTS)]
+    ways.adopt(Paths(1, PORTS, pieces, reaches))
+    return ways
+
+
+def test_messages_are_cut_as_planned() -> None:
+    """Ports and weights of each peer's pieces; none for peers that nothing was planned for."""
+    ways = planned()
+    assert list(ways.to(2)) == [Way(PORTS[0], 30), Way(PORTS[1], 10)]
+    assert not ways.to(1)
+    assert ways.most() == 2
+
+
+def test_a_dead_path_is_left_to_all_peers_under_that_leaf() -> None:
+    """Its pieces move, others stay, and what goes to other leaves stays as well."""
+    ways = planned()
+    ways.leave(2, PORTS[0])
+    assert all(way.port != PORTS[0] for peer in (2, 3) for way in ways.to(peer))
+    assert ways.to(2)[1] == Way(PORTS[1], 10)
+    assert list(ways.to(4)) == [Way(PORTS[0], 40)]
+    assert ways.is_suspect(3, PORTS[0])
+    assert not ways.is_suspect(4, PORTS[0])
+
+
+def test_what_leaves_a_dead_path_does_not_all_take_the_same_other_one() -> None:
+    """Peers begin at different ones."""
+    ways = planned()
+    ways.leave(2, PORTS[0])
+    assert ways.to(2)[0].port != ways.to(3)[0].port
+
+
+def test_a_new_plan_clears_suspicions() -> None:
+    """They are the controller's business by then."""
+    ways = planned()
+    ways.leave(2, PORTS[0])
+    ways.adopt(Paths(2, PORTS, [Piece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
+    assert list(ways.to(2)) == [Way(PORTS[0], 40)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(PORTS)), max_size=20))
+def test_there_is_always_a_way(stalls: list[tuple[int, int]]) -> None:
+    """Whatever paths stall in whatever order: every message still leaves by one of the ports, in parts that are those
+    of the plan, and the path that stalled last is never the one taken."""
+    ways = planned()
+    for peer, port in stalls:
+        ways.leave(peer, port)
+        assert ways.instead(peer, port) != port
+        assert [way.weight for way in ways.to(2)] == [30, 10]
+        assert all(way.port in PORTS for p in range(1, 5) for way in ways.to(p))
+        assert all(not ways.is_suspect(p, way.port) for p in range(1, 5) for way in ways.to(p))
