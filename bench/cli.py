@@ -91,3 +91,42 @@ def simulator(
     from netfold.bench import simulator as bench
 
     sys.exit(0 if bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json) else 1)
+
+
+@app.command()
+def paths(
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES,HOSTS of the fabric.")] = "4,4,16",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "50mbit",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    nbytes: Annotated[int, typer.Option("--bytes", help="Of every rank's array.")] = 2 << 20,
+    rounds: Annotated[int, typer.Option(help="Times that every mode has its turn; the median counts.")] = 3,
+    modes: Annotated[str, typer.Option(help="By commas: pinned, ecmp, spray, reps.")] = "pinned,ecmp,spray,reps",
+    collectives: Annotated[
+        str, typer.Option(help="By commas: all_to_all, halving_doubling, ring, all_gather.")
+    ] = "all_to_all,halving_doubling,ring,all_gather",
+    scope: Annotated[str, typer.Option(help="What the planner cuts together: flows of a leaf, or of a host.")] = "leaf",
+    fail_link: Annotated[
+        float | None, typer.Option("--fail-link", metavar="SECONDS", help="Break the first leaf's first uplink so long "
+                                   "after an all-to-all has begun, in each mode and round.")
+    ] = None,
+    silent: Annotated[
+        bool, typer.Option("--silent", help="With --fail-link: it swallows packets, and both ends think it is up.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements here.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For paths.svg and logs.")] = Path("build/bench-paths"),
+) -> None:
+    """Collectives over planned paths, ECMP, spraying and REPS: bytes of every uplink, and completion times.
+
+    Everything runs in a sandbox on this machine, on real packets; every element of every result is checked.
+    """
+    from netfold.bench import paths as bench
+    from netfold.controller import cli
+
+    try:
+        settings = bench.settings(
+            topo=topo, rate=rate, switch=cli._engine(switch), nbytes=nbytes, rounds=rounds, modes=modes,
+            collectives=collectives, scope=scope, fail_after=fail_link, silent=silent,
+        )  # fmt: skip
+    except ValueError as error:
+        cli._fail(cli.CANNOT, f"bench paths: {error}")
+    raise typer.Exit(bench.main(settings, out, json))

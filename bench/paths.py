@@ -17,16 +17,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
 from netfold.controller.fabric import Engine, Fabric, leafspine
 from netfold.topo import sandbox
-
-if TYPE_CHECKING:
-    from netfold.topo.net import Network
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
@@ -76,6 +73,63 @@ class Row(NamedTuple):
     stalled: float
     retransmitted: int
     queue_pairs: int
+
+
+def settings(
+    *, topo: str, rate: str, switch: Engine, nbytes: int, rounds: int, modes: str, collectives: str, scope: str,
+    fail_after: float | None, silent: bool,
+) -> Settings:
+    """From the command line's words.  Raises ValueError, FabricError among them, for what cannot be."""
+    numbers = topo.split(",")
+    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"--topo: expected LEAVES,SPINES,HOSTS, as 4,4,16, got {topo!r}")
+    leaves, spines, hosts = map(int, numbers)
+    if hosts < 2 or rounds < 1 or nbytes < 4 * hosts:
+        raise ValueError(f"expected at least 2 hosts, 1 round, and 4 bytes for each host, got {hosts} hosts, {rounds} "
+                         f"rounds, {nbytes} bytes")
+    for what, given, known in (("--modes", modes, MODES), ("--collectives", collectives, COLLECTIVES),
+                               ("--scope", scope, ("leaf", "host"))):
+        if unknown := set(given.split(",")) - {*known, ""}:
+            raise ValueError(f"{what}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    if fail_after is not None and fail_after < 0:
+        raise ValueError(f"--fail-link: expected seconds, 0 or more, got {fail_after:g}")
+    if silent and fail_after is None:
+        raise ValueError("--silent goes with --fail-link SECONDS")
+    leafspine(leaves, spines, hosts, rate=rate)
+    return Settings(
+        leaves, spines, hosts, rate, switch, nbytes, rounds, msgspec.convert(modes.split(","), tuple[Mode, ...]),
+        msgspec.convert([name for name in collectives.split(",") if name], tuple[Collective, ...]), fail_after, silent,
+        msgspec.convert(scope, Literal["host", "leaf"]),
+    )  # fmt: skip
+
+
+def main(settings: Settings, out: Path, json: Path | None) -> int:
+    """The whole command, in a sandbox; exit status."""
+    sandbox.enter()
+    from netfold.controller.rpc import Unreachable
+    from netfold.topo.net import ControllerFailed, RankFailed
+    from netfold.topo.switches import SwitchFailed
+    from netfold.topo.wiring import WiringError
+
+    begin = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        cells = run(settings, out / "logs")
+    except (ControllerFailed, RankFailed, SwitchFailed, Unreachable, WiringError) as error:
+        print(f"netfold: bench paths: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything is torn down", file=sys.stderr)
+        return 130
+    rows = summary(cells)
+    title = (f"{settings.hosts} hosts, {settings.leaves} leaves x {settings.spines} spines ({settings.switch}), "
+             f"{settings.rate}, {settings.nbytes} bytes a rank, {settings.rounds} rounds")
+    print(f"{title}, {time.monotonic() - begin:.0f} s\n{show(rows)}", end="")
+    (out / "paths.svg").write_text(draw(rows, title))
+    print(f"picture: {out / 'paths.svg'}")
+    if json is not None:
+        json.write_bytes(msgspec.json.encode({"settings": settings._asdict(), "cells": cells}))
+    return 0
 
 
 def run(settings: Settings, logs: Path) -> list[Cell]:
@@ -136,7 +190,7 @@ def summary(cells: Sequence[Cell]) -> list[Row]:
             max(times), max(cell.stalled for cell in group), sum(cell.retransmitted for cell in group),
             max(cell.queue_pairs for cell in group),
         ))  # fmt: skip
-    return sorted(rows, key=lambda row: (row.failed, COLLECTIVES.index(row.collective)))  # type: ignore[arg-type]
+    return sorted(rows, key=lambda row: (row.failed, COLLECTIVES.index(row.collective)))
 
 
 def _imbalance(cell: Cell, role: str) -> float:
@@ -195,6 +249,3 @@ def draw(rows: Sequence[Row], title: str) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-__all__ = ["COLLECTIVES", "MODES", "Row", "Settings", "draw", "run", "show", "summary"]
-if TYPE_CHECKING:
-    _ = Network

@@ -16,7 +16,7 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import grpc
 import msgspec

@@ -124,7 +124,7 @@ class RoceMesh(TcpMesh):
     path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
     window       packets in flight on a queue pair, a power of two
     reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
-    ports        UDP source ports, which queue pairs take in turn; default: as many as are needed, which the kernel chooses
+    ports        UDP source ports, which queue pairs take in turn; default: as many as needed, chosen by the kernel
     recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
     shared       a FoldRail is going to be opened on the same address (roce_sockets)
     All ranks must give the same queue_pairs, path_mtu and window.

@@ -180,11 +180,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow
         async with rig(tmp_path) as r:
             plan = (await r.together(4))[0]
             asked = msgspec.json.encode(msgspec.structs.replace(request_, job=plan.job, epoch=plan.epoch))
+            many, one = (kind(f"/{SERVICE}/{method}", bytes, bytes)
+                         for kind in (r.channel.unary_stream, r.channel.unary_unary))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                if method == "Follow":
-                    await r.channel.unary_stream(f"/{SERVICE}/Follow", bytes, bytes)(asked).__aiter__().__anext__()
-                else:
-                    await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(asked)
+                await (many(asked).__aiter__().__anext__() if method == "Follow" else one(asked))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert words in (caught.value.details() or "")
 

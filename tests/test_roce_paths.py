@@ -175,7 +175,7 @@ def test_marked_ports_are_not_used_again() -> None:
 
 @pytest.mark.parametrize("dead", [1, 4, 12])
 def test_ports_of_a_dead_path_are_avoided_after_a_time_out(dead: int) -> None:
-    """Frozen, the queue pair repeats by ports that were acknowledged: the transfer ends, exact, and nobody is blamed."""
+    """Frozen, it repeats by ports that were acknowledged: the transfer ends, exact, and nobody is blamed."""
     wires = recycling()
     cut = Cut(wires, 0, 5 * MILLISECOND)
     cut.dead = set(list(ENTROPIES)[:dead])
