@@ -29,7 +29,7 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     x = np.random.default_rng(1).standard_normal(n).astype(np.float32)
     y = np.empty_like(x)
     wire = np.empty(-(-n // 256) * 256, ">i4")
-    agreed = native.exponents(x)
+    agreed = native.scales(x)
     scratch = np.empty_like(agreed)
 
     def stream(number: int) -> Stream:
@@ -52,7 +52,7 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     into = np.empty_like(ints)
     return {
         "memcpy": lambda: ctypes.memmove(y.ctypes.data, x.ctypes.data, x.nbytes) and None,
-        "exponents": lambda: lib.nf_exponents_of(x.ctypes.data, n, scratch.ctypes.data),
+        "exponents": lambda: lib.nf_scales_of(x.ctypes.data, None, n, 32, scratch.ctypes.data),
         "quantise": lambda: lib.nf_quantise_all(x.ctypes.data, n, agreed.ctypes.data, WORLD, wire.ctypes.data),
         "dequantise": lambda: lib.nf_dequantise_all(
             wire.ctypes.data, n, agreed.ctypes.data, WORLD, 1.0, y.ctypes.data

@@ -16,23 +16,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from netfold.host.rail import Flat
+from netfold.host.rail import PLAIN, Coding, Flat, Op
+from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 from softswitch import cc
 
-SOURCES = ("crc.c", "quantise.c", "stream.c", "fold.c", "io.c", "abi.c")
+SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "fold.c", "io.c", "abi.c")
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
 RUN_PACKETS = 60
-FIELDS = ("operation number", "dtype", "average", "elements", "elements / 2^31", "world size", "trees")
+FIELDS = (
+    "operation number", "dtype", "operation", "lane bits", "elements", "elements / 2^31", "world size", "trees",
+)  # fmt: skip
 """nf_field: what the signature of an operation holds."""
 MAX, SUM = 0, 1
 """nf_kind."""
 DTYPE_CODES = {"float32": 0, "int32": 1}
+REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
+"""nf_reduction."""
 SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
 DONE, AGAIN, FAILED, OS_ERROR = range(4)
 """nf_run_status."""
+
+
+Scales = NDArray[np.uint32]
+"""Of blocks of 256 elements."""
 
 
 class StreamPlan(C.Structure):
@@ -41,6 +51,22 @@ class StreamPlan(C.Structure):
 
 class TreePlan(C.Structure):
     _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2)]
+
+
+class Operation(C.Structure):
+    """nf_operation."""
+
+    _fields_ = [
+        ("number", C.c_uint32), ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
+        ("stochastic", C.c_uint32), ("key", C.c_uint32), ("divisor", C.c_float), ("count", C.c_uint64),
+        ("source", C.c_void_p), ("out", C.c_void_p), ("residual", C.c_void_p),
+    ]  # fmt: skip
+
+
+class Narrowing(C.Structure):
+    """nf_narrowing."""
+
+    _fields_ = [("bits", C.c_uint32), ("levels", C.c_uint32), ("stochastic", C.c_bool), ("key", C.c_uint32)]
 
 
 class Failure(C.Structure):
@@ -60,7 +86,7 @@ class Failure(C.Structure):
     high: Sequence[int]
     _fields_ = [
         ("error", C.c_int32), ("tree", C.c_uint32), ("kind", C.c_uint32),
-        ("low", C.c_uint32 * 7), ("high", C.c_uint32 * 7),
+        ("low", C.c_uint32 * len(FIELDS)), ("high", C.c_uint32 * len(FIELDS)),
         ("psn", C.c_uint32), ("expected_opcode", C.c_uint32), ("got_opcode", C.c_uint32),
         ("expected_length", C.c_uint32), ("got_length", C.c_uint32),
         ("expected_address", C.c_uint64), ("got_address", C.c_uint64),
@@ -149,12 +175,16 @@ def library() -> C.CDLL:
     declare("nf_abi_size", u32, u32)
     declare("nf_crc32", u32, u32, C.c_char_p, C.c_size_t)
     declare("nf_headroom", C.c_uint, u32)
-    declare("nf_exponents_of", None, pointer, u64, pointer)
+    declare("nf_levels", u32, u32, u32)
+    declare("nf_key", u32, u32, u32, u32)
+    declare("nf_scales_of", None, pointer, pointer, u64, u32, pointer)
     declare("nf_quantise_all", None, pointer, u64, pointer, u32, pointer)
     declare("nf_dequantise_all", None, pointer, u64, pointer, u32, C.c_float, pointer)
-    declare("nf_fold_open", pointer, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p))
+    declare("nf_narrow_all", None, C.POINTER(Narrowing), pointer, pointer, u64, pointer, pointer)
+    declare("nf_widen_all", None, C.POINTER(Narrowing), pointer, u64, pointer, C.c_float, pointer)
+    declare("nf_fold_open", pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p))
     declare("nf_fold_close", None, pointer)
-    declare("nf_fold_start", C.c_bool, pointer, u32, C.c_int, pointer, pointer, u64, C.c_float, i64)
+    declare("nf_fold_start", C.c_bool, pointer, C.POINTER(Operation), i64, C.POINTER(C.c_char_p))
     declare("nf_fold_send", C.c_bool, pointer, i64, C.POINTER(RunStruct))
     declare("nf_fold_unsent", None, pointer, C.POINTER(RunStruct), u32)
     declare("nf_fold_no_runs", None, pointer)
@@ -167,6 +197,7 @@ def library() -> C.CDLL:
     declare("nf_fold_foreign", u64, pointer)
     declare("nf_fold_elements", u64, pointer, u32)
     declare("nf_fold_retransmitted", u64, pointer)
+    declare("nf_fold_saturated", u64, pointer)
     declare("nf_fold_standing", None, pointer, u32, C.c_int, C.POINTER(Standing))
     declare("nf_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
     declare("nf_io_close", None, pointer)
@@ -175,7 +206,7 @@ def library() -> C.CDLL:
     declare("nf_io_trace", None, pointer, C.POINTER(Span), u64)
     declare("nf_io_traced", u64, pointer, C.POINTER(u64))
     declare("nf_now", i64)
-    for which, kind in enumerate((TreePlan, Failure, Standing, RunStruct, Sender, Span)):
+    for which, kind in enumerate((TreePlan, Failure, Standing, RunStruct, Sender, Span, Operation)):
         if lib.nf_abi_size(which) != C.sizeof(kind):
             raise cc.BuildError(
                 f"{path}: {kind.__name__} has {lib.nf_abi_size(which)} bytes in C and {C.sizeof(kind)} in Python: "
@@ -202,7 +233,14 @@ class Core:
     """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller hands in."""
 
     def __init__(
-        self, address: str, world: int, trees: Sequence[Tree], *, max_run: int = RUN_PACKETS, max_window: int = 1 << 19
+        self,
+        address: str,
+        world: int,
+        trees: Sequence[Tree],
+        *,
+        path_mtu: int = roce.PATH_MTU,
+        max_run: int = RUN_PACKETS,
+        max_window: int = 1 << 19,
     ) -> None:
         self._lib = library()
         self.trees = tuple(trees)
@@ -215,20 +253,47 @@ class Core:
             *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.max), stream(tree.sum))) for tree in trees)
         )
         why = C.c_char_p()
-        self.handle = self._lib.nf_fold_open(_number(address), world, len(trees), plans, max_run, C.byref(why))
+        self.handle = self._lib.nf_fold_open(
+            _number(address), world, path_mtu, len(trees), plans, max_run, C.byref(why)
+        )
         if not self.handle:
             raise ValueError(f"fold engine: {(why.value or b'').decode()} (world {world}, {len(trees)} trees)")
         self._run = RunStruct()
-        self._keep: tuple[Flat, Flat] | None = None
+        self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
-    def start(self, number: int, source: Flat, out: Flat, divisor: float, now: int) -> None:
-        """Begins an operation; both arrays stay in use until it is finished or the core is closed."""
-        self._keep = (source, out)
-        code = DTYPE_CODES[source.dtype.name]
-        if not self._lib.nf_fold_start(
-            self.handle, number, code, source.ctypes.data, out.ctypes.data, source.size, divisor, now
-        ):
-            raise MemoryError(f"no memory for the exponents of {source.size} elements")
+    def start(
+        self,
+        number: int,
+        source: Flat,
+        out: Flat,
+        divisor: float,
+        now: int,
+        *,
+        op: Op = "sum",
+        coding: Coding = PLAIN,
+        feedback: Flat | None = None,
+        rank: int = 0,
+    ) -> None:
+        """Begins an operation; its arrays stay in use until it is finished or the core is closed.
+
+        divisor  of results of float32: 1 but for averages
+        rank     draws stochastic rounding apart from the other ranks'
+        Raises ValueError for what lanes cannot do, MemoryError.
+        """
+        name = "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
+        key = self._lib.nf_key(coding.seed, number, rank)
+        self._keep = (source, out, feedback)
+        operation = Operation(
+            number, DTYPE_CODES[source.dtype.name], REDUCTIONS.index(name), coding.lane_bits,
+            coding.rounding == "stochastic", key, divisor, source.size, source.ctypes.data, out.ctypes.data,
+            None if feedback is None else feedback.ctypes.data,
+        )  # fmt: skip
+        why = C.c_char_p()
+        if not self._lib.nf_fold_start(self.handle, C.byref(operation), now, C.byref(why)):
+            words = (why.value or b"").decode()
+            if words.startswith("out of memory"):
+                raise MemoryError(f"{words} of {source.size} elements")
+            raise ValueError(f"{name} of {source.dtype.name} in lanes of {coding.lane_bits} bits: {words}")
 
     def send(self, now: int) -> Run | None:
         """The next run of packets to send, or None."""
@@ -278,6 +343,10 @@ class Core:
     def elements(self, tree: int) -> int:
         """Elements of the current operation in a tree's stripe."""
         return int(self._lib.nf_fold_elements(self.handle, tree))
+
+    def saturated(self) -> int:
+        """Results of the current saturating sum that stand at an end of the range."""
+        return int(self._lib.nf_fold_saturated(self.handle))
 
     def standing(self, tree: int, kind: int) -> Standing:
         """Where a stream stands."""
@@ -346,23 +415,55 @@ def headroom(world: int) -> int:
     return int(library().nf_headroom(world))
 
 
-def exponents(x: Flat) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """Biased exponent of each block of 256 float32, 256 where it holds Inf or NaN."""
-    out = np.empty(-(-x.size // 256), np.uint16)
-    library().nf_exponents_of(x.ctypes.data, x.size, out.ctypes.data)
+def scales(x: Flat, bits: int = 32, residual: Flat | None = None) -> Scales:
+    """What each block of 256 float32 asks for: its largest biased exponent (256: Inf or NaN), or for narrow lanes the
+    bits of its largest magnitude."""
+    out = np.empty(-(-x.size // 256), np.uint32)
+    library().nf_scales_of(
+        x.ctypes.data, None if residual is None else residual.ctypes.data, x.size, bits, out.ctypes.data
+    )
     return out
 
 
-def quantise(x: Flat, agreed: np.ndarray[Any, Any], world: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+def levels(world: int, bits: int) -> int:
+    """Largest lane that one of ``world`` ranks may send; 0 where their sums do not fit."""
+    return int(library().nf_levels(world, bits))
+
+
+def narrow(
+    x: Flat, agreed: Scales, world: int, bits: int, *, key: int | None = None, residual: Flat | None = None
+) -> NDArray[np.int16]:
+    """Narrow lanes of x.  key: of stochastic rounding; residual: what was left out, renewed."""
+    wire = np.empty(x.size, ">i2" if bits == 16 else np.int8)
+    how = Narrowing(bits, levels(world, bits), key is not None, key or 0)
+    library().nf_narrow_all(
+        C.byref(how), x.ctypes.data, None if residual is None else residual.ctypes.data, x.size, agreed.ctypes.data,
+        wire.ctypes.data,
+    )  # fmt: skip
+    return wire.astype(np.int16)
+
+
+def widen(lanes: NDArray[Any], agreed: Scales, world: int, bits: int, divisor: float = 1.0) -> NDArray[np.float32]:
+    """Values of the narrow lanes' sums."""
+    wire = np.ascontiguousarray(lanes, ">i2" if bits == 16 else np.int8)
+    out = np.empty(wire.size, np.float32)
+    how = Narrowing(bits, levels(world, bits), False, 0)
+    library().nf_widen_all(
+        C.byref(how), wire.ctypes.data, wire.size, agreed.ctypes.data, divisor, out.ctypes.data
+    )
+    return out
+
+
+def quantise(x: Flat, agreed: Scales, world: int) -> NDArray[np.int32]:
     """Lanes of x, as many as whole blocks hold, in this machine's byte order."""
-    wire = np.empty(-(-x.size // 256) * 256, ">i4")
+    wire = np.zeros(-(-x.size // 256) * 256, ">i4")
     library().nf_quantise_all(x.ctypes.data, x.size, agreed.ctypes.data, world, wire.ctypes.data)
     return wire.astype(np.int32)
 
 
 def dequantise(
-    lanes: np.ndarray[Any, Any], size: int, agreed: np.ndarray[Any, Any], world: int, divisor: float = 1.0
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+    lanes: NDArray[Any], size: int, agreed: Scales, world: int, divisor: float = 1.0
+) -> NDArray[np.float32]:
     """The first ``size`` values of the lanes' sums."""
     wire = np.ascontiguousarray(lanes, ">i4")
     out = np.empty(size, np.float32)
@@ -374,7 +475,9 @@ def show(field: str, value: int) -> str:
     """A signature's value for people."""
     if field == "dtype":
         return next((name for name, code in DTYPE_CODES.items() if code == value), f"code {value}")
-    return ("no", "yes")[value] if field == "average" and value < 2 else str(value)
+    if field == "operation":
+        return REDUCTIONS[value] if value < len(REDUCTIONS) else f"code {value}"
+    return str(value)
 
 
 def _number(address: str) -> int:

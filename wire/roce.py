@@ -15,13 +15,15 @@ from typing import Final
 UDP_PORT: Final = 4791
 PATH_PORT: Final = 0xF000
 """UDP source ports from here up name paths (controller/steering.py); the kernel chooses others by itself."""
-PATH_MTU: Final = 1024
-"""Payload bytes of every data packet."""
+PATH_MTUS: Final = (1024, 4096)
+"""Payload bytes of every data packet of a fabric."""
+PATH_MTU: Final = PATH_MTUS[0]
+"""Where nothing else is asked for."""
 LANE_BYTES: Final = 4
 LANES: Final = PATH_MTU // LANE_BYTES
 """32-bit lanes in a packet, big endian."""
 BLOCK: Final = 256
-"""Float elements that share one exponent: one exponent lane each."""
+"""Float elements that share one scale: one lane of the max stream each."""
 
 ETHERNET_BYTES: Final = 14
 IPV4_BYTES: Final = 20
@@ -80,9 +82,9 @@ RETH: Final = struct.Struct("!QII")
 """address, rkey, length."""
 
 
-def data_packet_bytes(opcode: Opcode) -> int:
+def data_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
     """Length in bytes of a data packet's UDP payload."""
-    return BTH_BYTES + (RETH_BYTES if opcode.has_reth else 0) + PATH_MTU + ICRC_BYTES
+    return BTH_BYTES + (RETH_BYTES if opcode.has_reth else 0) + path_mtu + ICRC_BYTES
 
 
 def icrc(ip_packet: bytes) -> bytes:

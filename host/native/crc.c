@@ -112,7 +112,7 @@ uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n)
 
 /* InfiniBand annex A17.3.3: CRC-32 over 8 bytes of ones, the IPv4 header (TOS, TTL, checksum as ones), UDP (checksum as
  * ones), BTH (FECN/BECN byte as ones) and all that follows; little endian on the wire. */
-void nf_write_icrc_of(uint8_t *packet, size_t n, const nf_route *route, uint16_t id)
+void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id)
 {
     uint8_t masked[8 + NF_IPV4_BYTES + NF_UDP_BYTES + NF_BTH_BYTES];
     uint8_t *ip = masked + 8, *udp = ip + NF_IPV4_BYTES, *bth = udp + NF_UDP_BYTES;
@@ -132,9 +132,4 @@ void nf_write_icrc_of(uint8_t *packet, size_t n, const nf_route *route, uint16_t
     uint32_t crc = nf_crc32(0, masked, sizeof masked);
     crc = nf_crc32(crc, packet + NF_BTH_BYTES, n - NF_BTH_BYTES - NF_ICRC_BYTES);
     memcpy(packet + n - NF_ICRC_BYTES, &crc, 4);                /* this machine is little endian, see quantise.h */
-}
-
-void nf_write_icrc(uint8_t *packet, const nf_route *route, uint16_t id)
-{
-    nf_write_icrc_of(packet, nf_packet_bytes(packet[0]), route, id);
 }

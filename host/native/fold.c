@@ -3,9 +3,11 @@
 
 #include <stdlib.h>
 
+#include "narrow.h"
 #include "quantise.h"
 
-#define FIELD_TOP 0x7fffffffu          /* MAX lanes stay below 2^31 (p4src/lanes.p4) */
+#define FIELD_TOP 0x7fffffffu          /* of the signature's values: MAX lanes are signed (p4src/lanes.p4) */
+#define UDP_MOST 65507                 /* bytes of UDP payload in one super-packet */
 
 typedef struct {                       /* one stream, and its share of the operation */
     nf_stream stream;
@@ -13,44 +15,45 @@ typedef struct {                       /* one stream, and its share of the opera
     uint32_t tree;
     nf_kind kind;
     uint64_t base, packets;            /* sequence number of its first packet, how many there are */
-    uint32_t operation;                /* of the switches, on this operation's packets */
+    uint32_t lanes;                    /* what the switches do with this operation's: NF_SUM32, ... */
 } channel;
 
 typedef struct {
     double weight;
     channel channels[2];
-    uint64_t first_block, blocks;      /* this tree's stripe */
+    uint64_t first, pieces;            /* this tree's stripe */
     uint64_t signature;                /* 1 where the max stream starts with the signature, else 0 */
 } tree;
 
 struct nf_fold {
-    uint32_t address, world, n_trees, max_run;
+    uint32_t address, world, path_mtu, n_trees, max_run;
     unsigned headroom;
     tree *trees;
     uint32_t turn;                     /* which tree may send next */
     /* the operation */
-    uint32_t number;
-    nf_dtype dtype;
-    const uint8_t *source;
-    uint8_t *out;
-    uint64_t count;
-    float divisor;
-    uint16_t *exponents;               /* agreed ones, by block */
-    uint64_t exponents_room;
+    nf_operation op;
+    uint32_t piece;                    /* elements of one packet */
+    uint32_t entries;                  /* scales of one packet */
+    bool scaled;                       /* blocks have scales */
+    nf_narrowing narrowing;            /* of narrow lanes */
+    uint32_t *scales;                  /* agreed ones, by block */
+    uint64_t scales_room;
+    uint64_t saturated;
     uint32_t signature[NF_FIELDS];
     int64_t progress;
     nf_failure failure;
     uint64_t foreign;
-    uint8_t run[NF_RUN_PACKETS * NF_PACKET_BYTES_RETH];
+    uint8_t run[UDP_MOST];
 };
 
 /* ---- opening and starting ------------------------------------------------------------------------------------------ */
-nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t n_trees, const nf_tree_plan *plans, uint32_t max_run,
-                      const char **why)
+nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *plans,
+                      uint32_t max_run, const char **why)
 {
     *why = "out of memory";
-    if (world < 1 || world > 1023 || n_trees < 1 || n_trees > NF_MAX_TREES || max_run < 1) {
-        *why = "expected 1..1023 ranks, 1..64 trees and runs of at least 1 packet";
+    if (world < 1 || world > 1023 || n_trees < 1 || n_trees > NF_MAX_TREES || max_run < 1 ||
+        (path_mtu != 1024 && path_mtu != NF_MAX_PATH_MTU)) {
+        *why = "expected 1..1023 ranks, a path MTU of 1024 or 4096, 1..64 trees and runs of at least 1 packet";
         return NULL;
     }
     nf_fold *f = calloc(1, sizeof *f);
@@ -58,8 +61,12 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t n_trees, const 
         goto fail;
     f->address = address;
     f->world = world;
+    f->path_mtu = path_mtu;
+    f->entries = path_mtu / sizeof(nf_lane);
     f->n_trees = n_trees;
-    f->max_run = max_run < NF_RUN_PACKETS ? max_run : NF_RUN_PACKETS;
+    f->max_run = UDP_MOST / (uint32_t)nf_packet_bytes(NF_WRITE_FIRST, path_mtu);
+    f->max_run = f->max_run < NF_RUN_PACKETS ? f->max_run : NF_RUN_PACKETS;
+    f->max_run = f->max_run < max_run ? f->max_run : max_run;
     f->headroom = nf_headroom(world);
     for (uint32_t t = 0; t < n_trees; t++) {
         f->trees[t].weight = plans[t].weight;
@@ -90,12 +97,12 @@ void nf_fold_close(nf_fold *f)
         for (int kind = 0; kind < 2; kind++)
             nf_stream_close(&f->trees[t].channels[kind].stream);
     free(f->trees);
-    free(f->exponents);
+    free(f->scales);
     free(f);
 }
 
-/* Cuts the blocks into stripes.  Borders are rounded cumulative shares: every rank finds the same ones. */
-static void stripe(nf_fold *f, uint64_t blocks)
+/* Cuts the pieces into stripes.  Borders are rounded cumulative shares: every rank finds the same ones. */
+static void stripe(nf_fold *f, uint64_t pieces)
 {
     double total = 0, sum = 0;
     for (uint32_t t = 0; t < f->n_trees; t++)
@@ -104,51 +111,90 @@ static void stripe(nf_fold *f, uint64_t blocks)
     for (uint32_t t = 0; t < f->n_trees; t++) {
         tree *tr = &f->trees[t];
         sum += tr->weight;
-        uint64_t next = t + 1 == f->n_trees ? blocks : (uint64_t)((double)blocks * (sum / total) + 0.5);
-        next = next > blocks ? blocks : next < border ? border : next;
-        tr->first_block = border;
-        tr->blocks = next - border;
+        uint64_t next = t + 1 == f->n_trees ? pieces : (uint64_t)((double)pieces * (sum / total) + 0.5);
+        next = next > pieces ? pieces : next < border ? border : next;
+        tr->first = border;
+        tr->pieces = next - border;
         border = next;
     }
 }
 
-bool nf_fold_start(nf_fold *f, uint32_t number, nf_dtype dtype, const void *source, void *out, uint64_t count,
-                   float divisor, int64_t now)
+static const char *refusal(const nf_fold *f, const nf_operation *op)
 {
-    uint64_t blocks = (count + NF_BLOCK - 1) / NF_BLOCK;
-    if (dtype == NF_FLOAT32 && blocks > f->exponents_room) {
-        uint16_t *more = realloc(f->exponents, blocks * sizeof *more);
-        if (!more)
-            return false;
-        f->exponents = more;
-        f->exponents_room = blocks;
+    bool adds = op->reduction == NF_SUM || op->reduction == NF_AVERAGE;
+    if (op->lane_bits != 32 && op->lane_bits != 16 && op->lane_bits != 8)
+        return "expected lanes of 32, 16 or 8 bits";
+    if (op->lane_bits != 32 && (op->dtype != NF_FLOAT32 || !adds))
+        return "narrow lanes are for sums and averages of float32";
+    if (op->lane_bits != 32 && nf_levels(f->world, op->lane_bits) == 0)
+        return "8-bit lanes hold the sum of 127 ranks at most: use 16 bits";
+    if (op->residual && op->lane_bits == 32)
+        return "error feedback is for narrow lanes";
+    if (op->reduction == NF_SATURATED && op->dtype != NF_INT32)
+        return "saturating sums are of int32";
+    return NULL;
+}
+
+static uint32_t lanes_of(const nf_operation *op)
+{
+    switch (op->reduction) {
+    case NF_SATURATED: return NF_SAT32;
+    case NF_MAX: case NF_MIN: return NF_MAX32;
+    default: return op->lane_bits == 32 ? NF_SUM32 : op->lane_bits == 16 ? NF_SUM16 : NF_SUM8;
     }
-    f->number = number;
-    f->dtype = dtype;
-    f->source = source;
-    f->out = out;
-    f->count = count;
-    f->divisor = divisor;
-    f->progress = now;
-    f->failure = (nf_failure){ .error = NF_OK };
-    f->signature[NF_FIELD_NUMBER] = number & FIELD_TOP;
-    f->signature[NF_FIELD_DTYPE] = dtype;
-    f->signature[NF_FIELD_AVERAGE] = divisor != 1;
-    f->signature[NF_FIELD_COUNT_LOW] = count & FIELD_TOP;
-    f->signature[NF_FIELD_COUNT_HIGH] = (uint32_t)(count >> 31) & FIELD_TOP;
+}
+
+static void sign(nf_fold *f)
+{
+    const nf_operation *op = &f->op;
+    f->signature[NF_FIELD_NUMBER] = op->number & FIELD_TOP;
+    f->signature[NF_FIELD_DTYPE] = (uint32_t)op->dtype;
+    f->signature[NF_FIELD_REDUCTION] = (uint32_t)op->reduction;
+    f->signature[NF_FIELD_LANE_BITS] = op->lane_bits;
+    f->signature[NF_FIELD_COUNT_LOW] = op->count & FIELD_TOP;
+    f->signature[NF_FIELD_COUNT_HIGH] = (uint32_t)(op->count >> 31) & FIELD_TOP;
     f->signature[NF_FIELD_WORLD] = f->world;
     f->signature[NF_FIELD_TREES] = f->n_trees;
-    stripe(f, blocks);
+}
+
+/* Blocks of a tree's stripe.  A packet's elements are whole blocks, so that a stripe begins with one. */
+static uint64_t blocks_of(const nf_fold *f, const tree *tr) { return tr->pieces * f->piece / NF_BLOCK; }
+
+bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char **why)
+{
+    if ((*why = refusal(f, op)))
+        return false;
+    uint32_t piece = f->path_mtu * 8 / op->lane_bits;
+    uint64_t pieces = (op->count + piece - 1) / piece, blocks = pieces * piece / NF_BLOCK;
+    bool scaled = op->dtype == NF_FLOAT32 && (op->reduction == NF_SUM || op->reduction == NF_AVERAGE);
+    if (scaled && blocks > f->scales_room) {
+        uint32_t *more = realloc(f->scales, blocks * sizeof *more);
+        *why = "out of memory for the blocks' scales";
+        if (!more)
+            return false;
+        f->scales = more;
+        f->scales_room = blocks;
+    }
+    f->op = *op;
+    f->piece = piece;
+    f->scaled = scaled;
+    f->narrowing = (nf_narrowing){ .bits = op->lane_bits, .levels = nf_levels(f->world, op->lane_bits),
+                                   .stochastic = op->stochastic, .key = op->key };
+    f->saturated = 0;
+    f->progress = now;
+    f->failure = (nf_failure){ .error = NF_OK };
+    sign(f);
+    stripe(f, pieces);
     for (uint32_t t = 0; t < f->n_trees; t++) {
         tree *tr = &f->trees[t];
         channel *max = &tr->channels[NF_MAX_STREAM], *sum = &tr->channels[NF_SUM_STREAM];
         tr->signature = t == 0;
-        max->operation = NF_MAX32;
-        sum->operation = NF_SUM32;
+        max->lanes = NF_MAX32;
         max->base = max->stream.next;
-        max->packets = tr->signature + (dtype == NF_FLOAT32 ? (tr->blocks + NF_LANES - 1) / NF_LANES : 0);
+        max->packets = tr->signature + (scaled ? (blocks_of(f, tr) + f->entries - 1) / f->entries : 0);
+        sum->lanes = lanes_of(op);
         sum->base = sum->stream.next;
-        sum->packets = tr->blocks;
+        sum->packets = tr->pieces;
         for (uint32_t other = 0; other < f->n_trees; other++) { /* paths of one fabric are much alike */
             nf_stream_borrow(&max->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
             nf_stream_borrow(&sum->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
@@ -165,38 +211,65 @@ static nf_header header_of(const nf_fold *f, const channel *c, uint64_t i)
     bool first = place == 0, last = place + 1 == length;
     nf_header h = { .opcode = first && last ? NF_WRITE_ONLY : first ? NF_WRITE_FIRST : last ? NF_WRITE_LAST
                                                                                           : NF_WRITE_MIDDLE,
-                    .dest_qp = c->plan.peer_qp + c->operation, .psn = nf_stream_psn(&c->stream, c->base + i) };
+                    .dest_qp = c->plan.peer_qp + c->lanes, .psn = nf_stream_psn(&c->stream, c->base + i) };
     if (first) {
-        h.address = (uint64_t)f->number << 32 | (uint32_t)(message * NF_PATH_MTU);
-        h.length = (uint32_t)(length * NF_PATH_MTU);
+        h.address = (uint64_t)f->op.number << 32 | (uint32_t)(message * f->path_mtu);
+        h.length = (uint32_t)(length * f->path_mtu);
     }
     return h;
 }
 
-/* Elements of block b, which is the tensor's last one where they are fewer than 256. */
-static size_t elements_of(const nf_fold *f, uint64_t block)
+/* Elements of a run of `most` from `first` on that are in the tensor: fewer at its end, none beyond. */
+static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most)
 {
-    uint64_t left = f->count - block * NF_BLOCK;
-    return left < NF_BLOCK ? (size_t)left : NF_BLOCK;
+    uint64_t left = f->op.count > first ? f->op.count - first : 0;
+    return left < most ? (size_t)left : most;
 }
 
 static void write_signature(const nf_fold *f, uint8_t *payload)
 {
-    memset(payload, 0, NF_PATH_MTU);
+    memset(payload, 0, f->path_mtu);
     for (int i = 0; i < NF_FIELDS; i++) {
         nf_put32(payload + 8 * i, f->signature[i]);
         nf_put32(payload + 8 * i + 4, FIELD_TOP - f->signature[i]);
     }
 }
 
-static void write_exponents(const nf_fold *f, const tree *tr, uint64_t chunk, uint8_t *payload)
+/* Where a block's elements are in the packet with its piece. */
+static uint8_t *block_in(const nf_fold *f, uint8_t *payload, uint32_t at) { return payload + at * f->op.lane_bits / 8; }
+
+static uint32_t own_scale(const nf_fold *f, uint64_t block)
 {
-    uint64_t first = chunk * NF_LANES, n = tr->blocks - first < NF_LANES ? tr->blocks - first : NF_LANES;
-    memset(payload, 0, NF_PATH_MTU);
-    for (uint64_t i = 0; i < n; i++) {
-        uint64_t block = tr->first_block + first + i;
-        const float *x = (const float *)f->source + block * NF_BLOCK;
-        nf_put32(payload + 4 * i, nf_block_exponent(x, elements_of(f, block)));
+    uint64_t first = block * NF_BLOCK;
+    size_t n = elements_from(f, first, NF_BLOCK);
+    const float *x = (const float *)f->op.source + first;
+    if (f->op.lane_bits == 32)
+        return nf_block_exponent(x, n);
+    return nf_block_top(x, f->op.residual ? f->op.residual + first : NULL, n);
+}
+
+static void write_scales(const nf_fold *f, const tree *tr, uint64_t chunk, uint8_t *payload)
+{
+    uint64_t first = chunk * f->entries, blocks = blocks_of(f, tr);
+    uint64_t n = blocks - first < f->entries ? blocks - first : f->entries;
+    memset(payload + 4 * n, 0, f->path_mtu - 4 * n);
+    for (uint64_t i = 0; i < n; i++)
+        nf_put32(payload + 4 * i, own_scale(f, tr->first * f->piece / NF_BLOCK + first + i));
+}
+
+/* Elements `first` to `first + n` of a sum of floats, block by block. */
+static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *payload)
+{
+    const float *source = f->op.source;
+    for (uint32_t at = 0; at < n; at += NF_BLOCK) {
+        size_t some = n - at < NF_BLOCK ? n - at : NF_BLOCK;
+        const float *x = source + first + at;
+        uint32_t scale = f->scales[(first + at) / NF_BLOCK];
+        if (f->op.lane_bits == 32)
+            nf_quantise(x, some, scale, f->headroom, block_in(f, payload, at));
+        else
+            nf_narrow(&f->narrowing, x, f->op.residual ? f->op.residual + first + at : NULL, some, scale, first + at,
+                      block_in(f, payload, at));
     }
 }
 
@@ -207,15 +280,20 @@ static void write_payload(const nf_fold *f, const channel *c, uint64_t i, uint8_
         if (i < tr->signature)
             write_signature(f, payload);
         else
-            write_exponents(f, tr, i - tr->signature, payload);
+            write_scales(f, tr, i - tr->signature, payload);
         return;
     }
-    uint64_t block = tr->first_block + i;
-    size_t n = elements_of(f, block);
-    if (f->dtype == NF_INT32)
-        nf_to_lanes((const int32_t *)f->source + block * NF_BLOCK, n, payload);
+    uint64_t first = (tr->first + i) * f->piece;
+    size_t n = elements_from(f, first, f->piece);
+    bool least = f->op.reduction == NF_MIN;
+    if (f->scaled)
+        write_blocks(f, first, n, payload);
+    else if (f->op.dtype == NF_INT32)
+        nf_to_lanes((const int32_t *)f->op.source + first, n, least, payload);
     else
-        nf_quantise((const float *)f->source + block * NF_BLOCK, n, f->exponents[block], f->headroom, payload);
+        nf_to_order((const float *)f->op.source + first, n, least, payload);
+    if (n < f->piece)
+        memset(payload + n * f->op.lane_bits / 8, 0, (f->piece - n) * f->op.lane_bits / 8);
 }
 
 /* Sequence number below which packets may leave, as far as their contents are known. */
@@ -224,14 +302,15 @@ static uint64_t limit_of(const nf_fold *f, const channel *c)
     const tree *tr = &f->trees[c->tree];
     const channel *max = &tr->channels[NF_MAX_STREAM], *sum = &tr->channels[NF_SUM_STREAM];
     uint64_t ready = c->packets;
-    if (c->kind == NF_SUM_STREAM && f->dtype == NF_FLOAT32) {
+    uint64_t each = (uint64_t)f->entries * NF_BLOCK / f->piece;         /* packets that one packet of scales serves */
+    if (c->kind == NF_SUM_STREAM && f->scaled) {
         uint64_t known = max->stream.una - max->base;
-        known = known > tr->signature ? (known - tr->signature) * NF_LANES : 0;
+        known = known > tr->signature ? (known - tr->signature) * each : 0;
         ready = known < ready ? known : ready;
     } else if (c->kind == NF_MAX_STREAM) {
         /* far enough ahead to hide a round trip, near enough that the blocks are still in the cache when they leave */
-        uint64_t lead = 4 + sum->stream.window / NF_LANES;
-        uint64_t wanted = tr->signature + (sum->stream.next - sum->base) / NF_LANES + lead;
+        uint64_t lead = 4 + sum->stream.window / each;
+        uint64_t wanted = tr->signature + (sum->stream.next - sum->base) / each + lead;
         ready = wanted < ready ? wanted : ready;
     }
     return c->base + ready;
@@ -260,12 +339,12 @@ static bool send_channel(nf_fold *f, channel *c, int64_t now, nf_run *run)
     while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
         nf_header h = header_of(f, c, seq - c->base);
-        size_t bytes = nf_packet_bytes(h.opcode);
+        size_t bytes = nf_packet_bytes(h.opcode, f->path_mtu);
         if (run->packets && bytes > run->segment)
             break;                                              /* only the last packet may differ, and be shorter */
         uint8_t *packet = f->run + run->length;
         write_payload(f, c, seq - c->base, nf_write_header(packet, &h));
-        nf_write_icrc(packet, &run->route, (uint16_t)run->packets);
+        nf_write_icrc(packet, bytes, &run->route, (uint16_t)run->packets);
         nf_stream_send(&c->stream, now);
         run->seqs[run->packets++] = seq;
         run->length += (uint32_t)bytes;
@@ -305,7 +384,7 @@ static channel *channel_of(nf_fold *f, uint32_t qp)
 {
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
-            if (f->trees[t].channels[kind].plan.qp + f->trees[t].channels[kind].operation == qp)
+            if (f->trees[t].channels[kind].plan.qp + f->trees[t].channels[kind].lanes == qp)
                 return &f->trees[t].channels[kind];
     return NULL;
 }
@@ -337,32 +416,63 @@ static bool headers_agree(nf_fold *f, const channel *c, uint64_t seq, const nf_h
     return false;
 }
 
+static void read_scales(nf_fold *f, const tree *tr, uint64_t chunk, const uint8_t *payload)
+{
+    uint64_t first = chunk * f->entries, blocks = blocks_of(f, tr);
+    uint32_t *scales = f->scales + tr->first * f->piece / NF_BLOCK;
+    uint32_t most = f->op.lane_bits == 32 ? NF_SPECIAL : FIELD_TOP;             /* whatever a broken rank may have sent */
+    for (uint64_t k = 0; k < f->entries && first + k < blocks; k++) {
+        uint32_t lane = nf_get32(payload + 4 * k);
+        scales[first + k] = lane < most ? lane : most;
+    }
+}
+
+static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload)
+{
+    for (uint32_t at = 0; at < n; at += NF_BLOCK) {
+        size_t some = n - at < NF_BLOCK ? n - at : NF_BLOCK;
+        const uint8_t *wire = block_in(f, (uint8_t *)payload, at);
+        float *out = (float *)f->op.out + first + at;
+        uint32_t scale = f->scales[(first + at) / NF_BLOCK];
+        if (f->op.lane_bits == 32) {
+            nf_dequantise(wire, some, scale, f->headroom, f->op.divisor, out);
+            continue;
+        }
+        if (f->op.residual)                                     /* now: never again will this be sent */
+            nf_narrow_residual(&f->narrowing, (const float *)f->op.source + first + at, f->op.residual + first + at,
+                               some, scale, first + at);
+        nf_widen(&f->narrowing, wire, some, scale, f->op.divisor, out);
+    }
+}
+
 static void read_payload(nf_fold *f, const channel *c, uint64_t i, const uint8_t *payload)
 {
     const tree *tr = &f->trees[c->tree];
     if (c->kind == NF_MAX_STREAM) {
-        if (i < tr->signature)
-            return;
-        uint64_t first = (i - tr->signature) * NF_LANES;
-        for (uint64_t k = 0; k < NF_LANES && first + k < tr->blocks; k++) {
-            uint32_t lane = nf_get32(payload + 4 * k);
-            f->exponents[tr->first_block + first + k] = lane < NF_SPECIAL ? (uint16_t)lane : NF_SPECIAL;
-        }
+        if (i >= tr->signature)
+            read_scales(f, tr, i - tr->signature, payload);
         return;
     }
-    uint64_t block = tr->first_block + i;
-    size_t n = elements_of(f, block);
-    if (f->dtype == NF_INT32)
-        nf_from_lanes(payload, n, (int32_t *)f->out + block * NF_BLOCK);
-    else
-        nf_dequantise(payload, n, f->exponents[block], f->headroom, f->divisor, (float *)f->out + block * NF_BLOCK);
+    uint64_t first = (tr->first + i) * f->piece;
+    size_t n = elements_from(f, first, f->piece);
+    bool least = f->op.reduction == NF_MIN;
+    if (f->scaled) {
+        read_blocks(f, first, n, payload);
+    } else if (f->op.dtype == NF_INT32) {
+        int32_t *out = (int32_t *)f->op.out + first;
+        nf_from_lanes(payload, n, least, out);
+        if (f->op.reduction == NF_SATURATED)
+            f->saturated += nf_ends(out, n);
+    } else {
+        nf_from_order(payload, n, least, (float *)f->op.out + first);
+    }
 }
 
 static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool marked, int64_t now)
 {
     nf_header h;
     uint64_t seq;
-    const uint8_t *payload = nf_read_header(packet, n, &h);
+    const uint8_t *payload = nf_read_header(packet, n, f->path_mtu, &h);
     channel *c = payload ? channel_of(f, h.dest_qp) : NULL;
     if (!c) {
         f->foreign++;
@@ -428,10 +538,12 @@ const nf_failure *nf_fold_failure(const nf_fold *f) { return &f->failure; }
 int64_t nf_fold_progress(const nf_fold *f) { return f->progress; }
 uint64_t nf_fold_foreign(const nf_fold *f) { return f->foreign; }
 
+uint64_t nf_fold_saturated(const nf_fold *f) { return f->saturated; }
+
 uint64_t nf_fold_elements(const nf_fold *f, uint32_t t)
 {
-    uint64_t first = f->trees[t].first_block * NF_BLOCK, end = first + f->trees[t].blocks * NF_BLOCK;
-    return (end < f->count ? end : f->count) - (first < f->count ? first : f->count);
+    uint64_t first = f->trees[t].first * f->piece, end = first + f->trees[t].pieces * f->piece;
+    return (end < f->op.count ? end : f->op.count) - (first < f->op.count ? first : f->op.count);
 }
 
 uint64_t nf_fold_retransmitted(const nf_fold *f)

@@ -2,15 +2,18 @@
  *
  * One allreduce over T aggregation trees, without sockets or clocks: packets in, packets out, next deadline.
  *
- *   tensor | block | block | ... | block |  256 elements each, one packet each
- *          |--- tree 0 ---|--- tree 1 ---|  one contiguous stripe of blocks for each tree, sized by weight
+ *   tensor | piece | piece | ... | piece |  as many elements each as a packet has lanes
+ *          |--- tree 0 ---|--- tree 1 ---|  one contiguous stripe of pieces for each tree, sized by weight
  *
- *   each tree:  max stream   [signature, tree 0 only] exponents of blocks 0..255 | of blocks 256..511 | ...
- *               sum stream    block 0 | block 1 | ...        leaves once its exponent is agreed on
+ *   each tree:  max stream   [signature, tree 0 only] scales of blocks 0..255 | of blocks 256..511 | ...
+ *               sum stream    piece 0 | piece 1 | ...        leaves once the scales of its blocks are agreed on
  *
- * The max stream runs a few packets ahead, so that exponents are there when the window reaches their blocks.  Packets
+ * Blocks are 256 elements of a sum of floats; what they agree on is in quantise.h (an exponent) and narrow.h (the largest
+ * magnitude).  Integers, maxima and minima have none: their first packets leave at once.
+ *
+ * The max stream runs a few packets ahead, so that scales are there when the window reaches their blocks.  Packets
  * are made from the tensor when they leave, and made again when they must leave again: there is no send buffer, and the
- * result of a block is written over its place only when nobody needs the contribution any more.
+ * result of a piece is written over its place only when nobody needs the contribution any more.
  *
  * The signature: every operation starts with one packet of pairs (v, 2^31 - 1 - v) for what all ranks must agree on.
  * After the MAX fold a pair's two halves tell every rank the largest and the smallest v of all ranks.
@@ -24,6 +27,8 @@
 #define NF_RUN_PACKETS 60              /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
 
 typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1 } nf_dtype;
+/* NF_AVERAGE is a sum whose results are divided; NF_SATURATED is of int32. */
+typedef enum { NF_SUM = 0, NF_AVERAGE = 1, NF_SATURATED = 2, NF_MAX = 3, NF_MIN = 4 } nf_reduction;
 typedef enum { NF_MAX_STREAM = 0, NF_SUM_STREAM = 1 } nf_kind;
 
 typedef struct {                       /* wire.jobs.Stream */
@@ -37,11 +42,24 @@ typedef struct {                       /* wire.jobs.Tree */
 } nf_tree_plan;
 
 typedef enum {                         /* what the signature holds, and what can be wrong */
-    NF_FIELD_NUMBER, NF_FIELD_DTYPE, NF_FIELD_AVERAGE, NF_FIELD_COUNT_LOW, NF_FIELD_COUNT_HIGH, NF_FIELD_WORLD,
-    NF_FIELD_TREES, NF_FIELDS,
+    NF_FIELD_NUMBER, NF_FIELD_DTYPE, NF_FIELD_REDUCTION, NF_FIELD_LANE_BITS, NF_FIELD_COUNT_LOW, NF_FIELD_COUNT_HIGH,
+    NF_FIELD_WORLD, NF_FIELD_TREES, NF_FIELDS,
 } nf_field;
 
 typedef enum { NF_OK = 0, NF_SIGNATURES_DIFFER = 1, NF_HEADERS_DIFFER = 2 } nf_error;
+
+typedef struct {                       /* what is to be reduced, and how */
+    uint32_t number;
+    int32_t dtype, reduction;          /* nf_dtype, nf_reduction */
+    uint32_t lane_bits;                /* 32; or 16 or 8 for sums and averages of float32 */
+    uint32_t stochastic;               /* narrow lanes are rounded stochastically, by a generator of this key */
+    uint32_t key;
+    float divisor;                     /* of results of float32 */
+    uint64_t count;                    /* elements */
+    const void *source;                /* untouched until the end, unless it is `out` */
+    void *out;
+    float *residual;                   /* error feedback of narrow lanes: `count` of them, or NULL */
+} nf_operation;
 
 typedef struct {                       /* why an operation failed */
     int32_t error;                     /* nf_error */
@@ -70,16 +88,15 @@ typedef struct {                       /* a run of packets for one destination, 
 
 typedef struct nf_fold nf_fold;
 
-/* max_run: packets in a super-packet, 1 where the kernel has no UDP_SEGMENT.  NULL with *why set where memory is short
- * or a number is out of range. */
-nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t n_trees, const nf_tree_plan *trees, uint32_t max_run,
-                      const char **why);
+/* path_mtu: 1024 or 4096.  max_run: packets in a super-packet, 1 where the kernel has no UDP_SEGMENT.  NULL with *why set
+ * where memory is short or a number is out of range. */
+nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *trees,
+                      uint32_t max_run, const char **why);
 void nf_fold_close(nf_fold *);
 
-/* Begins operation `number`: `count` elements of `source` (untouched until the end, unless it is `out`); each result is
- * divided by `divisor`.  The last operation must be finished.  False where memory is short. */
-bool nf_fold_start(nf_fold *, uint32_t number, nf_dtype, const void *source, void *out, uint64_t count, float divisor,
-                   int64_t now);
+/* Begins an operation.  The last one must be finished.  False with *why set where memory is short, or where it cannot
+ * be. */
+bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **why);
 
 /* The next run to send now, in a buffer that stays until the next call; false: none. */
 bool nf_fold_send(nf_fold *, int64_t now, nf_run *);
@@ -101,5 +118,6 @@ int64_t nf_fold_progress(const nf_fold *);      /* when the last new result came
 uint64_t nf_fold_foreign(const nf_fold *);      /* packets that belong to none of our streams */
 uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);      /* of this operation, in this tree's stripe */
 uint64_t nf_fold_retransmitted(const nf_fold *);        /* packets, on all streams, since it was opened */
+uint64_t nf_fold_saturated(const nf_fold *);    /* results of NF_SATURATED so far that stand at an end */
 void nf_fold_standing(const nf_fold *, uint32_t tree, nf_kind, nf_standing *);
 #endif

@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-typedef uint32_t lane __attribute__((aligned(1), may_alias));
-
 #define PLUS_INF (1u << 0)
 #define MINUS_INF (1u << 10)
 #define NOT_A_NUMBER (1u << 20)
@@ -57,7 +55,7 @@ uint32_t nf_block_exponent(const float *x, size_t n)
     return top >> 23 == 255 ? NF_SPECIAL : top >> 23;
 }
 
-static void count_specials(const float *x, size_t n, lane *wire)
+static void count_specials(const float *x, size_t n, nf_lane *wire)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t word = isnan(x[i]) ? NOT_A_NUMBER : isinf(x[i]) ? (x[i] > 0 ? PLUS_INF : MINUS_INF) : 0;
@@ -65,7 +63,7 @@ static void count_specials(const float *x, size_t n, lane *wire)
     }
 }
 
-static void read_specials(const lane *wire, size_t n, float *x)
+static void read_specials(const nf_lane *wire, size_t n, float *x)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t word = __builtin_bswap32(wire[i]);
@@ -84,7 +82,7 @@ static inline void split(int k, float *one, float *other)
 
 void nf_quantise(const float *restrict x, size_t n, uint32_t exponent, unsigned headroom, uint8_t *restrict bytes)
 {
-    lane *wire = (lane *)bytes;
+    nf_lane *wire = (nf_lane *)bytes;
     if (exponent == NF_SPECIAL) {
         count_specials(x, n, wire);
     } else {
@@ -93,14 +91,12 @@ void nf_quantise(const float *restrict x, size_t n, uint32_t exponent, unsigned 
         for (size_t i = 0; i < n; i++)
             wire[i] = __builtin_bswap32((uint32_t)(int32_t)__builtin_rintf(x[i] * one * other));
     }
-    if (n < NF_LANES)
-        memset(bytes + 4 * n, 0, 4 * (NF_LANES - n));
 }
 
 void nf_dequantise(const uint8_t *restrict bytes, size_t n, uint32_t exponent, unsigned headroom, float divisor,
                    float *restrict x)
 {
-    const lane *wire = (const lane *)bytes;
+    const nf_lane *wire = (const nf_lane *)bytes;
     if (exponent == NF_SPECIAL) {
         read_specials(wire, n, x);
         return;
@@ -112,20 +108,4 @@ void nf_dequantise(const uint8_t *restrict bytes, size_t n, uint32_t exponent, u
     if (divisor != 1)
         for (size_t i = 0; i < n; i++)
             x[i] /= divisor;
-}
-
-void nf_to_lanes(const int32_t *restrict x, size_t n, uint8_t *restrict bytes)
-{
-    lane *wire = (lane *)bytes;
-    for (size_t i = 0; i < n; i++)
-        wire[i] = __builtin_bswap32((uint32_t)x[i]);
-    if (n < NF_LANES)
-        memset(bytes + 4 * n, 0, 4 * (NF_LANES - n));
-}
-
-void nf_from_lanes(const uint8_t *restrict bytes, size_t n, int32_t *restrict x)
-{
-    const lane *wire = (const lane *)bytes;
-    for (size_t i = 0; i < n; i++)
-        x[i] = (int32_t)__builtin_bswap32(wire[i]);
 }

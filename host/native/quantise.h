@@ -21,17 +21,13 @@
  * met, +-Inf where Infs of one sign did, and NaN for the block's other elements: their exponent was never agreed on, and
  * NaN says so to every rank where a made-up number would not.
  *
- * Lanes are big endian on the wire; only little-endian machines are supported.
+ * Narrower lanes are in narrow.h.
  */
 #ifndef NF_QUANTISE_H
 #define NF_QUANTISE_H
-#include "roce.h"
+#include "lanes.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "little-endian machines only: lanes and the ICRC are swapped on that ground"
-#endif
-
-#define NF_BLOCK 256                   /* elements that share an exponent: one packet's lanes */
+#define NF_BLOCK 256                   /* elements that share an exponent, here and in narrow.h */
 #define NF_SPECIAL 256                 /* exponent lane of a block with Inf or NaN: above every biased exponent */
 
 unsigned nf_headroom(uint32_t world);  /* L */
@@ -44,13 +40,9 @@ void nf_floats_restore(uint32_t);
 /* Largest biased exponent (0..254) of n <= 256 values, or NF_SPECIAL. */
 uint32_t nf_block_exponent(const float *x, size_t n);
 
-/* n <= 256 values to big-endian lanes at `wire` (any alignment); the lanes from n to 255 become zero. */
+/* n <= 256 values to big-endian lanes at `wire` (any alignment). */
 void nf_quantise(const float *x, size_t n, uint32_t exponent, unsigned headroom, uint8_t *wire);
 
 /* n <= 256 big-endian lanes to values, each divided by `divisor` (1: a sum). */
 void nf_dequantise(const uint8_t *wire, size_t n, uint32_t exponent, unsigned headroom, float divisor, float *x);
-
-/* int32 to and from big-endian lanes; the rest of the 256 becomes zero. */
-void nf_to_lanes(const int32_t *x, size_t n, uint8_t *wire);
-void nf_from_lanes(const uint8_t *wire, size_t n, int32_t *x);
 #endif

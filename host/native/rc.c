@@ -327,7 +327,7 @@ static uint32_t fill(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint64_t seq
     }
     memcpy(p + h, w->data + (seq - w->first) * rc->path_mtu, payload);
     memset(p + h + payload, 0, pad);
-    nf_write_icrc_of(p, n, route, id);
+    nf_write_icrc(p, n, route, id);
     return n;
 }
 
@@ -374,7 +374,7 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run)
                                nf_rc_psn(qp->plan.peer_psn, about));
             r->marked = false;
             nf_put32(p + h, (uint32_t)syndrome << 24 | r->msn);
-            nf_write_icrc_of(p, run->segment, &run->route, (uint16_t)run->packets++);
+            nf_write_icrc(p, run->segment, &run->route, (uint16_t)run->packets++);
             run->length += run->segment;
         }
         r->report_from = seq;

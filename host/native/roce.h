@@ -11,8 +11,7 @@
 #include <string.h>
 
 #define NF_UDP_PORT 4791
-#define NF_PATH_MTU 1024               /* payload bytes of every packet */
-#define NF_LANES 256                   /* int32 lanes in a payload, big endian */
+#define NF_MAX_PATH_MTU 4096           /* payload bytes of every packet: 1024, or this */
 #define NF_MESSAGE_PACKETS 256         /* longest message: FIRST, MIDDLE..., LAST */
 #define NF_PKEY 0xffff
 #define NF_PSN_MASK 0xffffffu
@@ -36,13 +35,11 @@
 #define NF_BTH_BYTES 12
 #define NF_RETH_BYTES 16
 #define NF_ICRC_BYTES 4
-#define NF_PACKET_BYTES (NF_BTH_BYTES + NF_PATH_MTU + NF_ICRC_BYTES)        /* MIDDLE, LAST: 1040 */
-#define NF_PACKET_BYTES_RETH (NF_PACKET_BYTES + NF_RETH_BYTES)              /* FIRST, ONLY: 1056 */
 
 static inline bool nf_has_reth(uint8_t opcode) { return opcode == NF_WRITE_FIRST || opcode == NF_WRITE_ONLY; }
-static inline size_t nf_packet_bytes(uint8_t opcode)
+static inline size_t nf_packet_bytes(uint8_t opcode, uint32_t path_mtu)
 {
-    return nf_has_reth(opcode) ? NF_PACKET_BYTES_RETH : NF_PACKET_BYTES;
+    return NF_BTH_BYTES + (nf_has_reth(opcode) ? NF_RETH_BYTES : 0) + path_mtu + NF_ICRC_BYTES;
 }
 
 static inline void nf_put16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
@@ -83,12 +80,12 @@ static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h)
     return packet;
 }
 
-/* Reads and checks the headers of a packet of `n` bytes; returns its payload, or NULL where it is none of ours.
+/* Reads and checks the headers of a packet of `n` bytes; returns its payload, or NULL where it is none of this path MTU.
  * The ICRC is not checked here: it covers fields of the IP and UDP headers that a socket does not show, the first
  * switch has checked the contributions', and the kernel has checked the UDP checksum, which covers all of this. */
-static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, nf_header *h)
+static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uint32_t path_mtu, nf_header *h)
 {
-    if (n < NF_PACKET_BYTES)
+    if (n < NF_BTH_BYTES + path_mtu + NF_ICRC_BYTES)
         return NULL;
     h->opcode = packet[0];
     h->dest_qp = nf_get32(packet + 4) & NF_PSN_MASK;
@@ -98,7 +95,7 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, nf_
     if (h->opcode != NF_WRITE_FIRST && h->opcode != NF_WRITE_MIDDLE && h->opcode != NF_WRITE_LAST &&
         h->opcode != NF_WRITE_ONLY)
         return NULL;
-    if (n != nf_packet_bytes(h->opcode))
+    if (n != nf_packet_bytes(h->opcode, path_mtu))
         return NULL;
     packet += NF_BTH_BYTES;
     if (nf_has_reth(h->opcode)) {
@@ -109,12 +106,10 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, nf_
     return packet;
 }
 
-/* Writes the ICRC behind a packet whose headers and payload stand.  `id` is the IPv4 ID that the kernel will write:
- * an unconnected UDP socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends DF and ID 0, and 0, 1, 2, ... in the
- * segments of one super-packet (UDP_SEGMENT).  crc.c */
-void nf_write_icrc(uint8_t *packet, const nf_route *route, uint16_t id);
-/* The same for a packet of any kind, `n` bytes of UDP payload in all, ICRC included. */
-void nf_write_icrc_of(uint8_t *packet, size_t n, const nf_route *route, uint16_t id);
+/* Writes the ICRC, the last of `n` bytes of UDP payload, where headers and payload stand.  `id` is the IPv4 ID that the
+ * kernel will write: an unconnected UDP socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends DF and ID 0, and 0, 1, 2, ...
+ * in the segments of one super-packet (UDP_SEGMENT).  crc.c */
+void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id);
 
 /* CRC-32 (IEEE 802.3, reflected); start with 0 and hand the result in to go on, like zlib's. */
 uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n);

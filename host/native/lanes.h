@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * 32-bit lanes that are integers already, or that only have to keep their order: int32 sums, and maxima and minima of
+ * int32 and float32.  Lanes are big endian on the wire; only little-endian machines are supported.
+ *
+ * The switches have one order, that of signed integers, and one direction, the maximum:
+ *   int32    as it is; for a minimum its complement, since min(x) = ~max(~x)
+ *   float32  a negative number's bits but the sign are turned over, so that integers order as the floats do (+0 above
+ *            -0); for a minimum its negative.  Every NaN goes as the one above +Inf, so that it reaches every rank
+ */
+#ifndef NF_LANES_H
+#define NF_LANES_H
+#include "roce.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "little-endian machines only: lanes and the ICRC are swapped on that ground"
+#endif
+
+typedef uint32_t nf_lane __attribute__((aligned(1), may_alias));
+
+/* n values to lanes at `wire` and back (any alignment).  complement: for a minimum. */
+void nf_to_lanes(const int32_t *x, size_t n, bool complement, uint8_t *wire);
+void nf_from_lanes(const uint8_t *wire, size_t n, bool complement, int32_t *x);
+void nf_to_order(const float *x, size_t n, bool negate, uint8_t *wire);
+void nf_from_order(const uint8_t *wire, size_t n, bool negate, float *x);
+
+/* How many of n values stand at -2^31 or 2^31 - 1: those that a saturating sum may have lost. */
+uint64_t nf_ends(const int32_t *x, size_t n);
+#endif
