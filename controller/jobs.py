@@ -53,6 +53,7 @@ log = logging.getLogger("netfold.controller")
 MAX_WORLD: Final = 1023
 """Ranks that the encoding of Inf and NaN can count."""
 MAX_TIMEOUT: Final = 600.0
+LANE_BITS: Final = (32, 16, 8)
 FINISHED: Final = 16
 """Jobs that `netfold status` still shows after their end."""
 
@@ -257,13 +258,15 @@ class Jobs:
         if r.protocol != PROTOCOL:
             _refuse(Code.FAILED_PRECONDITION, f"{who}: protocol: expected {PROTOCOL}, got {r.protocol}. Host and "
                                               "controller are of different versions: install the same one")
-        if r.path_mtu != self._fabric.path_mtu:
+        if r.path_mtu not in (0, self._fabric.path_mtu):
             _refuse(Code.FAILED_PRECONDITION, f"{who}: path_mtu: expected {self._fabric.path_mtu}, which the switches "
                                               f"are made for, got {r.path_mtu}")
         if not 1 <= r.world <= MAX_WORLD:
             _refuse(Code.INVALID_ARGUMENT, f"{who}: world: expected 1..{MAX_WORLD}, got {r.world}")
         if not 0 <= r.rank < r.world:
             _refuse(Code.INVALID_ARGUMENT, f"{who}: rank: expected 0..{r.world - 1}, got {r.rank}")
+        if r.lane_bits not in LANE_BITS:
+            _refuse(Code.INVALID_ARGUMENT, f"{who}: lane_bits: expected 32, 16 or 8, got {r.lane_bits}")
         if not 0 < r.timeout <= MAX_TIMEOUT:
             _refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
         if not re.fullmatch(r"\S+:\d{1,5}", r.tcp):
@@ -285,6 +288,10 @@ class Jobs:
             first = min(job.joins)
             _refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: world: expected {job.world}, as rank {first} "
                                               f"has said, got {r.world}. Start all ranks with one world size")
+        wanted = {other.lane_bits for other in job.joins.values()}
+        if wanted and r.lane_bits not in wanted:
+            _refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: lane_bits: expected {wanted.pop()}, as rank "
+                                              f"{min(job.joins)} has said, got {r.lane_bits}. Give all ranks the same")
 
     def find(self, name: str, epoch: int, rank: int) -> Job:
         """The incarnation of a job that a rank is in.  Raises Refusal."""
@@ -337,7 +344,7 @@ class Jobs:
         order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
         return [
             Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason, shared,
-                 rate, order)
+                 rate, order, self._fabric.path_mtu)
             for rank in range(job.world)
         ]
 

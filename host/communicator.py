@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import warnings
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -20,7 +21,8 @@ from typing import Literal, Self, cast, get_args
 
 import numpy as np
 
-from netfold.host.collectives.elements import Reduction
+from netfold.host.coding import Coding, LaneBits, Rounding, check_levels, lane_bits_said, narrows, take_back
+from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError
 from netfold.host.flight import Flight
 from netfold.host.fold import FoldRail
@@ -34,9 +36,9 @@ from netfold.host.multirail import MultiRail
 from netfold.host.parallel import ParallelFold
 from netfold.host.peers import Peers
 from netfold.host.planes import RAILS_VARIABLE, Joined, RailSpec, join_rails, specs_of
-from netfold.host.rail import DTYPES, Op, Rail, RailStats
+from netfold.host.rail import DTYPES, LaneRail, Op, Rail, RailStats
 from netfold.host.timeline import asked
-from netfold.host.work import Turns
+from netfold.host.work import Turns, Work
 from netfold.wire import roce
 from netfold.wire.flight import Operation
 from netfold.wire.jobs import Join, Missing, Peer, Plan, Report
@@ -53,9 +55,11 @@ class Communicator(Group):
     """All ranks of one job, ready to reduce.  Make one with ``join``, or from a ``Plan`` that came some other way.
 
     address    IPv4 address of this rank on the fabric
-    rail       "innet": fold in the switches what they can fold, sums and averages of float32 and int32; "tcp": all over
-               TCP between the hosts; "roce": all over queue pairs between the hosts (docs/roce.md); "auto": innet
-               where the plan has trees, else tcp, with a warning that says why
+    rail       "innet": fold in the switches what they can fold, sums, averages, maxima and minima of float32 and int32;
+               "tcp": all over TCP between the hosts; "roce": all over queue pairs between the hosts (docs/roce.md);
+               "auto": innet where the plan has trees, else tcp, with a warning that says why
+    lane_bits  of folded sums and averages of float32 where a call says nothing else: 32, 16 or 8; default
+               $NETFOLD_LANE_BITS, or 32
     algorithm  of allreduce between the hosts: one of ``peers.KNOWN``; "auto": the cheapest by measurement; default
                $NETFOLD_ALGO, or "auto"
     helpers    ranks that have no data and only add for the others (``Peers``); nothing folds then
@@ -70,6 +74,7 @@ class Communicator(Group):
         *,
         address: str,
         rail: RailName = "auto",
+        lane_bits: LaneBits | None = None,
         algorithm: str | None = None,
         helpers: Sequence[int] = (),
         timeout: float = 10.0,
@@ -81,9 +86,11 @@ class Communicator(Group):
             raise ValueError(f"rail={rail!r}: expected one of {', '.join(get_args(RailName))}")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: expected seconds above 0")
+        self._coding = Coding(lane_bits or lane_bits_said(), seed=zlib.crc32(plan.job.encode()))
         check_plan(plan)
         self._plan = plan
         self._joined = joined
+        self._saturations = 0
         self._client = client
         self._watcher = None if client is None or plan.world == 1 else client.watch(plan)
         me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
@@ -95,10 +102,14 @@ class Communicator(Group):
         if rail == "innet" and helpers:
             raise ValueError(f"rail='innet', helpers={list(helpers)}: switches fold what every rank sends; use 'tcp'")
         self._fold: Rail | None = None
+        self._lanes: LaneRail | None = None
+        self._whole = plan.world > 1  # lanes are whole, whatever was asked for
         if joined is not None:
             super().__init__(joined.peers(), Turns(me, Flight(plan.job, plan.rank, plan.world)))
             self._fold, self._between = joined.rails, "tcp"
             self._why = f"asked for by rails= or {RAILS_VARIABLE}"
+            if self._coding.lane_bits != 32:
+                self._narrow(self._coding.lane_bits)
             return
         shared = any(len(ranks) > 1 for ranks in plan.machines)
         if rail == "roce" and shared:
@@ -120,17 +131,18 @@ class Communicator(Group):
             self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
             try:
                 if shared:
-                    self._fold = ParallelFold(
+                    self._lanes = ParallelFold(
                         plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear,
                         missing=self._ask, timeline=timeline,
                     )
                 else:
-                    self._fold = FoldRail(
+                    self._lanes = FoldRail(
                         plan, address, timeout=timeout, news=self._hear, missing=self._ask, timeline=timeline
                     )
             except BaseException:
                 mesh.close()
                 raise
+            self._fold, self._whole = self._lanes, False
         else:
             self._why = f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"
             warnings.warn(
@@ -140,6 +152,12 @@ class Communicator(Group):
                 stacklevel=3,
             )
         log.info("%s: %s (%s)", me, self.rail, self._why)
+        try:
+            if self._coding.lane_bits != 32:
+                self._narrow(self._coding.lane_bits)
+        except ValueError:
+            self.close()
+            raise
 
     @classmethod
     def join(
@@ -153,8 +171,10 @@ class Communicator(Group):
         timeout: float = 10.0,
         join_timeout: float = 30.0,
         rail: RailName = "auto",
+        lane_bits: LaneBits | None = None,
         algorithm: str | None = None,
         helpers: Sequence[int] = (),
+        path_mtu: int | None = None,
         token: str = "",
         rails: str | Sequence[RailSpec] | None = None,
     ) -> Self:
@@ -162,6 +182,7 @@ class Communicator(Group):
 
         controller   address of the job service, "host:port" or "unix:/path"; default: $NETFOLD_CONTROLLER
         join_timeout seconds to wait for the other ranks
+        path_mtu     payload bytes of a packet, refused where the fabric has another; default: what it has
         rails        several at once, "innet@a+tcp@b" with planes a and b of $NETFOLD_PLANES, or RailSpecs; instead of
                      ``rail``, ``address`` and ``controller``; default: $NETFOLD_RAILS (docs/rails.md)
         Raises JoinRefused, PlanError, TransportError, ValueError.
@@ -193,10 +214,11 @@ class Communicator(Group):
                     rank=rank,
                     address=address,
                     tcp="{}:{}".format(*listener.getsockname()),
-                    path_mtu=roce.PATH_MTU,
+                    path_mtu=path_mtu or 0,
                     timeout=join_timeout,
                     token=client.token,
                     fold=rail in ("auto", "innet") and not helpers,
+                    lane_bits=lane_bits or lane_bits_said(),
                 )
             )
             if (plan.job, plan.rank, plan.world) != (job, rank, world):
@@ -208,6 +230,7 @@ class Communicator(Group):
                 plan,
                 address=address,
                 rail=rail,
+                lane_bits=lane_bits,
                 algorithm=algorithm,
                 helpers=helpers,
                 timeout=timeout,
@@ -239,7 +262,10 @@ class Communicator(Group):
     def stats(self) -> RailStats:
         """Operations, bytes, packets and retransmissions so far, in all and by tree."""
         peers = self._peers
-        own = RailStats(operations=peers.operations, bytes_reduced=peers.bytes_reduced, seconds=peers.seconds)
+        own = RailStats(
+            operations=peers.operations, bytes_reduced=peers.bytes_reduced, seconds=peers.seconds,
+            saturated=self._saturations,
+        )  # fmt: skip
         if self._fold is None:
             return own
         folded = self._fold.stats()
@@ -248,6 +274,7 @@ class Communicator(Group):
             operations=folded.operations + own.operations,
             bytes_reduced=folded.bytes_reduced + own.bytes_reduced,
             seconds=folded.seconds + own.seconds,
+            saturated=own.saturated,
         )
 
     def flight(self) -> list[Operation]:
@@ -255,12 +282,17 @@ class Communicator(Group):
         return self._turns.flight.operations()
 
     def explain(self, nbytes: int, op: str = "sum", dtype: str = "float32") -> str:
-        """Which path an allreduce of ``nbytes`` bytes takes, and why."""
+        """Which path an allreduce of ``nbytes`` bytes takes where nothing else is said, and why."""
         if self._fold is None:
             return f"{self._peers.explain(nbytes)}; {self._why}"
         if _folds(op, dtype):
+            if self._lanes is not None and narrows(op, dtype):
+                return f"{self._lanes.describe(nbytes, self._coding.lane_bits)}; {self._why}"
             return f"{self._fold.describe(nbytes)}; {self._why}"
-        return f"{self._peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages of float32, int32 do"
+        return (
+            f"{self._peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "
+            "float32 and int32 do"
+        )
 
     def close(self) -> None:
         """Reports totals, leaves the job and gives everything back.  Never raises for an absent controller."""
@@ -300,7 +332,81 @@ class Communicator(Group):
     def __repr__(self) -> str:
         return f"<Communicator job={self._plan.job!r} rank={self.rank} of {self.size} over {self.rail}>"
 
+    # ---- reductions ------------------------------------------------------------------------------------------------
+    def allreduce(
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: ReduceOp = "sum",
+        *,
+        dtype: str | None = None,
+        algorithm: str | None = None,
+        name: str = "allreduce",
+        lane_bits: LaneBits | None = None,
+        rounding: Rounding | None = None,
+        feedback: Array | None = None,
+        saturate: bool = False,
+    ) -> Array:
+        """``Group.allreduce``, and how the switches are to do it.
+
+        lane_bits  16 or 8: half and a quarter of the bytes of a folded sum or average of float32 (docs/host.md has the
+                   error bounds); all ranks must say the same.  Default: the communicator's
+        rounding   of narrow lanes: "stochastic", the default, repeats with the job's name, the operation's number and
+                   the rank; "nearest", the default with ``feedback``
+        feedback   error feedback: float32 zeros of the array's shape at first, and the same array in every later call
+                   on the same quantity.  It holds what narrow lanes left out so far, which is added before
+        saturate   a sum of int32 stops at -2**31 and 2**31 - 1 instead of wrapping: a partial sum that gets there
+                   stays.  ``stats().saturated`` counts elements that stand there, and a RuntimeWarning says how many
+        """
+        array = np.asarray(array)
+        reduction = Reduction(op, element_name(array, dtype))
+        coding = self._coding.asked(array, reduction, lane_bits, rounding, feedback, saturate)
+        if coding.lane_bits != 32:
+            self._narrow(coding.lane_bits)
+        result, saturated = self._reduced(array, out, reduction, algorithm, name, coding, feedback)
+        if saturated:
+            self._saturations += saturated
+            warnings.warn(
+                f"{self._turns.me}, {name}: {saturated} of {result.size} elements of a saturating sum stand at an end "
+                "of int32's range: their sums are lost",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return result
+
+    def iallreduce(
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: ReduceOp = "sum",
+        *,
+        dtype: str | None = None,
+        algorithm: str | None = None,
+        name: str = "allreduce",
+        lane_bits: LaneBits | None = None,
+        rounding: Rounding | None = None,
+        feedback: Array | None = None,
+        saturate: bool = False,
+    ) -> Work[Array]:
+        """``allreduce`` that returns at once; several may be under way, and are done in the order of their calls."""
+        call = lambda: self.allreduce(  # noqa: E731
+            array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits, rounding=rounding,
+            feedback=feedback, saturate=saturate,
+        )  # fmt: skip
+        return self._turns.later(call, f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}")
+
     # ---- inside ----------------------------------------------------------------------------------------------------
+    def _narrow(self, lane_bits: int) -> None:
+        """Checks that narrow lanes can be; says once where they are not."""
+        if self._lanes is not None:
+            check_levels(lane_bits, self._lanes.members)
+        if self._whole:
+            self._whole = False
+            log.warning(
+                "%s: lanes of %d bits are for what the switches fold; this job's floats go over %s whole",
+                self._turns.me, lane_bits, self.rail,
+            )  # fmt: skip
+
     def _hear(self) -> NetFoldError | None:
         return None if self._watcher is None else self._watcher.news()
 
@@ -309,11 +415,21 @@ class Communicator(Group):
         return Missing([], []) if self._client is None else self._client.missing(self._plan, waits)
 
     def _allreduce(
-        self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int
-    ) -> None:
-        if self._fold is None or algorithm is not None or not _folds(reduction.op, reduction.element):
-            super()._allreduce(array, result, reduction, algorithm, number)
-            return
+        self,
+        array: Array,
+        result: Array,
+        reduction: Reduction,
+        algorithm: str | None,
+        number: int,
+        coding: Coding,
+        feedback: Array | None,
+    ) -> int:
+        folds = self._fold is not None and algorithm is None and _folds(reduction.op, reduction.element)
+        lanes = self._lanes
+        if self._fold is None or not folds or (coding.saturate and not (lanes and lanes.saturates)):
+            return super()._allreduce(array, result, reduction, algorithm, number, coding, feedback)
+        if feedback is not None and (lanes is None or coding.lane_bits == 32):
+            array, feedback = take_back(array, feedback), None
         op, native = cast(Op, reduction.op), reduction.dtype
         source = np.require(array, native, ["C", "A"]).reshape(-1)
         plain = result.flags.c_contiguous and result.flags.aligned and result.dtype == native
@@ -321,16 +437,21 @@ class Communicator(Group):
         same = plain and source.ctypes.data == result.ctypes.data
         direct = plain and (same or not np.may_share_memory(source, result))
         out = result.reshape(-1) if direct else np.empty(source.shape, native)
+        left_out = None if feedback is None else feedback.reshape(-1)
         flight, before = self._turns.flight, self._fold.retransmissions
         flight.note(self._fold.name)
         try:
-            self._fold.allreduce(source, out, op, number)
+            if lanes is None:
+                self._fold.allreduce(source, out, op, number)
+            else:
+                lanes.allreduce(source, out, op, number, coding, left_out)
         finally:
             flight.now.retransmissions += self._fold.retransmissions - before
         if not direct:
             result[...] = out.reshape(result.shape)
         if self._joined is not None:  # a plane may have died: on all ranks at the same operation
             self._peers = self._joined.peers()
+        return lanes.saturated if lanes is not None and coding.saturate else 0
 
 
 def _folds(op: str, element: str) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from netfold.host import native
+from netfold.host.coding import PLAIN, Coding, LaneBits
 from netfold.host.errors import CollectiveTimeout, NetFoldError, RankMismatch, TransportError
 from netfold.host.mesh import ranks
 from netfold.host.native import MAX, SUM, Core, Io, Standing
@@ -30,10 +31,8 @@ PATIENCE = 0.5
 need not."""
 PIECE = 1 << 28
 """Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
-MTU = roce.IPV4_BYTES + roce.UDP_BYTES + roce.data_packet_bytes(roce.Opcode.WRITE_FIRST)
-"""Bytes of our largest IP packet."""
-SKB_BYTES = 2304
-"""What the kernel charges a socket's receive buffer for one unmerged packet of ours."""
+SKB_BYTES = {1024: 2304, 4096: 8448}
+"""What the kernel charges a socket's receive buffer for one unmerged packet of a path MTU."""
 
 # <linux/udp.h>, <linux/in.h>, <asm/socket.h>; Python's socket module does not name them all
 UDP_SEGMENT, UDP_GRO = 103, 104
@@ -55,6 +54,7 @@ class FoldRail:
     """
 
     name = "innet"
+    saturates = True
 
     def __init__(
         self,
@@ -74,11 +74,13 @@ class FoldRail:
         self._missing = missing
         self._timeout = timeout
         self._operations = 0
+        self.saturated = 0
         self._bytes = [0] * len(plan.trees)
         self._seconds = 0.0
         self._final: RailStats | None = None  # once closed
         streams = [stream for tree in plan.trees for stream in (tree.max, tree.sum)]
-        wanted = sum(stream.slots // 2 for stream in streams) * SKB_BYTES
+        charge = SKB_BYTES[plan.path_mtu]
+        wanted = sum(stream.slots // 2 for stream in streams) * charge
         with _CloseOnError() as opened:
             self._receiver = opened.add(_bind(address, roce.UDP_PORT, shared=shared))
             room = _grow(self._receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, wanted)
@@ -94,9 +96,10 @@ class FoldRail:
                 segments &= _try(sender, socket.IPPROTO_UDP, UDP_SEGMENT, 0)
                 _grow(sender, SO_SNDBUFFORCE, socket.SO_SNDBUF, 1 << 20)
             # A window that the receive buffer cannot hold would turn every burst into loss.
-            most = max(2, room // SKB_BYTES // len(streams))
+            most = max(2, room // charge // len(streams))
             run = native.RUN_PACKETS if segments else 1
-            self._core = Core(address, members or plan.world, plan.trees, max_run=run, max_window=most)
+            self.members = members or plan.world
+            self._core = Core(address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most)
             planned = max(stream.slots // 2 for stream in streams)
             if most < planned:
                 log.warning(
@@ -115,13 +118,20 @@ class FoldRail:
         """Where results arrive."""
         return self._receiver
 
-    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+    def allreduce(
+        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
+    ) -> None:
         begin = time.monotonic()
+        self.saturated = 0
         divisor = float(self._plan.world) if op == "average" else 1.0
         for first in range(0, max(1, source.size), PIECE):  # an empty array still checks that all ranks agree
             piece = slice(first, first + PIECE)
-            self._core.start(number & 0xFFFFFFFF, source[piece], out[piece], divisor, native.library().nf_now())
+            self._core.start(
+                number & 0xFFFFFFFF, source[piece], out[piece], divisor, native.library().nf_now(), op=op,
+                coding=coding, feedback=None if feedback is None else feedback[piece], rank=self._plan.rank,
+            )  # fmt: skip
             self._drive(source[piece], number)
+            self.saturated += self._core.saturated()
             for tree in range(len(self._bytes)):
                 self._bytes[tree] += self._core.elements(tree) * source.itemsize
         self._operations += 1
@@ -147,7 +157,8 @@ class FoldRail:
             if status == native.FAILED:
                 raise self._failed(source, number)
             if status == native.OS_ERROR:
-                hint = f"; every link needs an MTU of {MTU} or more (`ip link`)" if error == errno.EMSGSIZE else ""
+                mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
+                hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
                 raise TransportError(
                     error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}{hint}"
                 )
@@ -181,12 +192,13 @@ class FoldRail:
             by_tree=by_tree,
         )
 
-    def describe(self, nbytes: int) -> str:
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         total = sum(tree.weight for tree in self._plan.trees)
         shares = ", ".join(f"{tree.weight / total:.0%} by {tree.name}" for tree in self._plan.trees)
-        packets = -(-nbytes // roce.PATH_MTU)
+        packets = -(-nbytes * lane_bits // 32 // self._plan.path_mtu)
         window = "/".join(str(w) for w in sorted(set(self._windows)))
-        return f"{nbytes} bytes fold in the network: {packets} packets, {shares}, window {window} packets"
+        lanes = "" if lane_bits == 32 else f"in lanes of {lane_bits} bits, "
+        return f"{nbytes} bytes fold in the network: {lanes}{packets} packets, {shares}, window {window} packets"
 
     def close(self) -> None:
         if self._final is None:

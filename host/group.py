@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.coding import PLAIN, Coding, take_back
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name, storage
 from netfold.host.collectives.flow import by_counts
 from netfold.host.mesh import Flat
@@ -71,13 +72,7 @@ class Group:
         name       what the flight recorder and the timeline call it
         """
         array = np.asarray(array)
-        reduction = Reduction(op, element_name(array, dtype))
-        if algorithm is not None:
-            self._peers.check(algorithm)
-        result = self._out(array.shape, array, out)
-        with self._turn(name, array.nbytes, op, reduction.element) as number:
-            self._allreduce(array, result, reduction, algorithm, number)
-        return result
+        return self._reduced(array, out, Reduction(op, element_name(array, dtype)), algorithm, name)[0]
 
     def iallreduce(
         self,
@@ -262,13 +257,50 @@ class Group:
                 self._peers.number = number
             yield number
 
+    def _reduced(
+        self,
+        array: Array,
+        out: Array | None,
+        reduction: Reduction,
+        algorithm: str | None,
+        name: str,
+        coding: Coding = PLAIN,
+        feedback: Array | None = None,
+    ) -> tuple[Array, int]:
+        """The result, and how many elements of it a saturating sum may have lost."""
+        if algorithm is not None:
+            self._peers.check(algorithm)
+        result = self._out(array.shape, array, out)
+        with self._turn(name, array.nbytes, reduction.op, reduction.element) as number:
+            saturated = self._allreduce(array, result, reduction, algorithm, number, coding, feedback)
+        return result, saturated
+
     def _allreduce(
-        self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int
-    ) -> None:
-        source, out = _flat(array), _flat(result)
+        self,
+        array: Array,
+        result: Array,
+        reduction: Reduction,
+        algorithm: str | None,
+        number: int,
+        coding: Coding,
+        feedback: Array | None,
+    ) -> int:
+        """Between the hosts: nothing is narrowed, so that nothing is left out."""
+        if coding.saturate:
+            return self._saturated(array, result, algorithm)
+        source, out = _flat(array if feedback is None else take_back(array, feedback)), _flat(result)
         self._peers.allreduce(storage(source), storage(out), reduction, algorithm=algorithm)
         if not np.may_share_memory(out, result):
             result[...] = out.reshape(result.shape)
+        return 0
+
+    def _saturated(self, array: Array, result: Array, algorithm: str | None) -> int:
+        """The exact sum, which 64 bits hold, cut to the range of 32."""
+        wide = array.astype(np.int64).reshape(-1)
+        self._peers.allreduce(wide, wide, Reduction("sum", "int64"), algorithm=algorithm)
+        ends = np.iinfo(np.int32)
+        result[...] = wide.clip(ends.min, ends.max).reshape(result.shape)
+        return int(np.count_nonzero((wide <= ends.min) | (wide >= ends.max)))
 
     def _out(self, shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
         if out is None:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.rail import PLAIN, Coding, Flat, Op
+from netfold.host.coding import PLAIN, Coding
+from netfold.host.rail import Flat, Op
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 from softswitch import cc

@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 from netfold.host import native
+from netfold.host.coding import PLAIN, Coding, LaneBits, take_back
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import even, run
@@ -51,6 +52,7 @@ class ParallelFold:
     """
 
     name = "innet"
+    saturates = False  # shared memory wraps
 
     def __init__(
         self,
@@ -71,6 +73,8 @@ class ParallelFold:
         self._rate = plan.rate
         self._news = news
         self._gave_up = threading.Event()
+        self.members = len(plan.machines)
+        self.saturated = 0
         machine = next(ranks for ranks in plan.machines if plan.rank in ranks)
         native.library()  # built before the others wait for us
         with peers.operation("the ranks of each machine bind their sockets") as mesh:
@@ -96,10 +100,13 @@ class ParallelFold:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold
 
-    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+    def allreduce(
+        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
+    ) -> None:
         what = f"{op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
         other = self._better(out.nbytes, what)
         if other is not None:
+            source = source if feedback is None else take_back(source, feedback)
             self._peers.allreduce(source, out, Reduction(op, out.dtype.name), algorithm=other)
             return
         begin = time.monotonic()
@@ -107,7 +114,7 @@ class ParallelFold:
             out[...] = source
         try:
             with self._peers.operation(what):
-                self._reduce(out, op, number)
+                self._reduce(out, op, number, coding, feedback)
         except PeerLost as error:
             # A rank that gave up names the one that it lost only to its own machine; the controller names it to all.
             news = self._news()
@@ -116,18 +123,22 @@ class ParallelFold:
         self._bytes += out.nbytes
         self._seconds += time.monotonic() - begin
 
-    def _reduce(self, out: Flat, op: Op, number: int) -> None:
+    def _reduce(self, out: Flat, op: Op, number: int, coding: Coding, feedback: Flat | None) -> None:
         # an empty array still checks that all ranks agree
-        windows = [out[cut] for cut in self._rows.windows(out.size, out.itemsize)] or [out]
-        reduction = Reduction("sum", out.dtype.name)
+        cuts = list(self._rows.windows(out.size, out.itemsize)) or [slice(0, 0)]
+        windows = [out[cut] for cut in cuts]
+        reduction = Reduction("sum" if op == "average" else op, out.dtype.name)
         folding: Future[None] | None = None
         try:
             for index, window in enumerate(windows):
                 run(self._local, self._rows.reduce_scatter(window, reduction))
                 if folding is not None:
                     folding.result()
-                piece = window[even(window.size, self._local.size)[self._local.rank]]
-                folding = self._thread.submit(self._fold.allreduce, piece, piece, op, number)
+                mine = even(window.size, self._local.size)[self._local.rank]
+                left_out = None if feedback is None else feedback[cuts[index]][mine]
+                folding = self._thread.submit(
+                    self._fold.allreduce, window[mine], window[mine], op, number, coding, left_out
+                )
                 if index:
                     run(self._local, self._rows.all_gather(windows[index - 1]))
             folding = cast("Future[None]", folding)
@@ -169,11 +180,11 @@ class ParallelFold:
             by_tree=folded.by_tree,
         )
 
-    def describe(self, nbytes: int) -> str:
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         ranks = self._local.size
         folds = (
             f"{nbytes} bytes are reduced by the {ranks} ranks of each machine in shared memory, and each of them folds "
-            f"its part: {self._fold.describe(-(-nbytes // ranks))}"
+            f"its part: {self._fold.describe(-(-nbytes // ranks), lane_bits)}"
         )
         inside, needed = 1 / self._inside.beta, ratio(self._peers.size, ranks)
         if self._always or self._suffices():

@@ -4,45 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.coding import PLAIN, Coding, LaneBits
+
 Op = Literal["sum", "average", "max", "min"]
-LaneBits = Literal[32, 16, 8]
-Rounding = Literal["nearest", "stochastic"]
 Flat = NDArray[Any]
 """A one-dimensional, C-contiguous, aligned array of float32 or int32 in this machine's byte order."""
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.int32))
-
-
-@dataclass(frozen=True)
-class Coding:
-    """How elements become lanes of packets (native/quantise.h, narrow.h, lanes.h).  Raises ValueError.
-
-    lane_bits  32, or 16 or 8 for sums and averages of float32
-    rounding   of narrow lanes
-    seed       of stochastic rounding; the operation's number and the rank are added
-    saturate   sums of int32 stop at the ends of the range instead of wrapping around
-    """
-
-    lane_bits: LaneBits = 32
-    rounding: Rounding = "nearest"
-    seed: int = 0
-    saturate: bool = False
-
-    def __post_init__(self) -> None:
-        if self.lane_bits not in get_args(LaneBits):
-            raise ValueError(f"lane_bits={self.lane_bits!r}: expected 32, 16 or 8")
-        if self.rounding not in get_args(Rounding):
-            raise ValueError(f"rounding={self.rounding!r}: expected nearest or stochastic")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed={self.seed!r}: expected 0 .. 2^32 - 1")
-
-
-PLAIN = Coding()
 
 
 @dataclass(frozen=True)
@@ -84,14 +57,8 @@ class Rail(Protocol):
 
     name: str
 
-    def allreduce(
-        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
-    ) -> int:
-        """Fills ``out`` with the reduction of every rank's ``source``; the two may be the same array.
-
-        feedback  what earlier operations with narrow lanes left out, float32, one for each element: added, and renewed
-        Returns how many elements of a saturating sum stand at an end of the range.
-        """
+    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+        """Fills ``out`` with the reduction of every rank's ``source``; the two may be the same array."""
 
     @property
     def retransmissions(self) -> int:
@@ -105,3 +72,23 @@ class Rail(Protocol):
 
     def close(self) -> None:
         """Gives sockets back; safe to call twice."""
+
+
+class LaneRail(Rail, Protocol):
+    """A rail whose lanes can be chosen: the switches'."""
+
+    members: int
+    """Ranks whose lanes meet."""
+    saturates: bool
+    """Whether sums of int32 can saturate here."""
+    saturated: int
+    """Elements of the last saturating sum that stand at an end of the range."""
+
+    def allreduce(
+        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
+    ) -> None:
+        """feedback: what earlier operations with narrow lanes left out, float32, one for each element: added, and
+        renewed."""
+
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
+        """How it would carry a tensor of ``nbytes`` bytes."""

@@ -19,7 +19,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.coding import PLAIN, Coding
 from netfold.host.native import NEVER, Core
+from netfold.host.rail import Op
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 
@@ -47,9 +49,10 @@ class Packet:
         opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
         assert flags == 0
         assert pkey == roce.PKEY
-        assert len(payload) == roce.data_packet_bytes(roce.Opcode(opcode))
+        path_mtu = len(payload) - roce.data_packet_bytes(roce.Opcode(opcode), 0)
+        assert path_mtu in roce.PATH_MTUS
         data = roce.BTH_BYTES + (roce.RETH_BYTES if roce.Opcode(opcode).has_reth else 0)
-        lanes = np.frombuffer(payload, ">u4", roce.LANES, data).astype(np.uint32)
+        lanes = np.frombuffer(payload, ">u4", path_mtu // roce.LANE_BYTES, data).astype(np.uint32)
         reth = payload[roce.BTH_BYTES : data]
         return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, lanes)
 
@@ -305,6 +308,9 @@ class Call:
     out: NDArray[Any]
     divisor: float = 1.0
     number: int = 0
+    op: Op = "sum"
+    coding: Coding = PLAIN
+    feedback: NDArray[Any] | None = None
 
 
 def run(
@@ -328,7 +334,10 @@ def run(
                 yield network.now
             if not busy[rank] and todo[rank] and network.now >= start[rank]:
                 call = todo[rank].pop(0)
-                core.start(call.number, call.source, call.out, call.divisor, network.now)
+                core.start(
+                    call.number, call.source, call.out, call.divisor, network.now, op=call.op, coding=call.coding,
+                    feedback=call.feedback, rank=rank,
+                )  # fmt: skip
                 busy[rank] = True
             if busy[rank]:
                 core.tick(network.now)
@@ -356,14 +365,14 @@ def fold(
 
 def make_fabric(
     layout: list[Layout], network: TerribleNetwork, *, trees: int = 1, slots: int = 64, psn: int = 0,
-    weights: Sequence[float] = (), max_run: int = 60,
+    weights: Sequence[float] = (), max_run: int = 60, path_mtu: int = roce.PATH_MTU,
 ) -> Fabric:  # fmt: skip
     """A fabric with a core for every rank that the layout names."""
     world = count_ranks(layout)
     cores = [
         Core(
             address(rank), world, plan_trees(rank, world, trees=trees, slots=slots, psn=psn, weights=weights),
-            max_run=max_run,
+            max_run=max_run, path_mtu=path_mtu,
         )
         for rank in range(world)
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ from netfold.controller import fabric as fabrics
 from netfold.controller import jobs, slots, tables, trees
 from netfold.controller.entities import Entry, Multicast
 from netfold.host import native
+from netfold.host.coding import PLAIN, Coding, LaneBits
 from netfold.host.native import MAX, SUM, Core
+from netfold.host.rail import Op
 from netfold.wire import roce
 from softswitch import engine, entities
 from softswitch.compiler.driver import compile_file
@@ -136,10 +138,12 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[P4Fabric]:
     made.close()
 
 
-def reduce(fabric: P4Fabric, sources: list[NDArray[Any]], number: int) -> list[NDArray[Any]]:
+def reduce(
+    fabric: P4Fabric, sources: list[NDArray[Any]], number: int, *, op: Op = "sum", coding: Coding = PLAIN
+) -> list[NDArray[Any]]:
     """One allreduce of all ranks."""
     outs = [np.empty_like(source) for source in sources]
-    calls = [[Call(s, o, 1.0, number)] for s, o in zip(sources, outs, strict=True)]
+    calls = [[Call(s, o, 1.0, number, op, coding)] for s, o in zip(sources, outs, strict=True)]
     for _ in run(fabric, calls):  # type: ignore[arg-type]  # has what run() uses
         pass
     return outs
@@ -165,6 +169,33 @@ def test_sums_are_exact_on_the_compiled_program(fabric: P4Fabric) -> None:
             assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
     if fabric.network.loss:
         assert fabric.network.lost > 0
+
+
+@pytest.mark.parametrize("fabric", [(2, 2, 4, 0.02)], indirect=True)
+def test_every_operation_on_the_compiled_program(fabric: P4Fabric) -> None:
+    """Maxima, saturating sums and both narrow widths, one after another on one job's slots, under loss."""
+    rng = np.random.default_rng(3)
+    ints = [rng.integers(-(2**31), 2**31, 9000, dtype=np.int64).astype(np.int32) for _ in range(4)]
+    floats = [rng.standard_normal(9000).astype(np.float32) for _ in range(4)]
+    exact = np.sum(np.array(ints, np.int64), axis=0)
+    for number in range(1, 13, 6):
+        for out in reduce(fabric, ints, number, op="max"):
+            assert (out == np.max(ints, axis=0)).all()
+        for out in reduce(fabric, floats, number + 1, op="min"):
+            assert (out == np.min(floats, axis=0)).all()
+        for out in reduce(fabric, ints, number + 2, coding=Coding(saturate=True)):
+            ends = (out == 2**31 - 1) | (out == -(2**31))
+            assert ends[(exact != exact.astype(np.int32))].all()
+            assert (out == exact)[~ends].all()
+        for bits in get_args(LaneBits):
+            agreed = np.maximum.reduce(np.array([native.scales(x, bits) for x in floats]))
+            outs = reduce(fabric, floats, number + 3 + bits // 16, coding=Coding(bits))
+            for out in outs[1:]:
+                assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
+            if bits != 32:
+                lanes = np.sum([native.narrow(x, agreed, 4, bits) for x in floats], axis=0)
+                assert (outs[0] == native.widen(lanes, agreed, 4, bits)).all()
+    assert fabric.network.lost > 0
 
 
 @pytest.mark.parametrize("fabric", [(2, 2, 4, 0.0)], indirect=True)

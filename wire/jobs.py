@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from netfold.wire.roce import PATH_MTU
+
 SERVICE: Final = "netfold.Jobs"
 PROTOCOL: Final = 2
 """Raised whenever packets or messages change their meaning: mismatched sides refuse each other."""
@@ -30,12 +32,15 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tcp: str
     """``address:port`` where this rank's TCP ring listens."""
     path_mtu: int
+    """What it wants; 0: what the fabric has, which the plan says."""
     protocol: int = PROTOCOL
     timeout: float = 30.0
     """Seconds to wait for the other ranks."""
     token: str = ""
     fold: bool = True
     """Whether this rank can use trees; where one cannot, the job gets none, and takes no slots."""
+    lane_bits: int = 32
+    """Of lanes of float32 sums where an operation says nothing else."""
 
 
 class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +98,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes per second of the slowest of the ranks' links; 0: the fabric's file does not say."""
     ring: list[int] = []
     """Ranks in the order of a ring that crosses each link between switches at most once each way; empty: by address."""
+    path_mtu: int = PATH_MTU
+    """Payload bytes of every data packet on this fabric."""
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -87,6 +87,11 @@ def data_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
     return BTH_BYTES + (RETH_BYTES if opcode.has_reth else 0) + path_mtu + ICRC_BYTES
 
 
+def ip_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
+    """Length in bytes of a data packet from its IPv4 header on: what a link's MTU must allow."""
+    return IPV4_BYTES + UDP_BYTES + data_packet_bytes(opcode, path_mtu)
+
+
 def icrc(ip_packet: bytes) -> bytes:
     """Invariant CRC of an IPv4 RoCEv2 packet.
 

@@ -16,7 +16,8 @@
  * element's place, and a key made of seed, operation and rank): over many operations its errors have a mean within
  * 2^-9 levels of zero, and a repeated run repeats them.  With error feedback the residual e of a value is added to
  * its next: y = x + e, and e' = y - q A / M is what this one left out: sums over time lose nothing.  Rounded to the
- * nearest, |e'| <= A / 2M, and A <= max|x| + max|e|, so max|e| <= max|x| / (2M - 1) for ever, over all ranks.
+ * nearest, |e'| <= A (1 / 2M + 2^-22), and A <= max|x| + max|e|: max|e| <= max|x| (1 / (2M - 1) + 2^-20) for ever, over
+ * all ranks.
  *
  * Special cases: a block of zeros gives +0.  Subnormals are values like others.  A sum beyond float32's range is
  * infinite.  Where any rank has an Inf or NaN in the block, all of the block is NaN on all ranks, and its residuals 0:
