@@ -66,7 +66,7 @@ class Coding:
         return replace(self, lane_bits=bits, rounding=rounding or usual, saturate=saturate)
 
 
-PLAIN: Final = Coding()
+PLAIN: Final[Coding] = Coding()
 
 
 def narrows(op: str, element: str) -> bool:
