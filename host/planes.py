@@ -163,7 +163,7 @@ class OpenRail:
             self.plan = self._client.join(
                 Join(
                     job=job, world=world, rank=rank, address=spec.plane.address,
-                    tcp="{}:{}".format(*listener.getsockname()), path_mtu=roce.PATH_MTU, timeout=join_timeout,
+                    tcp="{}:{}".format(*listener.getsockname()), path_mtu=0, timeout=join_timeout,
                     token=self._client.token, fold=spec.kind == "innet",
                 )
             )  # fmt: skip
