@@ -37,7 +37,6 @@ from netfold.host.rail_set import STALL, Track
 from netfold.host.roce import RoceMesh
 from netfold.host.sideline import TcpSideline, cookie
 from netfold.host.watcher import Watcher
-from netfold.wire import roce
 from netfold.wire.jobs import Join, Plan, Report
 
 PLANES_VARIABLE = "NETFOLD_PLANES"
