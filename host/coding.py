@@ -10,8 +10,6 @@ from typing import Any, Final, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.collectives.elements import Reduction
-
 LaneBits = Literal[32, 16, 8]
 Rounding = Literal["nearest", "stochastic"]
 LANE_BITS_VARIABLE: Final = "NETFOLD_LANE_BITS"
@@ -43,7 +41,8 @@ class Coding:
     def asked(
         self,
         array: NDArray[Any],
-        reduction: Reduction,
+        op: str,
+        element: str,
         lane_bits: LaneBits | None,
         rounding: Rounding | None,
         feedback: NDArray[Any] | None,
@@ -53,10 +52,10 @@ class Coding:
 
         Raises ValueError, TypeError.
         """
-        what = f"{reduction.op} of {reduction.element}"
-        if saturate and (reduction.op, reduction.element) != ("sum", "int32"):
+        what = f"{op} of {element}"
+        if saturate and (op, element) != ("sum", "int32"):
             raise ValueError(f"saturate=True: expected a sum of int32, got {what}")
-        may = narrows(reduction.op, reduction.element)
+        may = narrows(op, element)
         if not may and (lane_bits not in (None, 32) or feedback is not None):
             raise ValueError(f"lane_bits={lane_bits} or feedback for {what}: expected a sum or average of float32")
         if feedback is not None:

@@ -360,7 +360,9 @@ class Communicator(Group):
         """
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
-        coding = self._coding.asked(array, reduction, lane_bits, rounding, feedback, saturate)
+        coding = self._coding.asked(
+            array, reduction.op, reduction.element, lane_bits, rounding, feedback, saturate
+        )
         if coding.lane_bits != 32:
             self._narrow(coding.lane_bits)
         result, saturated = self._reduced(array, out, reduction, algorithm, name, coding, feedback)
