@@ -5,6 +5,7 @@ asked for cannot be."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -316,9 +317,12 @@ def ethereal(
     seeds: Annotated[str, typer.Option(help="By commas.")] = "1",
     scale: Annotated[bool, typer.Option(help="Also 16,384 hosts in the fluid simulator (minutes, 3 GB).")] = False,
     jobs: Annotated[int | None, typer.Option(help="Processes; default: joblib's, or all cores.")] = None,
+    engine: Annotated[str, typer.Option(help="Where: loky, threading, dask=HOST:PORT, ray or ray=ADDRESS.")] = "loky",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
 ) -> None:
     """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
     from netfold.sim import ethereal as paper
+    from netfold.sim import sweep
 
     chosen: dict[str, Any] = {"fabrics": fabrics_.split(",")}
     for name, given in (("collectives", collectives), ("schemes", schemes), ("models", models)):
@@ -326,9 +330,12 @@ def ethereal(
             chosen[name] = [] if given == "none" else given.split(",")
     try:
         chosen |= {"sizes": [int(n) for n in sizes.split(",")], "seeds": [int(n) for n in seeds.split(",")]}
-        paper.run(out=out, scale=scale, jobs=jobs, **chosen)
+        with sweep.engine(engine) if engine != "loky" else contextlib.nullcontext():
+            paper.run(out=out, scale=scale, jobs=jobs, resume=resume, **chosen)
     except ValueError as error:
         _fail(CANNOT, str(error))
+    except sweep.EngineError as error:
+        _fail(FAILED, f"sim ethereal: {error}")
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from netfold.sim.workload import COLLECTIVES, MODELS, Workload, training_step
 
 FABRICS: dict[str, Callable[[], Topology]] = {"leaf-spine": leaf_spine, "fat-tree": paper_fat_tree}
 BROKEN = Cable("leaf", 0, 0)
+ROWS = "rows.jsonl"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def run(
     rto: float = 1e-3,
     scale: bool = False,
     jobs: int | None = None,
+    resume: bool = False,
     echo: Callable[[str], None] = print,
 ) -> list[Claim]:
     """Simulate, write ``results.json`` and ``*.svg`` into ``out``, say what holds.
@@ -72,6 +74,7 @@ def run(
     rto      seconds of the time-out, for all schemes; the paper's authors have 1 ms
     scale    also 16,384 hosts in the fluid simulator (minutes, 3 GB)
     jobs     processes; None: as joblib is configured, else all cores
+    resume   keep what a run that was ended has left in ``out``: rows.jsonl has every simulation as soon as it is done
     Raises ValueError for names that do not exist.
     """
     for name, given, known in (("fabric", fabrics, FABRICS), ("collective", collectives, COLLECTIVES),
@@ -82,17 +85,22 @@ def run(
               for fabric in fabrics
               for work in [*((c, mb << 20) for c in collectives for mb in sizes), *((m, 0) for m in models)]
               for state in states for scheme in schemes for seed in seeds]
-    echo(f"{len(points)} simulations, seeds {', '.join(map(str, seeds))}")
+    out.mkdir(parents=True, exist_ok=True)
+    kept = _kept(out / ROWS, rto) if resume else {}
+    todo = [point for point in points if _key(point) not in kept]
+    echo(f"{len(points)} simulations, {len(points) - len(todo)} of them done, seeds {', '.join(map(str, seeds))}")
     begin = time.perf_counter()
-    rows: list[Row] = []
-    for row in sweep(simulate_point, points, jobs=jobs, echo=echo):
-        rows.append(row)
-        if len(rows) % len(schemes) == 0:
-            echo(_line(rows[-len(schemes):]))
+    with (out / ROWS).open("a" if resume else "w") as file:
+        for number, row in enumerate(sweep(simulate_point, todo, jobs=jobs, echo=echo), 1):
+            kept[_key(row)] = row
+            file.write(json.dumps({"rto": rto, **_jsonable(row)}) + "\n")
+            file.flush()
+            if number % len(schemes) == 0:
+                echo(_line([kept[_key(point)] for point in todo[number - len(schemes):number]]))
+    rows = [kept[_key(point)] for point in points]
     large = simulate_large(seed=seeds[0], echo=echo) if scale else {}
     found = claims(rows)
 
-    out.mkdir(parents=True, exist_ok=True)
     document = {"seeds": list(seeds), "rto": rto, "transport": asdict(Transport(rto=rto)),
                 "fabrics": {name: asdict(FABRICS[name]()) for name in fabrics},
                 "wall_seconds": time.perf_counter() - begin,
@@ -152,6 +160,26 @@ def _line(rows: Sequence[Row]) -> str:
     first = rows[0]
     times = "  ".join(f"{r.scheme} {r.time * 1e6:.0f}" if isfinite(r.time) else f"{r.scheme} -" for r in rows)
     return f"{describe(first.key):48} us: {times}"
+
+
+def _key(one: Point | Row) -> Key:
+    return one.fabric, one.workload, one.size, one.scheme, one.state, one.seed
+
+
+def _kept(file: Path, rto: float) -> dict[Key, Row]:
+    """Rows of an earlier run with the same time-out.  Raises ValueError where the file is none of ours."""
+    rows: dict[Key, Row] = {}
+    for number, line in enumerate(file.read_text().splitlines() if file.exists() else (), 1):
+        try:
+            fields = json.loads(line)
+            if fields.pop("rto") != rto:
+                raise ValueError("another time-out")
+            row = Row(**{**fields, "time": inf if fields["time"] is None else fields["time"]})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file}:{number}: no row of a run like this one ({error}); run without resume, or give "
+                             "another folder") from error
+        rows[_key(row)] = row
+    return rows
 
 
 def _jsonable(row: Row) -> dict[str, object]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run independent simulations side by side: on this machine's cores, or on an engine that joblib is set up for.
 
-    with joblib.parallel_config("dask"):        # or "ray", after ray.util.joblib.register_ray()
+    with engine("dask=10.0.0.1:8786"):          # or whatever joblib.parallel_config makes
         sweep(point_function, points)
 """
 
@@ -9,10 +9,55 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Final, TypeVar
 
 P = TypeVar("P")
 R = TypeVar("R")
+
+ENGINES: Final = ("loky", "threading", "dask=HOST:PORT", "ray", "ray=ADDRESS")
+CONNECT_SECONDS: Final = 10
+
+
+class EngineError(Exception):
+    """An engine is not installed, or does not answer: says which, where, and what to do."""
+
+
+@contextmanager
+def engine(name: str) -> Iterator[None]:
+    """Has sweeps run on one of `ENGINES`: this machine's processes or threads, or a Dask or Ray cluster that is up.
+
+    Raises ValueError for another name, EngineError.
+    """
+    kind, _, address = name.partition("=")
+    if kind not in ("loky", "threading", "dask", "ray") or (kind == "dask") > bool(address):
+        raise ValueError(f"engine {name!r}: expected {', '.join(ENGINES)}")
+    packages = {"loky": "joblib", "threading": "joblib", "dask": "distributed", "ray": "ray"}
+    if missing := [one for one in ("joblib", packages[kind]) if importlib.util.find_spec(one) is None]:
+        raise EngineError(f"engine {name!r} needs {missing[0]}: pip install {missing[0]}")
+    import joblib
+
+    with ExitStack() as stack:
+        if kind == "dask":
+            from distributed import Client
+
+            try:
+                stack.enter_context(Client(address, timeout=CONNECT_SECONDS))
+            except (OSError, TimeoutError, ValueError) as error:
+                raise EngineError(f"no Dask scheduler answers at {address} within {CONNECT_SECONDS} s ({error}): is "
+                                  "`dask scheduler` running, with workers that have netfold installed?") from error
+        elif kind == "ray":
+            import ray
+            from ray.util.joblib import register_ray
+
+            try:
+                ray.init(address=address or None)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise EngineError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+            stack.callback(ray.shutdown)
+            register_ray()
+        stack.enter_context(joblib.parallel_config(kind))
+        yield
 
 
 def sweep(function: Callable[[P], R], points: Sequence[P], *, jobs: int | None = None,

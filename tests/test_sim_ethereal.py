@@ -7,13 +7,14 @@ import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 
 from netfold.sim import ethereal
 from netfold.sim.claims import Row, claims, relative
 from netfold.sim.figures import Panel, small_multiples
-from netfold.sim.sweep import sweep
+from netfold.sim.sweep import EngineError, engine, sweep
 from netfold.sim.topology import leaf_spine
 
 SMALL = {"collectives": ["halving-doubling"], "models": [], "sizes": [1, 2], "schemes": ["netfold", "spray", "ecmp"],
@@ -113,6 +114,53 @@ def test_sweeps_keep_order_and_follow_the_users_configuration() -> None:
     assert list(sweep(_square, range(5), jobs=1)) == [0, 1, 4, 9, 16]
     with joblib.parallel_config("threading", n_jobs=2):
         assert list(sweep(lambda x: -x, range(3))) == [0, -1, -2]  # a lambda: threads take it, processes would not
+
+
+@pytest.mark.parametrize("name", ["threading", "loky"])
+def test_sweeps_run_on_the_engine_that_was_asked_for(name: str) -> None:
+    """In order, on joblib's threads and processes; clusters have the same way in."""
+    pytest.importorskip("joblib")
+    with engine(name):
+        assert list(sweep(_square, range(6), jobs=2)) == [0, 1, 4, 9, 16, 25]
+
+
+@pytest.mark.parametrize("name", ["spark", "dask", "dask="])
+def test_engines_that_there_are_not_are_refused(name: str) -> None:
+    """By name, with those that there are."""
+    with pytest.raises(ValueError, match="expected loky, threading, dask=HOST:PORT"), engine(name):
+        pass
+
+
+def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a traceback of imports."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "distributed" else object())
+    with pytest.raises(EngineError, match="pip install distributed"), engine("dask=127.0.0.1:1"):
+        pass
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is simulated twice, and the results are those of a run in one go; other settings are not mixed in."""
+    whole = tmp_path / "whole"
+    ethereal.run(out=whole, echo=lambda line: None, **SMALL)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    lines = (whole / ethereal.ROWS).read_text().splitlines(keepends=True)
+    (parts / ethereal.ROWS).write_text("".join(lines[:7]))
+    count: list[ethereal.Point] = []
+    real = ethereal.simulate_point
+
+    def counted(point: ethereal.Point) -> Row:
+        count.append(point)
+        return real(point)
+
+    monkeypatch.setattr(ethereal, "simulate_point", counted)
+    ethereal.run(out=parts, resume=True, echo=lambda line: None, **SMALL)
+    assert len(count) == len(lines) - 7
+    first, second = (json.loads((folder / "results.json").read_text()) for folder in (whole, parts))
+    assert first["rows"] == second["rows"]
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: no row of a run like this one"):
+        ethereal.run(out=parts, resume=True, rto=2e-3, echo=lambda line: None, **SMALL)
 
 
 def test_without_joblib_the_sweep_says_that_it_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
