@@ -197,6 +197,7 @@ class Console:
         self._names: list[str] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._streams: list[_Stream] = []
+        self._ends: dict[int, int] = {}
 
     def add(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """The next rank, on host ``name``, with pipes for output and errors."""
@@ -254,7 +255,7 @@ class Console:
         for key, _ in selector.select(seconds):
             if isinstance(key.data, int):
                 selector.unregister(key.fileobj)
-                self._processes[key.data].wait()  # it is over: the handle says so
+                self._ends[key.data] = _end_of(self._processes[key.data])
                 ended.append(key.data)
                 continue
             stream: _Stream = key.data
@@ -276,7 +277,7 @@ class Console:
 
     def _status(self, rank: int) -> int:
         """The exit status of a rank that has ended; says so where it is a failure."""
-        code = self._processes[rank].returncode
+        code = self._ends[rank]
         if code:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             self._say(f"rank {rank} on {self._names[rank]} {how}")
@@ -295,7 +296,7 @@ class Console:
         self._errors.flush()
 
     def kill(self) -> None:
-        """Ends at once what still runs."""
+        """Ends at once what still runs, of what the ranks started, too."""
         for process in self._processes:
             _signal(process, signal.SIGKILL)
         for process in self._processes:
@@ -309,7 +310,14 @@ def _ranks(ranks: Set[int]) -> str:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To a rank that still runs, and what it started: it leads a session of its own."""
-    if process.poll() is None:
+    """To a rank and what it started: it leads a process group of its own, whose number is kept until it is reaped."""
+    if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int:
+    """The status of a process that has ended, as Popen has it, without reaping it."""
+    info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert info is not None
+    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
