@@ -35,7 +35,8 @@ def test_a_training_script_folds_with_one_line_more(members: int, tmp_path: Path
         # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
         resolver = {"RES_OPTIONS": "timeout:1 attempts:1"}
         master = {"MASTER_ADDR": fabric.hosts[0].address, "MASTER_PORT": "29500", **resolver}
-        ranks = network.launch([sys.executable, str(EXAMPLE), "--steps", str(STEPS)], job="cnn", env=master, hosts=hosts)
+        command = [sys.executable, str(EXAMPLE), "--steps", str(STEPS)]
+        ranks = network.launch(command, job="cnn", env=master, hosts=hosts)
         first, last = ranks.wait(within=90)[0][-1].split("loss ")[1].split(" at first, ")
         (job,) = network.status().jobs
     assert float(last.split()[0]) < 0.9 * float(first)
