@@ -130,3 +130,40 @@ def paths(
     except ValueError as error:
         cli._fail(cli.CANNOT, f"bench paths: {error}")
     raise typer.Exit(bench.main(settings, out, json))
+
+
+@app.command()
+def rails(
+    rails_: Annotated[str, typer.Option("--rails", help="KIND@a+KIND@b: one a plane, in order.")] = "innet@a+tcp@b",
+    rates: Annotated[str, typer.Option(help="Of the planes' links, in order, in tc's units.")] = "100mbit,100mbit",
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest tensor: bytes, or with K, M, G.")] = "4K",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest tensor.")] = "64M",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="From one size to the next.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Times that every way has its turn; the median counts.")] = 3,
+    ranks: Annotated[int, typer.Option(help="One on each host.")] = 4,
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of each plane.")] = "1,0",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    cuts: Annotated[str, typer.Option(help="Parts of a call at which the last plane is cut.")] = "0.3,0.6,0.9",
+    cut_bytes: Annotated[str, typer.Option("--cut-bytes", help="Tensor of those calls.")] = "16M",
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds without progress after which a call gives up.")] = 30.0,
+) -> None:
+    """One allreduce over several rails beside each rail alone, and a plane cut in the middle of a call.
+
+    Hosts have an interface on each plane. Exit status 1 where a sum is wrong.
+    """
+    from netfold.bench import allreduce
+    from netfold.bench import rails as bench
+    from netfold.controller import cli
+
+    try:
+        spec = bench.spec(
+            rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
+            engine=cli._engine(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout,
+        )  # fmt: skip
+        result = bench.run(spec, json)
+    except ValueError as error:
+        cli._fail(cli.CANNOT, f"bench rails: {error}")
+    except allreduce.BenchFailed as error:
+        cli._fail(cli.FAILED, f"bench rails: {error}")
+    sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)

@@ -30,9 +30,9 @@ import numpy as np
 
 from netfold.host.rail import Flat
 
-KEPT = 4
+KEPT = 2
 """Settlements whose outcome is remembered.  No rank is more than one behind another: who is done with one has had
-everybody's part of it."""
+everybody's part of it, or everybody's word."""
 
 
 class Ask(IntEnum):

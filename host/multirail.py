@@ -135,7 +135,7 @@ class MultiRail:
         self._nbytes = [0] * len(rails)
         self._operations = self._bytes = 0
         self._seconds = 0.0
-        self._owed = 0.0
+        self._owed = self._due = 0.0
         self._closed = False
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
         try:
@@ -150,13 +150,14 @@ class MultiRail:
         if self._closed:
             raise Closed("the rails were closed")
         begin = self._clock()
-        split = self.shares.split(source.nbytes, self.live)
-        if len(split.used) <= 1 and source.nbytes <= SHORT:
-            rail = split.used[0] if split.used else self.shares.quickest(self.live)
-            np.copyto(out, self._settle(source, op, rail))
-            # deterministic: every rank must exchange figures after the same calls
+        live = self._rails.live
+        split = self.shares.split(source.nbytes, live)
+        used = split.used
+        if len(used) <= 1 and source.nbytes <= SHORT:
+            np.copyto(out, self._settle(source, op, used[0] if used else self.shares.quickest(live)))
+            # nothing that only one rank knows: every rank must exchange figures after the same calls
             self._owed += 1.0 if split.seconds is None else split.seconds
-            if self._owed > EVERY * max(self._exchange_seconds(), 1e-5):
+            if self._owed > self._due:
                 self._exchange({})
         else:
             self._carry(source, out, op, split)
@@ -433,11 +434,8 @@ class MultiRail:
                 self._rails.take_back(rail)
         if self.shares.learn(figures, self.live):
             log.info("rails: %s", self.describe(64 << 20))
+        self._due = EVERY * max(self.shares.figures[self.shares.quickest(self.live)].latency, 1e-5)
         return agreed  # type: ignore[no-any-return]
-
-    def _exchange_seconds(self) -> float:
-        """What an exchange takes, as agreed."""
-        return self.shares.figures[self.shares.quickest(self.live)].latency
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
     def _calibrate(self, sizes: Sequence[int]) -> None:

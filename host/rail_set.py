@@ -77,6 +77,8 @@ class RailSet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rails: list[Track | None] = list(rails)
+        self.live = list(range(len(rails)))
+        """Rails that are up, as all ranks agree; a new list where that changes."""
         self.names = list(names)
         self._others = others
         self._ledger, self._sideline, self._revive = ledger, sideline, revive
@@ -103,11 +105,6 @@ class RailSet:
         assert rail is not None, f"rail {self.names[index]} is down"
         return rail
 
-    @property
-    def live(self) -> list[int]:
-        """Rails that are up, as all ranks agree."""
-        return [index for index, rail in enumerate(self._rails) if rail is not None]
-
     def stats(self) -> list[RailStats]:
         """Of all rails and their former lives."""
         return [*self._past, *(rail.stats() for rail in self._rails if rail is not None)]
@@ -128,7 +125,7 @@ class RailSet:
             self.deaths[index] += 1
             self._past.append(rail.stats())
             rail.watch = None
-            self._rails[index] = None
+            self._put(index, None)
             log.warning("rail %s is down: %s", self.names[index], error)
             # not here: a rail takes its time to say goodbye, and who waits for this call has none
             threading.Thread(target=rail.close, name="netfold-rail-close", daemon=True).start()
@@ -145,7 +142,7 @@ class RailSet:
 
     def take_back(self, index: int) -> None:
         """A rail that all ranks know to be open again with one mark."""
-        self._rails[index] = self._revivals.pop(index).take()
+        self._put(index, self._revivals.pop(index).take())
         self._attach(index)
         log.info("rail %s is up again", self.names[index])
 
@@ -157,7 +154,11 @@ class RailSet:
         for index in self.live:
             self._past.append(self[index].stats())
             self[index].close()
-            self._rails[index] = None
+            self._put(index, None)
+
+    def _put(self, index: int, rail: Track | None) -> None:
+        self._rails[index] = rail
+        self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
 
     # ---- watching ----------------------------------------------------------------------------------------------------
     def _attach(self, index: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 from netfold.host.cost import RailCost, equal_finish
@@ -31,6 +32,8 @@ SIZES = (256 << 10, 4 << 20, 64 << 20)
 """Bytes at which that is looked at."""
 TRIAL = 256 << 10
 """Bytes that a rail of unknown rate is given, of a tensor at least 8 times as long."""
+REMEMBERED = 1024
+"""Splits of short tensors."""
 EXPLORE = 32
 """Every so many cut calls, a rail that is too slow to be used gets a trial all the same: it may have become better."""
 
@@ -92,7 +95,7 @@ class Split:
     seconds: float | None
     single: tuple[int, float | None]
 
-    @property
+    @cached_property
     def used(self) -> list[int]:
         """Rails that carry anything."""
         return [rail for rail, nbytes in enumerate(self.nbytes) if nbytes]
@@ -109,6 +112,7 @@ class Shares:
         self._join = join
         self.figures = [Figure(0.0, None)] * rails
         self._cuts = 0
+        self._short: dict[tuple[int, tuple[int, ...]], Split] = {}
 
     def learn(self, fresh: Sequence[Figure], live: Sequence[int]) -> bool:
         """New figures that all ranks share; adopts them where the present ones have become too wrong.  Says whether."""
@@ -119,6 +123,7 @@ class Shares:
         ):
             for rail in live:
                 self.figures[rail] = fresh[rail]
+            self._short.clear()
             return True
         return False
 
@@ -136,11 +141,15 @@ class Shares:
 
     def split(self, nbytes: int, live: Sequence[int]) -> Split:
         """Shares of a tensor over the rails that are up.  Counts as a call that is cut where several get any."""
-        split = self.preview(nbytes, live)
         if len(live) > 1 and nbytes >= 8 * TRIAL:
             self._cuts += 1
-            split = self._with_trials(split, live)
-        return split
+            return self._with_trials(self.preview(nbytes, live), live)
+        key = nbytes, tuple(live)  # what is computed here counts beside what it is computed for
+        if key not in self._short:
+            if len(self._short) >= REMEMBERED:
+                self._short.clear()
+            self._short[key] = self.preview(nbytes, live)
+        return self._short[key]
 
     def preview(self, nbytes: int, live: Sequence[int]) -> Split:
         """The same without trials, for people."""

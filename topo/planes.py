@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from mininet.net import Mininet
 
-from netfold.controller.fabric import Fabric, Link
+from netfold.controller.fabric import Fabric, Host, Link
 from netfold.host.planes import PLANES_VARIABLE
 from netfold.topo.net import Network, Ranks
 from netfold.topo.switches import CLASSES
@@ -131,12 +131,14 @@ class Planes:
 
     def launch(self, command: Sequence[str], *, job: str, env: Mapping[str, str] | None = None) -> Ranks:
         """``Network.launch`` in all hosts; NETFOLD_PLANES names the planes."""
-        each = []
-        for host in self.fabrics[0].hosts:
-            here = [next(h.address for h in fabric.hosts if h.name == host.name) for fabric in self.fabrics]
-            words = [f"{NAMES[n]}={a}@{self.fabrics[n].jobs}" for n, a in enumerate(here)]
-            each.append({PLANES_VARIABLE: " ".join(words)})
+        each = [self.environment(host) for host in self.fabrics[0].hosts]
         return self.networks[0].launch(command, job=job, env=env, each=each)
+
+    def environment(self, host: Host) -> dict[str, str]:
+        """What a rank in this host must know of the planes."""
+        here = [next(h.address for h in fabric.hosts if h.name == host.name) for fabric in self.fabrics]
+        words = [f"{NAMES[n]}={address}@{self.fabrics[n].jobs}" for n, address in enumerate(here)]
+        return {PLANES_VARIABLE: " ".join(words)}
 
     def cut(self, number: int, *, up: bool = False) -> None:
         """Takes all host links of a plane down, at the switches' ends, or up again."""

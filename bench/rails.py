@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench rails`: one allreduce over several rails beside each rail alone, and a plane cut in the middle.
+
+Half of the hosts run the ranks with all rails, half those with a communicator for each rail; both are on the same links
+between switches, and only one of them is at work at a time.  Rounds are interleaved: rail a, rail b, both, and again.
+A figure is the median of its rounds, a round's that of its slowest rank.  ``of sum`` is the rate beside the sum of the
+single rails', ``of best`` the time beside the best single rail's.
+
+A cut: at a part of a call's time, all host links of the last plane go down.  ``extra`` is what the call took beyond
+t + (S - t R) / r, with t the moment of the cut, R the rate of all rails and r that of those left, both measured just
+before: what moved until then counts, and the rest goes over what is left at its full rate.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from netfold.bench.allreduce import READY_SECONDS, BenchFailed, size
+from netfold.bench.rails_rank import Begun, Took, Turn, uses
+from netfold.controller.fabric import Engine, FabricError, bits_per_second, leafspine
+from netfold.topo import sandbox
+from netfold.topo.mininet_path import MininetMissing
+
+if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
+    from netfold.bench.team import Team
+    from netfold.topo.planes import Planes
+
+Way: TypeAlias = "tuple[Team, int]"
+"""Ranks, and which of their communicators."""
+BACK_SECONDS = 30.0
+"""For a rail to be used again."""
+LONG = 1.0
+"""Seconds that a turn's timed calls take at least, where ``iterations`` says fewer."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to measure: ``rates`` of the planes, in order; ``cuts``: parts of a call's time at which a plane is cut."""
+
+    rails: str
+    rates: tuple[str, ...]
+    sizes: tuple[int, ...]
+    rounds: int
+    ranks: int
+    leaves: int
+    spines: int
+    engine: Engine
+    cuts: tuple[float, ...]
+    cut_bytes: int
+    timeout: float
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One size.  Seconds are medians of rounds."""
+
+    nbytes: int
+    single: list[float]
+    """Of each rail alone."""
+    together: float
+    of_best: float
+    """``together`` over the best single rail's seconds, the median of the rounds' ratios."""
+    of_sum: float
+    """Rate over the sum of the single rails' rates, the same."""
+    speedup: float
+    """Best single rail's seconds over ``together``, the same."""
+    wrong: int
+    path: str
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """A plane cut in the middle of a call."""
+
+    at: float
+    """Seconds into the call."""
+    seconds: float
+    ideal: float
+    extra: float
+    wrong: int
+    back: float
+    """Seconds from the plane's return to the first call that used it."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Everything, for --json."""
+
+    rails: str
+    rates: list[str]
+    ranks: int
+    engine: str
+    rows: list[Row]
+    cuts: list[Cut]
+
+
+def spec(
+    *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
+    cuts: str, cut_bytes: str, timeout: float,
+) -> Spec:  # fmt: skip
+    """From the command line's words.  Raises ValueError that names the option."""
+    first, last = size(begin, "-b"), size(end, "-e")
+    if not 4 <= first <= last or factor < 2 or rounds < 1:
+        raise ValueError(f"-b {begin} -e {end} -f {factor} --rounds {rounds}: expected sizes of 4 bytes or more, a "
+                         "factor of 2 or more, and a round")
+    names = tuple(rate.strip() for rate in rates.split(","))
+    try:
+        for name in names:
+            bits_per_second(name)
+    except FabricError as error:
+        raise ValueError(f"--rates: {error}") from error
+    if len(names) != len(rails.split("+")) or len(names) < 2:
+        raise ValueError(f"--rails {rails} --rates {rates}: expected two rails or more, and as many rates")
+    leaves, comma, spines = topo.partition(",")
+    if not (comma and leaves.isdecimal() and spines.isdecimal()) or ranks < 2 or ranks % int(leaves):
+        raise ValueError(f"--topo {topo} --ranks {ranks}: expected LEAVES,SPINES, and as many ranks on each leaf")
+    parts = tuple(float(part) for part in cuts.split(",") if part)
+    if any(not 0 < part < 1 for part in parts):
+        raise ValueError(f"--cuts {cuts}: expected parts of a call between 0 and 1")
+    sizes = []
+    while first <= last:
+        sizes.append(first // 4 * 4)
+        first *= factor
+    return Spec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
+                size(cut_bytes, "--cut-bytes"), timeout)  # fmt: skip
+
+
+def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> Result:
+    """Measure, print tables, write the result.  Raises BenchFailed, ValueError."""
+    try:
+        import mininet  # noqa: F401
+    except MininetMissing as error:
+        raise BenchFailed(str(error)) from error
+    sandbox.enter()
+    from mininet.log import setLogLevel
+
+    from netfold.bench.team import TeamFailed
+    from netfold.topo.net import ControllerFailed
+    from netfold.topo.planes import Planes, on_plane
+    from netfold.topo.switches import SwitchFailed
+    from netfold.topo.wiring import WiringError
+
+    setLogLevel("error")
+    logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
+    hosts, folder = 2 * spec.ranks, sandbox.rundir()
+    fabrics = [
+        on_plane(leafspine(spec.leaves, spec.spines, hosts, rate=rate, engine=spec.engine, rundir=folder), n)
+        for n, rate in enumerate(spec.rates)
+    ]
+    try:
+        rails = spec.rails.split("+")
+        with (
+            Planes(fabrics, logs=logs) as planes,
+            _team(spec, planes, logs, 0, [spec.rails]) as together,
+            _team(spec, planes, logs, 1, rails) as alone,
+        ):
+            alone.hear(READY_SECONDS)
+            for use in uses(together.hear(READY_SECONDS)[0]):
+                rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
+                echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
+            ways = [*((alone, way) for way in range(len(rails))), (together, 0)]
+            rows = _compare(spec, ways, echo)
+            cuts = [_cut(spec, ways, planes, part, echo) for part in spec.cuts]
+    except (TeamFailed, ControllerFailed, SwitchFailed, WiringError) as error:
+        raise BenchFailed(str(error)) from error
+    result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, rows, cuts)
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    return result
+
+
+def _team(spec: Spec, planes: Planes, logs: Path, half: int, ways: Sequence[str]) -> Team:
+    from netfold.bench.team import Team
+    from netfold.topo.net import environment
+
+    first = planes.networks[0]
+    under = spec.ranks // spec.leaves
+    hosts = [host for at, host in enumerate(first.fabric.hosts) if at // under % 2 == half]
+    envs = [
+        {**environment(first.fabric, hosts, rank, job="bench"), **planes.environment(host)}
+        for rank, host in enumerate(hosts)
+    ]
+    command = [sys.executable, "-m", "netfold.bench.rails_rank", str(spec.timeout), *ways]
+    return Team(f"rails{half}", command, [first.mininet.get(host.name).pid for host in hosts], envs, logs)
+
+
+def _turn(spec: Spec, team: Team, turn: Turn) -> list[Took]:
+    team.tell(msgspec.json.encode(turn))
+    lines = team.hear((turn.iterations + turn.warmup + 2) * spec.timeout)
+    return [msgspec.json.decode(line, type=Took) for line in lines]
+
+
+def _compare(spec: Spec, ways: Sequence[Way], echo: Callable[[str], None]) -> list[Row]:
+    echo(f"# {spec.ranks} ranks, planes of {spec.leaves} x {spec.spines} switches ({spec.engine}) with links of "
+         f"{', '.join(spec.rates)}; medians of {spec.rounds} interleaved rounds")
+    head = " ".join(f"{name + ' ms':>14}" for name in spec.rails.split("+"))
+    echo(f"# {'bytes':>10} {head} {'together ms':>12} {'speed-up':>8} {'of sum':>7} {'of best':>8} {'wrong':>5}")
+    rows = []
+    for nbytes in spec.sizes:
+        warm = [took for team, way in ways for took in _turn(spec, team, Turn(nbytes, 4, way=way))]
+        count = max(1, min(400, round(LONG / max(took.seconds for took in warm))))
+        times: list[list[float]] = []
+        wrong = sum(took.wrong for took in warm)
+        for number in range(spec.rounds):
+            times.append([0.0] * len(ways))
+            for step in range(len(ways)):  # every way comes at every place: who follows whom must not matter
+                at = (number + step) % len(ways)
+                team, way = ways[at]
+                took = _turn(spec, team, Turn(nbytes, count, 1, way))
+                wrong += sum(t.wrong for t in took)
+                times[-1][at] = max(t.seconds for t in took)
+        row = _row(nbytes, times, wrong, took[0].path)
+        rows.append(row)
+        singles = " ".join(f"{seconds * 1e3:>14.2f}" for seconds in row.single)
+        echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.2f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "
+             f"{row.of_best:>8.3f} {row.wrong:>5}")  # fmt: skip
+    return rows
+
+
+def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -> Row:
+    singles = [statistics.median(t[i] for t in times) for i in range(len(times[0]) - 1)]
+    return Row(
+        nbytes,
+        singles,
+        statistics.median(t[-1] for t in times),
+        statistics.median(t[-1] / min(t[:-1]) for t in times),
+        statistics.median(1 / t[-1] / sum(1 / s for s in t[:-1]) for t in times),
+        statistics.median(min(t[:-1]) / t[-1] for t in times),
+        wrong,
+        path,
+    )
+
+
+def _cut(spec: Spec, ways: Sequence[Way], planes: Planes, part: float, echo: Callable[[str], None]) -> Cut:
+    """All rails but the last plane's survive."""
+    nbytes, last = spec.cut_bytes, len(spec.rates) - 1
+    *survivors, _, (team, _) = ways
+    whole = max(took.seconds for took in _turn(spec, team, Turn(nbytes, 2, 2)))
+    left = sum(nbytes / max(t.seconds for t in _turn(spec, one, Turn(nbytes, 2, 1, way))) for one, way in survivors)
+    team.tell(msgspec.json.encode(Turn(nbytes, announce=True)))
+    begun = max(msgspec.json.decode(line, type=Begun).at for line in team.hear(spec.timeout))
+    time.sleep(max(0.0, begun + part * whole - time.monotonic()))
+    planes.cut(last)
+    at = time.monotonic() - begun
+    took = [msgspec.json.decode(line, type=Took) for line in team.hear(2 * spec.timeout)]
+    seconds = max(t.begun + t.seconds for t in took) - begun
+    ideal = at + max(0.0, nbytes - at * nbytes / whole) / left
+    planes.cut(last, up=True)
+    back = time.monotonic()
+    while _turn(spec, team, Turn(nbytes // 16))[0].states[last] != "up":
+        if time.monotonic() > back + BACK_SECONDS:
+            raise BenchFailed(f"the rail on the last plane was not used again within {BACK_SECONDS:g} s")
+    cut = Cut(at, seconds, ideal, seconds - ideal, sum(t.wrong for t in took), time.monotonic() - back)
+    echo(f"# cut after {at * 1e3:.0f} of {whole * 1e3:.0f} ms ({nbytes} bytes): took {seconds * 1e3:.0f} ms, ideally "
+         f"{ideal * 1e3:.0f}: {cut.extra * 1e3:.0f} ms extra, {cut.wrong} wrong; used again {cut.back:.1f} s after its "
+         "return")  # fmt: skip
+    return cut
