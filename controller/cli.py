@@ -22,6 +22,7 @@ from netfold.controller.cli_paths import paths
 from netfold.controller.cli_run import run
 from netfold.controller.cli_trace import flight, timeline
 from netfold.controller.fabric import Engine, Fabric, FabricError, Faults
+from netfold.wire.roce import PATH_MTU
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +48,7 @@ Duplicate = Annotated[float, typer.Option(help="Share of packets that come twice
 Reorder = Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")]
 Corrupt = Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")]
 Seed = Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")]
+PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
@@ -63,6 +65,7 @@ def up(
     reorder: Reorder = 0.0,
     corrupt: Corrupt = 0.0,
     seed: Seed = 0,
+    path_mtu: PathMtu = PATH_MTU,
     timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
     verbose: Verbose = False,
 ) -> None:
@@ -76,13 +79,13 @@ def up(
         _fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
     faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
     if topo is not None:
-        fabric = _parse_topo(topo, switch, rate, seed, **faults)
+        fabric = _parse_topo(topo, switch, rate, seed, path_mtu, **faults)
         from netfold.topo.up import up as up_topo
 
         raise typer.Exit(up_topo(fabric))
     assert file is not None
-    if (switch, rate, seed) != ("softswitch", None, 0) or any(faults.values()):
-        _fail(CANNOT, "up: --switch, --rate, --seed, --loss and other faults go with --topo; with a file, "
+    if (switch, rate, seed, path_mtu) != ("softswitch", None, 0, PATH_MTU) or any(faults.values()):
+        _fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
                       f"{file} says these things")
     _run(_serve(_load(file), timeout))
 
@@ -219,10 +222,11 @@ def fabric_(
     reorder: Reorder = 0.0,
     corrupt: Corrupt = 0.0,
     seed: Seed = 0,
+    path_mtu: PathMtu = PATH_MTU,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
 ) -> None:
     """Write a FABRIC.toml to start from."""
-    text = _parse_topo(topo, switch, rate, seed, loss=loss, duplicate=duplicate, reorder=reorder,
+    text = _parse_topo(topo, switch, rate, seed, path_mtu, loss=loss, duplicate=duplicate, reorder=reorder,
                        corrupt=corrupt).dumps()
     if out is None:
         print(text, end="")
@@ -237,6 +241,7 @@ def fabric_(
 def compile_(
     switch: SwitchKind = "softswitch",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
+    path_mtu: PathMtu = PATH_MTU,
 ) -> None:
     """Compile the fold program: p4info, and what the switch loads."""
     from google.protobuf import text_format
@@ -245,7 +250,7 @@ def compile_(
 
     engine = _engine(switch)
     try:
-        built = pipeline.build(engine)
+        built = pipeline.build(engine, path_mtu=path_mtu)
         out.mkdir(parents=True, exist_ok=True)
         config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
         config.write_bytes(built.device_config)
@@ -381,10 +386,14 @@ def _engine(name: str) -> Engine:
     _fail(CANNOT, f"--switch: expected softswitch or bmv2, got {name!r}")
 
 
-def _parse_topo(topo: str, switch: str, rate: str | None, seed: int, **faults: Unpack[Faults]) -> Fabric:
+def _parse_topo(
+    topo: str, switch: str, rate: str | None, seed: int, path_mtu: int = PATH_MTU, **faults: Unpack[Faults]
+) -> Fabric:
     from netfold.controller import generate
 
-    return _checked(lambda: generate.parse(topo, rate=rate, seed=seed, engine=_engine(switch), **faults))
+    return _checked(lambda: generate.parse(
+        topo, rate=rate, seed=seed, engine=_engine(switch), path_mtu=path_mtu, **faults
+    ))
 
 
 def _address(file: Path | None, controller: str | None) -> str:

@@ -116,7 +116,9 @@ class Controller:
         """Bring all switches to their state, then serve.  Raises StartError, PipelineError, FabricError."""
         self._token, secrets = self.fabric.secret(), self.fabric.tls()
         if self._pipeline is None and self._opens_sessions:
-            self._pipeline = await asyncio.to_thread(pipeline.build, self.fabric.engine)
+            self._pipeline = await asyncio.to_thread(
+                pipeline.build, self.fabric.engine, path_mtu=self.fabric.path_mtu
+            )
         await self._nobody_else_serves()
         fixed, routing = tables.fixed(self.fabric), self._routing(self.fabric.graph())
         for target in self._targets.values():

@@ -239,8 +239,9 @@ def loads(text: str, where: str = "fabric") -> Fabric:
 
 def validate(fabric: Fabric) -> None:
     """Raise FabricError where the fabric contradicts itself or the switch program."""
-    if fabric.path_mtu != roce.PATH_MTU:
-        raise FabricError(f"fabric.path_mtu: the switch program is made for {roce.PATH_MTU}, got {fabric.path_mtu}")
+    if fabric.path_mtu not in roce.PATH_MTUS:
+        raise FabricError(f"fabric.path_mtu: expected {' or '.join(map(str, roce.PATH_MTUS))}, for which there is a "
+                          f"switch program, got {fabric.path_mtu}")
     if not 0 <= fabric.seed < 2**32:
         raise FabricError(f"fabric.seed: expected 0..2^32-1, got {fabric.seed}")
     _grpc_address("fabric.jobs", fabric.jobs)
@@ -359,6 +360,7 @@ def leafspine(
     name: str | None = None,
     rundir: Path | None = None,
     base_port: int = 50050,
+    path_mtu: int = roce.PATH_MTU,
     **faults: Unpack[Faults],
 ) -> Fabric:
     """Every leaf linked to every spine, and the hosts spread evenly over the leaves, in order.
@@ -378,7 +380,7 @@ def leafspine(
     uppers: list[tuple[str, Role]] = [(f"spine{i + 1}", "spine") for i in range(spines)]
     cables = [(f"leaf{leaf + 1}", spine) for leaf in range(leaves) for spine, _ in uppers]
     return assemble(name or f"leafspine-{leaves}-{spines}-{hosts}", per_leaf, uppers, cables, rate=rate, seed=seed,
-                    engine=engine, rundir=rundir, base_port=base_port, faults=faults)
+                    engine=engine, rundir=rundir, base_port=base_port, faults=faults, path_mtu=path_mtu)
 
 
 def spread(hosts: int, leaves: int) -> list[int]:
@@ -398,6 +400,7 @@ def assemble(
     rundir: Path | None,
     base_port: int,
     faults: Faults,
+    path_mtu: int = roce.PATH_MTU,
 ) -> Fabric:
     """A generated fabric: leaves with so many hosts each, switches above them, and cables (lower, upper) between
     switches.  A switch's ports count up from 1, hosts first, in the order of the cables.  Raises FabricError."""
@@ -429,7 +432,8 @@ def assemble(
     for lower, uppers_ in above.items():
         links += [Link(f"{lower}:{next(ports[lower])}", f"{upper}:{next(ports[upper])}", rate, **inside)
                   for upper in uppers_]
-    fabric = Fabric(name, engine, tuple(switches), tuple(hosts), tuple(links), jobs=grpc("controller", 0), seed=seed)
+    fabric = Fabric(name, engine, tuple(switches), tuple(hosts), tuple(links), jobs=grpc("controller", 0), seed=seed,
+                    path_mtu=path_mtu)
     validate(fabric)
     return fabric
 

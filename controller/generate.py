@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Unpack
 
 from netfold.controller.fabric import Engine, Fabric, FabricError, Faults, Role, assemble, leafspine, spread
+from netfold.wire.roce import PATH_MTU
 
 FORMS: Final = {
     "leafspine": "leafspine,LEAVES,SPINES,HOSTS",
@@ -27,6 +28,7 @@ def parse(
     seed: int = 0,
     engine: Engine = "softswitch",
     rundir: Path | None = None,
+    path_mtu: int = PATH_MTU,
     **faults: Unpack[Faults],
 ) -> Fabric:
     """The fabric of one of `FORMS`.  Raises FabricError."""
@@ -37,9 +39,11 @@ def parse(
     numbers = [int(word) for word in words]
     if kind == "leafspine":
         leaves, spines, hosts = numbers
-        return leafspine(leaves, spines, hosts, rate=rate, seed=seed, engine=engine, rundir=rundir, **faults)
+        return leafspine(leaves, spines, hosts, rate=rate, seed=seed, engine=engine, rundir=rundir,
+                         path_mtu=path_mtu, **faults)
     pods, leaves, aggs, spines, hosts = numbers
-    return threetier(pods, leaves, aggs, spines, hosts, rate=rate, seed=seed, engine=engine, rundir=rundir, **faults)
+    return threetier(pods, leaves, aggs, spines, hosts, rate=rate, seed=seed, engine=engine, rundir=rundir,
+                     path_mtu=path_mtu, **faults)
 
 
 def threetier(
@@ -53,6 +57,7 @@ def threetier(
     seed: int = 0,
     engine: Engine = "softswitch",
     rundir: Path | None = None,
+    path_mtu: int = PATH_MTU,
     base_port: int = 50050,
     **faults: Unpack[Faults],
 ) -> Fabric:
@@ -71,4 +76,5 @@ def threetier(
     cables += [(f"agg{pod * aggs + spine % aggs + 1}", f"spine{spine + 1}")
                for pod in range(pods) for spine in range(spines)]
     return assemble(f"threetier-{pods}-{leaves}-{aggs}-{spines}-{hosts}", spread(hosts, pods * leaves), uppers, cables,
-                    rate=rate, seed=seed, engine=engine, rundir=rundir, base_port=base_port, faults=faults)
+                    rate=rate, seed=seed, engine=engine, rundir=rundir, base_port=base_port, faults=faults,
+                    path_mtu=path_mtu)

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,6 +22,9 @@ from finsy.proto import p4i
 from google.protobuf import text_format
 
 from netfold.controller.fabric import Engine
+from netfold.wire.roce import PATH_MTU
+
+Defines = Mapping[str, str]
 
 P4C: Final = "p4c-bm2-ss"
 P4C_TIMEOUT: Final = 120.0
@@ -51,40 +54,40 @@ def program() -> Path:
     return Path(str(resources.files("netfold.p4src") / "netfold.p4"))
 
 
-def build(engine: Engine, source: Path | None = None) -> Pipeline:
-    """Compile ``source`` (the fold program by default) for an engine.  Raises PipelineError."""
-    source = source or program()
-    return _BUILDERS[engine](source)
+def build(engine: Engine, source: Path | None = None, *, path_mtu: int = PATH_MTU) -> Pipeline:
+    """Compile ``source`` (the fold program by default) for an engine and a path MTU.  Raises PipelineError."""
+    return _BUILDERS[engine](source or program(), {"PATH_MTU": str(path_mtu)})
 
 
-def _softswitch(source: Path) -> Pipeline:
+def _softswitch(source: Path, defines: Defines) -> Pipeline:
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.compiler.driver import compile_file
 
     try:
-        program = compile_file(source)
+        program = compile_file(source, defines=defines)
     except (CompileError, OSError) as error:
         raise PipelineError(f"softswitch cannot compile {source}:\n{error}") from error
     return Pipeline(program.p4info, program.preprocessed.encode())
 
 
-def _bmv2(source: Path) -> Pipeline:
+def _bmv2(source: Path, defines: Defines) -> Pipeline:
     if shutil.which(P4C) is None:
         raise PipelineError(f"{P4C} is not on PATH: install p4c (https://github.com/p4lang/p4c), or use the engine "
                             "softswitch, which needs no compiler of its own")
-    key = _digest(sorted(source.parent.glob("*.p4")))
+    flags = [f"-D{name}={value}" for name, value in defines.items()]
+    key = _digest(sorted(source.parent.glob("*.p4")), flags)
     cache = _cache_dir()
     json, p4info = cache / f"{source.stem}-{key}.json", cache / f"{source.stem}-{key}.p4info.txtpb"
     if not (json.exists() and p4info.exists()):
-        _p4c(source, json, p4info)
+        _p4c(source, flags, json, p4info)
     return Pipeline(text_format.Parse(p4info.read_text(), p4i.P4Info()), json.read_bytes())
 
 
-def _p4c(source: Path, json: Path, p4info: Path) -> None:
+def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> None:
     """Compile beside the targets and move into place: a reader or a second compiler never sees half a file."""
     with tempfile.TemporaryDirectory(dir=json.parent) as scratch:
         made_json, made_info = Path(scratch, "program.json"), Path(scratch, "program.p4info.txtpb")
-        command = [P4C, str(source), "-o", str(made_json), "--p4runtime-files", str(made_info)]
+        command = [P4C, *flags, str(source), "-o", str(made_json), "--p4runtime-files", str(made_info)]
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=P4C_TIMEOUT, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired as error:
@@ -95,9 +98,9 @@ def _p4c(source: Path, json: Path, p4info: Path) -> None:
         made_json.replace(json)
 
 
-def _digest(sources: Iterable[Path]) -> str:
+def _digest(sources: Iterable[Path], flags: Sequence[str]) -> str:
     version = subprocess.run([P4C, "--version"], capture_output=True, timeout=P4C_TIMEOUT, stdin=subprocess.DEVNULL)
-    digest = hashlib.sha256(version.stdout)
+    digest = hashlib.sha256(version.stdout + "\0".join(flags).encode())
     for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -112,4 +115,4 @@ def _cache_dir() -> Path:
     return path
 
 
-_BUILDERS: Final[dict[Engine, Callable[[Path], Pipeline]]] = {"softswitch": _softswitch, "bmv2": _bmv2}
+_BUILDERS: Final[dict[Engine, Callable[[Path, Defines], Pipeline]]] = {"softswitch": _softswitch, "bmv2": _bmv2}

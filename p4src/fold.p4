@@ -50,10 +50,8 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     // epoch 16 | PSN 24 | done 1 | ECN 1 | operation 3 | 0 19 | bitmap 64.  Epoch 0 is never used: a slot of zeros is
     // free.
     register<bit<128>>(SLOTS)   slot_state;
-    register<word_t>(SLOTS)     slot_word0;
-    register<word_t>(SLOTS)     slot_word1;
-    register<word_t>(SLOTS)     slot_word2;
-    register<word_t>(SLOTS)     slot_word3;
+#define SLOT_WORD(i)        register<word_t>(SLOTS) slot_word##i;
+    EACH_WORD(SLOT_WORD)
 
     bit<1>      direction = UP;
     bit<16>     epoch = 0;
@@ -154,30 +152,20 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
     word_t  sum = 0;
     word_t  sign = 0;       // of the end that a lane stands at, or runs over
 
-    action store_words() {
-        slot_word0.write(slot, hdr.lanes[0].w);
-        slot_word1.write(slot, hdr.lanes[1].w);
-        slot_word2.write(slot, hdr.lanes[2].w);
-        slot_word3.write(slot, hdr.lanes[3].w);
-    }
-    action load_words() {
-        slot_word0.read(hdr.lanes[0].w, slot);
-        slot_word1.read(hdr.lanes[1].w, slot);
-        slot_word2.read(hdr.lanes[2].w, slot);
-        slot_word3.read(hdr.lanes[3].w, slot);
-    }
-#define ADD_SUM(i, reg, T)                                                                  \
-        reg.read(w, slot);                                                                  \
+#define STORE_WORD(i)   slot_word##i.write(slot, hdr.lanes[i].w);
+#define LOAD_WORD(i)    slot_word##i.read(hdr.lanes[i].w, slot);
+#define ADD_SUM(i, T)                                                                       \
+        slot_word##i.read(w, slot);                                                         \
         hdr.lanes[i].w = SUM(w, hdr.lanes[i].w, T);                                         \
-        reg.write(slot, hdr.lanes[i].w);
-#define ADD_MAX32(i, reg)                                                                   \
-        reg.read(w, slot);                                                                  \
+        slot_word##i.write(slot, hdr.lanes[i].w);
+#define MAX32(i)                                                                            \
+        slot_word##i.read(w, slot);                                                         \
         top = NOT_LESS32(w, hdr.lanes[i].w);                                                \
         top = SPREAD32(top);                                                                \
         hdr.lanes[i].w = SELECT(top, w, hdr.lanes[i].w);                                    \
-        reg.write(slot, hdr.lanes[i].w);
-#define ADD_SAT32(i, reg)                                                                   \
-        reg.read(w, slot);                                                                  \
+        slot_word##i.write(slot, hdr.lanes[i].w);
+#define SAT32(i)                                                                            \
+        slot_word##i.read(w, slot);                                                         \
         sum = SUM(w, hdr.lanes[i].w, TOP32);                                                \
         /* who is at an end stays there; where a sum overflows, both have its sign */       \
         sign = (AT_END32(w) & w) | (~AT_END32(w) & hdr.lanes[i].w);                         \
@@ -185,37 +173,17 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         top = (AT_END32(w) | AT_END32(hdr.lanes[i].w) | OVERFLOW32(w, hdr.lanes[i].w, sum)) & TOP32; \
         top = SPREAD32(top);                                                                \
         hdr.lanes[i].w = SELECT(top, END32(sign), sum);                                     \
-        reg.write(slot, hdr.lanes[i].w);
-    action sum32() {
-        ADD_SUM(0, slot_word0, TOP32)
-        ADD_SUM(1, slot_word1, TOP32)
-        ADD_SUM(2, slot_word2, TOP32)
-        ADD_SUM(3, slot_word3, TOP32)
-    }
-    action max32() {
-        ADD_MAX32(0, slot_word0)
-        ADD_MAX32(1, slot_word1)
-        ADD_MAX32(2, slot_word2)
-        ADD_MAX32(3, slot_word3)
-    }
-    action sum16() {
-        ADD_SUM(0, slot_word0, TOP16)
-        ADD_SUM(1, slot_word1, TOP16)
-        ADD_SUM(2, slot_word2, TOP16)
-        ADD_SUM(3, slot_word3, TOP16)
-    }
-    action sum8() {
-        ADD_SUM(0, slot_word0, TOP8)
-        ADD_SUM(1, slot_word1, TOP8)
-        ADD_SUM(2, slot_word2, TOP8)
-        ADD_SUM(3, slot_word3, TOP8)
-    }
-    action sat32() {
-        ADD_SAT32(0, slot_word0)
-        ADD_SAT32(1, slot_word1)
-        ADD_SAT32(2, slot_word2)
-        ADD_SAT32(3, slot_word3)
-    }
+        slot_word##i.write(slot, hdr.lanes[i].w);
+#define SUM32(i)        ADD_SUM(i, TOP32)
+#define SUM16(i)        ADD_SUM(i, TOP16)
+#define SUM8(i)         ADD_SUM(i, TOP8)
+    action store_words() { EACH_WORD(STORE_WORD) }
+    action load_words()  { EACH_WORD(LOAD_WORD) }
+    action sum32()       { EACH_WORD(SUM32) }
+    action max32()       { EACH_WORD(MAX32) }
+    action sum16()       { EACH_WORD(SUM16) }
+    action sum8()        { EACH_WORD(SUM8) }
+    action sat32()       { EACH_WORD(SAT32) }
 
     counter(1, CounterType.packets_and_bytes) corrupt;      // ICRC wrong at the first hop
     Icrc() icrc_check;

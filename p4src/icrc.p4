@@ -13,7 +13,8 @@
     hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, hdr.bth.connection, hdr.bth.operation, \
     hdr.bth.ack_req, hdr.bth.psn
 #define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
-#define ICRC_PAYLOAD    hdr.lanes[0].w, hdr.lanes[1].w, hdr.lanes[2].w, hdr.lanes[3].w
+#define WORD(i)         hdr.lanes[i].w
+#define ICRC_PAYLOAD    ALL_WORDS(WORD)
 
 control Icrc(in headers_t hdr, out bit<32> icrc) {
     bit<32> crc;

@@ -4,6 +4,8 @@
 #define PARSER_P4
 #include "headers.p4"
 
+#define EXTRACT(i)  pkt.extract(hdr.lanes[i]);
+
 parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     state start {
         transition select(sm.ingress_port) {
@@ -58,10 +60,7 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
         transition lanes;
     }
     state lanes {
-        pkt.extract(hdr.lanes[0]);
-        pkt.extract(hdr.lanes[1]);
-        pkt.extract(hdr.lanes[2]);
-        pkt.extract(hdr.lanes[3]);
+        EACH_WORD(EXTRACT)
         pkt.extract(hdr.icrc);
         transition accept;
     }

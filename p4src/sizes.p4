@@ -3,12 +3,28 @@
 #ifndef SIZES_P4
 #define SIZES_P4
 
-// A word is p4c's widest type: 64 lanes of 32 bits.  A path MTU of payload is WORDS of them.
-#define WORD_BITS   2048
-#define WORDS       4                     // 4 * 256 bytes = path MTU 1024
-#define PAYLOAD     1024
+// Payload bytes of every data packet of this fabric: 1024 or 4096 (-D PATH_MTU=4096).
+#ifndef PATH_MTU
+#define PATH_MTU    1024
+#endif
 
-// One slot holds the words of one packet: 16384 of them are 16 MiB.  Jobs get disjoint, power-of-two ranges.
+// A word is p4c's widest type: 64 lanes of 32 bits.  A payload is WORDS of them.  Registers and headers are things of
+// their own for each word, so EACH_WORD writes what is done with one word, X(i), for all.
+#define WORD_BITS   2048
+#if PATH_MTU == 1024
+#define WORDS       4
+#define EACH_WORD(X)    X(0) X(1) X(2) X(3)
+#define ALL_WORDS(X)    X(0), X(1), X(2), X(3)
+#elif PATH_MTU == 4096
+#define WORDS       16
+#define EACH_WORD(X)    X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
+#define ALL_WORDS(X)    X(0), X(1), X(2), X(3), X(4), X(5), X(6), X(7), X(8), X(9), X(10), X(11), X(12), X(13), X(14), \
+                        X(15)
+#else
+#error "PATH_MTU: expected 1024 or 4096"
+#endif
+
+// One slot holds the words of one packet: 16384 of them are 16 MiB, or 64.  Jobs get disjoint, power-of-two ranges.
 #define SLOTS       16384
 
 #define LEAVES      1024                  // switches that hosts hang on
@@ -24,8 +40,8 @@
 #define WRITE_ONLY      0x0a
 
 // UDP lengths of a full data packet: UDP 8 + BTH 12 [+ RETH 16] + payload + ICRC 4
-#define UDP_LEN_DATA    (8 + 12 + PAYLOAD + 4)
-#define UDP_LEN_RETH    (8 + 12 + 16 + PAYLOAD + 4)
+#define UDP_LEN_DATA    (8 + 12 + PATH_MTU + 4)
+#define UDP_LEN_RETH    (8 + 12 + 16 + PATH_MTU + 4)
 
 #define ECN_CE          3
 

@@ -52,7 +52,7 @@ GOOD = leafspine(2, 1, 2, loss=0.5, rate="1gbit").dumps()
     ('engine = "softswitch"', 'engine = "ovs"', ["fabric.engine", "ovs"]),
     ('role = "leaf"', 'role = "core"', ["switch", "role", "core"]),
     ("device_id = 1", 'device_id = "one"', ["switch", "device_id", "int"]),
-    ("path_mtu = 1024", "path_mtu = 4096", ["path_mtu", "1024", "4096"]),
+    ("path_mtu = 1024", "path_mtu = 2048", ["path_mtu", "1024 or 4096", "2048"]),
     ('address = "10.0.1.1"', 'address = "10.0.1"', ["host[0].address", "'10.0.1'"]),
     ('address = "10.0.2.1"', 'address = "10.0.1.1"', ["host[1].address", "10.0.1.1", "host[0]"]),
     ('mac = "02:00:0a:00:01:01"', 'mac = "03:00:0a:00:01:01"', ["host[0].mac", "unicast"]),

@@ -10,7 +10,8 @@ from mininet.topo import Topo
 
 from netfold.controller.fabric import Engine, Fabric, leafspine
 from netfold.topo.switches import CLASSES
-from netfold.topo.wiring import FabricHost, FabricLink, Way
+from netfold.topo.wiring import FabricHost, FabricLink, Way, mtu_for
+from netfold.wire.roce import PATH_MTU
 
 
 class FabricTopo(Topo):  # type: ignore[misc]
@@ -51,7 +52,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
             addresses = {f"addr{i}": macs[end.node] for i, end in enumerate((a, b), 1) if end.node in macs}
             self.addLink(
                 a.node, b.node, port1=a.port, port2=b.port, **addresses,
-                cls=FabricLink, rate=link.rate, offload=offload,
+                cls=FabricLink, rate=link.rate, offload=offload, mtu=mtu_for(fabric.path_mtu),
             )  # fmt: skip
 
 
@@ -71,13 +72,14 @@ class LeafSpine(FabricTopo):
         seed: int = 0,
         engine: Engine = "softswitch",
         base_port: int = 50050,
+        path_mtu: int = PATH_MTU,
         save: str | None = None,
         **options: Any,
     ) -> None:
         """Mininet calls this with the constructor's arguments."""
         fabric = leafspine(
             leaves, spines, hosts, rate=rate, seed=seed, engine=engine, base_port=base_port,
-            loss=loss, duplicate=duplicate, reorder=reorder, corrupt=corrupt,
+            path_mtu=path_mtu, loss=loss, duplicate=duplicate, reorder=reorder, corrupt=corrupt,
         )  # fmt: skip
         if save is not None:
             fabric.save(Path(save))

@@ -16,9 +16,12 @@ from mininet.link import Intf, Link
 from mininet.node import Host, Node
 
 from netfold.controller.fabric import bits_per_second
+from netfold.wire.roce import Opcode, ip_packet_bytes
 
 GATEWAY: Final = "169.254.1.1"
 MTU: Final = 1500
+JUMBO: Final = 4200
+"""Of links whose packets hold 4096 bytes; the switches carry nothing longer."""
 HTB_QUANTUM: Final = 60_000
 """Bytes; HTB warns of larger ones, and a super-packet has up to 64 KiB."""
 NAME_LIMIT: Final = 15
@@ -39,6 +42,11 @@ def execute(node: Node, script: str, what: str) -> str:
     if done.returncode != 0:
         raise WiringError(f"{what} failed with status {done.returncode}:\n{done.stderr.strip()}")
     return done.stdout
+
+
+def mtu_for(path_mtu: int) -> int:
+    """The MTU of a link for packets of a path MTU."""
+    return MTU if ip_packet_bytes(Opcode.WRITE_FIRST, path_mtu) <= MTU else JUMBO
 
 
 class FabricIntf(Intf):  # type: ignore[misc]
