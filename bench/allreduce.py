@@ -83,6 +83,8 @@ class Row(msgspec.Struct, frozen=True):
     """Of all ranks together, for one operation, as their processes are charged (the kernel's own threads are not)."""
     switch_cpu_seconds: float
     """Of all switch processes, for one operation."""
+    machine_busy: float
+    """Share of all cores that were busy while it ran: at 1 the processors are what limits it."""
     retransmissions: int
     wrong: int
     path: str
@@ -225,7 +227,7 @@ def _measure(
         f"of {spec.iterations}"
     )
     echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
-         f"{'cpu s/GB':>8} {'switches':>8} {'repeats':>7} {'wrong':>5}")  # fmt: skip
+         f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'repeats':>7} {'wrong':>5}")  # fmt: skip
     rows: list[Row] = []
     for nbytes in spec.sizes:
         turns: dict[str, list[tuple[list[Took], float]]] = {name: [] for name in spec.algorithms}
@@ -266,6 +268,7 @@ def _row(spec: Spec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Too
         link_fraction=least * 8 / median / bits_per_second(spec.rate),
         cpu_seconds=statistics.median(sum(took.cpu_seconds for took in ranks) for ranks, _ in rounds),
         switch_cpu_seconds=statistics.median(spent for _, spent in rounds) if on_fabric else 0.0,
+        machine_busy=statistics.median(ranks[0].machine_busy for ranks, _ in rounds),
         retransmissions=sum(took.retransmissions for ranks, _ in rounds for took in ranks),
         wrong=sum(took.wrong for ranks, _ in rounds for took in ranks),
         path=rounds[-1][0][0].path,
@@ -280,13 +283,18 @@ def _line(row: Row, rows: Sequence[Row]) -> str:
     return (
         f"  {row.nbytes:>10}  {row.algorithm:<24} {row.seconds * 1e3:>9.2f} {spread:>17} "
         f"{row.algbw_bytes_per_s / 1e6:>10.1f} {row.link_fraction:>5.0%} {row.cpu_seconds / gigabytes:>8.1f} "
-        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.retransmissions:>7} {row.wrong:>5}{beside}"
+        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.retransmissions:>7} {row.wrong:>5}{beside}"
     )
 
 
 def cpu_seconds(pid: int) -> float:
-    """What the scheduler has charged a process's threads, in nanoseconds' precision."""
-    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    """What the scheduler has charged the threads of a process and of its children, in nanoseconds' precision.
+
+    A softswitch's packets are its child's (softswitch/p4runtime/process.py).
+    """
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    own = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    return own + sum(cpu_seconds(int(child)) for task in tasks for child in (task / "children").read_text().split())
 
 
 def _place(name: str) -> str:

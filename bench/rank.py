@@ -55,6 +55,8 @@ class Took(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Elements beyond the error bound of `bound`, in the last operation."""
     path: str
     """What carried it, in the library's words."""
+    machine_busy: float
+    """Share of all cores that were, meanwhile."""
 
 
 class Way(Protocol):
@@ -202,15 +204,25 @@ def measure(way: Way, turn: Turn, setup: Setup, rank: int) -> Took:
         way.allreduce(source, out, turn.algorithm)
     before = way.retransmissions()
     way.line_up()
+    idle, total = idle_of_all()
     begin, busy = time.perf_counter(), time.process_time()
     for _ in range(turn.iterations):
         way.allreduce(source, out, turn.algorithm)
     seconds = (time.perf_counter() - begin) / turn.iterations
     cpu = (time.process_time() - busy) / turn.iterations
+    later_idle, later_total = idle_of_all()
+    machine_busy = 1 - (later_idle - idle) / max(1, later_total - total)
     again = way.retransmissions() - before
     way.line_up()  # nobody checks on a core that another still needs
     wrong = count_wrong(out, setup, elements, turn.algorithm) if turn.check else 0
-    return Took(seconds, cpu, again, wrong, way.explain(turn.nbytes, turn.algorithm))
+    return Took(seconds, cpu, again, wrong, way.explain(turn.nbytes, turn.algorithm), machine_busy)
+
+
+def idle_of_all() -> tuple[int, int]:
+    """Ticks that the machine's cores were idle, and all ticks, since it started."""
+    with open("/proc/stat", encoding="ascii") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]  # guests are in user's already
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def data(seed: int, rank: int, elements: int) -> Floats:

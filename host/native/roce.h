@@ -12,7 +12,7 @@
 
 #define NF_UDP_PORT 4791
 #define NF_MAX_PATH_MTU 4096           /* payload bytes of every packet: 1024, or this */
-#define NF_MESSAGE_PACKETS 256         /* longest message: FIRST, MIDDLE..., LAST */
+#define NF_MESSAGE_PACKETS 4096        /* longest message; long, since a FIRST is longer and parts super-packets */
 #define NF_PKEY 0xffff
 #define NF_PSN_MASK 0xffffffu
 #define NF_ECN_CE 3

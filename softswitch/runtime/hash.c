@@ -129,9 +129,42 @@ static uint32_t crc32(const uint8_t *p, size_t n) {
 static uint16_t crc16(const uint8_t *p, size_t n) { return (uint16_t)crc_by_table(crc16_table, 0, p, n); }
 
 /* The ones' complement sum of 16-bit words, in machine byte order, not folded; in vectors as wide as the machine has. */
-#if defined(__AVX512F__)
-#define VECTOR 64
-#elif defined(__AVX2__)
+static inline uint64_t sum16_short(const uint8_t *p, size_t n) {
+    uint64_t sum = 0;
+    for (; n >= 4; p += 4, n -= 4) {
+        uint32_t w;
+        memcpy(&w, p, 4);
+        sum += w;
+    }
+    if (n >= 2) {
+        uint16_t w;
+        memcpy(&w, p, 2);
+        sum += w;
+        p += 2, n -= 2;
+    }
+    return n ? sum + *p : sum;    /* an odd byte is the upper half of a big-endian word */
+}
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+/* Words are summed in pairs by the dot product with ones, which is signed: each is taken as its difference from 2^15.
+ * 32-bit sums hold 2^15 steps of it, more than SS_MAX_FRAME needs. */
+static uint64_t sum16(const uint8_t *p, size_t n) {
+    if (n < 32) return sum16_short(p, n);
+    const __m512i middle = _mm512_set1_epi16(INT16_MIN), ones = _mm512_set1_epi16(1);
+    __m512i a = _mm512_setzero_si512(), b = a;
+    int64_t words = 64;
+    for (; n >= 128; p += 128, n -= 128, words += 64) {
+        a = _mm512_dpwssd_epi32(a, _mm512_xor_si512(_mm512_loadu_si512(p), middle), ones);
+        b = _mm512_dpwssd_epi32(b, _mm512_xor_si512(_mm512_loadu_si512(p + 64), middle), ones);
+    }
+    /* What is left, and zeros. */
+    __mmask64 first = n < 64 ? (1ull << n) - 1 : ~0ull, second = n > 64 ? (1ull << (n - 64)) - 1 : 0;
+    a = _mm512_dpwssd_epi32(a, _mm512_xor_si512(_mm512_maskz_loadu_epi8(first, p), middle), ones);
+    b = _mm512_dpwssd_epi32(b, _mm512_xor_si512(_mm512_maskz_loadu_epi8(second, p + 64), middle), ones);
+    return (uint64_t)(_mm512_reduce_add_epi32(_mm512_add_epi32(a, b)) + 32768 * words);
+}
+#else
+#if defined(__AVX2__)
 #define VECTOR 32
 #else
 #define VECTOR 16
@@ -150,19 +183,9 @@ static uint64_t sum16(const uint8_t *p, size_t n) {
     uint64_t sum = 0;
     low += high;
     for (size_t i = 0; i < VECTOR / 8; i++) sum += low[i];
-    for (; n >= 4; p += 4, n -= 4) {
-        uint32_t w;
-        memcpy(&w, p, 4);
-        sum += w;
-    }
-    if (n >= 2) {
-        uint16_t w;
-        memcpy(&w, p, 2);
-        sum += w;
-        p += 2, n -= 2;
-    }
-    return n ? sum + *p : sum;    /* an odd byte is the upper half of a big-endian word */
+    return sum + sum16_short(p, n);
 }
+#endif
 
 uint16_t ss_csum16(const uint8_t *bytes, uint32_t n, const uint8_t *more, uint32_t n_more) {
     uint64_t sum = sum16(bytes, n) + sum16(more, n_more);

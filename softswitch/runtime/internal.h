@@ -58,6 +58,7 @@ typedef struct ss_table {
     ss_prefix *prefixes; uint32_t n_prefixes;   /* longest first */
     /* SS_BY_LIST (ternary, range, optional): slots by falling priority, then slot; packed: their key and mask words */
     uint32_t *order; uint64_t *packed; uint32_t cap_order;
+    uint64_t *last_key; ss_rule *last;           /* what the packet before looked up: packets come in runs; NULL: nothing */
     uint64_t generation;
     uint32_t default_action; uint8_t *default_params;
     ss_count_cell default_count; ss_meter_cell default_meter;

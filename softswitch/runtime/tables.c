@@ -89,16 +89,28 @@ ss_rule *ss_rule_match(const ss_table *t, const uint64_t *key) {
     return NULL;
 }
 
+static inline bool same_words(const ss_table *t, const uint64_t *a, const uint64_t *b) {
+    uint64_t differs = 0;
+    for (uint32_t i = 0; i < t->words; i++) differs |= a[i] ^ b[i];
+    return differs == 0;
+}
+
+static ss_rule *find_and_keep(ss_table *t, const uint64_t *words) {
+    t->last = ss_rule_match(t, words);
+    if (t->last) memcpy(t->last_key, words, 8 * t->words);
+    return t->last;
+}
+
 /* ---- what a program calls --------------------------------------------------------------------------------------------- */
 
 ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint8_t *key, const uint8_t *sel, uint32_t sel_len) {
     (void)packet;
-    const ss_table *t = &sw->tables[table];
+    ss_table *t = &sw->tables[table];
     uint64_t words[t->words];
     ss_rule *rule = NULL;
     if (likely(t->used && t->info->n_keys)) {
         load_key(t, key, words);
-        rule = ss_rule_match(t, words);
+        rule = t->last && same_words(t, words, t->last_key) ? t->last : find_and_keep(t, words);
     }
     if (!rule) return (ss_entry){.action = t->default_action, .hit = false, .params = t->default_params};
     rule->last_hit = sw->now_us;
@@ -270,6 +282,7 @@ ss_rule *ss_rule_add(ss_table *t, const uint64_t *key, const uint64_t *mask, int
         pack(t, rule, t->packed + i * each);
     }
     t->slots[slot] = rule;
+    t->last = NULL;
     t->free_hint = slot + 1;
     t->used++;
     return rule;
@@ -304,6 +317,7 @@ void ss_rule_remove(ss_table *t, ss_rule *rule) {
         memmove(t->packed + i * each, t->packed + (i + 1) * each, after * each * 8);
     }
     t->slots[rule->slot] = NULL;
+    t->last = NULL;
     if (rule->slot < t->free_hint) t->free_hint = rule->slot;
     t->used--;
     free(rule);
@@ -315,6 +329,7 @@ void ss_rule_clear(ss_table *t) {
     if (t->slots) memset(t->slots, 0, t->n_slots * sizeof *t->slots);
     if (t->buckets) memset(t->buckets, 0, t->n_buckets * sizeof *t->buckets);
     t->n_prefixes = t->used = t->free_hint = 0;
+    t->last = NULL;
 }
 
 /* ---- opening --------------------------------------------------------------------------------------------------------------- */
@@ -345,7 +360,8 @@ static bool open_table(ss_table *t, const ss_table_info *info) {
         if (n > t->max_params) t->max_params = n;
     }
     t->default_params = calloc(1, t->max_params + 1);
-    return t->default_params != NULL;
+    t->last_key = calloc(t->words, 8);
+    return t->default_params && t->last_key;
 }
 
 bool ss_tables_open(ss_switch *sw) {
@@ -361,7 +377,7 @@ void ss_tables_close(ss_switch *sw) {
         ss_table *t = &sw->tables[i];
         ss_rule_clear(t);
         free(t->offsets), free(t->value_bits), free(t->slots), free(t->buckets), free(t->prefixes);
-        free(t->order), free(t->packed), free(t->default_params);
+        free(t->order), free(t->packed), free(t->default_params), free(t->last_key);
     }
     free(sw->tables);
 }
