@@ -71,6 +71,24 @@ def test_an_exact_entry_matches_its_key_alone(engine: LocalEngine) -> None:
     assert look_up(engine, Op.EXACT, 0, 8) is None
 
 
+def test_the_same_key_again_sees_what_changed_between(engine: LocalEngine) -> None:
+    """Packets come in runs of one key, and an entry that comes, changes or goes between two of them holds at once."""
+    table = engine.table("ternary")
+    wide = entry(table, [(0, 0), (0, 0)], 3, priority=1)
+    narrow = entry(table, [(0, 0), (5, ONES32)], 4, priority=2)
+    engine.insert(wide)
+    assert [look_up(engine, Op.TERNARY, 0, 5) for _ in range(2)] == [3, 3]
+    engine.insert(narrow)
+    assert [look_up(engine, Op.TERNARY, 0, 5) for _ in range(2)] == [4, 4]
+    engine.modify(entry(table, [(0, 0), (5, ONES32)], 6, priority=2))
+    assert look_up(engine, Op.TERNARY, 0, 5) == 6
+    assert look_up(engine, Op.TERNARY, 0, 9) == 3
+    engine.delete(narrow)
+    assert [look_up(engine, Op.TERNARY, 0, 5) for _ in range(2)] == [3, 3]
+    engine.delete(wide)
+    assert look_up(engine, Op.TERNARY, 0, 5) is None
+
+
 def test_the_longest_prefix_wins(engine: LocalEngine) -> None:
     """Among entries with the same exact part."""
     table = engine.table("lpm")
