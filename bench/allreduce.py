@@ -283,7 +283,8 @@ def _line(row: Row, rows: Sequence[Row]) -> str:
     return (
         f"  {row.nbytes:>10}  {row.algorithm:<24} {row.seconds * 1e3:>9.2f} {spread:>17} "
         f"{row.algbw_bytes_per_s / 1e6:>10.1f} {row.link_fraction:>5.0%} {row.cpu_seconds / gigabytes:>8.1f} "
-        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.retransmissions:>7} {row.wrong:>5}{beside}"
+        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.retransmissions:>7} "
+        f"{row.wrong:>5}{beside}"
     )
 
 
