@@ -12,7 +12,8 @@ import typer
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")],
-    ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every host.")] = None,
+    ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
+                                       "host; a multiple of the hosts puts several on each.")] = None,
     topo: Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
                                              help="Bring this fabric up for the run.")] = None,
     fabric: Annotated[Path | None, typer.Option(metavar="FABRIC.toml", help="A fabric that is up in Mininet; default: "

@@ -290,3 +290,37 @@ def test_without_trees_machines_reduce_inside_first() -> None:
         assert comms[0]._peers.measured is not None
         assert comms[0]._peers.measured.inside is not None
         assert "hierarchical" in comms[0].explain(4 << 20)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_maxima_and_minima_fold_over_machines() -> None:
+    """Inside by the same operation: exact for both dtypes."""
+    with loopback_job(6, members=3) as comms:
+        for dtype in ("int32", "float32"):
+            own = arrays(6, 5000, dtype)
+            highest = everyone(comms, lambda c, x=own: c.allreduce(x[c.rank], op="max"))
+            lowest = everyone(comms, lambda c, x=own: c.allreduce(x[c.rank], op="min"))
+            assert all(np.array_equal(out, np.max(own, axis=0)) for out in highest)
+            assert all(np.array_equal(out, np.min(own, axis=0)) for out in lowest)
+        assert sum(comm.stats().packets_sent for comm in comms) > 0
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("lane_bits", [16, 8])
+def test_narrow_lanes_over_machines_are_made_good_by_feedback(lane_bits: Any) -> None:
+    """Each rank keeps what its own part of a machine's sum left out: over many rounds the mean error vanishes."""
+    rounds = 40
+    with loopback_job(4, members=2) as comms:
+        own = arrays(4, 3000, "float32")
+        exact = np.sum(own, axis=0, dtype=np.float64)
+        owed = [np.zeros(3000, np.float32) for _ in range(4)]
+        total, worst = np.zeros(3000), 0.0
+        for _ in range(rounds):
+            outs = everyone(
+                comms, lambda c: c.allreduce(own[c.rank], lane_bits=lane_bits, feedback=owed[c.rank])
+            )
+            assert all((out == outs[0]).all() for out in outs)
+            total += outs[0]
+            worst = max(worst, float(np.max(np.abs(outs[0] - exact))))
+        assert worst > 0
+        assert np.max(np.abs(total / rounds - exact)) < 2.5 * worst / rounds

@@ -230,8 +230,8 @@ def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(len(hosts)),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(list(hosts[:rank]).count(host)),
+        "LOCAL_WORLD_SIZE": str(list(hosts).count(host)),
         "MASTER_ADDR": hosts[0].address,
         # jobs beside each other on one fabric meet at ports of their own
         "MASTER_PORT": str(MASTER_PORT + zlib.crc32(job.encode()) % 1000),

@@ -101,14 +101,18 @@ def run_on(
 
 
 def chosen(fabric: Fabric, ranks: int | None) -> list[Host]:
-    """The first ``ranks`` hosts of a fabric, or all.  Raises CannotRun."""
-    count = len(fabric.hosts) if ranks is None else ranks
-    if not 1 <= count <= len(fabric.hosts):
+    """Hosts by rank: the first ``ranks`` of a fabric, or all; of more ranks each host gets equally many, side by side.
+
+    Raises CannotRun.
+    """
+    hosts = len(fabric.hosts)
+    count = hosts if ranks is None else ranks
+    if count < 1 or (count > hosts and count % hosts):
         raise CannotRun(
-            f"run -np {ranks}: expected 1 to {len(fabric.hosts)}, the hosts of {fabric.name}: each rank needs one of "
-            "its own; make a larger fabric"
+            f"run -np {ranks}: expected 1 to {hosts}, the hosts of {fabric.name}, or a multiple of {hosts}: what folds "
+            "needs equally many ranks on every host"
         )
-    return list(fabric.hosts[:count])
+    return [host for host in fabric.hosts[:count] for _ in range(max(1, count // hosts))]
 
 
 def mininet_hosts(names: Sequence[str], proc: Path = Path("/proc")) -> list[int]:
