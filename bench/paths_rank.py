@@ -20,24 +20,18 @@ import msgspec
 import numpy as np
 
 from netfold.controller import operator, path_service, rpc
-from netfold.host import path_client
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import even
 from netfold.host.jobs import JobClient
 from netfold.host.link import listen
-from netfold.host.path_client import PathClient
+from netfold.host.path_client import PlannedPaths
 from netfold.host.peers import Peers
 from netfold.host.roce import RoceMesh
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Plan, Report
-from netfold.wire.paths import Flow
+from netfold.wire.jobs import Join, Report
 
 Mode = Literal["pinned", "ecmp", "spray", "reps"]
 Collective = Literal["all_to_all", "halving_doubling", "ring", "all_gather"]
-PATTERN: Final[dict[str, Callable[[int], list[list[Flow]]]]] = {
-    "all_to_all": path_client.all_to_all, "halving_doubling": path_client.halving_doubling, "ring": path_client.ring,
-    "all_gather": path_client.ring,
-}
 FAIL, HEAL = "FAIL", "HEAL"
 TIMEOUT: Final = 30.0
 OVERTAKE: Final = 64
@@ -91,15 +85,15 @@ class Rank:
         """Everything; rounds of all modes take turns, so that what else the machine does meets them alike."""
         for number in range(self.spec.rounds):
             for mode in self.spec.modes:
-                with self.session(f"{mode}-{number}", mode) as (client, plan, mesh, peers):
+                with self.session(f"{mode}-{number}", mode) as (mesh, peers):
                     for collective in self.spec.collectives:
-                        self.cell(client, plan, mesh, peers, mode, collective, number, fail=False)
+                        self.cell(mesh, peers, mode, collective, number, fail=False)
                 if self.spec.fail:
-                    with self.session(f"{mode}-{number}-fail", mode) as (client, plan, mesh, peers):
-                        self.cell(client, plan, mesh, peers, mode, "all_to_all", number, fail=True)
+                    with self.session(f"{mode}-{number}-fail", mode) as (mesh, peers):
+                        self.cell(mesh, peers, mode, "all_to_all", number, fail=True)
 
     @contextmanager
-    def session(self, job: str, mode: Mode) -> Iterator[tuple[JobClient, Plan, RoceMesh, Peers]]:
+    def session(self, job: str, mode: Mode) -> Iterator[tuple[RoceMesh, Peers]]:
         """A job of its own, with the switches in its mode from before the first packet."""
         if self.rank == 0:
             self._wait_for_all_links()
@@ -114,27 +108,21 @@ class Rank:
         if mode == "reps":
             settings["recycle"] = True
         if mode == "pinned":
-            with PathClient(client, plan, path_client.all_to_all(self.world), scope=self.spec.scope) as paths:
-                settings |= {"ports": paths.now.ports, "queue_pairs": paths.queue_pairs}
+            settings["planned"] = PlannedPaths(client, plan, scope=self.spec.scope)
         mesh = RoceMesh(plan, listener, timeout=TIMEOUT, **settings)
         peers = Peers(mesh, algorithm="ring")
         try:
-            yield client, plan, mesh, peers
+            yield mesh, peers
         finally:
             mesh.close()
             client.leave(Report(plan.job, self.rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, 0))
             client.close()
 
     def cell(
-        self, client: JobClient, plan: Plan, mesh: RoceMesh, peers: Peers, mode: Mode, collective: Collective,
+        self, mesh: RoceMesh, peers: Peers, mode: Mode, collective: Collective,
         number: int, *, fail: bool,
     ) -> None:
         """Runs one collective, and prints its row on rank 0."""
-        paths: PathClient | None = None
-        if mode == "pinned":
-            paths = PathClient(client, plan, PATTERN[collective](self.world), scope=self.spec.scope)
-            mesh.adopt(paths.now)
-            mesh.on_suspect = paths.suspect
         work, check = self.work(peers, collective, number)
         peers.barrier()
         before, again = self._uplinks(), self._again(mesh)
@@ -157,9 +145,6 @@ class Rank:
             cell = Cell(mode, collective, number, float(table[:, 0].max()), moved, float(table[:, 1].max()),
                         int(table[:, 2].sum()), int(table[:, 3].max()), fail)
             print(msgspec.json.encode(cell).decode(), flush=True)
-        if paths is not None:
-            paths.close()
-            mesh.on_suspect = lambda peer, port: None
 
     def work(self, peers: Peers, collective: Collective, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """What to time, and what must hold afterwards."""

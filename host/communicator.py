@@ -34,6 +34,7 @@ from netfold.host.mesh_memory import MemoryFabric
 from netfold.host.mesh_tcp import TcpMesh
 from netfold.host.multirail import MultiRail
 from netfold.host.parallel import ParallelFold
+from netfold.host.path_client import PlannedPaths
 from netfold.host.peers import Peers
 from netfold.host.planes import RAILS_VARIABLE, Joined, RailSpec, join_rails, specs_of
 from netfold.host.rail import DTYPES, LaneRail, Op, Rail, RailStats
@@ -114,7 +115,7 @@ class Communicator(Group):
         shared = any(len(ranks) > 1 for ranks in plan.machines)
         if rail == "roce" and shared:
             raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {_sharing(plan)}; use rail='tcp'")
-        mesh = _mesh(plan, listener, timeout, rail)
+        mesh = _mesh(plan, listener, timeout, rail, client)
         machines = plan.machines if shared else ()
         peers = Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers, machines=machines)
         timeline = mesh.timeline = asked(plan.job, plan.rank, plan.world)
@@ -479,7 +480,9 @@ def _ring_order(plan: Plan) -> list[int]:
     return [peer.rank for peer in sorted(plan.peers, key=place)]
 
 
-def _mesh(plan: Plan, listener: socket.socket | None, timeout: float, rail: RailName) -> Mesh:
+def _mesh(
+    plan: Plan, listener: socket.socket | None, timeout: float, rail: RailName, client: JobClient | None
+) -> Mesh:
     if plan.world == 1:
         if listener is not None:
             listener.close()
@@ -489,8 +492,19 @@ def _mesh(plan: Plan, listener: socket.socket | None, timeout: float, rail: Rail
     if rail == "roce":
         from netfold.host.roce import RoceMesh  # its native library is built only where it is wanted
 
-        return RoceMesh(plan, listener, timeout=timeout)
+        return RoceMesh(plan, listener, timeout=timeout, planned=_planned(plan, client))
     return TcpMesh(plan, listener, timeout=timeout)
+
+
+def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:
+    """The controller's paths for this job, where it has any; all ranks get them or none."""
+    if client is None:
+        return None
+    try:
+        return PlannedPaths(client, plan, order=_ring_order(plan))
+    except PlanError as error:
+        log.warning("%s; the switches choose paths by their hash", error)
+        return None
 
 
 def check_plan(plan: Plan) -> None:

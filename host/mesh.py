@@ -90,6 +90,11 @@ class Mesh(ABC):
     def begin(self, call: Call) -> None:
         """All messages from here on belong to ``call``."""
 
+    def expect(self, algorithm: str) -> None:
+        """Says whose messages come next, by an allreduce algorithm or "all_to_all": a mesh whose paths are planned
+        plans them for these.  All ranks say the same.  Between operations."""
+        del algorithm
+
     @abstractmethod
     def abort(self, error: BaseException) -> None:
         """Tells the peers that this rank gave up, as far as that is possible without waiting."""

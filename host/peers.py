@@ -101,6 +101,7 @@ class Peers:
             what = f"{reduction.op} of {out.size} x {reduction.element}"
             name = self.pick(out.nbytes, algorithm, what)
             self.note(f"{self.mesh.kind}, {name}")
+            self.mesh.expect(name)
             self._run(f"{what} by {name}", self._allreduce(name, out, reduction), out.nbytes)
         else:
             self.operations += 1
@@ -110,6 +111,7 @@ class Peers:
     def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
+        self.mesh.expect("ring")
         self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction, order=self.order), data.nbytes)
         self.bytes_reduced += data.nbytes
         reduction.finish(data[pieces[self.rank]], self.size)
@@ -117,6 +119,7 @@ class Peers:
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
         """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
         strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
+        self.mesh.expect("ring")
         self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
 
     def broadcast(self, data: Flat, root: int) -> None:
@@ -162,6 +165,7 @@ class Peers:
 
     def all_to_all(self, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice]) -> None:
         """``out[taken[r]]`` = rank r's ``source[given[this rank]]``."""
+        self.mesh.expect("all_to_all")
         self._run(f"all_to_all of {out.dtype}", all_to_all.all_to_all(self.mesh, source, given, out, taken), 1)
 
     def barrier(self) -> None:

@@ -36,9 +36,10 @@ from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch,
 from netfold.host.link import Link
 from netfold.host.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
 from netfold.host.mesh_tcp import TcpMesh
+from netfold.host.path_client import PlannedPaths
 from netfold.host.roce_native import ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
 from netfold.host.roce_sockets import OURS, open_sockets
-from netfold.host.ways import Way, Ways
+from netfold.host.ways import MOST_PAIRS, Way, Ways
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths
@@ -49,7 +50,6 @@ CLEAR = struct.Struct("!QQIIHH68s")
 """call number, bytes, tag, key, path MTU, queue pairs, call text (cut): 96 bytes."""
 SLOTS = 64
 """Receives that one rank may have posted at another before the next waits for one to be done."""
-MOST_PAIRS = 31
 MOST_PORTS = 256
 ENTROPIES = 32
 """Source ports that REPS draws from, where none are given: alike on all ranks, for answers name them."""
@@ -126,6 +126,7 @@ class RoceMesh(TcpMesh):
     reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
     ports        UDP source ports, which queue pairs take in turn; default: as many as needed, chosen by the kernel
     recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
+    planned      the controller's paths: gives queue_pairs and ports, and is the mesh's from here on
     shared       a FoldRail is going to be opened on the same address (roce_sockets)
     All ranks must give the same queue_pairs, path_mtu and window.
     Raises PlanError, TransportError, ValueError.
@@ -145,9 +146,12 @@ class RoceMesh(TcpMesh):
         reorder: int = 3,
         ports: Sequence[int] = (),
         recycle: bool = False,
+        planned: PlannedPaths | None = None,
         shared: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if planned is not None:
+            queue_pairs, ports = planned.queue_pairs, planned.ports
         if not 1 <= queue_pairs <= MOST_PAIRS:
             raise ValueError(f"queue_pairs={queue_pairs}: expected 1 .. {MOST_PAIRS}")
         if len(ports) > MOST_PORTS or len(set(ports)) < len(ports) or not all(0 < port < 65536 for port in ports):
@@ -174,8 +178,7 @@ class RoceMesh(TcpMesh):
             self._endpoint.ports(self.ports)
             self._recycle = recycle
             self.ways = Ways(self.ports, (rank for rank in addresses if rank != plan.rank))
-            self.on_suspect: Callable[[int, int], None] = lambda peer, port: None
-            """Called with a peer and the source port of a path that does not answer, where another one does."""
+            self._planned = planned
             self._blamed: dict[int, tuple[int, int]] = {}
             """Queue pairs that left a path: its port, and how much was acknowledged until then."""
             self._end_of: dict[int, tuple[_End, int]] = {}
@@ -483,7 +486,8 @@ class RoceMesh(TcpMesh):
                 answered = self._endpoint.standing(pair).acknowledged > before
             if answered and end.ports[lane] != port:
                 del self._blamed[pair]
-                self.on_suspect(end.rank, port)
+                if self._planned is not None:
+                    self._planned.suspect(end.rank, port)
 
     def standings(self) -> dict[int, list[native.Standing]]:
         """By peer: where its queue pairs are, control first."""
@@ -515,6 +519,11 @@ class RoceMesh(TcpMesh):
         return self._error
 
     # ---- life ------------------------------------------------------------------------------------------------------
+    def expect(self, algorithm: str) -> None:
+        paths = None if self._planned is None else self._planned.changed(algorithm)
+        if paths is not None:
+            self.adopt(paths)
+
     def begin(self, call: Call) -> None:
         super().begin(call)
         self._text = call.text.encode()[:68]
@@ -557,6 +566,8 @@ class RoceMesh(TcpMesh):
 
     def _stop(self) -> None:
         """From here on nobody writes into our callers' memory."""
+        if self._planned is not None:
+            self._planned.close()
         if self._io is not None:
             self._io.close()
             self._io = None

@@ -8,9 +8,12 @@ does not answer is suspect for all peers under the same leaf, until the controll
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from netfold.wire.paths import Paths
+
+MOST_PAIRS: Final = 31
+"""Queue pairs for data between two ranks at most: their numbers have 5 bits for it."""
 
 
 class Way(NamedTuple):

@@ -16,7 +16,7 @@ from netfold.host.roce_native import STALLED, Endpoint
 from netfold.wire.roce import Opcode
 
 MILLISECOND = 1000 * MICROSECOND
-BLAMED, BLAMED_ALONE = 80 * MILLISECOND, 110 * MILLISECOND
+BLAMED, BLAMED_ALONE = 70 * MILLISECOND, 110 * MILLISECOND
 """NF_RC_STALL and NF_RC_STALL_ALONE of native/rc.h."""
 ENTROPIES = range(61_000, 61_016)
 
@@ -74,7 +74,7 @@ def stall(wires: Wires, pair: int) -> int:
 
 
 def test_a_path_that_dies_is_blamed_and_left() -> None:
-    """Where another path to the peer answers, after 80 ms; the flow goes on at once by another port, whole and exact,
+    """Where the peer is heard elsewhere, after 70 ms; the flow goes on at once by another port, whole and exact,
     and has not stood still for 200 ms."""
     wires = two(ports=[PORT, PORT + 5])
     for number in (1, 2):
@@ -95,7 +95,7 @@ def test_a_path_that_dies_is_blamed_and_left() -> None:
 
 
 def test_a_peer_that_is_silent_everywhere_gets_more_time() -> None:
-    """Nothing says whether the path or the peer is at fault: blamed after 110 ms, not 80, and again if the next path
+    """Nothing says whether the path or the peer is at fault: blamed after 110 ms, not 70, and again if the next path
     is no better."""
     wires = two(ports=[PORT, PORT + 5])
     connect(*wires.endpoints)

@@ -467,6 +467,7 @@ static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t so
         rc->foreign++;
         return;
     }
+    qp->heard = now;
     if (qp->broken) {
         if (qp->in.refusal && p[0] != NF_RC_ACKNOWLEDGE) {
             qp->in.refusal_due = true;
@@ -516,13 +517,12 @@ void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bo
 }
 
 /* ---- time ----------------------------------------------------------------------------------------------------- */
-/* Whether this peer has answered since then on another path. */
-static bool answers_elsewhere(const nf_rc *rc, const nf_qp *qp, int64_t since)
+/* Whether anything came from this peer on another queue pair since then. */
+static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since)
 {
     for (uint32_t i = 0; i < rc->n_qps; i++) {
         const nf_qp *other = &rc->qps[i];
-        if (other->plan.peer == qp->plan.peer && other->plan.source_port != qp->plan.source_port &&
-            other->out.answered > since)
+        if (other != qp && other->plan.peer == qp->plan.peer && other->heard > since)
             return true;
     }
     return false;
@@ -534,7 +534,7 @@ static bool stalls(const nf_rc *rc, nf_qp *qp, int64_t now)
     nf_requester *r = &qp->out;
     int64_t waited = now - r->blamed, next = waited < NF_RC_STALL ? NF_RC_STALL : NF_RC_STALL_ALONE;
     bool blame = r->silent > 1 && (waited >= NF_RC_STALL_ALONE ||
-                                   (waited >= NF_RC_STALL && answers_elsewhere(rc, qp, r->since + NF_RC_STALL / 8)));
+                                   (waited >= NF_RC_STALL && lives(rc, qp, now - NF_RC_STALL / 2)));
     if (blame)
         r->blamed = now;
     else if (waited < next && r->deadline > r->blamed + next)

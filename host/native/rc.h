@@ -21,9 +21,9 @@
 #define NF_RC_AETH_BYTES 4
 #define NF_RC_RUN 60                   /* packets of one super-packet at most */
 #define NF_RC_NEVER INT64_MAX
-/* Nanoseconds without an answer after which a path is blamed: where the peer has answered on another path meanwhile, and
- * where it has not, so that maybe its process just does not run. */
-#define NF_RC_STALL 80000000ll
+/* Nanoseconds without an answer after which a path is blamed: where anything else came from the peer just now, and where
+ * nothing did, so that maybe its process just does not run. */
+#define NF_RC_STALL 70000000ll
 #define NF_RC_STALL_ALONE 110000000ll
 #define NF_RC_MESSAGE (1u << 30)       /* longest message, bytes; the specification allows twice that */
 

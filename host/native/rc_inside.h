@@ -42,8 +42,7 @@ typedef struct {
     /* timer, RFC 6298 */
     int64_t srtt, rttvar, rto, deadline;
     uint32_t silent;                   /* time-outs since anything was acknowledged */
-    int64_t answered;                  /* last acknowledgement */
-    int64_t since, longest;            /* the same, or first packet after idling; longest wait for one */
+    int64_t since, longest;            /* last acknowledgement, or first packet after idling; longest wait for one */
     int64_t blamed;                    /* the same, or when a path was blamed last */
     /* congestion */
     double allowed, marked_share;
@@ -82,6 +81,7 @@ typedef struct {
     nf_requester out;
     nf_responder in;
     nf_reps *reps;                     /* NULL: all packets leave by plan.source_port */
+    int64_t heard;                     /* when anything came last */
     bool broken;
     bool listed, answering;            /* in rc->active, in rc->answers */
 } nf_qp;

@@ -194,7 +194,7 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     }
     rc->progress += end - before;
     r->longest = now - r->since > r->longest ? now - r->since : r->longest;
-    r->since = r->blamed = r->answered = now;
+    r->since = r->blamed = now;
     r->silent = 0;
     set_rto(r);
     r->deadline = r->una < r->next ? now + r->rto : NF_RC_NEVER;
