@@ -27,8 +27,8 @@ from netfold.topo import sandbox
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
-WINDOW: Final[dict[Engine, int]] = {"softswitch": 512, "bmv2": 64}
-"""Packets in flight on a queue pair at most: BMv2's queues hold 64 packets."""
+WINDOW: Final[dict[Engine, int]] = {"softswitch": 128, "bmv2": 64}
+"""Packets in flight on a queue pair at most: 20 ms of a 50 Mb/s link; BMv2's queues hold 64 packets."""
 QUEUE: Final = 4_000_000
 """Bytes that a mended link's queue holds."""
 SECONDS: Final = 600.0

@@ -127,13 +127,15 @@ class Rank:
         peers.barrier()
         before, again = self._uplinks(), self._again(mesh)
         peers.barrier()
+        mesh.forget_stalls()
         if fail and self.rank == 0:
             print(FAIL, flush=True)
         begin = time.monotonic()
         work()
         seconds = time.monotonic() - begin
+        stalled = self._stalled(mesh)
         check()
-        row = np.array([seconds, self._stalled(mesh), self._again(mesh) - again, self._pairs(mesh)], np.float64)
+        row = np.array([seconds, stalled, self._again(mesh) - again, self._pairs(mesh)], np.float64)
         rows = np.empty(self.world * row.size)
         rows[self.rank * row.size : (self.rank + 1) * row.size] = row
         peers.all_gather(rows, even(rows.size, self.world))

@@ -489,6 +489,11 @@ class RoceMesh(TcpMesh):
                 if self._planned is not None:
                     self._planned.suspect(end.rank, port)
 
+    def forget_stalls(self) -> None:
+        """``stalled`` of all standings counts from here on."""
+        with self._quiet():
+            self._endpoint.forget_stalls()
+
     def standings(self) -> dict[int, list[native.Standing]]:
         """By peer: where its queue pairs are, control first."""
         with self._quiet():

@@ -135,6 +135,7 @@ def library() -> C.CDLL:
     declare("nf_rc_event_next", C.c_bool, pointer, C.POINTER(Event))
     declare("nf_rc_progress", u64, pointer)
     declare("nf_rc_foreign", u64, pointer)
+    declare("nf_rc_forget_stalls", None, pointer)
     declare("nf_rc_standing_of", C.c_bool, pointer, u32, C.POINTER(Standing))
     declare("nf_rc_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
     declare("nf_rc_io_close", None, pointer)
@@ -280,6 +281,10 @@ class Endpoint:
     def foreign(self) -> int:
         """Packets received that are for none of our queue pairs, or no RoCEv2 that we know."""
         return int(self._lib.nf_rc_foreign(self.handle))
+
+    def forget_stalls(self) -> None:
+        """Standing.stalled counts from here on."""
+        self._lib.nf_rc_forget_stalls(self.handle)
 
     def standing(self, pair: int) -> Standing:
         """Where a queue pair is."""

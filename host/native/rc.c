@@ -532,9 +532,10 @@ static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since)
 static bool stalls(const nf_rc *rc, nf_qp *qp, int64_t now)
 {
     nf_requester *r = &qp->out;
-    int64_t waited = now - r->blamed, next = waited < NF_RC_STALL ? NF_RC_STALL : NF_RC_STALL_ALONE;
-    bool blame = r->silent > 1 && (waited >= NF_RC_STALL_ALONE ||
-                                   (waited >= NF_RC_STALL && lives(rc, qp, now - NF_RC_STALL / 2)));
+    int64_t far = 2 * r->srtt < NF_RC_STALL_MOST ? 2 * r->srtt : NF_RC_STALL_MOST;
+    int64_t early = far > NF_RC_STALL ? far : NF_RC_STALL, late = far > NF_RC_STALL_ALONE ? far : NF_RC_STALL_ALONE;
+    int64_t waited = now - r->blamed, next = waited < early ? early : late;
+    bool blame = r->silent > 1 && (waited >= late || (waited >= early && lives(rc, qp, now - NF_RC_STALL / 2)));
     if (blame)
         r->blamed = now;
     else if (waited < next && r->deadline > r->blamed + next)
@@ -565,6 +566,12 @@ int64_t nf_rc_deadline(const nf_rc *rc)
         least = one < least ? one : least;
     }
     return least;
+}
+
+void nf_rc_forget_stalls(nf_rc *rc)
+{
+    for (uint32_t i = 0; i < rc->n_qps; i++)
+        rc->qps[i].out.longest = 0;
 }
 
 bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s)

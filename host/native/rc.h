@@ -22,9 +22,10 @@
 #define NF_RC_RUN 60                   /* packets of one super-packet at most */
 #define NF_RC_NEVER INT64_MAX
 /* Nanoseconds without an answer after which a path is blamed: where anything else came from the peer just now, and where
- * nothing did, so that maybe its process just does not run. */
+ * nothing did, so that maybe its process just does not run.  Where queues are long, two round trips, but no more than MOST. */
 #define NF_RC_STALL 70000000ll
 #define NF_RC_STALL_ALONE 110000000ll
+#define NF_RC_STALL_MOST 150000000ll
 #define NF_RC_MESSAGE (1u << 30)       /* longest message, bytes; the specification allows twice that */
 
 typedef struct nf_rc nf_rc;
@@ -106,5 +107,7 @@ bool nf_rc_has_events(const nf_rc *);
 /* Grows with every packet that was new to us and every one of ours that was acknowledged. */
 uint64_t nf_rc_progress(const nf_rc *);
 uint64_t nf_rc_foreign(const nf_rc *); /* packets for queue pairs that we do not have, or that are none of ours */
+/* Forgets the longest stalls so far, of all queue pairs. */
+void nf_rc_forget_stalls(nf_rc *);
 bool nf_rc_standing_of(const nf_rc *, uint32_t qp, nf_rc_standing *);
 #endif
