@@ -28,10 +28,8 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     register<bit<32>>(512)  fault_number;       // packets seen on each port
     register<bit<32>>(512)  fault_due;
     register<bit<594>>(512) fault_head;         // folded 1 | RETH there 1 | headers 560 | ICRC 32
-    register<word_t>(512)   fault_word0;
-    register<word_t>(512)   fault_word1;
-    register<word_t>(512)   fault_word2;
-    register<word_t>(512)   fault_word3;
+#define SHELF_WORD(i)       register<word_t>(512) fault_word##i;
+    EACH_WORD(SHELF_WORD)
 
     bit<32>  number = 0;
     bit<32>  draw = 0;
@@ -73,6 +71,8 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     counter(512, CounterType.packets) fault_duplicated;
     counter(512, CounterType.packets) fault_held;
 
+#define SHELVE(i)   fault_word##i.write((bit<32>)port, hdr.lanes[i].w);
+#define TAKE(i)     fault_word##i.read(hdr.lanes[i].w, (bit<32>)port);
     action to_shelf() {
         if (hdr.reth.isValid()) {
             has_reth = 1;
@@ -82,12 +82,10 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
             hdr.ipv4.flags ++ hdr.ipv4.frag_offset ++ hdr.ipv4.ttl ++ hdr.ipv4.protocol ++ hdr.ipv4.checksum ++
             hdr.ipv4.src ++ hdr.ipv4.dst ++ hdr.udp.sport ++ hdr.udp.dport ++ hdr.udp.length ++ hdr.udp.checksum ++
             hdr.bth.opcode ++ hdr.bth.flags ++ hdr.bth.pkey ++ hdr.bth.fecn_becn ++ hdr.bth.connection ++
-            hdr.bth.operation ++ hdr.bth.ack_req ++ hdr.bth.psn ++ hdr.reth.address ++ hdr.reth.rkey ++ hdr.reth.length ++ hdr.icrc.crc;
+            hdr.bth.operation ++ hdr.bth.ack_req ++ hdr.bth.psn ++ hdr.reth.address ++ hdr.reth.rkey ++
+            hdr.reth.length ++ hdr.icrc.crc;
         fault_head.write((bit<32>)port, head);
-        fault_word0.write((bit<32>)port, hdr.lanes[0].w);
-        fault_word1.write((bit<32>)port, hdr.lanes[1].w);
-        fault_word2.write((bit<32>)port, hdr.lanes[2].w);
-        fault_word3.write((bit<32>)port, hdr.lanes[3].w);
+        EACH_WORD(SHELVE)
     }
     action from_shelf() {
         fault_head.read(head, (bit<32>)port);
@@ -122,10 +120,7 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         hdr.bth.ack_req = head[191:184];
         hdr.bth.psn = head[183:160];
         hdr.icrc.crc = head[31:0];
-        fault_word0.read(hdr.lanes[0].w, (bit<32>)port);
-        fault_word1.read(hdr.lanes[1].w, (bit<32>)port);
-        fault_word2.read(hdr.lanes[2].w, (bit<32>)port);
-        fault_word3.read(hdr.lanes[3].w, (bit<32>)port);
+        EACH_WORD(TAKE)
         fault_due.write((bit<32>)port, 0);
     }
     apply {

@@ -40,11 +40,12 @@ def write_pcap(path: Path, frames: list[bytes]) -> None:
 @in_sandbox(timeout=200)
 def test_a_fabric_of_4096_bytes_a_packet_folds(engine: Engine, tmp_path: Path) -> None:
     """int32 is exact, float32 within the bound, maxima, narrow lanes and saturation right, the same bits on all ranks
-    with and without loss; and a quarter of the packets, whose ICRCs hold and which tshark dissects."""
+    with and without loss, repetition, reordering and corruption; a quarter of the packets, whose ICRCs hold and which
+    tshark dissects."""
     digests = set()
     for loss in (0.0, 0.02):
-        fabric = leafspine(2, 1, 4, rate=RATES[engine], loss=loss, seed=1, engine=engine, rundir=sandbox.rundir(),
-                           path_mtu=MTU)
+        fabric = leafspine(2, 1, 4, rate=RATES[engine], loss=loss, duplicate=loss, reorder=loss, corrupt=loss, seed=1,
+                           engine=engine, rundir=sandbox.rundir(), path_mtu=MTU)
         offload = None if loss else False  # a capture shall show packets as they are on a wire
         with Network(fabric, logs=tmp_path / f"logs{loss}", offload=offload) as network, Capture() as capture:
             output = network.launch([*program("rank_operations.py"), "7"], job="sums").wait(within=90)
