@@ -31,7 +31,7 @@ def allreduce(
         str,
         typer.Option("--algorithms", "--algos",
                      help="By commas: innet, roce, auto, ring, halving_doubling, ... over the fabric, with @bridge "
-                     " behind one of TCP's over a plain kernel bridge; gloo, always over the bridge."),
+                     "behind one of TCP's over a plain kernel bridge; gloo, always over the bridge."),
     ] = "innet,roce,ring,ring@bridge,halving_doubling@bridge,gloo",
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Of the data and the losses.")] = 0,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from netfold.host import cost
+from netfold.host import calibration, cost
 from netfold.host.collectives import (
     ALLREDUCE,
     all_to_all,
@@ -240,10 +240,23 @@ class Peers:
             if not nbytes:  # whatever: nothing will be sent but a barrier
                 return Measured(cost.Link(0.0, 0.0), 1.0)
             with self.mesh.operation(Call(self.number, f"{self.name}measuring links, for {what}")):
-                self.measured = measure(self.mesh)
-                if (rows := self._shared_rows()) is not None:
-                    self.measured = replace(self.measured, inside=measure_inside(self.mesh, self._local(), rows))
+                self.measured = self._remembered() or self._measured()
         return self.measured
+
+    def _remembered(self) -> Measured | None:
+        """What an earlier run measured, where every rank knows it ($NETFOLD_COST, which some rank may lack)."""
+        ours = calibration.load(os.environ.get(calibration.COST_VARIABLE), self.size)
+        if ours is not None and self._shared_rows() is not None and ours.inside is None:
+            ours = None  # of one rank a machine
+        return ours if calibration.agree(self.mesh, ours) else None
+
+    def _measured(self) -> Measured:
+        measured = measure(self.mesh)
+        if (rows := self._shared_rows()) is not None:
+            measured = replace(measured, inside=measure_inside(self.mesh, self._local(), rows))
+        if self.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
+            calibration.save(path, self.size, measured)
+        return measured
 
     def _link(self, nbytes: int, what: str) -> cost.Link:
         return self._measure(nbytes, what).link if self.size > 1 else cost.Link(0.0, 0.0)

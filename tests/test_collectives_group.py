@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from helpers_host import everyone, loopback_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold.host import peers as peers_module
+from netfold.host.calibration import agree
 from netfold.host.collectives.measure import Measured, measure
 from netfold.host.collectives.shared_memory import machines
 from netfold.host.communicator import Communicator, _ring_order, check_plan
@@ -182,9 +185,9 @@ def test_a_communicator_offers_all_collectives(rail: Any) -> None:
         for result in everyone(comms, work):
             if result is not None:
                 raise AssertionError("a rank failed") from result
-        folds = "does not fold" in comms[0].explain(4000, op="max")
+        folds = "does not fold" in comms[0].explain(4000, op="product")
         assert folds == (rail == "innet")
-        assert "predicted" in comms[0].explain(4000, op="max")
+        assert "predicted" in comms[0].explain(4000, op="product")
 
 
 def test_asynchronous_operations_keep_their_order() -> None:
@@ -251,6 +254,55 @@ def test_all_ranks_measure_the_same_and_choose_alike() -> None:
     assert got[0].link.alpha == pytest.approx(5e-3)
     assert got[0].contention >= 1
     assert got[0].link.beta > 0
+
+
+def test_figures_are_kept_for_the_next_run_where_all_ranks_know_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NETFOLD_COST: written once, read by the next run, by number of ranks; measured again where it is spoilt."""
+    file = tmp_path / "cost.json"
+    monkeypatch.setenv("NETFOLD_COST", str(file))
+    calls: list[int] = []
+
+    def figures(mesh: Mesh) -> Measured:
+        calls.append(mesh.rank)
+        return Measured(Link(mesh.size / 1024, 1e-8), 1.0)
+
+    monkeypatch.setattr(peers_module, "measure", figures)
+
+    def measured(ranks: int) -> Measured:
+        got = values(MemoryFabric(ranks).run(lambda mesh: Peers(mesh).choice(64).seconds))
+        assert got == [got[0]] * ranks
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Measured])[str(ranks)]
+
+    first = measured(3)
+    assert sorted(calls) == [0, 1, 2]
+    assert measured(3) == first == Measured(Link(3 / 1024, 1e-8), 1.0)
+    assert len(calls) == 3, "read, not measured"
+    assert measured(4).link.alpha == 4 / 1024
+    assert len(calls) == 7
+    assert measured(3) == first
+    assert len(calls) == 7, "figures of other sizes stay"
+    file.write_text("{")
+    measured(3)
+    assert len(calls) == 10
+    assert "NETFOLD_COST" in caplog.text
+
+
+@pytest.mark.parametrize("known", [[], [0], [0, 1], [0, 1, 2]])
+def test_figures_that_not_all_ranks_have_are_not_used(known: list[int]) -> None:
+    """Ranks that chose differently would end the job; so they do where the figures differ."""
+
+    def work(mesh: Mesh, alphas: dict[int, float]) -> bool:
+        ours = Measured(Link(alphas[mesh.rank], 1e-8), 1.0) if mesh.rank in alphas else None
+        with mesh.operation(Call(1, "agree")):
+            return agree(mesh, ours)
+
+    alike = dict.fromkeys(known, 0.0001)
+    assert values(MemoryFabric(3).run(lambda mesh: work(mesh, alike))) == [len(known) == 3] * 3
+    if known:
+        other = {**alike, known[-1]: 2e-4}
+        assert values(MemoryFabric(3).run(lambda mesh: work(mesh, other))) == [False] * 3
 
 
 def test_the_environment_and_arguments_override_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
