@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of `netfold bench allreduce`: commands come as lines of JSON, measurements go out the same way.
 
-    python -m netfold.bench.rank '{"world": 8, "algorithms": ["innet", "ring"], ...}'     RANK, NETFOLD_*, ... set
+    python -m netfold.bench.rank '{"world": 8, "algorithms": ["innet", "ring"], ...}'               # RANK, NETFOLD_*, ... set
 
+Turns may stand on the command line, behind it, instead (the demo's races).
 Ranks without a controller (on the bridge) print where their TCP listens, and get everybody's places as first line.
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -171,8 +173,8 @@ class Gloo:
         self._dist.destroy_process_group()
 
 
-def serve(setup: Setup) -> None:
-    """Turns, until the input ends."""
+def serve(setup: Setup, turns: Iterable[str | bytes]) -> None:
+    """Takes its turns and tells what each took; says {} once it is ready."""
     rank = int(os.environ["RANK"])
     with contextlib.ExitStack() as opened:
         ways: dict[str, Way] = {}
@@ -182,7 +184,7 @@ def serve(setup: Setup) -> None:
                 way = ways[kind] = _open(kind, setup)
                 opened.callback(way.close)
         _say(b"{}")
-        for line in sys.stdin:
+        for line in turns:
             turn = msgspec.json.decode(line, type=Turn)
             _say(msgspec.json.encode(measure(ways[_kind(turn.algorithm, setup)], turn, setup, rank)))
 
@@ -269,4 +271,4 @@ def _say(line: bytes) -> None:
 
 
 if __name__ == "__main__":
-    serve(msgspec.json.decode(sys.argv[1], type=Setup))
+    serve(msgspec.json.decode(sys.argv[1], type=Setup), sys.argv[2:] or sys.stdin)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-    from netfold.topo import race, train
+    from netfold.topo import train
     from netfold.topo.net import Network
     from netfold.topo.report import Carried, Report, Time, Traffic
 
@@ -214,7 +213,7 @@ def _races(network: Network, elements: int, console: Console) -> tuple[list[Time
 
     times: list[Time] = []
     ring: Traffic | None = None
-    ways: tuple[tuple[race.Way, str], ...] = (("innet", "in the network"), ("tcp", "ring over TCP"), ("gloo", "gloo"))
+    ways = (("innet", "in the network"), ("ring", "ring over TCP"), ("gloo", "gloo"))
     for way, name in ways:
         if way == "gloo" and find_spec("torch") is None:
             times.append(reports.Time(name, None, "torch is not installed"))
@@ -226,26 +225,22 @@ def _races(network: Network, elements: int, console: Console) -> tuple[list[Time
         except RankFailed as error:
             times.append(reports.Time(name, None, f"failed, see logs: {str(error).splitlines()[0]}"))
             continue
-        if way == "tcp":
+        if way == "ring":
             ring = reports.between(before, reports.traffic(network.status().links))
     return times, ring
 
 
-def _race(network: Network, way: race.Way, elements: int) -> float:
-    """Median over the turns of the slowest rank's time.  Raises RankFailed."""
+def _race(network: Network, way: str, elements: int) -> float:
+    """Seconds of one allreduce on the slowest rank, the mean of some.  Raises RankFailed."""
     import msgspec
 
-    from netfold.topo import race
+    from netfold.bench.rank import Setup, Took, Turn
 
-    # gloo's meeting point; its port is free, since the fabric's hosts are ours alone
-    master = f"{network.fabric.hosts[0].address}:29500"
-    spec = race.Spec(way, elements, RACE_REPEATS, RACE_WARMUP, master)
-    ranks = network.launch(
-        [sys.executable, "-m", "netfold.topo.race", msgspec.json.encode(spec).decode()], job=f"race-{way}"
-    )  # fmt: skip
-    times = [msgspec.json.decode(lines[-1], type=race.Times).seconds for lines in ranks.wait(RACE_SECONDS)]
-    slowest: list[float] = [max(turn) for turn in zip(*times, strict=True)]
-    return statistics.median(slowest)
+    setup = Setup(len(network.fabric.hosts), [way], timeout=RACE_SECONDS / 3)
+    turn = Turn(way, 4 * elements, RACE_REPEATS, RACE_WARMUP, check=False)
+    words = [msgspec.json.encode(word).decode() for word in (setup, turn)]
+    ranks = network.launch([sys.executable, "-m", "netfold.bench.rank", *words], job=f"race-{way}")
+    return max(msgspec.json.decode(lines[-1], type=Took).seconds for lines in ranks.wait(RACE_SECONDS))
 
 
 def _trees(results: list[train.Result]) -> list[Carried]:
