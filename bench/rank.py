@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of `netfold bench allreduce`: commands come as lines of JSON, measurements go out the same way.
 
-    python -m netfold.bench.rank '{"world": 8, "algorithms": ["innet", "ring"], ...}'               # RANK, NETFOLD_*, ... set
+    python -m netfold.bench.rank '{"world": 8, "algorithms": ["innet"], ...}'      # RANK, NETFOLD_*, ... set
 
 Turns may stand on the command line, behind it, instead (the demo's races).
 Ranks without a controller (on the bridge) print where their TCP listens, and get everybody's places as first line.
@@ -257,6 +257,8 @@ def _kind(algorithm: str, setup: Setup) -> str:
         return "gloo"
     if not setup.controller:
         return "plain"
+    if algorithm == "auto" and "innet" in setup.algorithms:  # an address has one UDP port 4791, and both fold
+        return "innet"
     return algorithm if algorithm in ("innet", "roce", "auto") else "tcp"
 
 

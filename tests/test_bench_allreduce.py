@@ -68,6 +68,13 @@ def test_wrong_sums_are_counted(bits: int) -> None:
     assert rank.count_wrong(out, setup, 1000, "innet") == 2
 
 
+def test_what_folds_on_an_address_shares_its_port() -> None:
+    """UDP 4791 is one communicator's: the chooser and folding by name are the same one where both are asked for."""
+    assert rank._kind("auto", rank.Setup(4, ["innet", "auto"])) == rank._kind("innet", rank.Setup(4, ["innet", "auto"]))
+    assert rank._kind("auto", rank.Setup(4, ["auto", "ring"])) != rank._kind("ring", rank.Setup(4, ["auto", "ring"]))
+    assert rank._kind("auto", rank.Setup(4, ["auto"], controller=False)) == "plain"
+
+
 @pytest.mark.netns
 @pytest.mark.timeout(150)
 def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
