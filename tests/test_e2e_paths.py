@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
-from helpers_topo import ENGINES, in_sandbox
+from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.fabric import Engine
+from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.controller.path_service import Table
+from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
 from netfold.bench.paths import MODES, Settings, draw, run, show, summary
+from netfold.topo.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = {
@@ -49,3 +55,37 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
     log = (tmp_path / "logs" / "controller.log").read_text()
     assert "no answer from rank" in log
     assert "suspect for leaf" in log
+
+
+def netfold_paths(fabric: Fabric, *words: str) -> Table:
+    """`netfold paths ...`, as an operator types it."""
+    command = [sys.executable, "-m", "netfold.controller.cli", "paths", *words, "--controller", fabric.jobs, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return msgspec.json.decode(done.stdout, type=Table)
+
+
+@in_sandbox(timeout=100)
+def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> None:
+    """All its RoCE packets between leaves are pinned, both uplinks carry alike; with one drained all take the other,
+    and a mode set by the operator is in force."""
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+
+        def use() -> list[int]:
+            """Bytes that leaf1's uplinks carried during a job."""
+            before = [link.a_to_b.bytes for link in network.status().links]
+            digests = network.launch(program("paths_rank.py"), job="planned").wait(within=60)
+            assert len({lines[-1] for lines in digests}) == 1
+            after = [link.a_to_b.bytes for link in network.status().links]
+            return [y - x for x, y, link in zip(before, after, fabric.links, strict=True)
+                    if link.a.startswith("leaf1") and link.b.startswith("spine")]
+
+        first, second = use()
+        assert 0.8 < first / second < 1.25
+        table = netfold_paths(fabric, "show")
+        assert [(leaf.mode, leaf.unpinned) for leaf in table.leaves] == [("pinned", {}), ("pinned", {})]
+        netfold_paths(fabric, "drain", fabric.links[2].a)
+        drained, other = use()
+        assert drained < other / 20, "what is left on it are the controller's probes"
+        table = netfold_paths(fabric, "mode", "spray", "leaf2")
+        assert [leaf.mode for leaf in table.leaves] == ["pinned", "spray"]
