@@ -168,3 +168,28 @@ def rails(
     except allreduce.BenchFailed as error:
         cli._fail(cli.FAILED, f"bench rails: {error}")
     sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)
+
+def loss(
+    topo: Annotated[str, typer.Option("--topo", help="The fabric, as `netfold up --topo` has it.")] = "leafspine,2,1,4",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "1gbit",
+    nbytes: Annotated[int, typer.Option("--bytes", help="Of the tensor, int32.")] = 8_000_000,
+    operations: Annotated[int, typer.Option("-n", "--operations", help="Timed in a round, after one to warm up.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Times that every share has its turn, each with another seed.")] = 3,
+    losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first round's losses; the next ones count up.")] = 0,
+) -> None:
+    """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
+    from netfold.bench import loss as bench
+    from netfold.controller import cli
+
+    try:
+        bench.run(
+            bench.spec(topo=topo, engine=cli._engine(switch), rate=rate, nbytes=nbytes, operations=operations,
+                       rounds=rounds, losses=losses, seed=seed), json,
+        )  # fmt: skip
+    except ValueError as error:
+        cli._fail(cli.CANNOT, f"bench loss: {error}")
+    except bench.BenchFailed as error:
+        cli._fail(cli.FAILED, f"bench loss: {error}")
