@@ -169,6 +169,8 @@ def rails(
         cli._fail(cli.FAILED, f"bench rails: {error}")
     sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)
 
+
+@app.command()
 def loss(
     topo: Annotated[str, typer.Option("--topo", help="The fabric, as `netfold up --topo` has it.")] = "leafspine,2,1,4",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",

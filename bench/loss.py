@@ -183,7 +183,10 @@ def _row(loss: float, shots: Sequence[_Shot], clean: Sequence[_Shot], spec: Spec
     def mean(values: Sequence[float]) -> float:
         return statistics.fmean(values) if values else 0.0
 
-    ups, downs, uplinks, levels = [], [], [], dict[str, float]()
+    ups: list[float] = []
+    downs: list[float] = []
+    uplinks: list[float] = []
+    levels: dict[str, float] = {}
     for shot in shots:
         roles = {switch.name: switch.role for switch in shot.fabric.switches}
         leaf_up = {name: 0.0 for name, role in roles.items() if role == "leaf"}
