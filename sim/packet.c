@@ -1034,8 +1034,14 @@ int sim_run(const struct config *config, uint32_t task_count, const struct task 
             }
         }
         for (uint32_t i = 0; i < fault_count; i++) {
-            set_timer(&s, faults[i].time, FAULT, i);
-            set_timer(&s, faults[i].announced, ANNOUNCE, i);
+            if (faults[i].time)
+                set_timer(&s, faults[i].time, FAULT, i);
+            else
+                fault(&s, &faults[i]);  /* before any flow starts, also one that starts at 0 */
+            if (faults[i].announced)
+                set_timer(&s, faults[i].announced, ANNOUNCE, i);
+            else
+                announce(&s, &faults[i]);
         }
         outcome = loop(&s);
         for (uint32_t i = 0; i < s.link_count; i++) {

@@ -186,6 +186,14 @@ def test_a_failure_known_beforehand_costs_only_its_share() -> None:
     assert 1.0 < outcome.time / healthy.time < 4 / 3 + 0.05
 
 
+def test_flows_that_start_at_once_know_of_a_link_that_was_out_before() -> None:
+    """A failure of time 0 is there before the first packet leaves, also where all flows start at 0 and are hashed."""
+    work = all_to_all(range(16), 1 << 20)
+    fault = Fault(Cable("leaf", 0, 0), time=0.0, announced=0.0)
+    outcome = simulate(TWO_TIERS, work, SCHEMES["ecmp"], faults=[fault], transport=Transport(jitter=0.0))
+    assert (outcome.counts["timeouts"], outcome.counts["dropped"], outcome.unfinished) == (0, 0, 0)
+
+
 def test_a_cable_that_comes_back_is_used_again() -> None:
     """Down for 2 ms and back before anyone is told: hashed flows finish after a repeat or two."""
     cable = Cable("leaf", 1, 2)
