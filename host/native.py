@@ -24,7 +24,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 from softswitch import cc
 
-SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "fold.c", "io.c", "abi.c")
+SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "history.c", "fold.c", "io.c", "abi.c")
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
 RUN_PACKETS = 60
@@ -47,7 +47,7 @@ Scales = NDArray[np.uint32]
 
 
 class StreamPlan(C.Structure):
-    _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "window")]
+    _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "window", "slots")]
 
 
 class TreePlan(C.Structure):
@@ -186,6 +186,8 @@ def library() -> C.CDLL:
     declare("nf_fold_open", pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p))
     declare("nf_fold_close", None, pointer)
     declare("nf_fold_start", C.c_bool, pointer, C.POINTER(Operation), i64, C.POINTER(C.c_char_p))
+    declare("nf_fold_resume", C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p))
+    declare("nf_fold_missing", u32, pointer, u32, C.c_int)
     declare("nf_fold_send", C.c_bool, pointer, i64, C.POINTER(RunStruct))
     declare("nf_fold_unsent", None, pointer, C.POINTER(RunStruct), u32)
     declare("nf_fold_no_runs", None, pointer)
@@ -201,6 +203,8 @@ def library() -> C.CDLL:
     declare("nf_fold_saturated", u64, pointer)
     declare("nf_fold_standing", None, pointer, u32, C.c_int, C.POINTER(Standing))
     declare("nf_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
+    declare("nf_io_interrupt_by", None, pointer, C.c_int)
+    declare("nf_io_forget", None, pointer)
     declare("nf_io_close", None, pointer)
     declare("nf_io_run", C.c_int, pointer, i64, C.POINTER(C.c_int32))
     declare("nf_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
@@ -245,14 +249,8 @@ class Core:
     ) -> None:
         self._lib = library()
         self.trees = tuple(trees)
-
-        def stream(plan: Stream) -> StreamPlan:
-            window = min(plan.slots // 2, 1 << (max_window.bit_length() - 1))
-            return StreamPlan(_number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window)
-
-        plans = (TreePlan * len(trees))(
-            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.max), stream(tree.sum))) for tree in trees)
-        )
+        self._max_window = max_window
+        plans = self._plans(trees)
         why = C.c_char_p()
         self.handle = self._lib.nf_fold_open(
             _number(address), world, path_mtu, len(trees), plans, max_run, C.byref(why)
@@ -261,6 +259,35 @@ class Core:
             raise ValueError(f"fold engine: {(why.value or b'').decode()} (world {world}, {len(trees)} trees)")
         self._run = RunStruct()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
+
+    def _plans(self, trees: Sequence[Tree]) -> C.Array[TreePlan]:
+        def stream(plan: Stream) -> StreamPlan:
+            window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
+            return StreamPlan(
+                _number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots
+            )
+
+        return (TreePlan * len(trees))(
+            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.max), stream(tree.sum))) for tree in trees)
+        )
+
+    def missing(self) -> dict[int, int]:
+        """Where each stream is: our queue pair -> PSN of the lowest packet without a result."""
+        return {
+            stream.qp: int(self._lib.nf_fold_missing(self.handle, index, kind))
+            for index, tree in enumerate(self.trees)
+            for kind, stream in ((MAX, tree.max), (SUM, tree.sum))
+        }
+
+    def resume(self, trees: Sequence[Tree], now: int) -> None:
+        """Goes on over these trees, as many as before, from the first PSN that each stream names; nothing may have been
+        sent or received since ``missing``.  Raises ValueError where that PSN is not to be had."""
+        if len(trees) != len(self.trees):
+            raise ValueError(f"fold engine: {len(self.trees)} trees cannot become {len(trees)}")
+        why = C.c_char_p()
+        if not self._lib.nf_fold_resume(self.handle, self._plans(trees), now, C.byref(why)):
+            raise ValueError(f"fold engine: {(why.value or b'').decode()}")
+        self.trees = tuple(trees)
 
     def start(
         self,
@@ -378,6 +405,14 @@ class Io:
         self._handle = self._lib.nf_io_open(core.handle, receiver.fileno(), len(senders), table)
         if not self._handle:
             raise MemoryError("no memory for receive buffers")
+
+    def interrupt_by(self, fd: int) -> None:
+        """``run`` returns AGAIN while ``fd`` is readable."""
+        self._lib.nf_io_interrupt_by(self._handle, fd)
+
+    def forget(self) -> None:
+        """What was ready to be sent is for trees that are gone."""
+        self._lib.nf_io_forget(self._handle)
 
     def run(self, until: int) -> tuple[int, int]:
         """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns (status, errno)."""

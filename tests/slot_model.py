@@ -26,6 +26,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 
 MICROSECOND = 1_000
+MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
 Layout = int | list["Layout"]
 """A tree: a rank, or a switch with its children."""
@@ -193,12 +194,13 @@ def address(rank: int) -> str:
 
 
 def plan_trees(
-    rank: int, world: int, *, trees: int = 1, slots: int = 64, psn: int = 0, weights: Sequence[float] = ()
-) -> list[Tree]:
-    """What a controller would plan: queue pair = 0x10000 * (tree + 1) + 0x8000 for sums + 8 * rank."""
+    rank: int, world: int, *, trees: int = 1, slots: int = 64, psn: int = 0, weights: Sequence[float] = (),
+    again: int = 0,
+) -> list[Tree]:  # fmt: skip
+    """What a controller would plan, and plan again: queue pair = 0x10000 * (tree + 1) + 0x8000 for sums + 8 * rank."""
 
     def stream(tree: int, base: int) -> Stream:
-        qp = 0x10000 * (tree + 1) + base
+        qp = 0x10000 * (tree + 1 + again * trees) + base
         peer = (rank + 1) % world
         return Stream(
             peer=address(peer), peer_qp=qp + 8 * peer, qp=qp + 8 * rank, source_port=50000 + tree, psn=psn, slots=slots
@@ -219,7 +221,20 @@ class Fabric:
         self.entry: dict[int, Callable[[bytes, int, str, int, str], None]] = {}
         """What a rank's host is plugged into."""
         self.switches: list[SlotSwitch] = []
-        for core in cores[:1]:
+        self.frozen: set[int] = set()
+        """Ranks that wait for new trees: nothing leaves them, nothing reaches them."""
+        self._layout, self.slots = layout, slots
+        self.grow()
+
+    def die(self) -> None:
+        """Nothing that a rank sends arrives any more; what is on its way already does."""
+        self.entry = dict.fromkeys(self.entry, lambda *_: None)
+
+    def grow(self) -> None:
+        """Switches without state for the cores' present trees; those before them are gone."""
+        self.entry.clear()
+        layout, slots = self._layout, self.slots
+        for core in self.cores[:1]:
             for tree in core.trees:
                 for stream in (tree.sum, tree.max):
                     self._grow(layout, stream.qp & ~0x7FFF, slots)
@@ -228,7 +243,7 @@ class Fabric:
         up_from: dict[int, Callable[[Packet], None]] = {}
         down_to: dict[int, Callable[[Packet], None]] = {}
         for rank, core in enumerate(self.cores):
-            down_to[rank] = self._to_host(core, base + 8 * rank)
+            down_to[rank] = self._to_host(rank, core, base + 8 * rank)
 
         def build(node: list[Layout], send_up: Callable[[Packet], None] | None) -> Callable[[Packet], None]:
             """Returns how a result enters this switch from above."""
@@ -265,8 +280,10 @@ class Fabric:
         for rank in range(len(self.cores)):
             self.entry[base + 8 * ((rank + 1) % len(self.cores))] = self._from_host(up_from[rank])
 
-    def _to_host(self, core: Core, connection: int) -> Callable[[Packet], None]:
+    def _to_host(self, rank: int, core: Core, connection: int) -> Callable[[Packet], None]:
         def deliver(packet: Packet) -> None:
+            if rank in self.frozen:
+                return
             core.receive(packet.build(connection), self.network.now, marked=packet.marked)
 
         return deliver
@@ -324,28 +341,34 @@ def run(
     todo = [list(own) for own in calls]
     busy = [False] * len(cores)
     start = [late[rank] if late else 0 for rank in range(len(cores))]
+
+    def active(rank: int) -> bool:
+        # one that is done may have to repeat what others lack, over trees that were planned anew
+        core = cores[rank]
+        return rank not in fabric.frozen and (busy[rank] or not core.finished() and not core.failure().error)
+
     while True:
         for rank, core in enumerate(cores):
             if busy[rank] and core.failure().error:
                 busy[rank], todo[rank] = False, []
                 yield network.now
-            if busy[rank] and core.finished():
+            if busy[rank] and core.finished() and rank not in fabric.frozen:
                 busy[rank] = False
                 yield network.now
-            if not busy[rank] and todo[rank] and network.now >= start[rank]:
+            if not busy[rank] and todo[rank] and network.now >= start[rank] and core.finished():
                 call = todo[rank].pop(0)
                 core.start(
                     call.number, call.source, call.out, call.divisor, network.now, op=call.op, coding=call.coding,
                     feedback=call.feedback, rank=rank,
                 )  # fmt: skip
                 busy[rank] = True
-            if busy[rank]:
+            if active(rank):
                 core.tick(network.now)
                 fabric.drain(rank, address(rank))
-        if not any(busy) and not any(todo):
+        if not any(busy) and not any(todo) and not any(active(rank) for rank in range(len(cores))):
             return
         times = [network.next_time()]
-        times += [core.deadline() for rank, core in enumerate(cores) if busy[rank]]
+        times += [core.deadline() for rank, core in enumerate(cores) if active(rank)]
         times += [start[rank] for rank in range(len(cores)) if todo[rank] and not busy[rank]]
         then = max(min(times), network.now)
         assert then < limit, f"not done after {limit / SECOND:g} s: {[c.standing(0, 1).results for c in cores]}"

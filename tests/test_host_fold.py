@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from slot_model import (
     MICROSECOND,
+    MILLISECOND,
     SECOND,
     Call,
     Fabric,
@@ -24,6 +26,7 @@ from slot_model import (
     count_ranks,
     fold,
     make_fabric,
+    plan_trees,
     run,
 )
 
@@ -107,6 +110,91 @@ def test_floats_get_the_same_bits_on_every_rank_with_and_without_loss(
         results += fold(fabric, floats(len(fabric.cores), size, seed))
     for result in results[1:]:
         assert (result.view(np.uint32) == results[0].view(np.uint32)).all()
+
+
+def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, again: int) -> None:
+    """At a time, the switches lose all they hold; ranks stop one by one, and go on together over new trees."""
+    missing: dict[int, dict[int, int]] = {}
+
+    def stop(rank: int) -> None:
+        fabric.frozen.add(rank)
+        missing[rank] = fabric.cores[rank].missing()
+
+    def go_on() -> None:
+        reported = [list(missing[rank].values()) for rank in range(len(fabric.cores))]
+        starts = [min(column, key=lambda psn: roce.psn_age(psn, column[0])) for column in zip(*reported, strict=True)]
+        for rank, core in enumerate(fabric.cores):
+            planned = plan_trees(rank, len(fabric.cores), trees=trees, slots=fabric.slots, again=again)
+            core.resume([
+                msgspec.structs.replace(tree, max=msgspec.structs.replace(tree.max, psn=starts[2 * t]),
+                                        sum=msgspec.structs.replace(tree.sum, psn=starts[2 * t + 1]))
+                for t, tree in enumerate(planned)
+            ], network.now)  # fmt: skip
+        fabric.grow()
+        fabric.frozen.clear()
+
+    network.at(at, fabric.die)
+    for rank in range(len(fabric.cores)):
+        network.at(at + network.rng.randrange(MILLISECOND), lambda rank=rank: stop(rank))
+    network.at(at + 2 * MILLISECOND, go_on)
+
+
+@settings(max_examples=60)
+@given(
+    layout=st.sampled_from(LAYOUTS[1:]),
+    trees=st.integers(1, 2),
+    slots=st.sampled_from([2, 4, 16, 64]),
+    psn=st.sampled_from([0, (1 << 24) - 7]),
+    loss=st.sampled_from([0.0, 0.05]),
+    disasters=st.lists(st.integers(0, 4 * MILLISECOND), min_size=1, max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sums_stay_exact_when_switches_lose_what_they_hold(
+    layout: list[Layout], trees: int, slots: int, psn: int, loss: float, disasters: list[int], seed: int
+) -> None:
+    """Operations in place, of unlike dtypes, in a row: ranks stop anywhere, some of them in the next operation already
+    or idle, and go on over new trees from what the slowest lacks."""
+    network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
+    fabric = make_fabric(layout, network, trees=trees, slots=slots, psn=psn)
+    world = len(fabric.cores)
+    rounds = []
+    for number, size in enumerate(np.random.default_rng(seed).integers(0, 9000, 4).tolist(), start=1):
+        sources = integers(world, size, seed + number) if number % 2 else floats(world, size, seed + number)
+        rounds.append((number, sources, [source.copy() for source in sources]))
+    calls = [[Call(arrays[rank], arrays[rank], 1.0, number) for number, _, arrays in rounds] for rank in range(world)]
+    at = 0
+    for again, pause in enumerate(disasters, start=1):
+        at += pause
+        plan_anew(fabric, network, at, trees, again=again)
+        at += 2 * MILLISECOND
+    for _ in run(fabric, calls, late=[network.rng.randrange(MILLISECOND) for _ in range(world)]):
+        pass
+    for _, sources, arrays in rounds:
+        for array in arrays[1:]:
+            assert (array.view(np.uint32) == arrays[0].view(np.uint32)).all()
+        if sources[0].dtype == np.int32:
+            assert (arrays[0] == np.sum(np.array(sources, np.int64), axis=0).astype(np.int32)).all()
+        elif sources[0].size:
+            exact = np.sum(np.array(sources, np.float64), axis=0)
+            assert np.abs(arrays[0] - exact).max() <= np.max(np.abs(np.array(sources))) * 2**-20
+
+
+def test_a_first_psn_that_is_no_longer_kept_is_refused() -> None:
+    """Above what a rank lacks, or below the packets that it keeps: it says so, and changes nothing."""
+    network = TerribleNetwork(random.Random(1))
+    fabric = make_fabric([0, 1], network, slots=4, psn=100)
+    fold(fabric, integers(2, 256 * 20, 1))
+    core = fabric.cores[0]
+    (tree,) = plan_trees(0, 2, slots=4, again=1)
+    here = core.missing()[core.trees[0].sum.qp]
+    assert here == 120
+    for psn in (here + 1, here - 5, 99):
+        with pytest.raises(ValueError, match="the first PSN is none that this rank still has"):
+            core.resume([msgspec.structs.replace(tree, sum=msgspec.structs.replace(tree.sum, psn=psn),
+                                                 max=msgspec.structs.replace(tree.max, psn=101))], 0)
+    assert core.finished()
+    with pytest.raises(ValueError, match="1 trees cannot become 2"):
+        core.resume([tree, tree], 0)
 
 
 @settings(max_examples=20)

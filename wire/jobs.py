@@ -3,7 +3,8 @@
 
 gRPC carries them as JSON and msgspec checks every field at the border: no generated code ties us to one protobuf.
 A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it.  A rank
-that waits in vain asks ``Missing`` for whom.
+that waits in vain asks ``Missing`` for whom.  Where a switch or a link goes away, ranks are told to ``Halt``, and
+``Resume`` over other trees.
 Meanwhile each may hold a ``Watch`` open: the controller tells it what happens to the others, and takes a broken one for
 its death.  Every request carries the fabric's token, where the fabric has one.
 """
@@ -94,6 +95,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machines: list[list[int]] = []
     """Ranks by machine, that is by fabric address; empty: each has its own.  Where a machine has n ranks and there are
     trees, all have n, and connections and source ports of its l-th rank leave the remainder l divided by n."""
+    round: int = 0
+    """How often the trees were planned anew."""
     rate: float = 0.0
     """Bytes per second of the slowest of the ranks' links; 0: the fabric's file does not say."""
     ring: list[int] = []
@@ -155,6 +158,22 @@ class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In words: switch, slot, bitmap, by stream."""
 
 
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank has stopped for `Halt`: it sends nothing, and takes no result, until it has the answer, a new `Plan`.
+
+    The plan has as many trees as the one before, and the ``psn`` of each stream is where all ranks begin again.
+    """
+
+    job: str
+    rank: int
+    epoch: int
+    missing: dict[int, int]
+    """Its own queue pairs, as its present plan has them -> the PSN of the lowest packet without a result."""
+    timeout: float = 10.0
+    """Seconds to wait for the other ranks, and for switches to come back."""
+    token: str = ""
+
+
 class Watching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """The first event: from now on this rank's death is noticed."""
 
@@ -175,7 +194,15 @@ class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     why: str
 
 
-Event = Watching | RankLost | JobEnded
+class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Something that the job's trees need is gone: stop, and call `Resume`."""
+
+    round: int
+    """Counts them: a plan with this number, or a higher one, answers it."""
+    why: str
+
+
+Event = Watching | RankLost | JobEnded | Halt
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

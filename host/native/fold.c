@@ -12,6 +12,7 @@
 typedef struct {                       /* one stream, and its share of the operation */
     nf_stream stream;
     nf_stream_plan plan;
+    nf_history history;
     uint32_t tree;
     nf_kind kind;
     uint64_t base, packets;            /* sequence number of its first packet, how many there are */
@@ -79,7 +80,12 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
                 *why = "expected windows that are powers of two up to 2^19";
                 goto fail;
             }
-            if (!nf_stream_open(&c->stream, c->plan.psn, c->plan.window))
+            if (c->plan.slots < 2 * c->plan.window || c->plan.slots & (c->plan.slots - 1)) {
+                *why = "expected slots that are a power of two and hold two windows";
+                goto fail;
+            }
+            if (!nf_stream_open(&c->stream, c->plan.psn, c->plan.window) ||
+                !nf_history_open(&c->history, c->plan.slots, path_mtu))
                 goto fail;
         }
     }
@@ -94,8 +100,10 @@ void nf_fold_close(nf_fold *f)
     if (!f)
         return;
     for (uint32_t t = 0; f->trees && t < f->n_trees; t++)
-        for (int kind = 0; kind < 2; kind++)
+        for (int kind = 0; kind < 2; kind++) {
             nf_stream_close(&f->trees[t].channels[kind].stream);
+            nf_history_close(&f->trees[t].channels[kind].history);
+        }
     free(f->trees);
     free(f->scales);
     free(f);
@@ -190,16 +198,53 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
         channel *max = &tr->channels[NF_MAX_STREAM], *sum = &tr->channels[NF_SUM_STREAM];
         tr->signature = t == 0;
         max->lanes = NF_MAX32;
-        max->base = max->stream.next;
+        max->base = max->history.high;
         max->packets = tr->signature + (scaled ? (blocks_of(f, tr) + f->entries - 1) / f->entries : 0);
         sum->lanes = lanes_of(op);
-        sum->base = sum->stream.next;
+        sum->base = sum->history.high;
         sum->packets = tr->pieces;
         for (uint32_t other = 0; other < f->n_trees; other++) { /* paths of one fabric are much alike */
             nf_stream_borrow(&max->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
             nf_stream_borrow(&sum->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
         }
     }
+    return true;
+}
+
+/* ---- trees planned anew -------------------------------------------------------------------------------------------- */
+uint32_t nf_fold_missing(const nf_fold *f, uint32_t t, nf_kind kind)
+{
+    const channel *c = &f->trees[t].channels[kind];
+    return nf_stream_psn(&c->stream, c->history.got);
+}
+
+/* How many packets before the lowest one without a result all ranks begin: not more than are kept. */
+static bool rewind_of(const channel *c, const nf_stream_plan *plan, uint64_t *back)
+{
+    *back = (nf_stream_psn(&c->stream, c->history.got) - plan->psn) & NF_PSN_MASK;
+    return *back <= c->history.got && c->history.high - (c->history.got - *back) <= c->history.size;
+}
+
+bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const char **why)
+{
+    uint64_t back;
+    for (uint32_t t = 0; t < f->n_trees; t++)
+        for (int kind = 0; kind < 2; kind++) {
+            *why = "the first PSN is none that this rank still has";
+            if (!rewind_of(&f->trees[t].channels[kind], &plans[t].streams[kind], &back))
+                return false;
+        }
+    *why = "out of memory";
+    for (uint32_t t = 0; t < f->n_trees; t++)
+        for (int kind = 0; kind < 2; kind++) {
+            channel *c = &f->trees[t].channels[kind];
+            rewind_of(c, &plans[t].streams[kind], &back);
+            c->plan = plans[t].streams[kind];
+            uint32_t most = c->history.size / 2;
+            if (!nf_stream_restart(&c->stream, c->history.got - back, c->plan.window < most ? c->plan.window : most))
+                return false;
+        }
+    f->progress = now;
     return true;
 }
 
@@ -211,7 +256,7 @@ static nf_header header_of(const nf_fold *f, const channel *c, uint64_t i)
     bool first = place == 0, last = place + 1 == length;
     nf_header h = { .opcode = first && last ? NF_WRITE_ONLY : first ? NF_WRITE_FIRST : last ? NF_WRITE_LAST
                                                                                           : NF_WRITE_MIDDLE,
-                    .dest_qp = c->plan.peer_qp + c->lanes, .psn = nf_stream_psn(&c->stream, c->base + i) };
+                    .dest_qp = c->lanes };                      /* peer and PSN are the stream's, when it leaves */
     if (first) {
         h.address = (uint64_t)f->op.number << 32 | (uint32_t)(message * f->path_mtu);
         h.length = (uint32_t)(length * f->path_mtu);
@@ -304,16 +349,16 @@ static uint64_t limit_of(const nf_fold *f, const channel *c)
     uint64_t ready = c->packets;
     uint64_t each = (uint64_t)f->entries * NF_BLOCK / f->piece;         /* packets that one packet of scales serves */
     if (c->kind == NF_SUM_STREAM && f->scaled) {
-        uint64_t known = max->stream.una - max->base;
+        uint64_t known = max->history.got - max->base;
         known = known > tr->signature ? (known - tr->signature) * each : 0;
         ready = known < ready ? known : ready;
     } else if (c->kind == NF_MAX_STREAM) {
         /* far enough ahead to hide a round trip, near enough that the blocks are still in the cache when they leave */
         uint64_t lead = 4 + sum->stream.window / each;
-        uint64_t wanted = tr->signature + (sum->stream.next - sum->base) / each + lead;
+        uint64_t wanted = tr->signature + (sum->history.high - sum->base) / each + lead;
         ready = wanted < ready ? wanted : ready;
     }
-    return c->base + ready;
+    return c->base + ready > c->history.high ? c->base + ready : c->history.high;
 }
 
 /* How many packets of a channel should leave in one run now; 0: wait. */
@@ -338,12 +383,19 @@ static bool send_channel(nf_fold *f, channel *c, int64_t now, nf_run *run)
                      .route = { f->address, c->plan.peer, (uint16_t)c->plan.source_port } };
     while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
-        nf_header h = header_of(f, c, seq - c->base);
+        bool before = seq < c->history.high;
+        nf_header h = before ? nf_history_at(&c->history, seq)->header : header_of(f, c, seq - c->base);
         size_t bytes = nf_packet_bytes(h.opcode, f->path_mtu);
         if (run->packets && bytes > run->segment)
             break;                                              /* only the last packet may differ, and be shorter */
-        uint8_t *packet = f->run + run->length;
-        write_payload(f, c, seq - c->base, nf_write_header(packet, &h));
+        uint8_t *packet = f->run + run->length, *kept = nf_history_payload(&c->history, seq);
+        if (!before)
+            write_payload(f, c, seq - c->base, nf_history_add(&c->history, &h));
+        else if (c->stream.n_lost == 0)
+            c->stream.counters.retransmitted++;                 /* it left before the trees were planned anew */
+        h.dest_qp += c->plan.peer_qp;
+        h.psn = nf_stream_psn(&c->stream, seq);
+        memcpy(nf_write_header(packet, &h), kept, f->path_mtu);
         nf_write_icrc(packet, bytes, &run->route, (uint16_t)run->packets);
         nf_stream_send(&c->stream, now);
         run->seqs[run->packets++] = seq;
@@ -384,7 +436,7 @@ static channel *channel_of(nf_fold *f, uint32_t qp)
 {
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
-            if (f->trees[t].channels[kind].plan.qp + f->trees[t].channels[kind].lanes == qp)
+            if (f->trees[t].channels[kind].plan.qp == (qp & ~((1u << NF_OPERATION_BITS) - 1)))
                 return &f->trees[t].channels[kind];
     return NULL;
 }
@@ -403,7 +455,7 @@ static bool signatures_agree(nf_fold *f, const uint8_t *payload)
 /* Every rank sends the same headers for the same PSN, and the switches keep them: others mean that ranks disagree. */
 static bool headers_agree(nf_fold *f, const channel *c, uint64_t seq, const nf_header *got)
 {
-    nf_header own = header_of(f, c, seq - c->base);
+    nf_header own = nf_history_at(&c->history, seq)->header;
     if (own.opcode == got->opcode && own.address == got->address && own.length == got->length)
         return true;
     f->failure.psn = got->psn;
@@ -480,6 +532,15 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
     }
     if (!nf_stream_find(&c->stream, h.psn, &seq))
         return;
+    const nf_kept *kept = nf_history_at(&c->history, seq);
+    if (h.dest_qp != c->plan.qp + kept->header.dest_qp) {
+        f->foreign++;
+        return;
+    }
+    if (kept->had) {                                            /* by the trees before: the same bits */
+        nf_stream_result(&c->stream, seq, marked, now);
+        return;
+    }
     nf_error error = NF_OK;
     if (c->kind == NF_MAX_STREAM && seq - c->base < f->trees[c->tree].signature && !signatures_agree(f, payload))
         error = NF_SIGNATURES_DIFFER;
@@ -493,6 +554,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
     }
     read_payload(f, c, seq - c->base, payload);
     nf_stream_result(&c->stream, seq, marked, now);
+    nf_history_result(&c->history, seq);
     f->progress = now;
 }
 
@@ -558,7 +620,7 @@ uint64_t nf_fold_retransmitted(const nf_fold *f)
 void nf_fold_standing(const nf_fold *f, uint32_t t, nf_kind kind, nf_standing *standing)
 {
     const channel *c = &f->trees[t].channels[kind];
-    *standing = (nf_standing){ .sent_ahead = c->stream.next - c->base, .results = c->stream.una - c->base,
+    *standing = (nf_standing){ .sent_ahead = c->history.high - c->base, .results = c->history.got - c->base,
                                .packets = c->packets, .una_psn = nf_stream_psn(&c->stream, c->stream.una),
                                .window = c->stream.window, .rto = c->stream.rto, .srtt = c->stream.srtt,
                                .counters = c->stream.counters };

@@ -20,7 +20,7 @@
  */
 #ifndef NF_FOLD_H
 #define NF_FOLD_H
-#include "roce.h"
+#include "history.h"
 #include "stream.h"
 
 #define NF_MAX_TREES 64
@@ -33,7 +33,7 @@ typedef enum { NF_MAX_STREAM = 0, NF_SUM_STREAM = 1 } nf_kind;
 
 typedef struct {                       /* wire.jobs.Stream */
     uint32_t peer;                     /* IPv4 address, host byte order */
-    uint32_t peer_qp, qp, source_port, psn, window;
+    uint32_t peer_qp, qp, source_port, psn, window, slots;
 } nf_stream_plan;
 
 typedef struct {                       /* wire.jobs.Tree */
@@ -97,6 +97,12 @@ void nf_fold_close(nf_fold *);
 /* Begins an operation.  The last one must be finished.  False with *why set where memory is short, or where it cannot
  * be. */
 bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **why);
+
+/* The switches have lost what they held, or others fold from now on: these are the streams, and each one's `psn` is where
+ * all ranks begin again.  Nothing may have been sent or received since nf_fold_missing told where this rank was.  False
+ * with *why set where that is not to be had. */
+bool nf_fold_resume(nf_fold *, const nf_tree_plan *trees, int64_t now, const char **why);
+uint32_t nf_fold_missing(const nf_fold *, uint32_t tree, nf_kind);     /* PSN of the lowest packet without a result */
 
 /* The next run to send now, in a buffer that stays until the next call; false: none. */
 bool nf_fold_send(nf_fold *, int64_t now, nf_run *);

@@ -24,7 +24,7 @@
 
 struct nf_io {
     nf_fold *fold;
-    int receiver;
+    int receiver, interrupt;
     uint32_t n_senders;
     nf_sender *senders;
     nf_run run;                        /* what is being sent; the kernel may take it in pieces */
@@ -45,6 +45,7 @@ nf_io *nf_io_open(nf_fold *fold, int receiver, uint32_t n_senders, const nf_send
         return NULL;
     io->fold = fold;
     io->receiver = receiver;
+    io->interrupt = -1;
     io->n_senders = n_senders;
     io->senders = malloc(n_senders * sizeof *senders);
     io->buffers = malloc(BATCH * sizeof *io->buffers);
@@ -64,6 +65,9 @@ void nf_io_close(nf_io *io)
     free(io->buffers);
     free(io);
 }
+
+void nf_io_interrupt_by(nf_io *io, int fd) { io->interrupt = fd; }
+void nf_io_forget(nf_io *io) { io->run.packets = io->taken = 0; }
 
 int64_t nf_now(void)
 {
@@ -263,15 +267,18 @@ static nf_run_status run_loop(nf_io *io, int64_t until, int32_t *error)
         int64_t deadline = nf_fold_deadline(io->fold), wait = (deadline < until ? deadline : until) - now;
         wait = wait < 0 ? 0 : wait;
         struct timespec timeout = { wait / 1000000000, wait % 1000000000 };
-        struct pollfd polled[2] = { { .fd = io->receiver, .events = POLLIN }, { .fd = -1 } };
+        struct pollfd polled[3] = { { .fd = io->receiver, .events = POLLIN },
+                                    { .fd = io->interrupt, .events = POLLIN }, { .fd = -1 } };
         if (io->blocked)
-            polled[1] = (struct pollfd){ .fd = sender_of(io, io->run.route.source_port), .events = POLLOUT };
+            polled[2] = (struct pollfd){ .fd = sender_of(io, io->run.route.source_port), .events = POLLOUT };
         int64_t begin = begin_span(io);
-        int ready = ppoll(polled, 2, &timeout, NULL);
+        int ready = ppoll(polled, 3, &timeout, NULL);
         *error = errno;
         end_span(io, NF_WAIT, begin, 0);
         if (ready < 0)
             return *error == EINTR ? NF_RUN_AGAIN : NF_RUN_OS_ERROR;    /* let Python run its signal handlers */
+        if (polled[1].revents)
+            return NF_RUN_AGAIN;
     }
 }
 

@@ -16,6 +16,22 @@ bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window)
 
 void nf_stream_close(nf_stream *s) { free(s->ring); s->ring = NULL; }
 
+bool nf_stream_restart(nf_stream *s, uint64_t seq, uint32_t window)
+{
+    nf_sent *ring = calloc(window, sizeof *ring);
+    if (!ring)
+        return false;
+    nf_stream old = *s;
+    free(old.ring);
+    /* `order` goes on counting; what was measured still tells more than nothing */
+    *s = (nf_stream){ .first_psn = old.first_psn, .window = window, .una = seq, .next = seq, .top = seq, .ring = ring,
+                      .order = old.order, .srtt = old.srtt, .rttvar = old.rttvar, .rto = NF_RTO_FIRST,
+                      .deadline = NF_NEVER, .sample = -1, .round_least = NF_NEVER, .allowed = window,
+                      .marked_share = 1, .round_end = seq, .counters = old.counters };
+    s->least = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
+    return true;
+}
+
 uint64_t nf_stream_sendable(const nf_stream *s, uint64_t limit)
 {
     uint64_t end = s->una + s->window, fresh, room;

@@ -85,6 +85,8 @@ typedef struct {
 
 bool nf_stream_open(nf_stream *, uint32_t first_psn, uint32_t window);
 void nf_stream_close(nf_stream *);
+/* Everything from `seq` on is to be sent anew, over another path; false where memory is short. */
+bool nf_stream_restart(nf_stream *, uint64_t seq, uint32_t window);
 
 static inline uint32_t nf_stream_psn(const nf_stream *s, uint64_t seq) { return (s->first_psn + (uint32_t)seq) & 0xffffff; }
 
