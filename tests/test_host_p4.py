@@ -74,6 +74,7 @@ class P4Fabric:
             a, b = link.ends
             self.ends[a] = b
             self.ends[b] = a
+        self.frozen: set[int] = set()
         self.deliver = {end: self._deliver(*end) for end in self.ends}
         self.seen: list[tuple[str, bytes]] = []
         """(receiving node, frame) of every frame on every link."""

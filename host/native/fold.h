@@ -12,8 +12,7 @@
  * magnitude).  Integers, maxima and minima have none: their first packets leave at once.
  *
  * The max stream runs a few packets ahead, so that scales are there when the window reaches their blocks.  Packets
- * are made from the tensor when they leave, and made again when they must leave again: there is no send buffer, and the
- * result of a piece is written over its place only when nobody needs the contribution any more.
+ * are made from the tensor when they first leave, and kept (history.h) for when they must leave again.
  *
  * The signature: every operation starts with one packet of pairs (v, 2^31 - 1 - v) for what all ranks must agree on.
  * After the MAX fold a pair's two halves tell every rank the largest and the smallest v of all ranks.
