@@ -345,7 +345,7 @@ def run(
     def active(rank: int) -> bool:
         # one that is done may have to repeat what others lack, over trees that were planned anew
         core = cores[rank]
-        return rank not in fabric.frozen and (busy[rank] or not core.finished() and not core.failure().error)
+        return rank not in fabric.frozen and (busy[rank] or not (core.finished() or core.failure().error))
 
     while True:
         for rank, core in enumerate(cores):

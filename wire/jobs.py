@@ -95,14 +95,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machines: list[list[int]] = []
     """Ranks by machine, that is by fabric address; empty: each has its own.  Where a machine has n ranks and there are
     trees, all have n, and connections and source ports of its l-th rank leave the remainder l divided by n."""
-    round: int = 0
-    """How often the trees were planned anew."""
     rate: float = 0.0
     """Bytes per second of the slowest of the ranks' links; 0: the fabric's file does not say."""
     ring: list[int] = []
     """Ranks in the order of a ring that crosses each link between switches at most once each way; empty: by address."""
     path_mtu: int = PATH_MTU
     """Payload bytes of every data packet on this fabric."""
+    round: int = 0
+    """How often the trees were planned anew."""
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
