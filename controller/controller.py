@@ -207,6 +207,7 @@ class Controller:
     async def replan(self) -> None:
         """Routes without what is down.  A switch that is down keeps its own: when it is back, this runs again."""
         self._tell_links()
+        self.jobs.notice()
         routing = self._routing(self.graph())
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
@@ -247,7 +248,7 @@ class Controller:
             except Exception:
                 log.exception("routes could not be planned anew")
 
-    # ---- jobs.Installer ------------------------------------------------------------------------------------------
+    # ---- recovery.Installer --------------------------------------------------------------------------------------
 
     async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
         """Write to all switches at once; where one fails, take it back from all and raise SwitchError."""
@@ -261,6 +262,10 @@ class Controller:
                 if not isinstance(failure, SwitchError):
                     raise failure
             raise SwitchError("; ".join(map(str, failures)))
+
+    def session(self, switch: str) -> int:
+        """Counts the sessions with a switch."""
+        return self._targets[switch].sessions
 
     async def uninstall(self, part: str) -> None:
         """Take it out everywhere; a switch that is down is cleaned when it comes back."""
@@ -298,6 +303,7 @@ class Controller:
                 "Report": (wire.Report, self.jobs.report),
                 "Leave": (wire.Leave, self.jobs.leave),
                 "Missing": (wire.AskMissing, self.missing),
+                "Resume": (wire.Resume, self.jobs.resume),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),
             }, token=self._token),

@@ -16,16 +16,16 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NoReturn, Protocol
+from typing import Final, Literal, NoReturn
 
 import networkx as nx
 
 from netfold.controller import slots, tables, trees
-from netfold.controller.entities import Entity
 from netfold.controller.fabric import Fabric, Host
 from netfold.controller.machines import fold_groups, machines, slowest
+from netfold.controller.recovery import Installer, Recovery, Round
 from netfold.controller.ring import ring_order
 from netfold.controller.rpc import Code, Refusal
 from netfold.controller.slots import Ledger
@@ -34,6 +34,7 @@ from netfold.wire.jobs import (
     PROTOCOL,
     Done,
     Event,
+    Halt,
     JobEnded,
     Join,
     Leave,
@@ -41,6 +42,7 @@ from netfold.wire.jobs import (
     Plan,
     RankLost,
     Report,
+    Resume,
     Stream,
     Tree,
     Watch,
@@ -60,16 +62,6 @@ FINISHED: Final = 16
 JobState = Literal["gathering", "planning", "active", "leaving", "broken", "finished"]
 
 
-class Installer(Protocol):
-    """Who writes to the switches."""
-
-    async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
-        """Write a part of the desired state to all of its switches, or raise SwitchError and leave nothing of it."""
-
-    async def uninstall(self, part: str) -> None:
-        """Take it out again everywhere."""
-
-
 @dataclass
 class Job:
     """One incarnation of a job."""
@@ -84,6 +76,14 @@ class Job:
     trees: list[trees.Tree] = field(default_factory=list)
     streams: list[slots.Stream] = field(default_factory=list)
     """What the switches hold for it: each tree's sum and max."""
+    known: list[slots.Stream] = field(default_factory=list)
+    """The same as the ranks know them: while they stand still, the streams before."""
+    held: int = 0
+    """Epoch of ``streams`` in the switches; the first one's is also the job's name for its ranks."""
+    sessions: dict[str, int] = field(default_factory=dict)
+    """Of the switches of its trees, when the slots were taken."""
+    round: Round | None = None
+    """The last time that it had to stand still."""
     slots: int = 0
     """Of each sum stream; 0 where nothing folds."""
     reason: str = ""
@@ -118,7 +118,11 @@ class Job:
     @property
     def part(self) -> str:
         """Its name among the parts of the switches' desired state."""
-        return f"job {self.name} epoch {self.epoch}"
+        return self.part_of(self.held)
+
+    def part_of(self, epoch: int) -> str:
+        """The part's name under an epoch."""
+        return f"job {self.name} epoch {epoch}"
 
 
 class Jobs:
@@ -135,6 +139,7 @@ class Jobs:
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
         self._closing = False
+        self._recovery = Recovery(fabric, ledger, installer, graph, self._plans)
         self._cleaning: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[Job]:
@@ -192,6 +197,14 @@ class Jobs:
         job.reports[request.rank] = request
         return Done()
 
+    def notice(self) -> None:
+        """Something went away or came back: jobs may have to go on over other trees."""
+        self._recovery.notice(self.active())
+
+    async def resume(self, request: Resume) -> Plan:
+        """A rank stands still, and wants to go on.  Raises Refusal."""
+        return await self._recovery.resume(self.find(request.job, request.epoch, request.rank), request)
+
     async def leave(self, request: Leave) -> Done:
         """Let a rank go; the last one takes the job's entries with it."""
         job = self.find(request.job, request.epoch, request.rank)
@@ -203,6 +216,7 @@ class Jobs:
             job.state = "leaving"
         if request.rank in job.watchers:
             job.watchers[request.rank].put_nowait(None)
+        self._recovery.look_for_the_gone(job)
         if job.is_empty:
             await self._end(job)
         return Done()
@@ -219,6 +233,8 @@ class Jobs:
             yield Watching()
             for lost in list(job.lost.values()):
                 yield lost
+            if job.round is not None and not job.round.plans.done():
+                yield Halt(job.round.number, job.round.why)
             while (event := await queue.get()) is not None:
                 yield event
         finally:
@@ -235,6 +251,7 @@ class Jobs:
     async def settle(self) -> None:
         """Wait for what was begun in the background."""
         await asyncio.gather(*self._cleaning)
+        await self._recovery.close()
 
     async def drop(self, name: str) -> bool:
         """End every incarnation of a job, whatever its ranks think; False where there is none."""
@@ -305,28 +322,28 @@ class Jobs:
 
     async def _plan(self, job: Job) -> list[Plan]:
         """Trees, slots, entries on the switches: or a plan without trees, and why.  One plan for each rank."""
-        ranks = [self._fabric.host_at(job.joins[rank].address) for rank in range(job.world)]
-        hosts = [host for host in ranks if host is not None]
+        hosts = self._hosts(job)
         job.hosts = [host.name for host in hosts]
         shared = machines(job.hosts)
         # a complete new incarnation means that nobody is left in an old one
         for old in [old for old in self._ending if old.name == job.name]:
             await self._end(old)
         try:
-            job.epoch = self._ledger.open()
+            job.epoch = job.held = self._ledger.open()
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
             if unwilling := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_unwilling(unwilling, job.world))
             groups = fold_groups(shared, job.hosts)
             job.trees = trees.plan(self._graph(), [job.hosts[rank] for rank in groups[0]])
-            job.streams = self._ledger.admit(job.epoch, job.trees, groups)
+            job.sessions = self._recovery.sessions(job.trees)
+            job.streams = job.known = self._ledger.admit(job.epoch, job.trees, groups)
             await self._installer.install(
                 job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in job.streams)
             )
             job.slots = job.streams[0].slots
         except (trees.NoTree, slots.Refused, SwitchError) as error:
-            job.reason, job.trees, job.streams = str(error), [], []
+            job.reason, job.trees, job.streams, job.known = str(error), [], [], []
             self._ledger.release(job.epoch)
             wanted = job.world > 1 and all(join.fold for join in job.joins.values())
             log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, error)
@@ -339,12 +356,23 @@ class Jobs:
             await self._end(job)
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
+        self.notice()  # what went away since the trees were planned
+        return self._plans(job)
+
+    def _hosts(self, job: Job) -> list[Host]:
+        """By rank."""
+        hosts = [self._fabric.host_at(join.address) for _, join in sorted(job.joins.items())]
+        return [host for host in hosts if host is not None]
+
+    def _plans(self, job: Job) -> list[Plan]:
+        """One for each rank, of the streams that the ranks know."""
+        hosts, shared, number = self._hosts(job), machines(job.hosts), job.round.number if job.round else 0
         rate = slowest(self._fabric.graph(), job.hosts)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
         order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
         return [
-            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.streams, hosts, rank), job.reason, shared,
-                 rate, order, self._fabric.path_mtu)
+            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.known, hosts, rank), job.reason, shared,
+                 rate, order, self._fabric.path_mtu, number)
             for rank in range(job.world)
         ]
 
@@ -358,6 +386,7 @@ class Jobs:
         job.state, job.reason = "broken", f"rank {rank}: {why}"
         log.warning("%s: %s", job, job.reason)
         job.tell(lost)
+        self._recovery.look_for_the_gone(job)
         if job.is_empty and job.planning is not None and job.planning.done():
             # whoever noticed is being cancelled itself
             task = asyncio.create_task(self._end(job), name=f"end of {job}")
@@ -385,9 +414,10 @@ class Jobs:
         if not job.is_empty:
             job.tell(JobEnded(job.reason or "its ranks have joined anew"))
         job.tell(None)
+        self._recovery.look_for_the_gone(job)
         if job.trees:
             await self._installer.uninstall(job.part)
-        self._ledger.release(job.epoch)
+        self._ledger.release(job.held)
         log.info("%s: epoch %d ended", job, job.epoch)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -163,14 +163,24 @@ class Ledger:
         self._returns[epoch] = [partial(self._epochs.used.discard, epoch)]
         return epoch
 
-    def admit(self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]]) -> list[Stream]:
+    def admit(
+        self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = ()
+    ) -> list[Stream]:
         """The job's streams: for each group of ranks that fold together, tree by tree, a sum and then a max.
 
         groups  ranks of the job; group l are those in place l of their machines (``machines.fold_groups``), whose
                 connections and source ports leave the remainder l divided by the number of groups: a machine tells its
                 ranks' packets apart by that
+        like    streams that these take the place of: sizes and source ports, which the ranks have bound, are theirs
         Raises Refused: `release` what it has then.
         """
+        if like:
+            placed = [(tree, place) for place in range(len(groups)) for tree in trees for _ in range(2)]
+            return [
+                replace(self._stream(epoch, tree, old.kind, old.slots, old.ranks, (len(groups), place)),
+                        source_ports=old.source_ports)
+                for (tree, place), old in zip(placed, like, strict=True)
+            ]
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
         most = max(through.values(), default=0) * len(groups)
         sizes = self.sizes.fitted(most, len(groups))

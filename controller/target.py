@@ -65,6 +65,8 @@ class Target:
         self.name = name
         self.problem: str = "not connected yet"
         """Why the switch is not up; empty where it is."""
+        self.sessions = 0
+        """Counts those that came up: a new one may be with a switch that has lost its registers."""
         self.pushes = 0
         """Pipelines pushed by this controller."""
         self._connect = connect
@@ -208,6 +210,7 @@ class Target:
                     self._unsure = True
                     await self._apply(client)
                     self._client, client.on_ports = client, self._on_change
+                    self.sessions += 1
                     self._note("")
                 attempt = 0
                 log.info("%s: up, %d entries", self.name, len(self._actual))

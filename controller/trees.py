@@ -132,6 +132,21 @@ def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, r
     return Tree(root, 1.0, tuple(folds))
 
 
+def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
+    """The same number of trees with the same weights, each over one of ``planned``: at its own root where that is still
+    one, else where the fewest are.  A running operation is striped over them, so neither may change."""
+    by_root = {tree.root: tree for tree in planned}
+    load = Counter(tree.root for tree in trees if tree.root in by_root)
+    result = []
+    for tree in trees:
+        root = tree.root
+        if root not in by_root:
+            root = min(by_root, key=lambda name: load[name])
+            load[root] += 1
+        result.append(Tree(root, tree.weight, by_root[root].folds))
+    return result
+
+
 def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
     """The port of ``here`` that leads to ``there``: of parallel links the first."""
     data = graph.adj[here][there]

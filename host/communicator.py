@@ -130,20 +130,29 @@ class Communicator(Group):
         elif plan.trees:
             names = ", ".join(tree.name for tree in plan.trees)
             self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
+
+            def resume(missing: dict[int, int]) -> Plan:
+                assert client is not None, "only the controller halts ranks"
+                self._plan = client.resume(plan, missing, timeout)
+                return self._plan
+
             try:
                 if shared:
                     self._lanes = ParallelFold(
                         plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear,
-                        missing=self._ask, timeline=timeline,
+                        missing=self._ask, resume=resume, timeline=timeline,
                     )
                 else:
                     self._lanes = FoldRail(
-                        plan, address, timeout=timeout, news=self._hear, missing=self._ask, timeline=timeline
+                        plan, address, timeout=timeout, news=self._hear, missing=self._ask, resume=resume,
+                        timeline=timeline,
                     )
             except BaseException:
                 mesh.close()
                 raise
             self._fold, self._whole = self._lanes, False
+            if self._watcher is not None:
+                self._watcher.on_halt(self._lanes.halt)
         else:
             self._why = f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"
             warnings.warn(

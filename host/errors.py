@@ -33,6 +33,10 @@ class RailDown(NetFoldError):
     """A rail of several moves nothing any more; to the caller: none of them does."""
 
 
+class TreesLost(NetFoldError):
+    """A switch or link that the job folds over went away, and nothing took its place in time."""
+
+
 class JobEnded(NetFoldError):
     """The controller took the job off the switches: an operator dropped it, or its ranks joined anew."""
 

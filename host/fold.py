@@ -7,12 +7,16 @@ import errno
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from netfold.host import native
 from netfold.host.coding import PLAIN, Coding, LaneBits
-from netfold.host.errors import CollectiveTimeout, NetFoldError, RankMismatch, TransportError
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, RankMismatch, TransportError
+from netfold.host.halts import Halts
 from netfold.host.mesh import ranks
 from netfold.host.native import MAX, SUM, Core, Io, Standing
 from netfold.host.rail import Flat, Op, RailStats, TreeStats
@@ -48,6 +52,8 @@ class FoldRail:
     timeout  seconds without any new result after which an operation gives up
     news     what the controller says has ended the job, if anything: then PATIENCE is enough
     missing  asks it for whom the switches wait, given our queue pairs and the PSN without a result of each
+    resume   stands still until other trees are there, given the PSN without a result of each of our queue pairs; None:
+             nobody tells us to ``halt``
     timeline  is told what the native loop does, where one is asked for
     shared   other sockets are open on the same address and port (``reuseport``)
     members  ranks that fold together; default: all of the plan
@@ -64,14 +70,20 @@ class FoldRail:
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
         missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
+        resume: Callable[[dict[int, int]], Plan] | None = None,
         timeline: Timeline | None = None,
         shared: bool = False,
         members: int | None = None,
     ) -> None:
         self.watch: Callable[[float], None] | None = None  # multirail.Track
         self._plan = plan
+        self._first_trees = plan.trees  # statistics are told by these: later ones may share a root
         self._news = news
         self._missing = missing
+        self._resume = resume
+        self._turn = threading.Lock()  # whoever drives the core
+        self._lost: NetFoldError | None = None
+        self._last = (np.empty(0, np.int32), 0)
         self._timeout = timeout
         self._operations = 0
         self.saturated = 0
@@ -109,6 +121,8 @@ class FoldRail:
                 )  # fmt: skip
             self._windows = [self._core.standing(index, SUM).window for index in range(len(plan.trees))]
             self._io = Io(self._core, self._receiver, senders)
+        self._halts = Halts(self._serve)
+        self._io.interrupt_by(self._halts.fd)
         self._timeline = timeline
         if timeline is not None:
             self._io.trace()
@@ -121,6 +135,17 @@ class FoldRail:
     def allreduce(
         self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
     ) -> None:
+        with self._turn:
+            if self._lost is not None:
+                raise self._lost
+            try:
+                self._allreduce(source, out, op, number, coding, feedback)
+            except BaseException as error:
+                if not self._core.finished():  # the arrays are the caller's again: nobody may go on with them
+                    self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
+                raise
+
+    def _allreduce(self, source: Flat, out: Flat, op: Op, number: int, coding: Coding, feedback: Flat | None) -> None:
         begin = time.monotonic()
         self.saturated = 0
         divisor = float(self._plan.world) if op == "average" else 1.0
@@ -130,6 +155,7 @@ class FoldRail:
                 number & 0xFFFFFFFF, source[piece], out[piece], divisor, native.library().nf_now(), op=op,
                 coding=coding, feedback=None if feedback is None else feedback[piece], rank=self._plan.rank,
             )  # fmt: skip
+            self._last = (source[piece], number)
             self._drive(source[piece], number)
             self.saturated += self._core.saturated()
             for tree in range(len(self._bytes)):
@@ -141,6 +167,8 @@ class FoldRail:
         timeout = int(self._timeout * 1e9)
         slice_ns = int((SLICE if self.watch is None else WATCHED_SLICE) * 1e9)
         while True:
+            if self._halts.due:
+                self._go_on()
             now = native.library().nf_now()
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(source, number)
@@ -163,6 +191,38 @@ class FoldRail:
                     error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}{hint}"
                 )
 
+    def halt(self, number: int) -> None:
+        """The trees went away: stand still, and go on over others, also while no operation runs.  Returns at once."""
+        if self._resume is not None:
+            self._halts.ask(number)
+
+    def _go_on(self) -> None:
+        """Over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
+        assert self._resume is not None
+        plan = self._resume(self._core.missing())
+        try:
+            self._core.resume(plan.trees, native.library().nf_now())
+        except ValueError as error:
+            raise PlanError(f"job {plan.job!r}, rank {plan.rank}: cannot go on as planned: {error}") from error
+        self._io.forget()
+        self._plan = plan
+        self._halts.served(plan.round)
+        log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
+
+    def _serve(self) -> None:
+        """Between operations: what this rank has had long ago, others may lack."""
+        with self._turn:
+            if self._lost is not None or self._final is not None:
+                return
+            try:
+                if self._halts.due:
+                    self._go_on()
+                if not self._core.finished():
+                    self._drive(*self._last)
+            except NetFoldError as error:
+                self._lost = error
+                log.warning("between operations: %s", error)
+
     @property
     def retransmissions(self) -> int:
         """Contributions sent again since the rail was made."""
@@ -171,8 +231,8 @@ class FoldRail:
     def stats(self) -> RailStats:
         if self._final is not None:
             return self._final
-        by_tree = {}
-        for index, tree in enumerate(self._plan.trees):
+        by_tree: dict[str, TreeStats] = {}
+        for index, tree in enumerate(self._first_trees):
             both = [self._core.standing(index, kind).counters for kind in (MAX, SUM)]
             by_tree[tree.name] = TreeStats(
                 bytes_reduced=self._bytes[index],
@@ -201,6 +261,7 @@ class FoldRail:
         return f"{nbytes} bytes fold in the network: {lanes}{packets} packets, {shares}, window {window} packets"
 
     def close(self) -> None:
+        self._halts.close()
         if self._final is None:
             self._final = self.stats()
             self._io.close()

@@ -11,15 +11,17 @@ from typing import Any
 import grpc
 import msgspec
 
-from netfold.host.errors import JoinRefused, PlanError
+from netfold.host.errors import JoinRefused, PlanError, TreesLost
 from netfold.host.watcher import Watcher
 from netfold.wire import tls
-from netfold.wire.jobs import SERVICE, AskMissing, Done, Event, Join, Leave, Missing, Plan, Report, Watch
+from netfold.wire.jobs import SERVICE, AskMissing, Done, Event, Join, Leave, Missing, Plan, Report, Resume, Watch
 
 ANSWER_MARGIN = 5.0
 """Seconds that the controller gets beyond the join's own timeout, so that its own refusal arrives first."""
 MISSING_TIMEOUT = 3.0
 """Seconds that an operation which has timed out spends on learning why."""
+MAX_RESUME = 600.0
+"""Seconds that ranks wait for other trees at most."""
 GOODBYE_TIMEOUT = 2.0
 """Seconds for Report and Leave: a finished rank does not wait for a controller that is gone."""
 
@@ -45,6 +47,7 @@ class JobClient:
         self._report = self._unary("Report", Done)
         self._leave = self._unary("Leave", Done)
         self._missing = self._unary("Missing", Missing)
+        self._resume = self._unary("Resume", Plan)
         self._watch = self.channel.unary_stream(
             f"/{SERVICE}/Watch",
             request_serializer=msgspec.json.encode,
@@ -111,6 +114,20 @@ class JobClient:
         except grpc.RpcError as error:
             said = f"{error.code().name}: {error.details() or 'no details'}"
             return Missing([], [f"the controller at {self.controller} cannot say who is missing: {said}"])
+
+    def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
+        """Stands still until all ranks do, and other trees are there: the plan to go on by.  Raises TreesLost.
+
+        missing  as in Resume
+        timeout  seconds
+        """
+        request = Resume(plan.job, plan.rank, plan.epoch, missing, min(timeout, MAX_RESUME), self.token)
+        try:
+            answer: Plan = self._resume(request, timeout=request.timeout + ANSWER_MARGIN)
+            return answer
+        except grpc.RpcError as error:
+            said = f"{error.code().name}: {error.details() or 'no details'}"
+            raise TreesLost(f"job {plan.job!r}, rank {plan.rank}: {self.controller} says {said}") from error
 
     def close(self) -> None:
         """Ends the connection."""

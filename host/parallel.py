@@ -64,9 +64,11 @@ class ParallelFold:
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
         missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
+        resume: Callable[[dict[int, int]], Plan] | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self._missing = missing
+        self._resume = resume
         self._timeline = timeline
         self._peers = peers
         self._always = always
@@ -94,8 +96,8 @@ class ParallelFold:
         """In turn: the kernel numbers a machine's sockets in the order in which they are bound."""
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
-        fold = FoldRail(plan, address, timeout=timeout, news=self._heard, missing=self._missing, shared=True,
-                        timeline=self._timeline, members=len(plan.machines))  # fmt: skip
+        fold = FoldRail(plan, address, timeout=timeout, news=self._heard, missing=self._missing, resume=self._resume,
+                        shared=True, timeline=self._timeline, members=len(plan.machines))  # fmt: skip
         if self._local.rank == 0:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold
@@ -195,6 +197,10 @@ class ParallelFold:
         if self._peers.measured is None:
             return f"{folds}, unless {inside / 1e9:.3g} GB/s in a machine turns out below {needed:.3g} times its link's"
         return self._peers.explain(nbytes, fold=True)
+
+    def halt(self, number: int) -> None:
+        """As ``FoldRail``'s."""
+        self._fold.halt(number)
 
     def close(self) -> None:
         self._thread.shutdown()

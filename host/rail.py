@@ -90,5 +90,8 @@ class LaneRail(Rail, Protocol):
         """feedback: what earlier operations with narrow lanes left out, float32, one for each element: added, and
         renewed."""
 
+    def halt(self, number: int) -> None:
+        """Round ``number``: the trees went away; go on over those that the controller plans now.  Returns at once."""
+
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         """How it would carry a tensor of ``nbytes`` bytes."""

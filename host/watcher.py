@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from netfold.host import errors
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.wire.jobs import Event, JobEnded, RankLost
+from netfold.wire.jobs import Event, Halt, JobEnded, RankLost
 
 CLOSE_SECONDS = 1.0
 
@@ -34,12 +35,23 @@ class Watcher:
         self._me = me
         self._news: NetFoldError | None = None
         self._closing = False
+        self._lock = threading.Lock()
+        self._halt = 0
+        self._on_halt: Callable[[int], None] = lambda number: None
         self._thread = threading.Thread(target=self._listen, name="netfold-watch", daemon=True)
         self._thread.start()
 
     def news(self) -> NetFoldError | None:
         """What ended the job for this rank: the first thing that the controller said, or None while all is well."""
         return self._news
+
+    def on_halt(self, call: Callable[[int], None]) -> None:
+        """Calls it, on our thread, with the number of each round in which the trees are planned anew; it must return at
+        once."""
+        with self._lock:
+            self._on_halt = call
+            if self._halt:
+                call(self._halt)
 
     def leaving(self) -> None:
         """Before the goodbye: from now on the controller may end the stream, and that is no news."""
@@ -64,6 +76,11 @@ class Watcher:
             log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
 
     def _hear(self, event: Event) -> None:
+        if isinstance(event, Halt):
+            log.warning("%s: %s; going on over other trees", self._me, event.why)
+            with self._lock:
+                self._halt = event.round
+                self._on_halt(event.round)
         if self._news is not None:
             return
         if isinstance(event, RankLost):

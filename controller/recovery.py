@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that go on when a switch or a link of their trees goes away.
+
+    something is gone --Halt--> every rank stops, and says where it is (Resume) --.
+          '--> trees over what is left, slots under a new epoch, entries ---------+--> all get their plan, and go on
+
+Nothing of the slots survives: the ranks begin again at what the slowest of them lacks, from the packets that they kept
+(host/native/history.h); docs/protocol.md, "Trees planned anew", has the argument why that is safe.  Where no tree can
+be had (a leaf that restarts), the round waits for one: the ranks' own timeouts bound it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import networkx as nx
+
+from netfold.controller import slots, tables, trees
+from netfold.controller.entities import Entity
+from netfold.controller.fabric import Fabric, Host
+from netfold.controller.machines import fold_groups, machines
+from netfold.controller.rpc import Code, Refusal
+from netfold.controller.slots import Ledger
+from netfold.controller.switch import SwitchError
+from netfold.wire.jobs import Halt, Plan, Resume
+from netfold.wire.roce import OPERATION_BITS, psn_age
+
+if TYPE_CHECKING:
+    from netfold.controller.jobs import Job
+
+log = logging.getLogger("netfold.controller")
+
+
+class Installer(Protocol):
+    """Who writes to the switches."""
+
+    async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
+        """Write a part of the desired state to all of its switches, or raise SwitchError and leave nothing of it."""
+
+    async def uninstall(self, part: str) -> None:
+        """Take it out again everywhere."""
+
+    def session(self, switch: str) -> int:
+        """Counts the sessions with a switch: another number, and its slots may hold nothing any more."""
+
+
+@dataclass
+class Round:
+    """A job that stands still."""
+
+    number: int
+    why: str
+    began: float
+    plans: asyncio.Future[list[Plan]]
+    """For every rank, once all have stopped and the switches are ready."""
+    resumes: dict[int, Resume] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    problem: str = ""
+    """Why there are no trees yet."""
+
+
+class Recovery:
+    """Of all jobs of one fabric.
+
+    graph  the fabric less whatever is down at that moment
+    plans  a job's plans, one for each rank
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        ledger: Ledger,
+        installer: Installer,
+        graph: Callable[[], nx.MultiGraph[str]],
+        plans: Callable[[Job], list[Plan]],
+    ) -> None:
+        self._fabric = fabric
+        self._ledger = ledger
+        self._installer = installer
+        self._graph = graph
+        self._plans = plans
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def sessions(self, planned: Sequence[trees.Tree]) -> dict[str, int]:
+        """Of every switch of the trees: taken before anything is written there."""
+        return {fold.switch: self._installer.session(fold.switch) for tree in planned for fold in tree.folds}
+
+    def notice(self, jobs: Sequence[Job]) -> None:
+        """Something went away or came back: jobs whose trees are hit stop, those that wait look again."""
+        for job in jobs:
+            if job.round is not None and not job.round.plans.done():
+                job.round.changed.set()
+            elif job.streams and (why := self._hit(job)):
+                self._begin(job, why)
+
+    async def resume(self, job: Job, request: Resume) -> Plan:
+        """A rank has stopped: wait for the others and for the switches; its new plan.  Raises Refusal."""
+        who = f"{job}, rank {request.rank}"
+        here = job.round
+        if here is None or here.plans.cancelled():
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the job does not stand still: nobody was told to halt")
+        own = [
+            connection << OPERATION_BITS
+            for stream in job.known
+            for rank, connection in zip(stream.ranks, stream.connections, strict=True) if rank == request.rank
+        ]
+        if sorted(request.missing) != sorted(own):
+            raise Refusal(Code.INVALID_ARGUMENT, f"{who}: missing: expected the queue pairs {sorted(own)} of its plan, "
+                                                 f"got {sorted(request.missing)}")
+        here.resumes[request.rank] = request
+        here.changed.set()
+        self.look_for_the_gone(job)
+        try:
+            async with asyncio.timeout(request.timeout):
+                return (await asyncio.shield(here.plans))[request.rank]
+        except TimeoutError:
+            here.resumes.pop(request.rank, None)  # it does not stand still any more
+            waits = [rank for rank in range(job.world) if rank not in here.resumes and rank != request.rank]
+            problem = here.problem or f"the ranks {', '.join(map(str, waits))} did not stop within that time"
+            raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: {here.why}, and no trees in their place after "
+                                                  f"{request.timeout:g} s: {problem}") from None
+
+    def look_for_the_gone(self, job: Job) -> None:
+        """A rank that has left or died cannot repeat what others may lack: then nobody goes on."""
+        here = job.round
+        if here is None or here.plans.done() or not (gone := sorted(job.left | job.lost.keys())):
+            return
+        here.plans.set_exception(Refusal(
+            Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more to "
+                                      "repeat its part; join anew"))  # fmt: skip
+        here.plans.exception()  # or asyncio complains where nobody waits
+        here.changed.set()
+
+    async def close(self) -> None:
+        """Give up whatever is under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- one round -----------------------------------------------------------------------------------------------
+
+    def _hit(self, job: Job) -> str:
+        """What the job's trees lack; empty where all is there."""
+        graph = self._graph()
+        for tree in job.trees:
+            for fold in tree.folds:
+                if fold.switch not in graph:
+                    return f"{fold.switch} is down"
+                if self._installer.session(fold.switch) != job.sessions[fold.switch]:
+                    return f"{fold.switch} was away"
+                if fold.parent is not None and not _linked(graph, fold.switch, fold.parent_port, fold.parent):
+                    return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
+        return ""
+
+    def _begin(self, job: Job, why: str) -> None:
+        number = 1 if job.round is None else job.round.number + 1
+        job.round = Round(number, why, time.monotonic(), asyncio.get_running_loop().create_future())
+        log.warning("%s: %s: its ranks halt, round %d", job, why, number)
+        job.tell(Halt(number, why))
+        self.look_for_the_gone(job)
+        self._background(self._work(job, job.round), f"round {number} of {job}")
+
+    async def _work(self, job: Job, here: Round) -> None:
+        moved = False
+        while not here.plans.done():
+            here.changed.clear()
+            if not moved or self._hit(job):
+                try:
+                    await self._move(job)
+                    moved, here.problem = True, ""
+                except (trees.NoTree, slots.Refused, SwitchError) as error:
+                    moved, here.problem = False, str(error)
+                    log.warning("%s: no trees yet: %s", job, error)
+            if moved and len(here.resumes) == job.world and not self._hit(job):
+                break
+            await here.changed.wait()
+        if here.plans.done() or job.state == "finished":
+            return
+        job.streams = job.known = _from_the_slowest(job.known, job.streams, here.resumes)
+        here.plans.set_result(self._plans(job))
+        where = ", ".join(tree.root for tree in job.trees)
+        log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (time.monotonic() - here.began))
+
+    async def _move(self, job: Job) -> None:
+        """Trees over what is left, with slots of their own; then the old ones go."""
+        hosts: list[Host] = [self._fabric.host(name) for name in job.hosts]
+        groups = fold_groups(machines(job.hosts), job.hosts)
+        planned = trees.moved(job.trees, trees.plan(self._graph(), [job.hosts[rank] for rank in groups[0]]))
+        sessions = self.sessions(planned)
+        epoch = self._ledger.open()
+        try:
+            try:
+                streams = self._ledger.admit(epoch, planned, groups, like=job.streams)
+            except slots.Refused:  # not beside the old ones: those first
+                self._ledger.release(epoch)
+                await self._clean(job.part, job.held)
+                epoch = self._ledger.open()
+                streams = self._ledger.admit(epoch, planned, groups, like=job.streams)
+            part = job.part_of(epoch)
+            await self._installer.install(
+                part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in streams)
+            )
+        except BaseException:
+            self._ledger.release(epoch)
+            raise
+        if job.state == "finished":  # meanwhile
+            await self._clean(part, epoch)
+            return
+        self._background(self._clean(job.part, job.held), f"leftovers of {job}")
+        job.held, job.trees, job.streams, job.sessions = epoch, planned, streams, sessions
+
+    async def _clean(self, part: str, epoch: int) -> None:
+        """Entries go before their slots are anybody's again."""
+        await self._installer.uninstall(part)
+        self._ledger.release(epoch)
+
+    def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, name))
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", name, exc_info=error)
+
+
+def _linked(graph: nx.MultiGraph[str], here: str, port: int, there: str) -> bool:
+    return graph.has_edge(here, there) and any(edge["ports"][here] == port for edge in graph.adj[here][there].values())
+
+
+def _from_the_slowest(
+    known: Sequence[slots.Stream], new: Sequence[slots.Stream], resumes: Mapping[int, Resume]
+) -> list[slots.Stream]:
+    """The new streams, each from the lowest PSN that any of its ranks lacks the result of."""
+
+    def start(stream: slots.Stream) -> int:
+        lacking = [
+            resumes[rank].missing[connection << OPERATION_BITS]
+            for rank, connection in zip(stream.ranks, stream.connections, strict=True)
+        ]
+        return min(lacking, key=lambda psn: psn_age(psn, lacking[0]))
+
+    return [replace(stream, psn=start(old)) for old, stream in zip(known, new, strict=True)]

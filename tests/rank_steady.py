@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that sums without a break, so that a test can break things under it.
+
+    python rank_steady.py SEED ELEMENTS SECONDS
+
+Every operation is in place, of alternating dtypes, and checked: int32 exactly, float32 to the bit of what all ranks can
+compute.  Rank 0 says in the last element when the time is over, so that all end with the same operation.  Prints "going",
+then the operation's number ten times a second, and at the end {"rail", "operations", "longest", "median", "rounds"}: seconds from one result to the next.
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+
+import netfold
+
+
+def main(seed: int, elements: int, seconds: float) -> None:
+    with netfold.init(timeout=20.0) as comm:
+        rngs = [np.random.default_rng([seed, rank]) for rank in range(comm.size)]
+        base = [rng.integers(-(2**20), 2**20, elements, np.int32) for rng in rngs]
+        comm.allreduce(np.zeros(1, np.int32))
+        print("going", flush=True)
+        gaps: list[float] = []
+        number, over, told = 0, False, time.monotonic()
+        end = told + seconds
+        while not over:
+            number += 1
+            dtype = np.int32 if number % 3 else np.float32
+            # whole numbers below 2^24 in all: exact in float32, and other ones each time
+            data = np.add(base[comm.rank], number, dtype=np.int32) % 4096
+            expected = np.sum([np.add(own, number, dtype=np.int32) % 4096 for own in base], axis=0)
+            last = comm.rank == 0 and time.monotonic() > end
+            array = np.append(data, last).astype(dtype)
+            before = time.monotonic()
+            comm.allreduce(array, out=array)
+            gaps.append(time.monotonic() - before)
+            wrong = np.count_nonzero(array[:-1] != expected)
+            assert wrong == 0, f"operation {number}, {dtype.__name__}: {wrong} of {elements} sums are wrong"
+            over = array[-1] > 0
+            if time.monotonic() - told > 0.1:
+                told = time.monotonic()
+                print(number, flush=True)
+        print(json.dumps({"rail": comm.rail, "operations": number, "longest": max(gaps),
+                          "median": sorted(gaps)[len(gaps) // 2], "rounds": comm.plan.round}), flush=True)
+
+
+main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

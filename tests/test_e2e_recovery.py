@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links cut, spines and leaves killed and restarted under running ranks, in real namespaces: every sum stays exact."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from helpers_topo import ENGINES, in_sandbox, program
+
+from netfold.controller.fabric import Engine, leafspine
+from netfold.topo import sandbox
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+ELEMENTS = {"softswitch": 60_000, "bmv2": 8_000}
+RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
+
+
+class Disasters:
+    """What can be done to a running network."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.switches = {switch.name: switch for switch in network.switches}
+
+    def cut(self, name: str, port: int) -> None:
+        """Takes an interface of a switch down."""
+        self._link(name, port, "down")
+
+    def mend(self, name: str, port: int) -> None:
+        """Takes it up again."""
+        self._link(name, port, "up")
+
+    def _link(self, name: str, port: int, state: str) -> None:
+        interface = dict(self.switches[name].interfaces())[port]
+        subprocess.run(["ip", "link", "set", interface, state], check=True, timeout=10)
+
+    def kill(self, name: str) -> None:
+        """Ends a switch without warning."""
+        child = self.switches[name].child
+        assert child is not None
+        child.kill()
+        child.wait(10)
+        Path(self.network.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
+
+    def start(self, name: str) -> None:
+        """Starts it again, with nothing."""
+        self.switches[name].start([])
+
+
+def steady(network: Network, seed: int, seconds: float, steps: list[Callable[[], None]]) -> list[dict[str, float]]:
+    """Sums on all ranks for so long; does a step whenever rank 0 has come forward six times since the last one, and
+    returns what the ranks say in the end."""
+    elements = ELEMENTS[network.fabric.engine]
+    ranks = network.launch([*program("rank_steady.py"), str(seed), str(elements), str(seconds)], job="steady")
+    todo: Iterator[Callable[[], None]] = iter(steps)
+    ends, ticks, left = [], 0, len(steps)
+    for rank, line in ranks.lines(within=seconds + 60):
+        if line.startswith("{"):
+            ends.append(json.loads(line))
+        elif rank == 0 and line != "going":
+            ticks += 1
+            if ticks % 6 == 0 and left:
+                next(todo)()
+                left -= 1
+    assert left == 0, f"{left} steps were not done: give the ranks more time"
+    return ends
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_sums_stay_exact_whatever_is_cut_killed_and_restarted(engine: Engine, tmp_path: Path) -> None:
+    """A link, then the spine that is left, then a leaf: the ranks check every sum, fold to the end, and nobody
+    restarts."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(fabric, probe=0.1)
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        do = Disasters(network)
+        ends = steady(network, 5, 12.0, [
+            lambda: do.cut("leaf1", 3),
+            lambda: do.mend("leaf1", 3),
+            lambda: do.kill("spine2"),
+            lambda: do.start("spine2"),
+            lambda: do.kill("leaf1"),
+            lambda: None,
+        ][:5] + [lambda: None])  # fmt: skip
+    assert [end["rail"] for end in ends] == ["innet"] * 4
