@@ -132,8 +132,8 @@ class Recovery:
         if here is None or here.plans.done() or not (gone := sorted(job.left | job.lost.keys())):
             return
         here.plans.set_exception(Refusal(
-            Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more to "
-                                      "repeat its part; join anew"))  # fmt: skip
+            Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
+                                      "to repeat its part; join anew"))  # fmt: skip
         here.plans.exception()  # or asyncio complains where nobody waits
         here.changed.set()
 

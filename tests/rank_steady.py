@@ -4,8 +4,10 @@
     python rank_steady.py SEED ELEMENTS SECONDS
 
 Every operation is in place, of alternating dtypes, and checked: int32 exactly, float32 to the bit of what all ranks can
-compute.  Rank 0 says in the last element when the time is over, so that all end with the same operation.  Prints "going",
-then the operation's number ten times a second, and at the end {"rail", "operations", "longest", "median", "rounds"}: seconds from one result to the next.
+compute.  Rank 0 says in the last element when the time is over, so that all end with the same operation.
+
+Prints "going", the operation's number ten times a second, and at the end {"rail", "operations", "longest", "median",
+"rounds"}: seconds that operations took, and how often the trees were planned anew.
 """
 
 import json
