@@ -418,6 +418,7 @@ class Jobs:
         if job.trees:
             await self._installer.uninstall(job.part)
         self._ledger.release(job.held)
+        await self._recovery.clear(job)
         log.info("%s: epoch %d ended", job, job.epoch)
 
 

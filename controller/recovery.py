@@ -63,6 +63,9 @@ class Round:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     problem: str = ""
     """Why there are no trees yet."""
+    leftovers: list[tuple[str, int]] = field(default_factory=list)
+    """Parts and epochs of the trees before.  They stay until every rank has stopped: without its entry a contribution
+    reaches the next rank as it is, and one that still runs would take it for a result."""
 
 
 class Recovery:
@@ -137,6 +140,13 @@ class Recovery:
         here.plans.exception()  # or asyncio complains where nobody waits
         here.changed.set()
 
+    async def clear(self, job: Job) -> None:
+        """The job has ended: nothing of a round that did not come to its end stays."""
+        if job.round is not None:
+            leftovers, job.round.leftovers = job.round.leftovers, []
+            for part, epoch in leftovers:
+                await self._clean(part, epoch)
+
     async def close(self) -> None:
         """Give up whatever is under way."""
         tasks = list(self._tasks)
@@ -173,7 +183,7 @@ class Recovery:
             here.changed.clear()
             if not moved or self._hit(job):
                 try:
-                    await self._move(job)
+                    await self._move(job, here)
                     moved, here.problem = True, ""
                 except (trees.NoTree, slots.Refused, SwitchError) as error:
                     moved, here.problem = False, str(error)
@@ -183,13 +193,16 @@ class Recovery:
             await here.changed.wait()
         if here.plans.done() or job.state == "finished":
             return
+        leftovers, here.leftovers = here.leftovers, []
+        for part, epoch in leftovers:
+            self._background(self._clean(part, epoch), f"leftovers of {job}")
         job.streams = job.known = _from_the_slowest(job.known, job.streams, here.resumes)
         here.plans.set_result(self._plans(job))
         where = ", ".join(tree.root for tree in job.trees)
         log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (time.monotonic() - here.began))
 
-    async def _move(self, job: Job) -> None:
-        """Trees over what is left, with slots of their own; then the old ones go."""
+    async def _move(self, job: Job, here: Round) -> None:
+        """Trees over what is left, with slots of their own."""
         hosts: list[Host] = [self._fabric.host(name) for name in job.hosts]
         groups = fold_groups(machines(job.hosts), job.hosts)
         planned = trees.moved(job.trees, trees.plan(self._graph(), [job.hosts[rank] for rank in groups[0]]))
@@ -198,9 +211,13 @@ class Recovery:
         try:
             try:
                 streams = self._ledger.admit(epoch, planned, groups, like=job.streams)
-            except slots.Refused:  # not beside the old ones: those first
+            except slots.Refused as refusal:  # not beside the old ones: those first, as soon as nobody uses them
+                if len(here.resumes) < job.world:
+                    raise slots.Refused(f"{refusal}, before all ranks have stopped") from None
                 self._ledger.release(epoch)
-                await self._clean(job.part, job.held)
+                for leftover in [*here.leftovers, (job.part, job.held)]:
+                    await self._clean(*leftover)
+                here.leftovers.clear()
                 epoch = self._ledger.open()
                 streams = self._ledger.admit(epoch, planned, groups, like=job.streams)
             part = job.part_of(epoch)
@@ -213,7 +230,7 @@ class Recovery:
         if job.state == "finished":  # meanwhile
             await self._clean(part, epoch)
             return
-        self._background(self._clean(job.part, job.held), f"leftovers of {job}")
+        here.leftovers.append((job.part, job.held))
         job.held, job.trees, job.streams, job.sessions = epoch, planned, streams, sessions
 
     async def _clean(self, part: str, epoch: int) -> None:

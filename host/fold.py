@@ -41,7 +41,7 @@ SKB_BYTES = {1024: 2304, 4096: 8448}
 # <linux/udp.h>, <linux/in.h>, <asm/socket.h>; Python's socket module does not name them all
 UDP_SEGMENT, UDP_GRO = 103, 104
 IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
-IP_RECVTOS = 13
+IP_RECVTTL, IP_RECVTOS = 12, 13
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 
 
@@ -97,6 +97,7 @@ class FoldRail:
             self._receiver = opened.add(_bind(address, roce.UDP_PORT, shared=shared))
             room = _grow(self._receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, wanted)
             self._receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
+            self._receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
             _try(self._receiver, socket.IPPROTO_UDP, UDP_GRO, 1)
             senders = {}
             segments = True
@@ -105,6 +106,7 @@ class FoldRail:
                 # So the kernel writes DF and the IPv4 ID 0, and 0, 1, 2... in a super-packet; see native/roce.h
                 sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
                 sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
+                sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, roce.RESULT_TTL)
                 segments &= _try(sender, socket.IPPROTO_UDP, UDP_SEGMENT, 0)
                 _grow(sender, SO_SNDBUFFORCE, socket.SO_SNDBUF, 1 << 20)
             # A window that the receive buffer cannot hold would turn every burst into loss.
@@ -289,6 +291,11 @@ class FoldRail:
         count, code = self._io.setbacks()
         if count:
             lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
+        if self._io.unfolded():
+            lines.append(
+                f"  {self._io.unfolded()} packets came from the rank before as it sent them: a switch has no entries of "
+                "this job"
+            )
         if self._core.foreign():
             lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
         lines.append("  expected: every rank within the timeout; look at `netfold jobs`, or give a longer timeout=")

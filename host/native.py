@@ -205,6 +205,7 @@ def library() -> C.CDLL:
     declare("nf_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
     declare("nf_io_interrupt_by", None, pointer, C.c_int)
     declare("nf_io_forget", None, pointer)
+    declare("nf_io_unfolded", u64, pointer)
     declare("nf_io_close", None, pointer)
     declare("nf_io_run", C.c_int, pointer, i64, C.POINTER(C.c_int32))
     declare("nf_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
@@ -429,6 +430,10 @@ class Io:
         lost = C.c_uint64()
         count = self._lib.nf_io_traced(self._handle, C.byref(lost))
         return self._spans[:count], lost.value
+
+    def unfolded(self) -> int:
+        """Packets that came from the rank before as they were, because no switch folded them; none of them counts."""
+        return int(self._lib.nf_io_unfolded(self._handle))
 
     def setbacks(self) -> tuple[int, int]:
         """How often the kernel had no way for a packet, and the last such errno."""

@@ -36,6 +36,9 @@ void nf_io_trace(nf_io *, nf_span *spans, uint64_t room);
 /* How many there are since the last call; the next one is written at the start again.  Those without room are lost. */
 uint64_t nf_io_traced(nf_io *, uint64_t *lost);
 
+/* Packets that no switch folded: the rank before's own contributions, told from results by their TTL. */
+uint64_t nf_io_unfolded(const nf_io *);
+
 /* Readable: nf_io_run returns NF_RUN_AGAIN at once, until it is not any more.  -1: none. */
 void nf_io_interrupt_by(nf_io *, int fd);
 /* What the fold had ready to send is for trees that are gone. */
