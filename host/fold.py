@@ -293,8 +293,8 @@ class FoldRail:
             lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
         if self._io.unfolded():
             lines.append(
-                f"  {self._io.unfolded()} packets came from the rank before as it sent them: a switch has no entries of "
-                "this job"
+                f"  {self._io.unfolded()} packets came from the rank before as it sent them: a switch has no entries "
+                "of this job"
             )
         if self._core.foreign():
             lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")

@@ -36,6 +36,7 @@ def test_c_sizes_equal_the_python_ones() -> None:
     assert c["PKEY"] == roce.PKEY
     assert c["PSN_MASK"] == roce.PSN_MASK
     assert c["ECN_CE"] == roce.ECN_CE
+    assert c["RESULT_TTL"] == roce.RESULT_TTL
     assert c["OPERATION_BITS"] == roce.OPERATION_BITS
     for operation in roce.Operation:
         assert c[operation.name] == operation

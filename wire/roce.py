@@ -108,6 +108,11 @@ def icrc(ip_packet: bytes) -> bytes:
     return struct.pack("<I", zlib.crc32(b"\xff" * 8 + masked))
 
 
+RESULT_TTL: Final = 64
+"""Of results, as switches write them, and of contributions as they leave: one that comes with less was routed to us
+unfolded."""
+
+
 def psn_age(psn: int, other: int) -> int:
     """How far ``psn`` is ahead of ``other`` in serial arithmetic: -2**23 .. 2**23 - 1."""
     distance = (psn - other) & PSN_MASK

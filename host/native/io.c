@@ -30,7 +30,7 @@ struct nf_io {
     nf_run run;                        /* what is being sent; the kernel may take it in pieces */
     uint32_t taken;                    /* packets of it that left */
     bool blocked;                      /* the kernel's send buffer is full */
-    uint64_t setbacks;
+    uint64_t setbacks, unfolded;
     int32_t setback;
     uint8_t (*buffers)[DATAGRAM];
     nf_span *spans;                    /* NULL: nobody asked */
@@ -67,6 +67,7 @@ void nf_io_close(nf_io *io)
 }
 
 void nf_io_interrupt_by(nf_io *io, int fd) { io->interrupt = fd; }
+uint64_t nf_io_unfolded(const nf_io *io) { return io->unfolded; }
 void nf_io_forget(nf_io *io) { io->run.packets = io->taken = 0; }
 
 int64_t nf_now(void)
@@ -208,7 +209,7 @@ static int receive_all(nf_io *io)
 {
     struct mmsghdr messages[BATCH];
     struct iovec iov[BATCH];
-    union { char space[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control[BATCH];
+    union { char space[3 * CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control[BATCH];
     for (int rounds = 0; rounds < 4; rounds++) {                /* then let others' packets out again */
         for (int i = 0; i < BATCH; i++) {
             iov[i] = (struct iovec){ io->buffers[i], DATAGRAM };
@@ -224,7 +225,7 @@ static int receive_all(nf_io *io)
         int64_t now = nf_now();
         for (int i = 0; i < n; i++) {
             size_t bytes = messages[i].msg_len, segment = bytes;
-            bool marked = false;
+            bool marked = false, folded = true;
             struct msghdr *m = &messages[i].msg_hdr;
             for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
                 int value = 0;
@@ -233,9 +234,14 @@ static int receive_all(nf_io *io)
                     segment = value > 0 ? (size_t)value : bytes;
                 } else if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) {
                     marked = (*CMSG_DATA(c) & 3) == NF_ECN_CE;
+                } else if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TTL) {
+                    memcpy(&value, CMSG_DATA(c), sizeof value);
+                    folded = value == NF_RESULT_TTL;
                 }
             }
-            if (!bytes)
+            if (bytes && !folded)                   /* a switch that lost its entries routes what it should fold */
+                io->unfolded += (bytes + segment - 1) / segment;
+            if (!bytes || !folded)
                 continue;
             begin = begin_span(io);
             nf_fold_receive(io->fold, io->buffers[i], bytes, segment, marked, now);

@@ -16,6 +16,7 @@
 #define NF_PKEY 0xffff
 #define NF_PSN_MASK 0xffffffu
 #define NF_ECN_CE 3
+#define NF_RESULT_TTL 64               /* p4src/replica.p4 writes it; a packet that was routed has less */
 
 #define NF_WRITE_FIRST 0x06
 #define NF_WRITE_MIDDLE 0x07
