@@ -50,6 +50,7 @@ class LoopbackSwitch:
         loss: float = 0.0,
         seed: int = 0,
         place: tuple[int, int] = (0, 1),
+        ttl: int = roce.RESULT_TTL,
     ) -> None:
         self.address = address
         self._place, self._places = place
@@ -59,6 +60,7 @@ class LoopbackSwitch:
         self._folds = {kind: SlotSwitch(len(ranks), slots, root=True) for kind in (SUM, MAX)}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
         self._socket.bind((address, roce.UDP_PORT))
         self._stop, self._stopped = os.pipe()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -118,6 +120,7 @@ def loopback_job(
     slots: int = 64,
     loss: float = 0.0,
     seed: int = 0,
+    ttl: int = roce.RESULT_TTL,
 ) -> Iterator[list[Communicator]]:
     """Communicators of all ranks of a job, over the reference switch or over the TCP ring.
 
@@ -134,7 +137,7 @@ def loopback_job(
         for place in range(members if rail in ("innet", "auto") else 0):
             switch = LoopbackSwitch(
                 f"{net}.{200 + place}", addresses[::members], slots=slots, loss=loss, seed=seed + place,
-                place=(place, members),
+                place=(place, members), ttl=ttl,
             )  # fmt: skip
             stack.callback(switch.close)
             switches.append(switch)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 import netfold
 from netfold.host import environment
 from netfold.host.communicator import Communicator, check_plan
-from netfold.host.errors import Busy, Closed, JoinRefused, NetFoldError, PlanError
-from netfold.wire import jobs
+from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PlanError
+from netfold.wire import jobs, roce
 from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, Report, Stream, Tree
 
 
@@ -366,3 +366,12 @@ def test_importing_netfold_is_light() -> None:
     assert done.stdout.strip() == "set()"
     with pytest.raises(AttributeError, match="allreduce"):
         netfold.all_reduce  # noqa: B018
+
+
+def test_what_was_routed_here_is_no_result() -> None:
+    """A switch without entries for the job routes the neighbour's contribution to us, with our queue pair on it: its TTL
+    tells, it never gets into a sum, and the error says so."""
+    with loopback_job(2, timeout=0.3, ttl=roce.RESULT_TTL - 1) as comms:
+        for error in everyone(comms, lambda comm: comm.allreduce(np.ones(300, np.int32))):
+            assert isinstance(error, CollectiveTimeout)
+            assert "came from the rank before as it sent them: a switch has no entries of this job" in str(error)
