@@ -369,8 +369,8 @@ def test_importing_netfold_is_light() -> None:
 
 
 def test_what_was_routed_here_is_no_result() -> None:
-    """A switch without entries for the job routes the neighbour's contribution to us, with our queue pair on it: its TTL
-    tells, it never gets into a sum, and the error says so."""
+    """A switch without entries for the job routes the neighbour's contribution to us, with our queue pair on it: its
+    TTL tells, it never gets into a sum, and the error says so."""
     with loopback_job(2, timeout=0.3, ttl=roce.RESULT_TTL - 1) as comms:
         for error in everyone(comms, lambda comm: comm.allreduce(np.ones(300, np.int32))):
             assert isinstance(error, CollectiveTimeout)
