@@ -29,6 +29,8 @@ from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Piece, Reach
 log = logging.getLogger("netfold.controller")
 
 OPERATOR: Final = "netfold.PathTable"
+PLANS: Final = 256
+"""Plans kept for other ranks that ask for the same steps."""
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""
 
@@ -131,6 +133,9 @@ class PathService:
         self._replan = replan
         self._strays = strays
         self._version = 0
+        self._clos: Clos | None = None
+        self._plans: dict[bytes, planners.Plan] = {}
+        """Of the present version: all ranks of a job ask for the same steps."""
         self._news = asyncio.Event()
         self._closing = False
         self._later: set[asyncio.Task[None]] = set()
@@ -150,6 +155,8 @@ class PathService:
     def changed(self) -> None:
         """Paths may be others than before: everybody who follows is told his."""
         self._version += 1
+        self._clos = None
+        self._plans.clear()
         self._news.set()
         self._news = asyncio.Event()
 
@@ -207,7 +214,7 @@ class PathService:
 
     def _paths(self, request: Follow, job: Job) -> Paths:
         steering, here = self._steering, self._steering.leaf_of[job.hosts[request.rank]]
-        clos = steering.clos(self._graph())
+        clos = self._clos = self._clos or steering.clos(self._graph())
         leaf_of = {rank: steering.leaf_of[name] for rank, name in enumerate(job.hosts)}
         try:
             port_of = {leaf: {path: port for port, path in steering.ports(clos, here, leaf).items()}
@@ -231,7 +238,12 @@ class PathService:
     ) -> list[tuple[Flow, planners.Piece]]:
         """The asking rank's pieces of a step."""
         flows = [planners.Flow(job.hosts[f.source], job.hosts[f.destination], f.size) for f in step]
-        plan = planners.plan(clos, flows, scope=request.scope)
+        key = msgspec.json.encode((flows, request.scope))
+        if key not in self._plans:
+            if len(self._plans) >= PLANS:  # of jobs that ended long ago
+                self._plans.clear()
+            self._plans[key] = planners.plan(clos, flows, scope=request.scope)
+        plan = self._plans[key]
         return [(step[piece.flow], piece) for piece in plan.pieces if step[piece.flow].source == request.rank]
 
     def _job(self, name: str, epoch: int, rank: int) -> Job:
