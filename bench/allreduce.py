@@ -245,6 +245,8 @@ def _measure(
             rows.append(_row(spec, name, nbytes, rounds))
         for row in rows[-len(turns):]:
             echo(_line(row, rows))
+            if row.algorithm.startswith("auto"):
+                echo(f"#   {row.path}")
         if json is not None:  # after each size: an interrupted run has something to show
             json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
     return rows

@@ -135,7 +135,8 @@ class Plain:
         return 0
 
     def explain(self, nbytes: int, algorithm: str) -> str:
-        return _own(algorithm) or self._peers.pick(nbytes)
+        own = _own(algorithm)
+        return self._peers.explain(nbytes) if own is None else f"{own}, as asked for"
 
     def close(self) -> None:
         self._peers.close()
