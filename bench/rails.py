@@ -38,6 +38,8 @@ Way: TypeAlias = "tuple[Team, int]"
 """Ranks, and which of their communicators."""
 BACK_SECONDS = 30.0
 """For a rail to be used again."""
+LARGE = 16 << 20
+"""Bytes from which fewer calls warm up."""
 LONG = 1.0
 """Seconds that a turn's timed calls take at least, where ``iterations`` says fewer."""
 
@@ -203,7 +205,8 @@ def _compare(spec: Spec, ways: Sequence[Way], echo: Callable[[str], None]) -> li
     echo(f"# {'bytes':>10} {head} {'together ms':>12} {'speed-up':>8} {'of sum':>7} {'of best':>8} {'wrong':>5}")
     rows = []
     for nbytes in spec.sizes:
-        warm = [took for team, way in ways for took in _turn(spec, team, Turn(nbytes, 4, way=way))]
+        calls = 4 if nbytes < LARGE else 2
+        warm = [took for team, way in ways for took in _turn(spec, team, Turn(nbytes, calls, way=way))]
         count = max(1, min(400, round(LONG / max(took.seconds for took in warm))))
         times: list[list[float]] = []
         wrong = sum(took.wrong for took in warm)
@@ -215,7 +218,7 @@ def _compare(spec: Spec, ways: Sequence[Way], echo: Callable[[str], None]) -> li
                 took = _turn(spec, team, Turn(nbytes, count, 1, way))
                 wrong += sum(t.wrong for t in took)
                 times[-1][at] = max(t.seconds for t in took)
-        row = _row(nbytes, times, wrong, took[0].path)
+        row = _row(nbytes, times, wrong, warm[-1].path)
         rows.append(row)
         singles = " ".join(f"{seconds * 1e3:>14.2f}" for seconds in row.single)
         echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.2f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "

@@ -28,7 +28,7 @@ log = logging.getLogger("netfold")
 
 SLICE = 0.1
 """Seconds in native code between looks at Python's signals (Ctrl-C) and the timeout."""
-WATCHED_SLICE = 0.02
+WATCHED_SLICE = 0.01
 """The same where somebody watches: how soon a rail of several is found dead."""
 PATIENCE = 0.5
 """Seconds without any new result after which a lost rank ends an operation: one that died after its last contribution
@@ -174,8 +174,6 @@ class FoldRail:
             now = native.library().nf_now()
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(source, number)
-            if self.watch is not None:
-                self.watch(self._core.progress() / 1e9)
             news = self._news()
             if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
                 raise type(news)(f"{self._who(source, number)}: {news}")
@@ -184,6 +182,8 @@ class FoldRail:
                 self._timeline.spans(*self._io.spans())
             if status == native.DONE:
                 return
+            if self.watch is not None and status == native.AGAIN:
+                self.watch(self._core.progress() / 1e9)
             if status == native.FAILED:
                 raise self._failed(source, number)
             if status == native.OS_ERROR:

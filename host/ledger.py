@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """``age`` in seconds; ``result`` where a settlement is DONE."""
+    """``age`` in seconds, or VOID where the rail has failed on this rank; ``result`` where a settlement is DONE."""
 
     outcome: Outcome = Outcome.NOT_YET
     age: float = 0.0
@@ -97,6 +97,7 @@ class Ledger:
         self._moved: dict[int, float] = {}
         self._looked: dict[int, float] = {}
         self._left: dict[int, float] = {}
+        self._failed: set[int] = set()
         self._came = 0.0
         self._outcomes: OrderedDict[int, Flat | None] = OrderedDict()
         self.concluded = -math.inf
@@ -107,8 +108,10 @@ class Ledger:
         with self._lock:
             now = self._clock()
             self._at, self._settles, self._fenced = position, settles, False
-            self._moved = dict.fromkeys(rails, now)
-            self._looked, self._left, self._came = dict(self._moved), {}, now
+            self._moved, self._left, self._came = dict.fromkeys(rails, now), {}, now
+            self._looked = {}
+            if not settles:
+                self._failed = set()
 
     def moved(self, rail: int, when: float) -> float:
         """Notes the last progress of a rail here; the seconds since then, or since this rank came."""
@@ -124,10 +127,12 @@ class Ledger:
         with self._lock:
             return self._clock() - self._moved[rail] if rail in self._moved and rail not in self._left else 0.0
 
-    def left(self, rail: int) -> None:
+    def left(self, rail: int, *, failed: bool = False) -> None:
         """The rail has ended here, well or not: this rank waits for nothing on it any more."""
         with self._lock:
             self._left[rail] = self._clock()
+            if failed:
+                self._failed.add(rail)
 
     def fenced(self, position: int) -> bool:
         """Whether somebody has fenced the settlement in which this rank is."""
@@ -159,8 +164,13 @@ class Ledger:
         """Answers another rank, or this one's own question."""
         with self._lock:
             if question.ask is Ask.AGE:
-                return Answer(age=self._age(question))
+                return Answer(self._failed_here(question), self._age(question))
             return self._fence(question.position)
+
+    def _failed_here(self, question: Question) -> Outcome:
+        # a range that failed stays failed through the settlement after it
+        last = self._at - 1 if self._settles else self._at
+        return Outcome.VOID if question.position >= last and question.rail in self._failed else Outcome.NOT_YET
 
     def _age(self, question: Question) -> float:
         if question.position > self._at:
@@ -171,7 +181,7 @@ class Ledger:
         if question.rail in self._left:
             return self._clock() - self._left[question.rail]
         # up to when the rail itself looked: a process that got no time to run knows of nothing that came meanwhile
-        return self._looked[question.rail] - self._moved[question.rail]
+        return self._looked.get(question.rail, self._came) - self._moved[question.rail]
 
     def _fence(self, position: int) -> Answer:
         if position in self._outcomes:

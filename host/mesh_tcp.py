@@ -40,7 +40,7 @@ BURST = 4 << 20
 """Bytes that one connection moves before the others get their turn."""
 GRACE = 0.1
 """Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss; at least ``FAREWELL``."""
-WATCHED_SLICE = 0.02
+WATCHED_SLICE = 0.01
 """Seconds between looks of whoever watches (``watch``)."""
 FAREWELL = 0.2
 """Seconds that a rank which gives up spends at most on getting its news out."""

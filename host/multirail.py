@@ -2,7 +2,7 @@
 """One allreduce over several rails at once (Nezha): cut so that all finish together, whole when one of them dies.
 
     short   a *settlement*: one rail carries it all, whichever is predicted to be the soonest
-    long    each rail carries a range, in chunks of some 50 ms, on a thread of its own; then a short settlement in which
+    long    each rail carries a range, in chunks of some 30 ms, on a thread of its own; then a short settlement in which
             every rank tells how many chunks each rail got done, and what the rails cost.  Chunks that some rank lacks
             are cut over the rails that are left, in the same call
 
@@ -31,7 +31,7 @@ from netfold.host.rail import Flat, Op, RailStats
 from netfold.host.rail_set import GONE, HEARING, STALL, Fenced, RailSet, Revive, Track
 from netfold.host.shares import BLOCK, LONG, Estimate, Figure, Shares, Split
 
-CHUNK_SECONDS = 0.05
+CHUNK_SECONDS = 0.03
 """Of a chunk: what a failure makes us send again."""
 LEAST_CHUNK = 128 << 10
 SHORT = 2 << 20
@@ -44,7 +44,7 @@ GRAIN = BLOCK // 4
 """Elements of a block."""
 COLUMNS = 5
 """Of a rank's row in a settlement, for each rail: chunks done, broken, revived as, latency, picoseconds a byte."""
-CALIBRATION = (1024,) * 5 + (64 << 10, 512 << 10)
+CALIBRATION = (1024,) * 5 + (LONG, 4 * LONG)
 """Bytes of the calls at the start that tell what each rail costs."""
 
 log = logging.getLogger("netfold")
@@ -233,9 +233,10 @@ class MultiRail:
         self._rails.close()
 
     # ---- short -----------------------------------------------------------------------------------------------------
-    def _settle(self, source: Flat, op: Op, rail: int) -> Flat:
+    def _settle(self, source: Flat, op: Op, rail: int, *, learn: bool = True) -> Flat:
         """The reduction of every rank's ``source``, in memory that stays until the next settlement but one.
 
+        learn  whether it says anything of the rail: not where the ranks do not come to it together
         Over ``rail``, and over the quickest one left where that dies.  All ranks get it, or all raise.
         """
         while True:
@@ -256,8 +257,9 @@ class MultiRail:
                     self._rails.broken.setdefault(rail, error)
             else:
                 if self._ledger.conclude(position, result):
-                    self._estimates[rail].add(source.nbytes, self._clock() - begin)
-                    self._nbytes[rail] += source.nbytes
+                    if learn:
+                        self._estimates[rail].add(source.nbytes, self._clock() - begin)
+                        self._nbytes[rail] += source.nbytes
                     return result
                 failure = Fenced("another rank stopped it")
             self._ledger.left(rail)
@@ -400,7 +402,7 @@ class MultiRail:
                 self._rails.stop = error
         finally:
             part.seconds = self._clock() - begin
-            self._ledger.left(rail)
+            self._ledger.left(rail, failed=part.error is not None)
 
     # ---- what the ranks tell each other ------------------------------------------------------------------------------
     def _exchange(self, ranges: dict[int, _Range]) -> list[int]:
@@ -416,10 +418,11 @@ class MultiRail:
                 ranges[rail].done if rail in ranges else 0,
                 rail in self._rails.broken,
                 self._rails.mark(rail),
-                _whole((latency or 0.0) * 1e6),
+                0 if latency is None else _whole(latency * 1e6),
                 0 if bandwidth is None else _whole(1e12 / bandwidth),
             )
-        table = self._settle(table.reshape(-1), "sum", self.shares.quickest(self.live)).reshape(table.shape)
+        table = self._settle(table.reshape(-1), "sum", self.shares.quickest(self.live), learn=False)
+        table = table.reshape(self.world, rails, COLUMNS)
         self._owed = 0.0
         agreed = table[:, :, 0].min(axis=0).tolist()
         dead = [
@@ -454,10 +457,11 @@ def _chunks(start: int, size: int, most: int) -> list[slice]:
 
 
 def _figure(latencies: np.ndarray, picoseconds: np.ndarray) -> Figure:
-    """All ranks' figures of a rail in one: medians, by whole numbers, of those who know."""
+    """All ranks' figures of a rail in one, by whole numbers: the median rate of those who know, and the lowest latency,
+    that of the rank for which nobody is late."""
     known = np.sort(picoseconds[picoseconds > 0])
-    some = np.sort(latencies[latencies > 0])
-    latency = int(some[some.size // 2]) / 1e6 if some.size else 0.0
+    some = latencies[latencies > 0]
+    latency = int(some.min()) / 1e6 if some.size else 0.0
     return Figure(latency, 1e12 / int(known[known.size // 2]) if known.size else None)
 
 

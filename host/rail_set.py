@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
-from netfold.host.ledger import Ask, Ledger, Question, Sideline
+from netfold.host.ledger import Ask, Ledger, Outcome, Question, Sideline
 from netfold.host.rail import Rail, RailStats
 
-STALL = 0.1
+STALL = 0.08
 """Seconds without progress on any rank, all being there, after which a rail is taken for dead."""
+NEARLY = 0.6
+"""Part of that which is enough for the others: they looked a little earlier, or got something a little later."""
 ALL_QUIET = 5
 """Times as long where no other rail moves either: that may be a machine that is busy with other things."""
 GONE = 0.5
@@ -32,7 +34,7 @@ log = logging.getLogger("netfold")
 class Track(Rail, Protocol):
     """A rail that can be watched and stopped.
 
-    watch  called on the rail's own thread, at least every 20 ms while an allreduce waits, with the monotonic seconds
+    watch  called on the rail's own thread, at least every 10 ms while an allreduce waits, with the monotonic seconds
            of its last progress; what it raises ends the allreduce at once, and the rail for good
     """
 
@@ -174,12 +176,14 @@ class RailSet:
         quiet = self._ledger.moved(index, moved)
         patience = self._patience(index)
         now = self._clock()
-        if quiet < patience or not self._others or now < self._asked[index] + self._stall / 4:
+        if quiet < patience or not self._others or now < self._asked[index] + self._stall / 8:
             return
         self._asked[index] = now
         # quiet here: is it so everywhere, and is everybody there?
         answers = self._sideline.ask(Question(Ask.AGE, position, index), self._others, HEARING)
-        if len(answers) == len(self._others) and min(a.age for a in answers.values()) >= patience:
+        if any(answer.outcome is Outcome.VOID for answer in answers.values()):
+            raise RailDown(f"{name}: another rank found it dead")
+        if len(answers) == len(self._others) and min(a.age for a in answers.values()) >= NEARLY * patience:
             raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
         if quiet > self._timeout:
             silent = sorted(set(self._others) - set(answers))

@@ -20,8 +20,10 @@ from netfold.host.cost import RailCost, equal_finish
 
 BLOCK = 1024
 """Bytes of 256 elements: what shares a block's exponent stays on one rail, so that no cut changes a sum's bits."""
-LONG = 64 << 10
-"""Bytes from which a call tells the rate; shorter ones tell the latency."""
+LONG = 256 << 10
+"""Bytes from which a call tells the rate."""
+BRIEF = 8 << 10
+"""Bytes up to which it tells the latency."""
 WINDOW = 5
 """Calls of each kind that count."""
 GAIN = 0.92
@@ -49,7 +51,7 @@ class Estimate:
         """One call."""
         if nbytes >= LONG:
             self._long.append((nbytes, seconds))
-        else:
+        elif nbytes <= BRIEF:
             self._short.append(seconds)
 
     def latency(self) -> float | None:
