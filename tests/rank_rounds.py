@@ -25,8 +25,9 @@ def main(seed: int, rounds: int, elements: int) -> None:
             expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
             assert np.array_equal(total, expected), f"round {number}: {np.sum(total != expected)} lanes are wrong"
         stats = comm.stats()
-        trees = sorted(stats.by_tree)
-        print(json.dumps({"rail": comm.rail, "retransmissions": stats.retransmissions, "trees": trees}))
+        marks = sum(tree.ecn_marks for tree in stats.by_tree.values())
+        said = {"rail": comm.rail, "retransmissions": stats.retransmissions, "marks": marks}
+        print(json.dumps({**said, "trees": sorted(stats.by_tree)}))
 
 
 main(*map(int, sys.argv[1:]))

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from helpers_topo import ENGINES, in_sandbox, program
 
@@ -26,9 +27,9 @@ SIZES = {"softswitch": 60_000, "bmv2": 10_000}
 ALL = Faults(loss=0.01, duplicate=0.03, reorder=0.03, corrupt=0.01)
 
 
-def finish(network: Network, rounds: int, *, within: float = 60) -> list[dict[str, Any]]:
+def finish(network: Network, rounds: int, *, elements: int = 0, within: float = 60) -> list[dict[str, Any]]:
     """Run the rounds on every host; what each rank says at the end.  A wrong sum fails a rank."""
-    command = [*program("rank_rounds.py"), "5", str(rounds), str(SIZES[network.fabric.engine])]
+    command = [*program("rank_rounds.py"), "5", str(rounds), str(elements or SIZES[network.fabric.engine])]
     output = network.launch(command, job="rounds").wait(within=within)
     results = [json.loads(lines[-1]) for lines in output]
     assert {result["rail"] for result in results} == {"innet"}
@@ -111,3 +112,18 @@ def test_links_may_flap_in_the_middle(engine: Engine, tmp_path: Path) -> None:
     assert len(results) == 4
     assert {result["rail"] for result in results} == {"innet"}
     assert sum(result["retransmissions"] for result in results) > 0, "no flap hit anything"
+
+
+@in_sandbox(timeout=120)
+def test_a_slow_link_marks_and_every_rank_hears_of_it(tmp_path: Path) -> None:
+    """Sums queue at a leaf whose way up is slow: their marks reach all ranks in the results, also those under the other
+    leaf; links that are alike mark few, if any."""
+    marks = {}
+    for name, rate in (("alike", "1gbit"), ("slow", "20mbit")):
+        fabric = leafspine(2, 1, 4, rate="1gbit", rundir=sandbox.rundir())
+        links = tuple(msgspec.structs.replace(link, rate=rate) if "leaf1" in link.a and "spine1" in link.b else link
+                      for link in fabric.links)  # fmt: skip
+        with Network(msgspec.structs.replace(fabric, links=links), logs=tmp_path / name) as network:
+            marks[name] = [result["marks"] for result in finish(network, 2, elements=600_000)]
+    assert all(count > 0 for count in marks["slow"]), marks
+    assert sum(marks["slow"]) > 10 * sum(marks["alike"]), marks
