@@ -10,6 +10,9 @@ Two properties over all reachable states (docs/protocol.md, DESIGN 3.2):
 * safety: a packet that a switch emits holds each child's contribution for its PSN exactly once;
 * liveness: wherever the worst network leads, hosts' repeats alone can still finish from there (no stuck host).
 
+The switches may lose all they hold, at any moment and as often as `Fabric.replans` says: the ranks then begin again
+under a new epoch, at the lowest PSN that any of them lacks (docs/protocol.md, "Trees planned anew").
+
 `explore(..., slots=2 * window)` proves both for the sizes given; with fewer slots it finds the stuck host.
 """
 
@@ -50,6 +53,8 @@ class Fabric:
     psn_bits: int = 24
     first_psn: int = 0
     """Wire PSN of PSN 0, so that a small ``psn_bits`` makes the numbers wrap."""
+    replans: int = 0
+    """How often the switches may lose what they hold."""
 
     @property
     def ranks(self) -> int:
@@ -76,7 +81,10 @@ class Fabric:
 class State(NamedTuple):
     """Sets of PSNs are bit masks.  The last three are packets in flight between switches and to hosts."""
 
-    received: tuple[int, ...]  # by each rank: results it has
+    received: tuple[int, ...]  # by each rank: results of this epoch, and all before its start
+    had: tuple[int, ...]  # by each rank: results it has, of any epoch
+    starts: tuple[int, ...]  # by each rank: where this epoch began
+    replans: int  # still to come
     leaves: tuple[tuple[Slot, ...], ...]
     spine: tuple[Slot, ...]
     partials: tuple[int, ...]  # by each leaf: partial sums on their way up
@@ -139,8 +147,9 @@ class _Switch:
 class Exploration:
     """Breadth first over every state that the worst network can bring about."""
 
-    def __init__(self, fabric: Fabric, *, honours_age: bool = True) -> None:
+    def __init__(self, fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False) -> None:
         self.fabric = fabric
+        self.from_own_place = from_own_place
         one = len(fabric.leaves) == 1
         self.leaf = [_Switch(fabric, (1 << n) - 1, root=one, honours_age=honours_age) for n in fabric.leaves]
         self.spine = _Switch(fabric, (1 << len(fabric.leaves)) - 1, root=True, honours_age=honours_age)
@@ -155,7 +164,8 @@ class Exploration:
         fabric = self.fabric
         ranks, leaves = fabric.ranks, len(fabric.leaves)
         free = (FREE,) * fabric.slots
-        return State((0,) * ranks, (free,) * leaves, free, (0,) * leaves, (0,) * leaves, (0,) * ranks)
+        none, at_leaf = (0,) * ranks, (0,) * leaves
+        return State(none, none, none, fabric.replans, (free,) * leaves, free, at_leaf, at_leaf, none)
 
     def successors(self, state: State) -> tuple[list[State], list[State]]:
         """States one step on: by what hosts and switches do, and by what only a bad network does."""
@@ -166,8 +176,9 @@ class Exploration:
         for rank, received in enumerate(state.received):
             # delivery leaves the packet in flight: it may arrive again
             for psn in _bits(state.to_rank[rank] & ~received):
-                found.append(state._replace(received=_put(state.received, rank, received | 1 << psn)))
-            for psn in range(min(lowest_missing(received) + fabric.window, fabric.psns)):
+                had = _put(state.had, rank, state.had[rank] | 1 << psn)
+                found.append(state._replace(received=_put(state.received, rank, received | 1 << psn), had=had))
+            for psn in range(state.starts[rank], min(lowest_missing(received) + fabric.window, fabric.psns)):
                 if not received >> psn & 1:
                     found.append(self._to_leaf_up(state, rank, psn))
                 elif alive >> psn & 1:
@@ -177,6 +188,8 @@ class Exploration:
                 found.append(self._to_spine(state, leaf, psn))
             for psn in _bits(state.to_leaf[leaf] & alive):
                 found.append(self._to_leaf_down(state, leaf, psn))
+        if state.replans:
+            bad.append(self._planned_anew(state))
         bad += [state._replace(partials=less) for less in _one_less(state.partials)]
         bad += [state._replace(to_leaf=less) for less in _one_less(state.to_leaf)]
         bad += [state._replace(to_rank=less) for less in _one_less(state.to_rank)]
@@ -194,7 +207,7 @@ class Exploration:
         while queue:
             here = queue.popleft()
             state = states[here]
-            if all(received == self.all_psns for received in state.received):
+            if all(had == self.all_psns for had in state.had):
                 final.append(here)
             steps, misfortunes = self.successors(state)
             for i, then in enumerate([*steps, *misfortunes]):
@@ -234,6 +247,16 @@ class Exploration:
             sum(1 << p for p in _bits(mask) if state.spine[p % fabric.slots].psn <= p) for mask in state.partials
         )
         return state._replace(to_rank=to_rank, to_leaf=to_leaf, partials=partials)
+
+    def _planned_anew(self, state: State) -> State:
+        """Empty slots, and a new epoch: what is in flight meets neither its connections nor its slots any more."""
+        lacking = [lowest_missing(had) for had in state.had]
+        starts = tuple(lacking) if self.from_own_place else (min(lacking),) * len(lacking)
+        fresh = self.start()
+        return fresh._replace(
+            received=tuple((1 << start) - 1 for start in starts), had=state.had, starts=starts,
+            replans=state.replans - 1,
+        )  # fmt: skip
 
     # ---- one delivery each -----------------------------------------------------------------------------------------
     def _alive(self, state: State) -> int:
@@ -287,12 +310,15 @@ class Exploration:
         return state._replace(to_leaf=to_leaf)
 
 
-def explore(fabric: Fabric, *, honours_age: bool = True, limit: int = 5_000_000) -> Report:
+def explore(
+    fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False, limit: int = 5_000_000
+) -> Report:
     """Explores every reachable state of ``fabric``; raises WrongSum at the first wrong sum.
 
-    ``honours_age=False`` breaks the protocol on purpose: late contributions take slots over.
+    ``honours_age=False`` breaks the protocol on purpose: late contributions take slots over.  So does
+    ``from_own_place``: after the switches have lost everything, each rank begins at what it lacks itself.
     """
-    return Exploration(fabric, honours_age=honours_age).run(limit=limit)
+    return Exploration(fabric, honours_age=honours_age, from_own_place=from_own_place).run(limit=limit)
 
 
 def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:

@@ -48,3 +48,25 @@ def test_psns_may_wrap(leaves: tuple[int, ...]) -> None:
 def test_late_contributions_must_not_take_slots_over() -> None:
     """Without the age check, a delayed repeat undoes a newer slot and strands its host: the explorer reports it."""
     assert not explore(Fabric((2,), window=1, slots=2, psns=4), honours_age=False).live
+
+
+LOSING = [
+    Fabric((2,), window=1, slots=2, psns=3, replans=2),
+    Fabric((2,), window=2, slots=4, psns=4, replans=1),
+    Fabric((3,), window=1, slots=2, psns=3, replans=1),
+    Fabric((1, 1), window=1, slots=2, psns=3, replans=1),
+]
+
+
+@pytest.mark.parametrize("fabric", LOSING, ids=str)
+def test_switches_may_lose_all_they_hold(fabric: Fabric) -> None:
+    """At any moment: from the lowest PSN that any rank lacks, under a new epoch, every rank still gets every sum."""
+    report = explore(fabric)
+    assert report.states > 150
+    assert report.live, report.stuck[0]
+
+
+@pytest.mark.parametrize("fabric", LOSING, ids=str)
+def test_each_from_its_own_place_is_not_enough(fabric: Fabric) -> None:
+    """A rank that has a result must repeat its part for one that lacks it: else the explorer finds that one stuck."""
+    assert not explore(fabric, from_own_place=True).live
