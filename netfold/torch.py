@@ -7,11 +7,26 @@ from netfold.host.torch import (
     NetfoldGroup,
     NetfoldState,
     Options,
+    PriorityOptimizer,
+    broadcast_optimizer_state,
+    broadcast_parameters,
     join,
     netfold_hook,
     register,
 )
 
-__all__ = ["BACKEND", "STORE", "NetfoldGroup", "NetfoldState", "Options", "join", "netfold_hook", "register"]
+__all__ = [
+    "BACKEND",
+    "STORE",
+    "NetfoldGroup",
+    "NetfoldState",
+    "Options",
+    "PriorityOptimizer",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "join",
+    "netfold_hook",
+    "register",
+]
 
 register()

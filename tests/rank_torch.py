@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,6 +108,34 @@ def reductions(group: dist.ProcessGroup, reference: dist.ProcessGroup) -> dict[s
     return differences
 
 
+def sharded(way: str, group: dist.ProcessGroup) -> list[float]:
+    """Losses of a small model whose parameters, gradients and moments are spread over a group's ranks by FSDP."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    if way == "FullyShardedDataParallel":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        model = FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"))
+    else:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in (model[0], model[2], model):  # type: ignore[index]
+            fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    losses = []
+    x = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))[rank::world]
+    for _ in range(4):
+        loss = (model(x) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
 def abandoned() -> str:
     """What a backward pass raises where the last rank stays away; "" on that rank."""
     group = dist.new_group(backend="netfold", pg_options=Options(timeout=1.0))
@@ -143,6 +172,9 @@ def main(subnet: str, service: str, folder: str) -> None:
     losses = {example: {way: run(example) for way, run in ways.items()} for example in ALL}
     differences = {"tcp": reductions(tcp, gloo), "innet": reductions(innet, gloo)}
     stats = innet.communicator.stats()
+    # fully_shard is public from torch 2.6 on
+    kinds = ["FullyShardedDataParallel", *(["fully_shard"] if hasattr(torch.distributed.fsdp, "fully_shard") else [])]
+    sharding = {way: {"gloo": sharded(way, gloo), "netfold": sharded(way, tcp)} for way in kinds}
     error = abandoned()
     dist.barrier(group=gloo)  # the rank that stayed away lives on until the others have noticed
     result = {
@@ -150,6 +182,7 @@ def main(subnet: str, service: str, folder: str) -> None:
         "error": error,
         "losses": losses,
         "differences": differences,
+        "sharded": sharding,
         "rails": {"tcp": tcp.communicator.rail, "innet": innet.communicator.rail},
         "folded": {"operations": stats.operations, "bytes": sum(t.bytes_reduced for t in stats.by_tree.values())},
         "said": lines.lines,

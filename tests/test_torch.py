@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -88,6 +89,18 @@ def test_gradients_go_through_the_switch(trained: Trained) -> None:
         assert rank["folded"]["bytes"] >= steps * parameters * 4
         assert rank["folded"]["operations"] > 2 * 2 * steps, "one bucket a step: nothing can overlap with backward"
     assert sorted(jobs.reports) == list(range(RANKS)), "a rank did not leave the job"
+
+
+def test_sharded_training_is_that_of_gloo(trained: Trained) -> None:
+    """FSDP, the old one and the new one, finds every collective that it needs in the backend: those without a fabric
+    path are gloo's, and named in the log."""
+    for rank in trained[0]:
+        for way, losses in rank["sharded"].items():
+            assert losses["netfold"] == losses["gloo"], way
+            assert losses["gloo"][-1] < losses["gloo"][0], f"{way} does not learn"
+        said = [line for line in rank["said"] if "job='default' " in line and "gloo does it" in line]
+        for kind in ("reduce_scatter", "all_?gather"):
+            assert any(re.search(kind, line) for line in said), (kind, said)
 
 
 def test_what_gloo_does_is_said_once_a_kind(trained: Trained) -> None:

@@ -14,6 +14,8 @@ or keep another backend and hand over the gradients alone:
     reducer.py         allreduces under way, as torch futures
     process_group.py   the backend
     hook.py            the hook
+    priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
+    verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
 """
 
 from __future__ import annotations
@@ -22,11 +24,25 @@ import torch.distributed as dist
 
 from netfold.host.torch.hook import NetfoldState, netfold_hook
 from netfold.host.torch.join import STORE, Options, join
+from netfold.host.torch.priority import PriorityOptimizer
 from netfold.host.torch.process_group import NetfoldGroup, create
+from netfold.host.torch.verbs import broadcast_optimizer_state, broadcast_parameters
 
 BACKEND = "netfold"
 
-__all__ = ["BACKEND", "STORE", "NetfoldGroup", "NetfoldState", "Options", "join", "netfold_hook", "register"]
+__all__ = [
+    "BACKEND",
+    "STORE",
+    "NetfoldGroup",
+    "NetfoldState",
+    "Options",
+    "PriorityOptimizer",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "join",
+    "netfold_hook",
+    "register",
+]
 
 
 def register() -> None:

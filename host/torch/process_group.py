@@ -93,7 +93,9 @@ class NetfoldGroup(dist.ProcessGroup):
         self.communicator = communicator
         self._reducer = Reducer(communicator)
         self._said: set[str] = set()
-        gloo = _gloo(dist.PrefixStore("gloo", store), communicator, timeout)
+        # The epoch tells this group's addresses from those that an earlier one has left in the same store.
+        prefix = f"gloo/{communicator.plan.epoch}"
+        gloo = _gloo(dist.PrefixStore(prefix, store), communicator, timeout)
         self._inner = dist.ProcessGroup(store, rank, size)
         for group in (self, self._inner):
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)

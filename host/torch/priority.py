@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients by priority, first layers first, and a next forward pass that waits for no more than it needs.
+
+DistributedDataParallel ends backward when every gradient is reduced, so the order in which buckets travel cannot matter
+to it.  Here ``step`` returns at once, as in BytePS and ByteScheduler (Peng et al. 2019): backward makes gradients from
+the last layer to the first, the next forward needs updates from the first to the last, and whenever the network is
+free, the bucket that is needed first goes first.
+
+    backward   bucket 3 ready   2 ready   1 ready   0 ready | step | forward: layer 0 waits for bucket 0, ...
+    network              [ 3 ][ 0 ][ 1 ][ 2 ]                        which came before 1 and 2
+
+Ranks must reduce the same buckets in the same order although each has its own idea of what is ready.  So before each
+bucket they add up flags, one int32 a bucket, one packet in the network: a bucket is ready where the sum is the number
+of ranks, and the first of those is next.  After a vote without result a rank votes again as soon as it has more to
+offer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from netfold.host.communicator import Communicator
+from netfold.host.errors import Closed
+from netfold.host.torch.tensors import as_array
+from netfold.host.torch.verbs import broadcast_parameters
+
+Order = Literal["priority", "arrival"]
+MOST_BUCKETS = 1 << 16
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """Parameters that travel together."""
+
+    index: int
+    """Place in the forward pass: the smaller, the earlier it is needed."""
+    parameters: list[nn.Parameter]
+    flat: torch.Tensor
+    """Their gradients, one after another; the reduced ones afterwards."""
+    views: list[torch.Tensor]
+    here: set[int] = field(default_factory=set)
+    """Places of the parameters whose gradients of this step are in ``flat``."""
+    reduced: threading.Event = field(default_factory=threading.Event)
+    due: bool = False
+    """``step`` was called and the parameters are not updated yet."""
+
+
+class PriorityOptimizer:
+    """An optimizer of a model whose gradients are averaged over a communicator's ranks.
+
+        optimizer = PriorityOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model, comm)
+        for x, y in data:
+            loss_of(model(x), y).backward()
+            optimizer.step()
+        optimizer.synchronize()
+
+    optimizer   any of torch's that leaves parameters without a gradient alone (all in torch.optim do)
+    communicator  this object's alone until ``synchronize`` or ``close``; not closed by it
+    bucket_mb   MiB of gradients in a bucket at most; a larger parameter has one of its own
+    order       "arrival": last layers first, as backward makes them, for comparison
+    All ranks start with rank 0's parameters.  Evaluating (model.eval(), or without gradients) and state_dict() see all
+    updates; whoever else reads parameters calls ``synchronize`` first.  Buffers (batch norm's) stay each rank's own.
+    Raises ValueError for a model without parameters or with some that are not dense, on the CPU.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        communicator: Communicator,
+        *,
+        bucket_mb: float = 4.0,
+        order: Order = "priority",
+    ) -> None:
+        if order not in ("priority", "arrival"):
+            raise ValueError(f"order={order!r}: expected 'priority' or 'arrival'")
+        self.optimizer = optimizer
+        self._comm = communicator
+        self._pick = min if order == "priority" else max
+        self._buckets = _cut([p for p in model.parameters() if p.requires_grad], int(bucket_mb * (1 << 20)))
+        self._place = {p: (bucket, i) for bucket in self._buckets for i, p in enumerate(bucket.parameters)}
+        self._settings: list[dict[str, Any]] = []
+        self._held = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._ready: set[int] = set()
+        self._left = len(self._buckets)
+        """Buckets that are not reduced yet in this step."""
+        self._closed = False
+        broadcast_parameters(model.state_dict(), communicator=communicator)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._place]
+        for module in model.modules():
+            if needs := self._needs(module):
+                self._hooks.append(module.register_forward_pre_hook(lambda _m, _x, needs=needs: self._update(needs)))
+        self._hooks.append(model.register_forward_pre_hook(self._evaluating))
+        self._hooks.append(model.register_state_dict_pre_hook(lambda *_: self.synchronize()))
+        self._thread = threading.Thread(target=self._serve, name="netfold-priority", daemon=True)
+        self._thread.start()
+
+    # ---- what a training loop calls ----------------------------------------------------------------------------------
+    def step(self) -> None:
+        """The update of this step, with the hyperparameters of this moment; made when the next forward needs it.
+
+        Parameters that had no gradient count as if it were zero.  Raises what went wrong while reducing, and Closed.
+        """
+        if self._closed:
+            raise Closed(f"{self._comm!r}: its PriorityOptimizer was closed")
+        self._update(self._buckets)  # those that the last forward had no need of
+        self.optimizer._opt_called = True  # or a schedule takes a late update for none
+        self._settings = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        for bucket in self._buckets:
+            missing = len(bucket.here) < len(bucket.parameters)
+            for place in set(range(len(bucket.parameters))) - bucket.here:
+                bucket.views[place].zero_()
+            bucket.due = True
+            bucket.here.clear()
+            if missing:
+                self._offer(bucket)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: a gradient is taken away as soon as it is on its way."""
+
+    def synchronize(self) -> None:
+        """Returns once every update is made; the communicator is free for other use then."""
+        self._update(self._buckets)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backward passes inside are added up, and reduced with those of the next one outside."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def close(self) -> None:
+        """Makes all updates, takes the hooks off and ends the thread; safe to call twice."""
+        if self._closed:
+            return
+        try:
+            self.synchronize()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            self._thread.join()  # bounded: every operation is
+
+    # ---- hooks -------------------------------------------------------------------------------------------------------
+    def _needs(self, module: nn.Module) -> list[_Bucket]:
+        """Buckets that a module's own forward reads: where it has parameters itself, it may read its children's, too,
+        without calling them (MultiheadAttention does)."""
+        own = list(module.parameters(recurse=False))
+        if not own:
+            return []
+        found = {self._place[p][0] for p in module.parameters() if p in self._place}
+        return sorted(found, key=lambda bucket: bucket.index)
+
+    def _evaluating(self, module: nn.Module, _: Any) -> None:
+        if not module.training or not torch.is_grad_enabled():
+            self.synchronize()  # fused kernels for inference read everything at once
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        """A gradient is there."""
+        if self._held:
+            return
+        bucket, place = self._place[parameter]
+        if bucket.due:
+            raise RuntimeError(
+                f"{self._comm!r}: a parameter of shape {tuple(parameter.shape)} has a new gradient before its last "
+                "update: some module reads it without that its own forward is called; call synchronize() before forward"
+            )
+        if place in bucket.here:
+            raise RuntimeError(
+                f"{self._comm!r}: a parameter of shape {tuple(parameter.shape)} has a second gradient in one step: "
+                "wrap all backward passes but the last in no_sync()"
+            )
+        assert parameter.grad is not None
+        bucket.views[place].copy_(parameter.grad)
+        parameter.grad = None
+        bucket.here.add(place)
+        if len(bucket.here) == len(bucket.parameters):
+            self._offer(bucket)
+
+    def _offer(self, bucket: _Bucket) -> None:
+        with self._changed:
+            self._ready.add(bucket.index)
+            self._changed.notify_all()
+
+    def _update(self, buckets: list[_Bucket]) -> None:
+        """Makes the updates of these that are due.  Bounded: the thread ends each with a result, or with an error."""
+        for bucket in buckets:
+            if not bucket.due:
+                continue
+            bucket.reduced.wait()
+            if self._error is not None:
+                raise self._error
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
+            groups = self.optimizer.param_groups
+            now = [{k: v for k, v in g.items() if k != "params"} for g in groups]
+            for group, setting in zip(groups, self._settings, strict=True):
+                group.update(setting)
+            self.optimizer.step()
+            for group, setting in zip(groups, now, strict=True):
+                group.update(setting)
+            for parameter in bucket.parameters:
+                parameter.grad = None
+            bucket.reduced.clear()
+            bucket.due = False
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+    def _serve(self) -> None:
+        try:
+            while (index := self._next()) is not None:
+                bucket = self._buckets[index]
+                array, dtype = as_array(bucket.flat)
+                self._comm.allreduce(array, array, "average", dtype=dtype, name=f"bucket {index}")
+                with self._changed:
+                    self._ready.discard(index)
+                    self._left = self._left - 1 or len(self._buckets)
+                bucket.reduced.set()
+        except BaseException as error:
+            self._error = error
+            for bucket in self._buckets:
+                bucket.reduced.set()
+
+    def _next(self) -> int | None:
+        """The bucket that all ranks reduce next; None where this is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._closed)
+                if self._closed:
+                    return None
+                offered = frozenset(self._ready)
+                all_of_it = len(offered) == self._left
+            flags = np.zeros(len(self._buckets), np.int32)
+            flags[list(offered)] = 1
+            common = np.flatnonzero(self._comm.allreduce(flags, name="which bucket") == self._comm.size)
+            if len(common):
+                return int(self._pick(common))
+            if not all_of_it:  # else it is for the others to have more to offer: the next vote waits for them
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ready != offered or self._closed)  # noqa: B023
+
+
+def _cut(parameters: list[nn.Parameter], limit: int) -> list[_Bucket]:
+    """Neighbours of one dtype, ``limit`` bytes together at most."""
+    if not parameters:
+        raise ValueError("PriorityOptimizer of a model without parameters that want gradients")
+    groups: list[list[nn.Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        as_array(parameter)  # refuses what cannot be reduced
+        nbytes = parameter.numel() * parameter.element_size()
+        if not groups or groups[-1][0].dtype != parameter.dtype or size + nbytes > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += nbytes
+    if len(groups) > MOST_BUCKETS:
+        raise ValueError(f"{len(groups)} buckets of {limit} bytes: expected at most {MOST_BUCKETS}; raise bucket_mb")
+    buckets = []
+    for index, group in enumerate(groups):
+        flat = torch.zeros(sum(p.numel() for p in group), dtype=group[0].dtype)
+        pieces = flat.split([p.numel() for p in group])
+        views = [piece.view(p.shape) for piece, p in zip(pieces, group, strict=True)]
+        buckets.append(_Bucket(index, group, flat, views))
+    return buckets

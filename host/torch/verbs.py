@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's verbs for torch: the same start for all ranks.
+
+Over a communicator that is given, or else the process's own (``netfold.init``).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from netfold.host import verbs
+from netfold.host.communicator import Communicator
+from netfold.host.torch.tensors import as_array
+
+Parameters = Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]
+
+
+def broadcast_parameters(
+    parameters: Parameters, root_rank: int = 0, *, communicator: Communicator | None = None
+) -> None:
+    """Fills every rank's tensors with the root's, in place.
+
+    parameters  model.state_dict(), model.named_parameters(), or tensors; in the same order on all ranks.  What is no
+                tensor in a state is left alone
+    """
+    comm = communicator or verbs.communicator()
+    values = parameters.values() if isinstance(parameters, Mapping) else parameters
+    for value in values:
+        tensor = value[1] if isinstance(value, tuple) else value
+        if isinstance(tensor, torch.Tensor):
+            comm.broadcast(as_array(tensor)[0], root=root_rank)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, *, communicator: Communicator | None = None
+) -> None:
+    """Gives every rank the root's state of an optimizer (moments, steps, hyperparameters): after loading a checkpoint
+    on the root alone."""
+    comm = communicator or verbs.communicator()
+    data = b""
+    if comm.rank == root_rank:
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        data = file.getvalue()
+    size = comm.broadcast(np.array([len(data)], np.int64), root=root_rank)[0]
+    received = np.empty(size, np.uint8)
+    if comm.rank == root_rank:
+        received[:] = np.frombuffer(data, np.uint8)
+    comm.broadcast(received, root=root_rank)
+    if comm.rank != root_rank:
+        optimizer.load_state_dict(torch.load(io.BytesIO(received.tobytes()), weights_only=True))
