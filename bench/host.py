@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 from netfold.host import native
+from netfold.host.coding import PLAIN, Coding, LaneBits, Rounding
+from netfold.host.rail import Flat
 from netfold.wire.jobs import Stream, Tree
 
 WORLD = 8
@@ -31,6 +34,7 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     wire = np.empty(-(-n // 256) * 256, ">i4")
     agreed = native.scales(x)
     scratch = np.empty_like(agreed)
+    kept: list[object] = []  # what calls below point to
 
     def stream(number: int) -> Stream:
         return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
@@ -38,18 +42,33 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, max=stream(8), sum=stream(16))])
     run = native.RunStruct()
 
-    def loop_back(source: np.ndarray, out: np.ndarray, number: list[int] = [0]) -> None:  # noqa: B006
+    def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006
         """Every packet made and read back as its own result: all that a rank does but the kernel's part."""
         number[0] += 1
-        core.start(number[0], source, out, 1.0, 0)
+        core.start(number[0], source, out, 1.0, 0, coding=coding)
         lib = native.library()
         while not core.finished():
             while lib.nf_fold_send(core.handle, 0, ctypes.byref(run)):
                 data = ctypes.cast(run.bytes, ctypes.c_char_p)
                 lib.nf_fold_receive(core.handle, data, run.length, run.segment, False, 0)
 
+    def loop_narrow(bits: LaneBits, rounding: Rounding) -> None:
+        loop_back(x, y, coding=Coding(bits, rounding))
+
     ints = np.zeros(n, np.int32)
     into = np.empty_like(ints)
+    narrow: dict[str, Callable[[], None]] = {}
+    for bits in (16, 8):
+        tops, lanes = native.scales(x, bits), np.empty(n * bits // 8, np.uint8)
+        for rounding in ("nearest", "stochastic"):
+            how = native.Narrowing(bits, native.levels(WORLD, bits), rounding == "stochastic", 7)
+            narrow[f"narrow to {bits}, {rounding}"] = functools.partial(
+                lib.nf_narrow_all, ctypes.byref(how), x.ctypes.data, None, n, tops.ctypes.data, lanes.ctypes.data
+            )
+            kept.append((how, tops, lanes))
+        narrow[f"widen from {bits}"] = functools.partial(
+            lib.nf_widen_all, ctypes.byref(how), lanes.ctypes.data, n, tops.ctypes.data, 1.0, y.ctypes.data
+        )
     return {
         "memcpy": lambda: ctypes.memmove(y.ctypes.data, x.ctypes.data, x.nbytes) and None,
         "exponents": lambda: lib.nf_scales_of(x.ctypes.data, None, n, 32, scratch.ctypes.data),
@@ -57,7 +76,10 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
         "dequantise": lambda: lib.nf_dequantise_all(
             wire.ctypes.data, n, agreed.ctypes.data, WORLD, 1.0, y.ctypes.data
         ),
+        **narrow,
         "float32 out and in": lambda: loop_back(x, y),
+        "in lanes of 16": lambda: loop_narrow(16, "stochastic"),
+        "in lanes of 8": lambda: loop_narrow(8, "stochastic"),
         "int32 out and in": lambda: loop_back(ints, into),
     }
 

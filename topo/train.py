@@ -14,7 +14,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 import numpy as np
@@ -46,6 +46,10 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     weights: str = ""
     """File for the final weights of rank 0."""
+    lane_bits: Literal[32, 16, 8] = 32
+    """Of the gradients on their way."""
+    feedback: bool = False
+    """What narrow lanes leave out of a gradient is added to the next."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -175,6 +179,7 @@ class Trainer:
         self.buffer: Floats = np.zeros(len(self.model.weights) + 1, np.float32)
         """The gradient, and the loss behind it: what allreduce sums."""
         self.reduce_seconds = 0.0
+        self._owed = np.zeros(len(self.model.weights), np.float32) if spec.feedback else None
         self._velocity = np.zeros_like(self.model.weights)
         self._rng = np.random.default_rng(spec.seed)
         self._order: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -187,7 +192,11 @@ class Trainer:
         self.buffer[-1] = self.model.gradient(self.digits.x[mine], self.digits.y[mine], gradient)
         if self.comm is not None:
             start = time.perf_counter()
-            self.comm.allreduce(self.buffer, out=self.buffer)
+            if self.spec.lane_bits == 32:
+                self.comm.allreduce(self.buffer, out=self.buffer)
+            else:  # the loss would be the largest value of its block by far, and set the scale for its neighbours
+                self.comm.allreduce(gradient, out=gradient, lane_bits=self.spec.lane_bits, feedback=self._owed)
+                self.comm.allreduce(self.buffer[-1:], out=self.buffer[-1:], lane_bits=32)
             self.reduce_seconds += time.perf_counter() - start
         self._velocity *= self.spec.momentum
         self._velocity -= gradient * np.float32(self.spec.rate / len(batch))
