@@ -34,7 +34,6 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     wire = np.empty(-(-n // 256) * 256, ">i4")
     agreed = native.scales(x)
     scratch = np.empty_like(agreed)
-    kept: list[object] = []  # what calls below point to
 
     def stream(number: int) -> Stream:
         return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
@@ -52,6 +51,12 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
                 data = ctypes.cast(run.bytes, ctypes.c_char_p)
                 lib.nf_fold_receive(core.handle, data, run.length, run.segment, False, 0)
 
+    def narrow_all(how: native.Narrowing, tops: native.Scales, lanes: Flat) -> None:
+        lib.nf_narrow_all(ctypes.byref(how), x.ctypes.data, None, n, tops.ctypes.data, lanes.ctypes.data)
+
+    def widen_all(how: native.Narrowing, tops: native.Scales, lanes: Flat) -> None:
+        lib.nf_widen_all(ctypes.byref(how), lanes.ctypes.data, n, tops.ctypes.data, 1.0, y.ctypes.data)
+
     def loop_narrow(bits: LaneBits, rounding: Rounding) -> None:
         loop_back(x, y, coding=Coding(bits, rounding))
 
@@ -60,15 +65,11 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     narrow: dict[str, Callable[[], None]] = {}
     for bits in (16, 8):
         tops, lanes = native.scales(x, bits), np.empty(n * bits // 8, np.uint8)
-        for rounding in ("nearest", "stochastic"):
-            how = native.Narrowing(bits, native.levels(WORLD, bits), rounding == "stochastic", 7)
-            narrow[f"narrow to {bits}, {rounding}"] = functools.partial(
-                lib.nf_narrow_all, ctypes.byref(how), x.ctypes.data, None, n, tops.ctypes.data, lanes.ctypes.data
-            )
-            kept.append((how, tops, lanes))
-        narrow[f"widen from {bits}"] = functools.partial(
-            lib.nf_widen_all, ctypes.byref(how), lanes.ctypes.data, n, tops.ctypes.data, 1.0, y.ctypes.data
-        )
+        for stochastic in (False, True):
+            how = native.Narrowing(bits, native.levels(WORLD, bits), stochastic, 7)
+            name = f"to {bits} bits" + (", stochastic" if stochastic else "")
+            narrow[name] = functools.partial(narrow_all, how, tops, lanes)
+        narrow[f"from {bits} bits"] = functools.partial(widen_all, how, tops, lanes)
     return {
         "memcpy": lambda: ctypes.memmove(y.ctypes.data, x.ctypes.data, x.nbytes) and None,
         "exponents": lambda: lib.nf_scales_of(x.ctypes.data, None, n, 32, scratch.ctypes.data),
@@ -100,10 +101,10 @@ def main() -> None:
             if round_:  # the first one touches fresh pages
                 seconds[name].append(time.perf_counter() - begin)
     copy = statistics.median(seconds["memcpy"])
-    print(f"{'':20} {'ms':>8} {'GB/s':>7} {'of memcpy':>10} {'ns/packet':>10}")
+    print(f"{'':22} {'ms':>8} {'GB/s':>7} {'of memcpy':>10} {'ns/packet':>10}")
     for name, times in seconds.items():
         t = statistics.median(times)
-        print(f"{name:20} {t * 1e3:8.2f} {nbytes / t / 1e9:7.2f} {copy / t:10.2f} {t * 1e9 / (nbytes / 1024):10.0f}")
+        print(f"{name:22} {t * 1e3:8.2f} {nbytes / t / 1e9:7.2f} {copy / t:10.2f} {t * 1e9 / (nbytes / 1024):10.0f}")
 
 
 if __name__ == "__main__":
