@@ -263,20 +263,6 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
     assert times[1] < 1.3 * times[0], times
 
 
-def test_on_slow_links_repairs_do_not_queue_behind_the_window() -> None:
-    """200 Mb/s, and a window as long as the tensor: after a loss no more is in flight than leaves in milliseconds."""
-    times = []
-    for loss in (0.0, 0.01):
-        network = TerribleNetwork(random.Random(2), loss=loss, packet_time=44 * MICROSECOND, delay=100 * MICROSECOND)
-        fabric = make_fabric([[0, 1], [2, 3]], network, slots=4096)
-        fold(fabric, integers(4, 256 * 100, 3))
-        begin = network.now
-        for number in range(2, 5):
-            fold(fabric, integers(4, 256 * 2000, 3), number=number)
-        times.append(network.now - begin)
-    assert times[1] < 1.25 * times[0], times
-
-
 @pytest.mark.parametrize(("slots", "bound"), [(64, 8.0), (2048, 2.2)])
 def test_five_percent_loss_on_every_link_slows_but_does_not_stall(slots: int, bound: float) -> None:
     """Lost repairs are repaired in turn within round trips: no pile of time-outs, no storm of repetitions."""

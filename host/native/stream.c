@@ -9,7 +9,7 @@ bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window)
 {
     *s = (nf_stream){ .first_psn = first_psn, .window = window, .rto = NF_RTO_FIRST, .deadline = NF_NEVER,
                       .sample = -1, .round_least = NF_NEVER, .allowed = window, .marked_share = 1 };
-    s->least = s->most_after_loss = window / 4 > NF_LEAST ? window / 4 : window < NF_LEAST ? window : NF_LEAST;
+    s->least = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
     s->ring = calloc(window, sizeof *s->ring);
     return s->ring != NULL;
 }
@@ -72,7 +72,6 @@ void nf_stream_send(nf_stream *s, int64_t now)
         if (s->next++ == s->una) {                              /* an operation begins: other ranks may be late */
             s->flowing = false;
             s->burst = 0;
-            s->round_began = now;
             s->rto = base_rto(s);
         }
     }
@@ -166,25 +165,14 @@ static void measure(nf_stream *s)
     s->rto = base_rto(s);
 }
 
-/* After a loss, what leaves in NF_REPAIR may be in flight: more would only queue, and repairs behind it. */
-static void bound_after_loss(nf_stream *s, int64_t now)
-{
-    double rate = now > s->round_began ? (double)s->round_results / (double)(now - s->round_began) : 0;
-    s->rate = rate > s->rate * 7 / 8 ? rate : s->rate * 7 / 8;
-    s->least = s->rate * NF_REPAIR > NF_LEAST ? s->rate * NF_REPAIR : NF_LEAST;
-    s->least = s->least < s->most_after_loss ? s->least : s->most_after_loss;
-    s->round_began = now;
-}
-
-static void adapt_window(nf_stream *s, int64_t now)
+static void adapt_window(nf_stream *s)
 {
     if (s->una < s->round_end || s->round_results == 0)
         return;
-    bound_after_loss(s, now);
     double share = (double)s->round_marks / s->round_results;
     s->marked_share += (share - s->marked_share) / 16;
     if (s->round_lost && s->allowed > s->least)
-        s->allowed = s->least;
+        s->allowed = s->allowed / 2 > s->least ? s->allowed / 2 : s->least;
     if (s->round_marks)
         s->allowed *= 1 - s->marked_share / 2;
     else if (!s->round_lost)
@@ -218,7 +206,7 @@ void nf_stream_settle(nf_stream *s, int64_t now)
         return;
     s->batch = false;
     measure(s);
-    adapt_window(s, now);
+    adapt_window(s);
     for (uint64_t seq = s->una; seq < s->suspects; seq++)
         if (at(s, seq)->state == NF_FLIGHT && overtaken(s, at(s, seq), now))
             lose(s, seq, false);

@@ -24,8 +24,6 @@
 
 #define NF_NEVER INT64_MAX
 #define NF_REORDER 3                   /* packets sent later that may overtake, as RFC 5681's three duplicates */
-#define NF_LEAST 64                    /* packets in flight after a loss, at least: a super-packet */
-#define NF_REPAIR 4000000ll            /* time that a repair may queue behind others: a few round trips of a busy host */
 #define NF_RTO_FIRST 20000000ll        /* before the first round trip is known */
 #define NF_PATIENCE 3                  /* time-outs without a result before the timer backs off */
 #define NF_PROBES 4                    /* packets that go again at the first time-out */
@@ -71,12 +69,9 @@ typedef struct {
     uint32_t quiet;                    /* time-outs since the last result */
     bool batch;                        /* results since nf_stream_settle */
     /* How many may be in flight, adapted once a round trip.  Marks: DCTCP (RFC 8257), less by half the share of marked
-     * results.  Loss: what leaves in NF_REPAIR at the rate that results come, a super-packet at least and a
-     * quarter of the window at most; a repair then queues behind fewer packets, and the rest of the window is room to go
-     * on while holes are open. */
-    double allowed, least, most_after_loss, marked_share;
-    double rate;                       /* results in a nanosecond, of the best of the last rounds */
-    int64_t round_began;
+     * results.  Loss: half, but no less than `least` (a quarter of the window, or 64); a repair then queues behind
+     * fewer packets, and the rest of the window is room to go on while holes are open. */
+    double allowed, least, marked_share;
     bool round_lost;
     uint64_t round_end;
     uint32_t round_results, round_marks;
