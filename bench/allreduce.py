@@ -26,6 +26,7 @@ from netfold.controller.fabric import Engine, FabricError, bits_per_second, leaf
 from netfold.host.collectives import ALLREDUCE
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
+from netfold.wire import roce
 from netfold.wire.jobs import Peer
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
@@ -59,6 +60,7 @@ class Spec:
     rate: str
     loss: float
     lane_bits: int
+    path_mtu: int
     algorithms: tuple[str, ...]
     seed: int
     timeout: float
@@ -73,6 +75,8 @@ class Row(msgspec.Struct, frozen=True):
     ranks: int
     nbytes: int
     lane_bits: int
+    path_mtu: int
+    """Of the fabric, in bytes."""
     seconds: float
     seconds_best: float
     seconds_worst: float
@@ -92,7 +96,8 @@ class Row(msgspec.Struct, frozen=True):
 
 def spec(
     *, begin: str, end: str, factor: int, iterations: int, warmup: int, rounds: int, check: bool, ranks: int, topo: str,
-    engine: Engine, rate: str, loss: float, lane_bits: int, algorithms: str, seed: int, timeout: float,
+    engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int, algorithms: str, seed: int,
+    timeout: float,
 ) -> Spec:  # fmt: skip
     """From the command line's words.  Raises ValueError that names the option."""
     first, last = size(begin, "-b"), size(end, "-e")
@@ -108,6 +113,8 @@ def spec(
         raise ValueError(f"--ranks {ranks}: expected 2 or more, the same number on each of {leaves} leaves")
     if lane_bits not in LANE_BITS:
         raise ValueError(f"--lane-bits {lane_bits}: expected one of {', '.join(map(str, LANE_BITS))}")
+    if path_mtu not in roce.PATH_MTUS:
+        raise ValueError(f"--path-mtu {path_mtu}: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
     if not timeout > 0:
         raise ValueError(f"--timeout {timeout:g}: expected seconds above 0")
     try:
@@ -128,7 +135,7 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return Spec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine, rate, loss,
-                lane_bits, names, seed, timeout)
+                lane_bits, path_mtu, names, seed, timeout)
 
 
 def size(text: str, option: str) -> int:
@@ -179,6 +186,7 @@ def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
     from netfold.bench.bridge import Bridge
     from netfold.bench.team import Team
     from netfold.topo.net import Network, environment, with_sockets_in
+    from netfold.topo.wiring import mtu_for
 
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     places: dict[str, list[str]] = {}
@@ -193,7 +201,7 @@ def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
             under = spec.ranks // spec.leaves
             fabric = with_sockets_in(
                 leafspine(spec.leaves, spec.spines, spec.ranks * len(here), rate=spec.rate, loss=spec.loss,
-                          seed=spec.seed, engine=spec.engine),
+                          seed=spec.seed, engine=spec.engine, path_mtu=spec.path_mtu),
                 sandbox.rundir(),
             )  # fmt: skip
             network = stack.enter_context(Network(fabric, logs=logs))
@@ -204,7 +212,7 @@ def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
                 envs = [environment(fabric, hosts, rank, job="bench") for rank in range(spec.ranks)]
                 teams[ours] = stack.enter_context(Team(ours, _command(spec, places[ours]), pids, envs, logs))
         if places.keys() - set(ON_FABRIC):
-            bridge = stack.enter_context(Bridge(spec.ranks, spec.rate))
+            bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, mtu_for(spec.path_mtu)))
             envs = [_environment(bridge, rank) for rank in range(spec.ranks)]
             for place in places.keys() - set(ON_FABRIC):
                 command = _command(spec, places[place], controller=False)
@@ -223,8 +231,8 @@ def _measure(
     echo(
         f"# {spec.ranks} ranks; fabric {spec.leaves} x {spec.spines}, {spec.engine}"
         + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
-        + f"; links {spec.rate}; float32 sum, {spec.lane_bits}-bit lanes; medians of {spec.rounds} interleaved rounds "
-        f"of {spec.iterations}"
+        + f"; links {spec.rate}; float32 sum, {spec.lane_bits}-bit lanes, path MTU {spec.path_mtu}; medians of "
+        f"{spec.rounds} interleaved rounds of {spec.iterations}"
     )
     echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
          f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'repeats':>7} {'wrong':>5}")  # fmt: skip
@@ -263,6 +271,7 @@ def _row(spec: Spec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Too
         ranks=spec.ranks,
         nbytes=nbytes,
         lane_bits=spec.lane_bits if name in ("innet", "auto") else 32,
+        path_mtu=spec.path_mtu,
         seconds=median,
         seconds_best=seconds[0],
         seconds_worst=seconds[-1],

@@ -10,22 +10,24 @@ from types import TracebackType
 
 from mininet.node import Node
 
-from netfold.topo.wiring import execute, shaper
+from netfold.topo.wiring import MTU, execute, shaper
 
 PREFIX = "10.254.0"
 """Of the hosts' addresses."""
 
 
 class Bridge:
-    """``count`` hosts of their own network namespaces, links shaped to ``rate`` (tc's units; None: unshaped)."""
+    """``count`` hosts of their own network namespaces, links of ``mtu`` bytes shaped to ``rate`` (tc's units; None:
+    unshaped)."""
 
-    def __init__(self, count: int, rate: str | None) -> None:
+    def __init__(self, count: int, rate: str | None, mtu: int = MTU) -> None:
         if not 1 <= count <= 250:
             raise ValueError(f"a bridge of {count} hosts: expected 1 to 250")
         self.addresses = [f"{PREFIX}.{number + 1}" for number in range(count)]
         self.interface = "eth0"
         """Of every host."""
         self._rate = rate
+        self._mtu = mtu
         self._nodes: list[Node] = []
 
     def __enter__(self) -> Bridge:
@@ -63,12 +65,12 @@ class Bridge:
             ours = shaper(port, self._rate) if self._rate else []
             execute(hub, "\n".join([
                 f"ip link add {port} type veth peer name {name} netns {host.pid}",
-                f"ip link set {port} master hub up",
+                f"ip link set {port} mtu {self._mtu} master hub up",
                 *ours,
             ]), f"wiring port {number} of the bridge")  # fmt: skip
             execute(host, "\n".join([
                 "ip link set lo up",
                 f"ip address add {address}/24 dev {name}",
-                f"ip link set {name} up",
+                f"ip link set {name} mtu {self._mtu} up",
                 *(shaper(name, self._rate) if self._rate else []),
             ]), f"configuring host {number} of the bridge")  # fmt: skip

@@ -27,6 +27,8 @@ def allreduce(
     rate: Annotated[str, typer.Option(help="Of every link, in tc's units; of the bridge's, too.")] = "1gbit",
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
     lane_bits: Annotated[int, typer.Option("--lane-bits", help="Of what folds: 32, 16 or 8.")] = 32,
+    path_mtu: Annotated[int, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo links, the "
+                                          "bridge's too.")] = 1024,
     algorithms: Annotated[
         str,
         typer.Option("--algorithms", "--algos",
@@ -49,7 +51,7 @@ def allreduce(
         spec = bench.spec(
             begin=begin, end=end, factor=factor, iterations=iterations, warmup=warmup, rounds=rounds,
             check=bool(check), ranks=ranks, topo=topo, engine=cli._engine(switch), rate=rate, loss=loss,
-            lane_bits=lane_bits, algorithms=algorithms, seed=seed, timeout=timeout,
+            lane_bits=lane_bits, path_mtu=path_mtu, algorithms=algorithms, seed=seed, timeout=timeout,
         )  # fmt: skip
         rows = bench.run(spec, json)
     except ValueError as error:

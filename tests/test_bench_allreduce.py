@@ -20,8 +20,8 @@ pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install
 
 DEFAULTS: dict[str, Any] = {
     "begin": "1M", "end": "16M", "factor": 4, "iterations": 1, "warmup": 0, "rounds": 1, "check": True, "ranks": 4,
-    "topo": "2,2", "engine": "softswitch", "rate": "1gbit", "loss": 0.0, "lane_bits": 32, "algorithms": "innet,gloo",
-    "seed": 0, "timeout": 5.0,
+    "topo": "2,2", "engine": "softswitch", "rate": "1gbit", "loss": 0.0, "lane_bits": 32, "path_mtu": 1024,
+    "algorithms": "innet,gloo", "seed": 0, "timeout": 5.0,
 }  # fmt: skip
 
 
@@ -39,6 +39,7 @@ def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
     ("topo", "2", "--topo 2: expected LEAVES,SPINES"),
     ("rate", "fast", "--rate: "),
     ("lane_bits", 24, "--lane-bits 24: expected one of 32, 16, 8"),
+    ("path_mtu", 1500, "--path-mtu 1500: expected one of 1024, 4096"),
     ("algorithms", "innet,rign", "no algorithm is called 'rign'"),
     ("algorithms", "innet@bridge", "no algorithm is called 'innet@bridge'"),
     ("algorithms", ",", "expected at least one"),
