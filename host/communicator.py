@@ -202,6 +202,9 @@ class Communicator(Group):
         if world > MAX_WORLD:
             raise ValueError(f"world={world}: at most {MAX_WORLD} ranks fold into one sum")
         specs = specs_of(rails, asked=rail != "auto")
+        if len(specs) > 1 and (algorithm is not None or helpers):
+            said = f"algorithm={algorithm!r}" if algorithm is not None else f"helpers={list(helpers)}"
+            raise ValueError(f"rails={rails!r}, {said}: several rails choose for themselves; give either")
         if len(specs) > 1 and world > 1:
             joined = join_rails(specs, job, rank, world, timeout=timeout, join_timeout=join_timeout, token=token)
             return cls(joined.plan, address=address, timeout=timeout, joined=joined)

@@ -11,8 +11,11 @@ from helpers_rails import Death, Plane, Ranks, on_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from netfold.host import planes
+from netfold.host.communicator import Communicator
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.multirail import CALIBRATION, MultiRail
+from netfold.host.planes import RailSpec
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 1_500_000
@@ -173,3 +176,11 @@ def test_all_ranks_split_alike_whatever_each_measured() -> None:
         ranks.sum(LONG + seed, seed)
     assert len({rail.describe(64 << 20) for rail in ranks.rails}) == 1
     ranks.close()
+
+
+@pytest.mark.parametrize(("asked", "says"), [({"algorithm": "ring"}, "algorithm='ring'"), ({"helpers": [1]}, "helpers=")])
+def test_what_several_rails_cannot_heed_is_refused(asked: dict[str, object], says: str) -> None:
+    """Before anybody is asked to join; one rail heeds both."""
+    rails = [RailSpec("innet", planes.Plane(f"10.{n}.0.1", "unix:/nowhere")) for n in (1, 2)]
+    with pytest.raises(ValueError, match=f"{says}.*several rails choose for themselves"):
+        Communicator.join("j", 0, 2, address="", rails=rails, **asked)  # type: ignore[arg-type]

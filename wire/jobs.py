@@ -18,7 +18,7 @@ import msgspec
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Raised whenever packets or messages change their meaning: mismatched sides refuse each other."""
 
 
