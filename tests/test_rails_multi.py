@@ -178,7 +178,9 @@ def test_all_ranks_split_alike_whatever_each_measured() -> None:
     ranks.close()
 
 
-@pytest.mark.parametrize(("asked", "says"), [({"algorithm": "ring"}, "algorithm='ring'"), ({"helpers": [1]}, "helpers=")])
+@pytest.mark.parametrize(("asked", "says"), [
+    ({"algorithm": "ring"}, "algorithm='ring'"), ({"helpers": [1]}, "helpers="),
+])
 def test_what_several_rails_cannot_heed_is_refused(asked: dict[str, object], says: str) -> None:
     """Before anybody is asked to join; one rail heeds both."""
     rails = [RailSpec("innet", planes.Plane(f"10.{n}.0.1", "unix:/nowhere")) for n in (1, 2)]
