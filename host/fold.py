@@ -90,6 +90,8 @@ class FoldRail:
         self._bytes = [0] * len(plan.trees)
         self._seconds = 0.0
         self._final: RailStats | None = None  # once closed
+        said = os.environ.get(native.CREDITS_VARIABLE, "")
+        self._credits = native.Credits.parse(said) if said else None
         streams = [stream for tree in plan.trees for stream in (tree.max, tree.sum)]
         charge = SKB_BYTES[plan.path_mtu]
         wanted = sum(stream.slots // 2 for stream in streams) * charge
@@ -113,7 +115,10 @@ class FoldRail:
             most = max(2, room // charge // len(streams))
             run = native.RUN_PACKETS if segments else 1
             self.members = members or plan.world
-            self._core = Core(address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most)
+            self._core = Core(
+                address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most,
+                credits=self._credits,
+            )  # fmt: skip
             planned = max(stream.slots // 2 for stream in streams)
             if most < planned:
                 log.warning(
@@ -260,6 +265,8 @@ class FoldRail:
         packets = -(-nbytes * lane_bits // 32 // self._plan.path_mtu)
         window = "/".join(str(w) for w in sorted(set(self._windows)))
         lanes = "" if lane_bits == 32 else f"in lanes of {lane_bits} bits, "
+        if self._credits is not None:
+            window += f" packets, {self._credits.messages} messages of {self._credits.packets}"
         return f"{nbytes} bytes fold in the network: {lanes}{packets} packets, {shares}, window {window} packets"
 
     def close(self) -> None:

@@ -28,6 +28,10 @@ SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "history.c"
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
 RUN_PACKETS = 60
+MESSAGE_PACKETS = 4096
+"""NF_MESSAGE_PACKETS: of the longest message."""
+CREDITS_VARIABLE = "NETFOLD_CREDITS"
+"""Message-level credits of folds, as "2x170" (``Credits``); the same on all ranks."""
 FIELDS = (
     "operation number", "dtype", "operation", "lane bits", "elements", "elements / 2^31", "world size", "trees",
 )  # fmt: skip
@@ -185,6 +189,7 @@ def library() -> C.CDLL:
     declare("nf_widen_all", None, C.POINTER(Narrowing), pointer, u64, pointer, C.c_float, pointer)
     declare("nf_fold_open", pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p))
     declare("nf_fold_close", None, pointer)
+    declare("nf_fold_messages", C.c_bool, pointer, u32, u32)
     declare("nf_fold_start", C.c_bool, pointer, C.POINTER(Operation), i64, C.POINTER(C.c_char_p))
     declare("nf_fold_resume", C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p))
     declare("nf_fold_missing", u32, pointer, u32, C.c_int)
@@ -235,6 +240,25 @@ class Run:
         return [self.data[i : i + self.segment] for i in range(0, len(self.data), self.segment)]
 
 
+@dataclass(frozen=True)
+class Credits:
+    """NetReduce's flow control: data goes in messages of so many packets, and all results of message i are the credit
+    for message i + ``messages``.  All ranks of a job must say the same."""
+
+    messages: int
+    packets: int
+
+    @classmethod
+    def parse(cls, text: str) -> Credits:
+        """Of "2x170": two messages of 170 packets.  Raises ValueError."""
+        messages, cross, packets = text.partition("x")
+        if not (cross and messages.isdecimal() and packets.isdecimal() and int(messages) >= 1
+                and 1 <= int(packets) <= MESSAGE_PACKETS):
+            raise ValueError(f"{CREDITS_VARIABLE}={text!r}: expected MESSAGESxPACKETS, as 2x170: at least one message, "
+                             f"of 1 to {MESSAGE_PACKETS} packets")
+        return cls(int(messages), int(packets))
+
+
 class Core:
     """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller hands in."""
 
@@ -247,6 +271,7 @@ class Core:
         path_mtu: int = roce.PATH_MTU,
         max_run: int = RUN_PACKETS,
         max_window: int = 1 << 19,
+        credits: Credits | None = None,
     ) -> None:
         self._lib = library()
         self.trees = tuple(trees)
@@ -258,6 +283,9 @@ class Core:
         )
         if not self.handle:
             raise ValueError(f"fold engine: {(why.value or b'').decode()} (world {world}, {len(trees)} trees)")
+        if credits is not None and not self._lib.nf_fold_messages(self.handle, credits.packets, credits.messages):
+            self.close()
+            raise ValueError(f"fold engine: messages of {credits.packets} packets: expected 1 .. {MESSAGE_PACKETS}")
         self._run = RunStruct()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 

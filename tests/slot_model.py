@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.coding import PLAIN, Coding
-from netfold.host.native import NEVER, Core
+from netfold.host.native import NEVER, Core, Credits
 from netfold.host.rail import Op
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
@@ -388,14 +388,14 @@ def fold(
 
 def make_fabric(
     layout: list[Layout], network: TerribleNetwork, *, trees: int = 1, slots: int = 64, psn: int = 0,
-    weights: Sequence[float] = (), max_run: int = 60, path_mtu: int = roce.PATH_MTU,
+    weights: Sequence[float] = (), max_run: int = 60, path_mtu: int = roce.PATH_MTU, credits: Credits | None = None,
 ) -> Fabric:  # fmt: skip
     """A fabric with a core for every rank that the layout names."""
     world = count_ranks(layout)
     cores = [
         Core(
             address(rank), world, plan_trees(rank, world, trees=trees, slots=slots, psn=psn, weights=weights),
-            max_run=max_run, path_mtu=path_mtu,
+            max_run=max_run, path_mtu=path_mtu, credits=credits,
         )
         for rank in range(world)
     ]  # fmt: skip

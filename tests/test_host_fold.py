@@ -31,7 +31,7 @@ from slot_model import (
 )
 
 from netfold.host import native
-from netfold.host.native import MAX, SUM, Core, Run
+from netfold.host.native import MAX, SUM, Core, Credits, Run
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 
@@ -325,6 +325,47 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
     assert fabric.cores[0].standing(0, SUM).counters.marks > 1000
     network.mark = 0.0
     assert most_in_flight() > 100
+
+
+@settings(max_examples=40)
+@given(
+    messages=st.integers(1, 4),
+    packets=st.sampled_from([1, 3, 16, 170]),
+    slots=st.sampled_from([4, 64, 1024]),
+    size=st.integers(0, 30_000),
+    loss=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_message_leaves_only_on_the_credit_of_an_earlier_ones_results(
+    messages: int, packets: int, slots: int, size: int, loss: float, seed: int
+) -> None:
+    """NetReduce's flow control: nothing of message i + N before all results of message i; sums are exact as ever."""
+    network = TerribleNetwork(random.Random(seed), loss=loss)
+    fabric = make_fabric([[0, 1], [2, 3]], network, slots=slots, credits=Credits(messages, packets))
+    most = 0
+
+    def step(then: int) -> None:
+        nonlocal most
+        for core in fabric.cores:
+            standing = core.standing(0, SUM)
+            assert standing.sent_ahead <= (standing.results // packets + messages) * packets
+            most = max(most, standing.sent_ahead - standing.results)
+        go_on(then)
+
+    go_on, network.step = network.step, step  # type: ignore[method-assign]
+    sources = integers(4, size, seed)
+    expected = np.sum(np.array(sources, np.int64), axis=0).astype(np.int32)
+    for out in fold(fabric, sources):
+        assert (out == expected).all()
+    assert most <= min(messages * packets, slots // 2)
+
+
+def test_credits_are_said_as_messages_of_packets() -> None:
+    """What cannot be is refused before anything is opened."""
+    assert Credits.parse("2x170") == Credits(messages=2, packets=170)
+    for wrong in ("", "2", "0x170", "2x0", "2x5000", "x", "-1x3"):
+        with pytest.raises(ValueError, match="expected MESSAGESxPACKETS"):
+            Credits.parse(wrong)
 
 
 def test_what_the_kernel_refuses_is_sent_again_singly() -> None:

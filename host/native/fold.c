@@ -30,6 +30,7 @@ struct nf_fold {
     uint32_t address, world, path_mtu, n_trees, max_run;
     unsigned headroom;
     tree *trees;
+    uint32_t message, credits;         /* packets of a message; messages in flight at most, 0: as the window has it */
     uint32_t turn;                     /* which tree may send next */
     /* the operation */
     nf_operation op;
@@ -69,6 +70,7 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
     f->max_run = f->max_run < NF_RUN_PACKETS ? f->max_run : NF_RUN_PACKETS;
     f->max_run = f->max_run < max_run ? f->max_run : max_run;
     f->headroom = nf_headroom(world);
+    f->message = NF_MESSAGE_PACKETS;
     for (uint32_t t = 0; t < n_trees; t++) {
         f->trees[t].weight = plans[t].weight;
         for (int kind = 0; kind < 2; kind++) {
@@ -248,11 +250,20 @@ bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const ch
     return true;
 }
 
+bool nf_fold_messages(nf_fold *f, uint32_t packets, uint32_t credits)
+{
+    if (packets < 1 || packets > NF_MESSAGE_PACKETS)
+        return false;
+    f->message = packets;
+    f->credits = credits;
+    return true;
+}
+
 /* ---- packets out --------------------------------------------------------------------------------------------------- */
 static nf_header header_of(const nf_fold *f, const channel *c, uint64_t i)
 {
-    uint64_t place = i % NF_MESSAGE_PACKETS, message = i - place;
-    uint64_t length = c->packets - message < NF_MESSAGE_PACKETS ? c->packets - message : NF_MESSAGE_PACKETS;
+    uint64_t place = i % f->message, message = i - place;
+    uint64_t length = c->packets - message < f->message ? c->packets - message : f->message;
     bool first = place == 0, last = place + 1 == length;
     nf_header h = { .opcode = first && last ? NF_WRITE_ONLY : first ? NF_WRITE_FIRST : last ? NF_WRITE_LAST
                                                                                           : NF_WRITE_MIDDLE,
@@ -357,6 +368,11 @@ static uint64_t limit_of(const nf_fold *f, const channel *c)
         uint64_t lead = 4 + sum->stream.window / each;
         uint64_t wanted = tr->signature + (sum->history.high - sum->base) / each + lead;
         ready = wanted < ready ? wanted : ready;
+    }
+    if (f->credits && c->kind == NF_SUM_STREAM) {
+        uint64_t una = c->stream.una > c->base ? c->stream.una - c->base : 0;
+        uint64_t credit = (una / f->message + f->credits) * f->message;
+        ready = credit < ready ? credit : ready;
     }
     return c->base + ready > c->history.high ? c->base + ready : c->history.high;
 }

@@ -92,6 +92,10 @@ typedef struct nf_fold nf_fold;
 nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *trees,
                       uint32_t max_run, const char **why);
 void nf_fold_close(nf_fold *);
+/* NetReduce's flow control, before the first operation and the same on all ranks: the data goes in messages of so many
+ * packets, and all results of message i are the credit for message i + credits.  0 credits: the window alone bounds what is
+ * in flight.  False where a message would be too long. */
+bool nf_fold_messages(nf_fold *, uint32_t packets, uint32_t credits);
 
 /* Begins an operation.  The last one must be finished.  False with *why set where memory is short, or where it cannot
  * be. */
