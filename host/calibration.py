@@ -46,7 +46,7 @@ def save(path: str, world: int, measured: Measured) -> None:
         kept = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Measured])
     try:
         ours = Path(f"{path}.{os.getpid()}")
-        text = msgspec.json.encode({**kept, str(world): measured}, order="sorted")
+        text = msgspec.json.encode({**kept, str(world): measured})
         ours.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
         ours.replace(path)
     except OSError as error:

@@ -9,8 +9,9 @@ steps.  Nothing here knows of links that are shared inside the fabric, but ``Fab
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -279,6 +280,8 @@ def rail_threshold(first: RailCost, second: RailCost, *, join: float = 0.0) -> f
 # ---- choosing -------------------------------------------------------------------------------------------------------
 INNET = "innet"
 """The fabric folds."""
+TIMED = (4 << 10, 32 << 10, 256 << 10, 2 << 20)
+"""Bytes of the allreduces that a group may have timed, to set the model right (``collectives.measure``)."""
 
 
 @dataclass(frozen=True)
@@ -337,6 +340,7 @@ def choose(
     inside: Link | None = None,
     fold: Link | None = None,
     contention: float = 1.0,
+    timed: Mapping[str, Mapping[int, float]] | None = None,
     only: Callable[[str], bool] = lambda name: True,
 ) -> Choice:
     """The cheapest allreduce, and why.  The same arguments give the same choice on every rank.
@@ -345,11 +349,19 @@ def choose(
     link        one rank's link;  inside  between ranks of one group;  fold  to the fabric that folds, None if none does
     groups      (groups, members of each)
     contention  by how much ranks far apart slow each other down: 1 on a fabric without oversubscription
+    timed       seconds that algorithms took, by bytes: their predictions are multiplied by what these took beside the
+                model, between two sizes in proportion on a logarithmic scale
     only        which algorithms may be taken
     """
     if contention < 1:
         raise ValueError(f"contention={contention}: expected 1 or more")
     costs = candidates(nbytes, ranks, link, groups=groups, inside=inside, fold=fold, contention=contention)
+    for name, taken in (timed or {}).items():
+        if name in costs and taken:
+            sizes = sorted(taken)
+            models = [candidates(size, ranks, link, contention=contention)[name] for size in sizes]
+            factors = [taken[size] / model if model else 1.0 for size, model in zip(sizes, models, strict=True)]
+            costs[name] *= _between(math.log(max(nbytes, 1)), [math.log(size) for size in sizes], factors)
     # Names break ties, so that no rank's dictionary order decides.
     order = sorted(((name, cost) for name, cost in costs.items() if only(name)), key=lambda item: (item[1], item[0]))
     if not order:
@@ -362,6 +374,16 @@ def choose(
         + (f"; {rest}" if rest else "")
     )
     return Choice(best, seconds, tuple(order), text)
+
+
+def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Linear between the points, level beyond them."""
+    if x <= xs[0]:
+        return ys[0]
+    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return ys[-1]
 
 
 def _time(seconds: float) -> str:

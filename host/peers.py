@@ -29,7 +29,7 @@ from netfold.host.collectives import (
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
-from netfold.host.collectives.measure import Measured, measure, measure_inside
+from netfold.host.collectives.measure import Measured, measure, measure_inside, time_algorithms
 from netfold.host.collectives.shared_memory import SharedRows, machines
 from netfold.host.mesh import Call, Flat, Mesh, Pending, Subset
 
@@ -229,6 +229,7 @@ class Peers:
             self.size,
             measured.link,
             contention=measured.contention,
+            timed=measured.timed,
             groups=(len(self._groups), self.size // len(self._groups)) if measured.inside else None,
             inside=measured.inside,
             fold=measured.link if fold else None,
@@ -254,6 +255,8 @@ class Peers:
         measured = measure(self.mesh)
         if (rows := self._shared_rows()) is not None:
             measured = replace(measured, inside=measure_inside(self.mesh, self._local(), rows))
+        names = [name for name in CHOSEN if name in ALLREDUCE]
+        measured = replace(measured, timed=time_algorithms(self.mesh, measured, names, self._allreduce))
         if self.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
             calibration.save(path, self.size, measured)
         return measured

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from helpers_host import everyone, loopback_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfold.host import cost
 from netfold.host import peers as peers_module
 from netfold.host.calibration import agree
-from netfold.host.collectives.measure import Measured, measure
+from netfold.host.collectives.measure import Measured, measure, time_algorithms
 from netfold.host.collectives.shared_memory import machines
 from netfold.host.communicator import Communicator, _ring_order, check_plan
 from netfold.host.cost import Link
@@ -269,6 +272,8 @@ def test_figures_are_kept_for_the_next_run_where_all_ranks_know_them(
         return Measured(Link(mesh.size / 1024, 1e-8), 1.0)
 
     monkeypatch.setattr(peers_module, "measure", figures)
+    timed = {"ring": {4096: 0.5}}
+    monkeypatch.setattr(peers_module, "time_algorithms", lambda *_: timed)
 
     def measured(ranks: int) -> Measured:
         got = values(MemoryFabric(ranks).run(lambda mesh: Peers(mesh).choice(64).seconds))
@@ -277,7 +282,7 @@ def test_figures_are_kept_for_the_next_run_where_all_ranks_know_them(
 
     first = measured(3)
     assert sorted(calls) == [0, 1, 2]
-    assert measured(3) == first == Measured(Link(3 / 1024, 1e-8), 1.0)
+    assert measured(3) == first == Measured(Link(3 / 1024, 1e-8), 1.0, timed=timed)
     assert len(calls) == 3, "read, not measured"
     assert measured(4).link.alpha == 4 / 1024
     assert len(calls) == 7
@@ -401,3 +406,30 @@ def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.Monke
     assert values(fabric.run(one)) == [6.0] * 4
     assert seen == [(2, True)] * 4
     assert [name for name in sorted(os.listdir("/dev/shm")) if name not in before and "netfold" in name] == []
+
+
+def test_a_group_times_its_algorithms_and_all_ranks_read_the_same() -> None:
+    """Each rank has a clock of its own; what they choose from is the slowest rank's, at sizes that are worth it."""
+
+    def work(mesh: Mesh) -> Measured:
+        ticks = count()
+        peers = Peers(mesh)
+        links = Measured(Link(1e-4, 1e-9), 1.0)
+        with mesh.operation(Call(1, "timing")):
+            timed = time_algorithms(
+                mesh, links, ["ring", "recursive_doubling", "nonesuch"], peers._allreduce,
+                clock=lambda: next(ticks) * 1e-3 * (mesh.rank + 1),
+            )  # fmt: skip
+        return replace(links, timed=timed)
+
+    got = values(MemoryFabric(4).run(work))
+    assert got == [got[0]] * 4
+    assert got[0].timed["ring"] == pytest.approx(dict.fromkeys(cost.TIMED, 4e-3))
+    assert set(got[0].timed) == {"ring", "recursive_doubling"}
+    slow = Measured(Link(1e-4, 1e-5), 1.0)  # 0.8 Mb/s: 32 KB would take half a second
+
+    def patient(mesh: Mesh) -> dict[str, dict[int, float]]:
+        with mesh.operation(Call(1, "timing")):
+            return time_algorithms(mesh, slow, ["ring"], Peers(mesh)._allreduce)
+
+    assert [set(timed["ring"]) for timed in values(MemoryFabric(2).run(patient))] == [{4096}] * 2

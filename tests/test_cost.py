@@ -26,7 +26,7 @@ from netfold.host.collectives import (
 )
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, run
-from netfold.host.cost import Link, RailCost
+from netfold.host.cost import Link, RailCost, choose
 from netfold.host.mesh import Call, Flat, Mesh
 from netfold.host.mesh_memory import MemoryFabric
 
@@ -182,7 +182,7 @@ def test_equal_shares_finish_together_and_nothing_finishes_earlier(nbytes: float
     """Shares add up; used rails end at one time; unused ones could not have begun before; no single rail is faster."""
     shares = cost.equal_finish(nbytes, rails)
 
-    assert sum(shares) == pytest.approx(nbytes)
+    assert sum(shares) == pytest.approx(nbytes, rel=1e-6, abs=1e-6)
     assert all(share >= 0 for share in shares)
     if not nbytes:
         return
@@ -327,3 +327,19 @@ def test_impossible_arguments_are_refused(call: Callable[[], object], message: s
     """With what was expected."""
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_what_was_timed_sets_the_model_right() -> None:
+    """A slow algorithm's prediction rises at the sizes where it was slow, and in proportion between them."""
+    link = Link(1e-4, 8e-9, 1e-10)
+    model = dict(choose(1 << 20, 8, link).candidates)
+    right = {"ring": {1 << 18: 1.5 * dict(choose(1 << 18, 8, link).candidates)["ring"],
+                      1 << 22: 3.5 * dict(choose(1 << 22, 8, link).candidates)["ring"]}}  # fmt: skip
+    told = dict(choose(1 << 20, 8, link, timed=right).candidates)
+    assert told["ring"] == pytest.approx(2.5 * model["ring"])
+    assert {name: cost for name, cost in told.items() if name != "ring"} == pytest.approx(
+        {name: cost for name, cost in model.items() if name != "ring"}
+    )
+    for nbytes, factor in ((4, 1.5), (1 << 18, 1.5), (1 << 24, 3.5)):
+        before, after = (dict(choose(nbytes, 8, link, timed=t).candidates)["ring"] for t in (None, right))
+        assert after == pytest.approx(factor * before)

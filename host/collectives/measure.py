@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short measurement of the links between ranks, for the cost model: about 20 messages and 6 MB.
+"""A short measurement of the links between ranks, for the cost model: about 20 messages and 6 MB; and of the
+algorithms themselves, at a few sizes, since no model knows what a step costs on this machine.
 
 All ranks exchange at the same time, as they do in a collective, first with their neighbours in the ring and then with
 ranks half the ring away: where these are slower, partners far apart share links.  Every rank ends with the same
@@ -8,9 +9,10 @@ figures, the worst of all ranks, and so makes the same choices.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -18,14 +20,18 @@ import numpy as np
 from netfold.host.collectives import recursive_doubling
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
-from netfold.host.collectives.flow import run
+from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.shared_memory import SharedRows
-from netfold.host.cost import Link
+from netfold.host.cost import TIMED, Link, candidates
 from netfold.host.mesh import Flat, Mesh
 
 ROUNDS = 9
 LARGE = 1 << 20
 """Bytes of a long message: 8 ms at 1 Gb/s."""
+PATIENCE = 0.05
+"""Seconds: no size is timed of which one allreduce is expected to take longer."""
+HOPELESS = 4.0
+"""Times the best prediction: such algorithms are not timed."""
 NOISE = 1.5
 """Contention below this is taken for none: two timings of the same links differ by as much."""
 
@@ -38,6 +44,8 @@ class Measured:
     contention: float
     inside: Link | None = None
     """Between ranks of one machine, over shared memory; None where it was not asked for."""
+    timed: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Seconds that allreduces took, by algorithm and bytes."""
 
 
 def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Measured:
@@ -95,3 +103,37 @@ def measure_inside(
     run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
     alpha, beta = figures.tolist()
     return Link(alpha, beta)
+
+
+def time_algorithms(
+    mesh: Mesh,
+    measured: Measured,
+    names: Sequence[str],
+    strand: Callable[[str, Flat, Reduction], Strand],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, dict[int, float]]:
+    """``Measured.timed`` of these algorithms, the slowest rank's median, at those sizes of ``cost.TIMED`` that do not
+    take long.  All ranks call it together, inside an operation, with the same links."""
+    reduction = Reduction("sum", "float32")
+    timed: dict[str, dict[int, float]] = {name: {} for name in names}
+    for nbytes in TIMED:
+        predicted = candidates(nbytes, mesh.size, measured.link, contention=measured.contention)
+        best = min(predicted[name] for name in names if name in predicted)
+        if best > PATIENCE:
+            break
+        for name in names:
+            if predicted.get(name, math.inf) > HOPELESS * best:
+                continue
+            data = np.zeros(nbytes // 4, np.float32)
+            taken = []
+            for _ in range(4):  # the first one is warm-up
+                run(mesh, barrier(mesh))
+                begin = clock()
+                run(mesh, strand(name, data, reduction))
+                taken.append(clock() - begin)
+            timed[name][nbytes] = median(taken[1:])
+    flat = np.array([seconds for name in names for seconds in timed[name].values()])
+    run(mesh, recursive_doubling.allreduce(mesh, flat, Reduction("max", "float64")))
+    agreed = iter(flat.tolist())
+    return {name: {nbytes: next(agreed) for nbytes in timed[name]} for name in names if timed[name]}
