@@ -101,12 +101,13 @@ def test_a_peer_that_is_silent_everywhere_gets_more_time() -> None:
     connect(*wires.endpoints)
     cut = Cut(wires, PORT, 10 * MILLISECOND)
     cut.dead |= {PORT + 5}
-    Writer(wires, 0, 1, 0, [some_bytes(2, 3_000_000)])
+    writer = Writer(wires, 0, 1, 0, [some_bytes(2, 3_000_000)])
     when = stall(wires, 0)
     assert BLAMED_ALONE <= when - cut.at < BLAMED_ALONE + 40 * MILLISECOND
     wires.endpoints[0].move(0, PORT + 5)
     wires.events[0].clear()
     assert BLAMED_ALONE <= stall(wires, 0) - when < BLAMED_ALONE + 110 * MILLISECOND
+    assert not writer.done()
 
 
 def test_losses_alone_blame_nobody() -> None:
