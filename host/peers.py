@@ -40,6 +40,8 @@ KNOWN = (AUTO, *sorted([*ALLREDUCE, HIERARCHICAL]))
 CHOSEN = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
 """What the chooser takes by itself.  Not the parameter server: its n (n-1) flows at once are cheap in the model alone,
 which knows nothing of queues that overflow where many send to one; byteps needs helpers to differ from it."""
+REMEMBERED = 256
+"""Choices: a training loop has a few sizes, and calls them again and again."""
 HELPED = ("byteps", "parameter_server")
 
 
@@ -84,6 +86,7 @@ class Peers:
         self.number = 1
         """Of the operation that runs next, the same on all ranks; a Group, whose other operations fold, sets it."""
         self._groups = [list(ranks) for ranks in machines]
+        self._choices: dict[tuple[int, bool], tuple[Measured, cost.Choice]] = {}
         self._rows: SharedRows | None = None
 
     def group(self, ranks: Sequence[int]) -> Peers:
@@ -223,6 +226,14 @@ class Peers:
         return self._choice(nbytes, self._measure(nbytes, what), fold=fold)
 
     def _choice(self, nbytes: int, measured: Measured, *, fold: bool = False) -> cost.Choice:
+        known = self._choices.get((nbytes, fold))
+        if known is None or known[0] is not measured:
+            while len(self._choices) >= REMEMBERED:
+                del self._choices[next(iter(self._choices))]
+            known = self._choices[nbytes, fold] = measured, self._choose(nbytes, measured, fold)
+        return known[1]
+
+    def _choose(self, nbytes: int, measured: Measured, fold: bool) -> cost.Choice:
         names = (*CHOSEN, HIERARCHICAL, cost.INNET)
         return cost.choose(
             nbytes,
