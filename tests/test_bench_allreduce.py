@@ -100,7 +100,7 @@ def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
         assert 0 < row["seconds_best"] <= row["seconds"] <= row["seconds_worst"]
         assert row["algbw_bytes_per_s"] == pytest.approx(row["nbytes"] / row["seconds"])
         assert row["cpu_seconds"] > 0
-        assert 0 < row["machine_busy"] <= 1
+        assert 0 <= row["machine_busy"] <= 1  # counted in ticks of 10 ms, and a small allreduce may end within one
         assert (row["switch_cpu_seconds"] > 0) == (row["engine"] == "softswitch")
     assert "fold in the network" in rows[0]["path"]
     assert len([line for line in done.stdout.splitlines() if not line.startswith("#")]) == len(rows)
