@@ -45,7 +45,7 @@ def allreduce(
     bridge, the best case for what does not fold. Exit status 1 where a sum is wrong.
     """
     from netfold.bench import allreduce as bench
-    from netfold.controller import cli
+    from netfold.controller.cli import app as cli
 
     try:
         spec = bench.spec(
@@ -73,7 +73,7 @@ def machines(
 ) -> None:
     """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
     from netfold.bench import machines as bench
-    from netfold.controller import cli
+    from netfold.controller.cli import app as cli
 
     if machines < 2 or members < 2:
         cli._fail(cli.CANNOT, f"bench machines: expected 2 or more of 2 or more ranks, got {machines} of {members}")
@@ -123,7 +123,7 @@ def paths(
     Everything runs in a sandbox on this machine, on real packets; every element of every result is checked.
     """
     from netfold.bench import paths as bench
-    from netfold.controller import cli
+    from netfold.controller.cli import app as cli
 
     try:
         settings = bench.settings(
@@ -157,7 +157,7 @@ def rails(
     """
     from netfold.bench import allreduce
     from netfold.bench import rails as bench
-    from netfold.controller import cli
+    from netfold.controller.cli import app as cli
 
     try:
         spec = bench.spec(
@@ -186,7 +186,7 @@ def loss(
 ) -> None:
     """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
     from netfold.bench import loss as bench
-    from netfold.controller import cli
+    from netfold.controller.cli import app as cli
 
     try:
         bench.run(

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from netfold.host import native
-from netfold.host.coding import PLAIN, Coding, LaneBits, Rounding
-from netfold.host.rail import Flat
+from netfold.host.folding import native
+from netfold.host.folding.coding import PLAIN, Coding, LaneBits, Rounding
+from netfold.host.rails.rail import Flat
 from netfold.wire.jobs import Stream, Tree
 
 WORLD = 8

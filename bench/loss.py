@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from netfold.controller.fabric import Engine, Fabric
+from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.wire import roce
 
@@ -116,7 +116,7 @@ def spec(
     *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int
 ) -> Spec:
     """From the command line's words.  Raises ValueError that names the option."""
-    from netfold.controller import generate
+    from netfold.controller.plan import generate
 
     for option, value in (("--operations", operations), ("--rounds", rounds), ("--bytes", nbytes)):
         if value < 1:
@@ -132,7 +132,7 @@ def spec(
 def run(spec: Spec, file: Path | None = None) -> list[Row]:
     """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises BenchFailed."""
     sandbox.enter()
-    from netfold.controller.generate import parse
+    from netfold.controller.plan.generate import parse
     from netfold.topo.net import ControllerFailed, Network, RankFailed
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError

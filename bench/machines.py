@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`netfold bench machines`: several ranks a machine, folded together, beside rings and Tencent's scheme.
 
-    folded        NetReduce's parallel scheme: shared memory inside, the switches across (host/parallel.py)
+    folded        NetReduce's parallel scheme: shared memory inside, the switches across (host/folding/parallel.py)
     hierarchical  Tencent's: shared memory inside, a ring of machines across, over TCP
     ring          a flat ring of all ranks over TCP
     folded alone  for comparison: one rank a machine, which folds all of it
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from netfold.controller.fabric import Engine, bits_per_second, leafspine
+from netfold.controller.plan.fabric import Engine, bits_per_second, leafspine
 from netfold.topo import sandbox
 
 if TYPE_CHECKING:
@@ -98,8 +98,9 @@ def run(
 ) -> None:
     """Prints the table.  ``sizes`` in MB.  Enters a sandbox: the process begins anew there."""
     sandbox.enter()
-    from netfold.host import cost, sufficient
-    from netfold.host.cost import Link
+    from netfold.host.collectives import cost
+    from netfold.host.collectives.cost import Link
+    from netfold.host.folding import sufficient
     from netfold.topo.net import Network
 
     inter = bits_per_second(rate) / 8

@@ -22,7 +22,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
-from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric, leafspine
 from netfold.topo import sandbox
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -106,7 +106,7 @@ def settings(
 def main(settings: Settings, out: Path, json: Path | None) -> int:
     """The whole command, in a sandbox; exit status."""
     sandbox.enter()
-    from netfold.controller.rpc import Unreachable
+    from netfold.controller.switch.rpc import Unreachable
     from netfold.topo.net import ControllerFailed, RankFailed
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError

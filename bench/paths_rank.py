@@ -19,14 +19,15 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from netfold.controller import operator, path_service, rpc
+from netfold.controller import operator, path_service
+from netfold.controller.switch import rpc
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import even
-from netfold.host.jobs import JobClient
-from netfold.host.link import listen
-from netfold.host.path_client import PlannedPaths
+from netfold.host.folding.jobs import JobClient
+from netfold.host.mesh.link import listen
 from netfold.host.peers import Peers
-from netfold.host.roce import RoceMesh
+from netfold.host.roce.mesh import RoceMesh
+from netfold.host.roce.path_client import PlannedPaths
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Report
 

@@ -26,7 +26,7 @@ import msgspec
 
 from netfold.bench.allreduce import READY_SECONDS, BenchFailed, size
 from netfold.bench.rails_rank import Begun, Took, Turn, uses
-from netfold.controller.fabric import Engine, FabricError, bits_per_second, leafspine
+from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second, leafspine
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from netfold.host.communicator import Communicator
-from netfold.host.multirail import RailUse, State
+from netfold.host.rails.multirail import RailUse, State
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

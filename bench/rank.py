@@ -113,8 +113,8 @@ class Plain:
     """The library's collectives over TCP, without a controller."""
 
     def __init__(self, setup: Setup) -> None:
-        from netfold.host.link import listen
-        from netfold.host.mesh_tcp import TcpMesh
+        from netfold.host.mesh.link import listen
+        from netfold.host.mesh.tcp import TcpMesh
         from netfold.host.peers import Peers
 
         rank, address = int(os.environ["RANK"]), os.environ["NETFOLD_ADDRESS"]

@@ -18,10 +18,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from netfold.host.jobs import JobClient
-from netfold.host.link import listen
-from netfold.host.mesh import Call, Pending
-from netfold.host.roce import RoceMesh
+from netfold.host.folding.jobs import JobClient
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.mesh import Call, Pending
+from netfold.host.roce.mesh import RoceMesh
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Report
 

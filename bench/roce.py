@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from netfold.host.collectives.elements import Reduction
-from netfold.host.link import listen
-from netfold.host.mesh_tcp import TcpMesh
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.peers import Peers
-from netfold.host.roce import RoceMesh
+from netfold.host.roce.mesh import RoceMesh
 from netfold.wire.jobs import Peer, Plan
 
 SUM = Reduction("sum", "float32")

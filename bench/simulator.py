@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from netfold.bench.replay import Flow, Spec, Times
-from netfold.controller.fabric import Fabric, leafspine
+from netfold.controller.plan.fabric import Fabric, leafspine
 from netfold.sim.packet import Outcome, Transport, simulate
 from netfold.sim.placement import SCHEMES, Scheme, place
 from netfold.sim.topology import Topology, of_fabric

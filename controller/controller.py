@@ -22,21 +22,23 @@ from typing import Final
 import grpc
 import networkx as nx
 
-from netfold.controller import operator, pipeline, routes, rpc, slots, stall, status, tables
-from netfold.controller.entities import Entity
-from netfold.controller.fabric import End, Fabric, Switch
+from netfold.controller import operator, stall, status
 from netfold.controller.jobs import Job, Jobs
 from netfold.controller.links import Links
 from netfold.controller.operator import JobSlots, Status
 from netfold.controller.path_service import PathService
-from netfold.controller.pipeline import Pipeline
+from netfold.controller.plan import routes, slots
+from netfold.controller.plan.fabric import End, Fabric, Switch
 from netfold.controller.probe import SlotState
-from netfold.controller.rpc import Code, Refusal
 from netfold.controller.stall import Stall
 from netfold.controller.status import Counters
 from netfold.controller.steering import Steering
-from netfold.controller.switch import Session, SwitchError
-from netfold.controller.target import Client, Target
+from netfold.controller.switch import pipeline, rpc, tables
+from netfold.controller.switch.entities import Entity
+from netfold.controller.switch.pipeline import Pipeline
+from netfold.controller.switch.rpc import Code, Refusal
+from netfold.controller.switch.switch import Session, SwitchError
+from netfold.controller.switch.target import Client, Target
 from netfold.wire import jobs as wire
 from netfold.wire.roce import OPERATION_BITS
 

@@ -22,14 +22,15 @@ from typing import Final, Literal, NoReturn
 
 import networkx as nx
 
-from netfold.controller import slots, tables, trees
-from netfold.controller.fabric import Fabric, Host
-from netfold.controller.machines import fold_groups, machines, slowest
+from netfold.controller.plan import slots, trees
+from netfold.controller.plan.fabric import Fabric, Host
+from netfold.controller.plan.machines import fold_groups, machines, slowest
+from netfold.controller.plan.ring import ring_order
+from netfold.controller.plan.slots import Ledger
 from netfold.controller.recovery import Installer, Recovery, Round
-from netfold.controller.ring import ring_order
-from netfold.controller.rpc import Code, Refusal
-from netfold.controller.slots import Ledger
-from netfold.controller.switch import SwitchError
+from netfold.controller.switch import tables
+from netfold.controller.switch.rpc import Code, Refusal
+from netfold.controller.switch.switch import SwitchError
 from netfold.wire.jobs import (
     PROTOCOL,
     Done,

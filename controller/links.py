@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from ipaddress import IPv4Address
 from typing import Final, NamedTuple
 
-from netfold.controller.fabric import End, Fabric
+from netfold.controller.plan.fabric import End, Fabric
 from netfold.wire import roce
 
 ROUTERS: Final = "224.0.0.2"

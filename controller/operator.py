@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from netfold.controller import rpc
 from netfold.controller.stall import OpenSlot, Stall
+from netfold.controller.switch import rpc
 from netfold.wire.jobs import Report
 
 SERVICE: Final = "netfold.Operator"

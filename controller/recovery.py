@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import networkx as nx
 
-from netfold.controller import slots, tables, trees
-from netfold.controller.entities import Entity
-from netfold.controller.fabric import Fabric, Host
-from netfold.controller.machines import fold_groups, machines
-from netfold.controller.rpc import Code, Refusal
-from netfold.controller.slots import Ledger
-from netfold.controller.switch import SwitchError
+from netfold.controller.plan import slots, trees
+from netfold.controller.plan.fabric import Fabric, Host
+from netfold.controller.plan.machines import fold_groups, machines
+from netfold.controller.plan.slots import Ledger
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entity
+from netfold.controller.switch.rpc import Code, Refusal
+from netfold.controller.switch.switch import SwitchError
 from netfold.wire.jobs import Halt, Plan, Resume
 from netfold.wire.roce import OPERATION_BITS, psn_age
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from netfold.controller.plan.slots import Stream
+from netfold.controller.plan.trees import Child, Fold
 from netfold.controller.probe import SlotState
-from netfold.controller.slots import Stream
-from netfold.controller.trees import Child, Fold
 from netfold.wire.roce import Operation, psn_age
 
 States = Mapping[str, Mapping[int, SlotState]]

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from netfold.controller import slots, tables
-from netfold.controller.fabric import End, Link, Switch
 from netfold.controller.jobs import Job
 from netfold.controller.operator import JobStatus, LinkStatus, Outcomes, SwitchStatus, Traffic, TreeStatus
-from netfold.controller.switch import Count
-from netfold.controller.target import Target
+from netfold.controller.plan import slots
+from netfold.controller.plan.fabric import End, Link, Switch
+from netfold.controller.switch import tables
+from netfold.controller.switch.switch import Count
+from netfold.controller.switch.target import Target
 
 COUNTERS: Final = (
     tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES,

@@ -19,11 +19,11 @@ from typing import Final
 
 import networkx as nx
 
-from netfold.controller import tables
-from netfold.controller.clos import Clos, Path, PlanError
-from netfold.controller.fabric import Fabric
-from netfold.controller.routes import Route
-from netfold.controller.tables import BySwitch, Mode, Pin
+from netfold.controller.plan.clos import Clos, Path, PlanError
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.routes import Route
+from netfold.controller.switch import tables
+from netfold.controller.switch.tables import BySwitch, Mode, Pin
 from netfold.wire import roce
 
 HOLD: Final = 5.0

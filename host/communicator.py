@@ -21,23 +21,23 @@ from typing import Literal, Self, cast, get_args
 
 import numpy as np
 
-from netfold.host.coding import Coding, LaneBits, Rounding, check_levels, lane_bits_said, narrows, take_back
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError
 from netfold.host.flight import Flight
-from netfold.host.fold import FoldRail
+from netfold.host.folding.coding import Coding, LaneBits, Rounding, check_levels, lane_bits_said, narrows, take_back
+from netfold.host.folding.fold import FoldRail
+from netfold.host.folding.jobs import JobClient
+from netfold.host.folding.parallel import ParallelFold
 from netfold.host.group import Array, Group
-from netfold.host.jobs import JobClient
-from netfold.host.link import listen
-from netfold.host.mesh import Mesh
-from netfold.host.mesh_memory import MemoryFabric
-from netfold.host.mesh_tcp import TcpMesh
-from netfold.host.multirail import MultiRail
-from netfold.host.parallel import ParallelFold
-from netfold.host.path_client import PlannedPaths
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.peers import Peers
-from netfold.host.planes import RAILS_VARIABLE, Joined, RailSpec, join_rails, specs_of
-from netfold.host.rail import DTYPES, LaneRail, Op, Rail, RailStats
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.planes import RAILS_VARIABLE, Joined, RailSpec, join_rails, specs_of
+from netfold.host.rails.rail import DTYPES, LaneRail, Op, Rail, RailStats
+from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.timeline import asked
 from netfold.host.work import Turns, Work
 from netfold.wire import roce
@@ -502,7 +502,7 @@ def _mesh(
     if listener is None:
         raise ValueError("a job of several ranks needs the listening socket whose port stands in the plan (listener=)")
     if rail == "roce":
-        from netfold.host.roce import RoceMesh  # its native library is built only where it is wanted
+        from netfold.host.roce.mesh import RoceMesh  # its native library is built only where it is wanted
 
         return RoceMesh(plan, listener, timeout=timeout, planned=_planned(plan, client))
     return TcpMesh(plan, listener, timeout=timeout)

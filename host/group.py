@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.coding import PLAIN, Coding, take_back
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name, storage
 from netfold.host.collectives.flow import by_counts
-from netfold.host.mesh import Flat
+from netfold.host.folding.coding import PLAIN, Coding, take_back
+from netfold.host.mesh.mesh import Flat
 from netfold.host.peers import Peers
 from netfold.host.work import Turns, Work
 

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from netfold.host import calibration, cost
 from netfold.host.collectives import (
     ALLREDUCE,
     all_to_all,
     broadcast,
     byteps,
+    calibration,
+    cost,
     gather,
     hierarchical,
     parameter_server,
@@ -31,7 +32,7 @@ from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.measure import Measured, measure, measure_inside, time_algorithms
 from netfold.host.collectives.shared_memory import SharedRows, machines
-from netfold.host.mesh import Call, Flat, Mesh, Pending, Subset
+from netfold.host.mesh.mesh import Call, Flat, Mesh, Pending, Subset
 
 ALGORITHM_VARIABLE = "NETFOLD_ALGO"
 AUTO = "auto"

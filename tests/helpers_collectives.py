@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from netfold.host.collectives.elements import BFLOAT16, NATIVE, ReduceOp, Reduction
-from netfold.host.link import listen
-from netfold.host.mesh import Flat, Mesh
-from netfold.host.mesh_tcp import TcpMesh
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.tcp import TcpMesh
 from netfold.wire.jobs import Peer, Plan
 
 _subnets = count(1)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import grpc
 from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
-from netfold.controller.entities import Entry, State
 from netfold.controller.probe import SlotState
-from netfold.controller.reconcile import Update
-from netfold.controller.switch import Count, PacketIn, SwitchError
+from netfold.controller.switch.entities import Entry, State
+from netfold.controller.switch.reconcile import Update
+from netfold.controller.switch.switch import Count, PacketIn, SwitchError
 
 T = TypeVar("T")
 BOUND = 20.0
@@ -78,7 +78,7 @@ class MemorySwitch:
 
 
 class MemorySession:
-    """Implements netfold.controller.target.Client with P4Runtime's rules on duplicates."""
+    """Implements netfold.controller.switch.target.Client with P4Runtime's rules on duplicates."""
 
     def __init__(self, switch: MemorySwitch) -> None:
         self.switch = switch

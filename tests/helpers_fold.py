@@ -23,8 +23,8 @@ import numpy as np
 from slot_model import combine
 
 from netfold.controller.controller import Controller
-from netfold.controller.fabric import Engine, Fabric, leafspine
-from netfold.controller.slots import Sizes
+from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.slots import Sizes
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Plan, Stream
 from netfold.wire.roce import Opcode, Operation

@@ -18,7 +18,7 @@ from typing import Any
 from slot_model import Packet, SlotSwitch
 
 from netfold.host.communicator import Communicator, RailName
-from netfold.host.link import listen
+from netfold.host.mesh.link import listen
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 

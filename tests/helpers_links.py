@@ -19,7 +19,7 @@ import msgspec
 
 from netfold.controller import links
 from netfold.controller.controller import Controller
-from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric, leafspine
 
 BOUND = 20.0
 """Seconds for what must happen."""

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from netfold.host.errors import RailDown
-from netfold.host.ledger import Answer, Ledger, Question
-from netfold.host.multirail import MultiRail
-from netfold.host.rail import Flat, Op, RailStats
-from netfold.host.rail_set import Revival, Track
+from netfold.host.rails.ledger import Answer, Ledger, Question
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.rail import Flat, Op, RailStats
+from netfold.host.rails.rail_set import Revival, Track
 
 T = TypeVar("T")
 TICK = 0.001

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from slot_model import SECOND, TerribleNetwork, check_icrc, ip_packet
 
-from netfold.host.roce_native import ARRIVED, BROKEN, SENT, Endpoint, Event, Pair
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Event, Pair
 
 Bytes = NDArray[np.uint8]
 PORT = 50_000

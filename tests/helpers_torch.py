@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 from helpers_host import LoopbackSwitch
 
-from netfold.controller import rpc
+from netfold.controller.switch import rpc
 from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, Report, Watch, Watching
 
 SLOTS = 64

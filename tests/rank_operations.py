@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 
 import netfold
-from netfold.host import native
+from netfold.host.folding import native
 
 LENGTHS = (1, 1025, 20_001)
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import netfold
-from netfold.host.multirail import MultiRail
+from netfold.host.rails.multirail import MultiRail
 
 MOST = 200
 

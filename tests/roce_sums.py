@@ -12,10 +12,10 @@ import sys
 import numpy as np
 
 from netfold.host.collectives.elements import Reduction
-from netfold.host.jobs import JobClient
-from netfold.host.link import listen
+from netfold.host.folding.jobs import JobClient
+from netfold.host.mesh.link import listen
 from netfold.host.peers import Peers
-from netfold.host.roce import RoceMesh
+from netfold.host.roce.mesh import RoceMesh
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Report
 

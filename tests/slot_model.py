@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.coding import PLAIN, Coding
-from netfold.host.native import NEVER, Core, Credits
-from netfold.host.rail import Op
+from netfold.host.folding.coding import PLAIN, Coding
+from netfold.host.folding.native import NEVER, Core, Credits
+from netfold.host.rails.rail import Op
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 

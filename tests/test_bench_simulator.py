@@ -11,7 +11,7 @@ from helpers_topo import in_sandbox
 
 from netfold.bench import simulator
 from netfold.bench.simulator import Case
-from netfold.controller.fabric import leafspine
+from netfold.controller.plan.fabric import leafspine
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import of_fabric
 from netfold.sim.workload import COLLECTIVES

@@ -18,17 +18,17 @@ from helpers_host import everyone, loopback_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host import cost
 from netfold.host import peers as peers_module
-from netfold.host.calibration import agree
+from netfold.host.collectives import cost
+from netfold.host.collectives.calibration import agree
+from netfold.host.collectives.cost import Link
 from netfold.host.collectives.measure import Measured, measure, time_algorithms
 from netfold.host.collectives.shared_memory import machines
 from netfold.host.communicator import Communicator, _ring_order, check_plan
-from netfold.host.cost import Link
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PlanError
 from netfold.host.group import Group
-from netfold.host.mesh import Call, Mesh
-from netfold.host.mesh_memory import MemoryFabric
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.peers import KNOWN, Peers
 from netfold.host.work import Turns
 from netfold.wire.jobs import Peer, Plan

@@ -21,9 +21,9 @@ from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
-from netfold.host.link import listen
-from netfold.host.mesh import Call, Flat, Mesh, Subset, culprits
-from netfold.host.mesh_memory import Killed, MemoryFabric
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.memory import Killed, MemoryFabric
+from netfold.host.mesh.mesh import Call, Flat, Mesh, Subset, culprits
 
 SUM = Reduction("sum", "float32")
 

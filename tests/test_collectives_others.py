@@ -24,8 +24,8 @@ from netfold.host.collectives import (
 )
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, by_counts, run
-from netfold.host.mesh import Call, Flat, Mesh
-from netfold.host.mesh_memory import MemoryFabric
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Call, Flat, Mesh
 
 CALL = Call(1, "test")
 SUM = Reduction("sum", "int64")

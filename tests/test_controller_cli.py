@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from netfold.controller.cli import CANNOT, FAILED, app
-from netfold.controller.fabric import leafspine, load
+from netfold.controller.cli.app import CANNOT, FAILED, app
+from netfold.controller.cli.show import show
 from netfold.controller.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
-from netfold.controller.show import show
+from netfold.controller.plan.fabric import leafspine, load
 from netfold.wire.jobs import Report
 
 

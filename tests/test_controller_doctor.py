@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from netfold.controller import doctor
-from netfold.controller.cli import FAILED, app
-from netfold.controller.doctor import Check, Finding, Missing
+from netfold.controller.cli import doctor
+from netfold.controller.cli.app import FAILED, app
+from netfold.controller.cli.doctor import Check, Finding, Missing
 
 
 def text_of(findings: list[Finding]) -> tuple[bool, str]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import fabric
-from netfold.controller.fabric import FabricError, bits_per_second, leafspine, load, loads
+from netfold.controller.plan import fabric
+from netfold.controller.plan.fabric import FabricError, bits_per_second, leafspine, load, loads
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30), st.booleans())

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_controller_jobs import Rig, rig
 
-from netfold.controller import links, operator, tables
-from netfold.controller.entities import Entry
-from netfold.controller.fabric import CPU_PORT, End, Fabric, FabricError, leafspine, loads
+from netfold.controller import links, operator
 from netfold.controller.links import Links
+from netfold.controller.plan.fabric import CPU_PORT, End, Fabric, FabricError, leafspine, loads
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry
 
 FABRIC = leafspine(2, 2, 4)
 

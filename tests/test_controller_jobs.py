@@ -16,11 +16,12 @@ import msgspec
 import pytest
 from helpers_controller import MemorySwitch, run, until
 
-from netfold.controller import operator, tables
+from netfold.controller import operator
 from netfold.controller.controller import Controller, StartError
-from netfold.controller.fabric import Fabric, leafspine
-from netfold.controller.slots import Sizes
-from netfold.controller.switch import Count
+from netfold.controller.plan.fabric import Fabric, leafspine
+from netfold.controller.plan.slots import Sizes
+from netfold.controller.switch import tables
+from netfold.controller.switch.switch import Count
 from netfold.wire.jobs import (
     PROTOCOL,
     SERVICE,

@@ -17,10 +17,11 @@ import grpc
 import msgspec
 import pytest
 
-from netfold.controller import fabric as fabrics
-from netfold.controller import operator, tables
+from netfold.controller import operator
 from netfold.controller.controller import Controller
-from netfold.controller.fabric import Engine, Fabric, Switch, leafspine
+from netfold.controller.plan import fabric as fabrics
+from netfold.controller.plan.fabric import Engine, Fabric, Switch, leafspine
+from netfold.controller.switch import tables
 from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
 
 pytestmark = pytest.mark.timeout(180)

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from test_controller_jobs import Rig, rig
 from test_controller_slots import fold
 
-from netfold.controller import slots, stall, tables, trees
-from netfold.controller.fabric import leafspine
-from netfold.controller.machines import fold_groups, machines
-from netfold.controller.slots import Ledger, Sizes
-from netfold.controller.trees import NoTree
+from netfold.controller import stall
+from netfold.controller.plan import slots, trees
+from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.machines import fold_groups, machines
+from netfold.controller.plan.slots import Ledger, Sizes
+from netfold.controller.plan.trees import NoTree
+from netfold.controller.switch import tables
 from netfold.wire.jobs import Plan, Stream
 
 

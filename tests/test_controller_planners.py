@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import dryrun, entities, reconcile, routes, slots, tables, trees
-from netfold.controller.entities import Entity, Entry, Multicast
-from netfold.controller.fabric import Fabric, Host, Link, Switch, leafspine
-from netfold.controller.slots import Cycle, Ledger, Refused, Sizes, Slots
-from netfold.controller.trees import NoTree
+from netfold.controller.cli import dryrun
+from netfold.controller.plan import routes, slots, trees
+from netfold.controller.plan.fabric import Fabric, Host, Link, Switch, leafspine
+from netfold.controller.plan.slots import Cycle, Ledger, Refused, Sizes, Slots
+from netfold.controller.plan.trees import NoTree
+from netfold.controller.switch import entities, reconcile, tables
+from netfold.controller.switch.entities import Entity, Entry, Multicast
 
 GOLDEN = Path(__file__).parent / "test_controller_planners.golden.txt"
 

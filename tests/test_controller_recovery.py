@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_controller_jobs import Code, Rig, rig
 
-from netfold.controller import tables, trees
-from netfold.controller.fabric import leafspine
+from netfold.controller.plan import trees
+from netfold.controller.plan.fabric import leafspine
+from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Halt, Plan, Resume, Stream
 
@@ -24,7 +25,7 @@ from netfold.wire.jobs import Halt, Plan, Resume, Stream
 @pytest.fixture(autouse=True)
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switches that come back are found at once."""
-    monkeypatch.setattr("netfold.controller.target.RETRY", (0.01,))
+    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
 
 
 def streams(plan: Plan) -> list[Stream]:

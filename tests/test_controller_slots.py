@@ -20,12 +20,14 @@ from rich.console import Console
 from test_controller_jobs import rig
 from test_controller_switch import session
 
-from netfold.controller import operator, probe, slots, stall, switch, trees
-from netfold.controller.fabric import leafspine
+from netfold.controller import operator, probe, stall
+from netfold.controller.cli.show import show_slots
+from netfold.controller.plan import slots, trees
+from netfold.controller.plan.fabric import leafspine
 from netfold.controller.probe import SlotState
-from netfold.controller.rpc import Unreachable
-from netfold.controller.show import show_slots
-from netfold.controller.switch import SwitchError
+from netfold.controller.switch import switch
+from netfold.controller.switch.rpc import Unreachable
+from netfold.controller.switch.switch import SwitchError
 from netfold.wire.jobs import AskMissing, Missing
 from netfold.wire.roce import OPERATION_BITS, Operation
 

@@ -17,15 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_wire import p4_defines
 
-from netfold.controller import pipeline, probe, routes, slots, status, tables, trees
-from netfold.controller.codec import Codec, CodecError
-from netfold.controller.entities import Entity, Entry, Multicast
-from netfold.controller.fabric import CPU_PORT, leafspine
-from netfold.controller.pipeline import Pipeline, PipelineError
-from netfold.controller.reconcile import Update
+from netfold.controller import probe, status
+from netfold.controller.plan import routes, slots, trees
+from netfold.controller.plan.fabric import CPU_PORT, leafspine
 from netfold.controller.steering import Steering
-from netfold.controller.switch import Count, NotPrimary, PacketIn, Session, SwitchError
-from netfold.controller.target import Target
+from netfold.controller.switch import pipeline, tables
+from netfold.controller.switch.codec import Codec, CodecError
+from netfold.controller.switch.entities import Entity, Entry, Multicast
+from netfold.controller.switch.pipeline import Pipeline, PipelineError
+from netfold.controller.switch.reconcile import Update
+from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, Session, SwitchError
+from netfold.controller.switch.target import Target
 from softswitch.p4runtime import port_status
 
 PIPELINE = Pipeline(tiny_p4info(), b"program")
@@ -394,7 +396,7 @@ def check_names(built: Pipeline) -> None:
 
 
 def test_every_entry_fits_the_program() -> None:
-    """The names, widths and parameters in controller/tables.py are those of p4src, as softswitch compiles it."""
+    """The names, widths and parameters in controller/switch/tables.py are those of p4src, as softswitch compiles it."""
     check_names(pipeline.build("softswitch"))
 
 

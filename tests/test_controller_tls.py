@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from helpers_controller import MemorySwitch, run
 
-from netfold.controller import fabric as fabrics
 from netfold.controller import operator
 from netfold.controller.controller import Controller, StartError
-from netfold.controller.fabric import Fabric, FabricError, leafspine
-from netfold.controller.rpc import Unreachable
+from netfold.controller.plan import fabric as fabrics
+from netfold.controller.plan.fabric import Fabric, FabricError, leafspine
+from netfold.controller.switch.rpc import Unreachable
 from netfold.wire import tls
 from netfold.wire.jobs import SERVICE, Join, Plan
 

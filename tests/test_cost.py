@@ -11,24 +11,25 @@ from helpers_collectives import values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.host import cost, sufficient
 from netfold.host.collectives import (
     ALLREDUCE,
     all_to_all,
     barrier,
     broadcast,
     byteps,
+    cost,
     double_binary_tree,
     flow,
     mesh2d,
     parameter_server,
     ring,
 )
+from netfold.host.collectives.cost import Link, RailCost, choose
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, run
-from netfold.host.cost import Link, RailCost, choose
-from netfold.host.mesh import Call, Flat, Mesh
-from netfold.host.mesh_memory import MemoryFabric
+from netfold.host.folding import sufficient
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Call, Flat, Mesh
 
 SUM = Reduction("sum", "float32")
 LINK = Link(alpha=1e-3, beta=1e-6)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.fabric import Engine, Fabric, Faults, leafspine
-from netfold.controller.generate import threetier
+from netfold.controller.plan.fabric import Engine, Fabric, Faults, leafspine
+from netfold.controller.plan.generate import threetier
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")

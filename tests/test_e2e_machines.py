@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.fabric import Engine, leafspine
+from netfold.controller.plan.fabric import Engine, leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")

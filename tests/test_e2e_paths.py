@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.fabric import Engine, Fabric, leafspine
 from netfold.controller.path_service import Table
+from netfold.controller.plan.fabric import Engine, Fabric, leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")

@@ -17,8 +17,8 @@ import pytest
 from helpers_host import everyone, loopback_job
 from typer.testing import CliRunner
 
-from netfold.controller.cli import app
-from netfold.controller.flights import compare, read
+from netfold.controller.cli.app import app
+from netfold.controller.cli.flights import compare, read
 from netfold.host import flight
 from netfold.host.communicator import Communicator
 from netfold.host.errors import NetFoldError

@@ -30,8 +30,8 @@ from slot_model import (
     run,
 )
 
-from netfold.host import native
-from netfold.host.native import MAX, SUM, Core, Credits, Run
+from netfold.host.folding import native
+from netfold.host.folding.native import MAX, SUM, Core, Credits, Run
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 

@@ -11,9 +11,9 @@ import pytest
 from helpers_host import everyone, loopback_job
 from numpy.typing import NDArray
 
-from netfold.host import native
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import RankMismatch
+from netfold.host.folding import native
 
 RAILS: list[RailName] = ["innet", "tcp"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from netfold.host import native
+from netfold.host.folding import native
 
 Floats = NDArray[np.float32]
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)

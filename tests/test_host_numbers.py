@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from netfold.host import native
+from netfold.host.folding import native
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 worlds = st.sampled_from([1, 2, 3, 7, 8, 64, 127, 128, 129, 255, 256, 257, 511, 512, 1023])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from slot_model import SECOND, Call, Layout, TerribleNetwork, count_ranks, make_fabric, run
 
-from netfold.host import native
-from netfold.host.coding import Coding, LaneBits
-from netfold.host.native import MAX, SUM
-from netfold.host.rail import Op
+from netfold.host.folding import native
+from netfold.host.folding.coding import Coding, LaneBits
+from netfold.host.folding.native import MAX, SUM
+from netfold.host.rails.rail import Op
 
 LAYOUTS: list[list[Layout]] = [[0], [0, 1, 2], [[0, 1], [2, 3]], [[[0, 1], [2]], [3, 4]]]
 layouts = st.sampled_from(LAYOUTS)

@@ -16,13 +16,15 @@ import pytest
 from numpy.typing import NDArray
 from slot_model import MICROSECOND, Call, TerribleNetwork, ip_packet, run
 
-from netfold.controller import fabric as fabrics
-from netfold.controller import jobs, slots, tables, trees
-from netfold.controller.entities import Entry, Multicast
-from netfold.host import native
-from netfold.host.coding import PLAIN, Coding, LaneBits
-from netfold.host.native import MAX, SUM, Core
-from netfold.host.rail import Op
+from netfold.controller import jobs
+from netfold.controller.plan import fabric as fabrics
+from netfold.controller.plan import slots, trees
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry, Multicast
+from netfold.host.folding import native
+from netfold.host.folding.coding import PLAIN, Coding, LaneBits
+from netfold.host.folding.native import MAX, SUM, Core
+from netfold.host.rails.rail import Op
 from netfold.wire import roce
 from softswitch import engine, entities
 from softswitch.compiler.driver import compile_file

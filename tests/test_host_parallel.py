@@ -19,14 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from netfold.host import parallel, peers
+from netfold.host import peers
 from netfold.host.collectives import shared_memory
+from netfold.host.collectives.cost import Link
 from netfold.host.collectives.measure import Measured
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.communicator import Communicator
-from netfold.host.cost import Link
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
-from netfold.host.reuseport import by_highest_bit, by_remainder, steer
+from netfold.host.folding import parallel
+from netfold.host.roce.reuseport import by_highest_bit, by_remainder, steer
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from netfold.host import fold
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
-from netfold.host.fold import FoldRail
-from netfold.host.link import listen
-from netfold.host.rail import Op
+from netfold.host.folding import fold
+from netfold.host.folding.fold import FoldRail
+from netfold.host.mesh.link import listen
+from netfold.host.rails.rail import Op
 from netfold.wire.jobs import Peer, Plan, Stream, Tree
 from softswitch import cc
 

@@ -14,11 +14,11 @@ import pytest
 from helpers_host import everyone, loopback_job
 from typer.testing import CliRunner
 
-from netfold.controller.cli import app
-from netfold.controller.timelines import merge
+from netfold.controller.cli.app import app
+from netfold.controller.cli.timelines import merge
 from netfold.host import timeline
 from netfold.host.communicator import Communicator
-from netfold.host.native import SPANS
+from netfold.host.folding.native import SPANS
 from netfold.host.timeline import Timeline
 
 Trace = dict[str, Any]

@@ -14,9 +14,10 @@ import pytest
 from helpers_controller import run
 from test_controller_jobs import Rig, rig
 
-from netfold.controller import path_service, rpc, tables
-from netfold.controller.entities import Entry
-from netfold.host import path_client
+from netfold.controller import path_service
+from netfold.controller.switch import rpc, tables
+from netfold.controller.switch.entities import Entry
+from netfold.host.roce import path_client
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Suspect

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import fabric, trees
-from netfold.controller.clos import Clos, Hop, PlanError
-from netfold.controller.paths import Cut, Flow, equal_split, fewest_pieces, plan, tree_loads, water_fill
+from netfold.controller.plan import fabric, trees
+from netfold.controller.plan.clos import Clos, Hop, PlanError
+from netfold.controller.plan.paths import Cut, Flow, equal_split, fewest_pieces, plan, tree_loads, water_fill
 from netfold.sim.topology import Topology
 
 PLANNERS = pytest.mark.parametrize("planner", [equal_split, fewest_pieces])

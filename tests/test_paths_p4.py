@@ -15,11 +15,12 @@ from slot_model import ip_packet
 from test_host_p4 import PROGRAM, checksum, library, mac
 from test_roce_p4 import native
 
-from netfold.controller import routes, tables
-from netfold.controller.entities import Entry
-from netfold.controller.fabric import leafspine
+from netfold.controller.plan import routes
+from netfold.controller.plan.fabric import leafspine
 from netfold.controller.steering import Steering
-from netfold.controller.tables import Mode
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry
+from netfold.controller.switch.tables import Mode
 from netfold.wire import roce
 from softswitch.engine import Engine, LocalEngine
 

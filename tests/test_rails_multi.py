@@ -11,11 +11,11 @@ from helpers_rails import Death, Plane, Ranks, on_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from netfold.host import planes
 from netfold.host.communicator import Communicator
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
-from netfold.host.multirail import CALIBRATION, MultiRail
-from netfold.host.planes import RailSpec
+from netfold.host.rails import planes
+from netfold.host.rails.multirail import CALIBRATION, MultiRail
+from netfold.host.rails.planes import RailSpec
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 1_500_000

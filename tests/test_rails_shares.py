@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.cost import RailCost
-from netfold.host.shares import BLOCK, GAIN, LONG, TRIAL, Estimate, Figure, Shares
+from netfold.host.collectives.cost import RailCost
+from netfold.host.rails.shares import BLOCK, GAIN, LONG, TRIAL, Estimate, Figure, Shares
 
 MB = 1 << 20
 costs = st.builds(RailCost, st.floats(0, 0.05), st.floats(1e5, 1e10))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from slot_model import MICROSECOND, SECOND
 
-from netfold.host.roce_native import ARRIVED, BROKEN, NEVER, SENT, Endpoint
+from netfold.host.roce.native import ARRIVED, BROKEN, NEVER, SENT, Endpoint
 
 ROOM = 1 << 18
 MTU = 256

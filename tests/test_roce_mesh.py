@@ -24,12 +24,12 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.elements import Reduction
 from netfold.host.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch, TransportError
-from netfold.host.fold import FoldRail
-from netfold.host.link import listen
-from netfold.host.mesh import Call, Mesh
+from netfold.host.folding.fold import FoldRail
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.peers import Peers
-from netfold.host.roce import RoceMesh
-from netfold.host.roce_sockets import OURS
+from netfold.host.roce.mesh import RoceMesh
+from netfold.host.roce.sockets import OURS
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from slot_model import MICROSECOND, SECOND, TerribleNetwork, ip_packet
 from test_host_p4 import checksum, library, mac
 
-from netfold.controller import fabric as fabrics
-from netfold.controller import routes, slots, tables, trees
-from netfold.controller.entities import Entry, Multicast
-from netfold.host.roce_native import ARRIVED, BROKEN, SENT, Endpoint, Pair
-from netfold.host.roce_sockets import OURS
+from netfold.controller.plan import fabric as fabrics
+from netfold.controller.plan import routes, slots, trees
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry, Multicast
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Pair
+from netfold.host.roce.sockets import OURS
 from netfold.wire import roce
 from softswitch import engine, entities
 

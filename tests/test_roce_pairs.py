@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slot_model import MICROSECOND, TerribleNetwork
 
-from netfold.host.roce_native import ARRIVED, BROKEN, SENT, Endpoint, Pair
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Pair
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
 

@@ -12,7 +12,7 @@ import pytest
 from helpers_roce import PORT, Bytes, Datagram, Wires, Writer, address, connect
 from slot_model import MICROSECOND, TerribleNetwork
 
-from netfold.host.roce_native import STALLED, Endpoint
+from netfold.host.roce.native import STALLED, Endpoint
 from netfold.wire.roce import Opcode
 
 MILLISECOND = 1000 * MICROSECOND

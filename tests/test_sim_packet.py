@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.controller.clos import Clos
-from netfold.controller.paths import Flow, equal_split, fewest_pieces, plan
+from netfold.controller.plan.clos import Clos
+from netfold.controller.plan.paths import Flow, equal_split, fewest_pieces, plan
 from netfold.sim.packet import Fault, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
 from netfold.sim.topology import Cable, Topology, leaf_spine

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import fabric
-from netfold.controller.clos import Clos
+from netfold.controller.plan import fabric
+from netfold.controller.plan.clos import Clos
 from netfold.sim.topology import Cable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
 
 SIZES = st.builds(lambda hosts, leaves, aggs, pods, cores: Topology(

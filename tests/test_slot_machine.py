@@ -29,10 +29,12 @@ from hypothesis.stateful import (
 from slot_model import Packet, SlotSwitch, ip_packet
 from test_host_p4 import checksum, library, mac
 
-from netfold.controller import entities as desired
-from netfold.controller import fabric as fabrics
-from netfold.controller import jobs, slots, tables, trees
-from netfold.controller.generate import parse
+from netfold.controller import jobs
+from netfold.controller.plan import fabric as fabrics
+from netfold.controller.plan import slots, trees
+from netfold.controller.plan.generate import parse
+from netfold.controller.switch import entities as desired
+from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Stream
 from softswitch import engine, entities

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_controller_planners import three_tiers
 
-from netfold.controller import routes, tables
-from netfold.controller.clos import Clos
-from netfold.controller.entities import Entry, state
-from netfold.controller.fabric import Fabric, leafspine
+from netfold.controller.plan import routes
+from netfold.controller.plan.clos import Clos
+from netfold.controller.plan.fabric import Fabric, leafspine
 from netfold.controller.steering import HOLD, Steering
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry, state
 from netfold.wire import roce
 
 

@@ -15,8 +15,8 @@ from typing import ClassVar
 import pytest
 from helpers_topo import in_sandbox, why_no_sandbox
 
-from netfold.controller import fabric as fabrics
-from netfold.controller.fabric import Engine, FabricError, leafspine
+from netfold.controller.plan import fabric as fabrics
+from netfold.controller.plan.fabric import Engine, FabricError, leafspine
 from netfold.topo import mininet_path, sandbox
 from netfold.topo.mininet_path import MininetFinder, MininetMissing
 

@@ -16,8 +16,8 @@ import pytest
 from helpers_topo import why_no_sandbox
 from typer.testing import CliRunner
 
-from netfold.controller.cli import CANNOT, app
-from netfold.controller.fabric import leafspine
+from netfold.controller.cli.app import CANNOT, app
+from netfold.controller.plan.fabric import leafspine
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers_topo import in_sandbox
 
-from netfold.controller.fabric import leafspine
+from netfold.controller.plan.fabric import leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.host.ways import Way, Ways
+from netfold.host.roce.ways import Way, Ways
 from netfold.wire.paths import Paths, Piece, Reach
 
 PORTS = [61441, 61442, 61443, 61444]

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
-from netfold.controller.fabric import Engine, Fabric, Faults, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric, Faults, leafspine
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 
@@ -75,7 +75,7 @@ def demo(
     # from here on we are inside, where imports may take their time
     from rich.console import Console
 
-    from netfold.controller.rpc import Unreachable
+    from netfold.controller.switch.rpc import Unreachable
     from netfold.topo.net import ControllerFailed, RankFailed
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError

@@ -31,8 +31,9 @@ from typing import IO, Any, Final
 import msgspec
 from mininet.net import Mininet
 
-from netfold.controller import operator, rpc
-from netfold.controller.fabric import Fabric, Host, Link
+from netfold.controller import operator
+from netfold.controller.plan.fabric import Fabric, Host, Link
+from netfold.controller.switch import rpc
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from netfold.controller.fabric import Fabric
+from netfold.controller.plan.fabric import Fabric
 from netfold.topo.report import Load, size
 
 HOST_WIDTH = 96

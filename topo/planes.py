@@ -19,8 +19,8 @@ from typing import Any, Final
 import msgspec
 from mininet.net import Mininet
 
-from netfold.controller.fabric import Fabric, Host, Link
-from netfold.host.planes import PLANES_VARIABLE
+from netfold.controller.plan.fabric import Fabric, Host, Link
+from netfold.host.rails.planes import PLANES_VARIABLE
 from netfold.topo.net import Network, Ranks
 from netfold.topo.switches import CLASSES
 from netfold.topo.topology import FabricTopo

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final
 
-from netfold.controller.fabric import Fabric, Host
+from netfold.controller.plan.fabric import Fabric, Host
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 

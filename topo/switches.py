@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 import grpc
 from mininet.node import Switch
 
-from netfold.controller.fabric import CPU_PORT, Engine
+from netfold.controller.plan.fabric import CPU_PORT, Engine
 from netfold.topo import sandbox
 
 READY_SECONDS: Final = 60.0

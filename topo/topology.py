@@ -8,7 +8,7 @@ from typing import Any
 
 from mininet.topo import Topo
 
-from netfold.controller.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric, leafspine
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, Way, mtu_for
 from netfold.wire.roce import PATH_MTU

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from netfold.controller.fabric import Fabric
+from netfold.controller.plan.fabric import Fabric
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from mininet.link import Intf, Link
 from mininet.node import Host, Node
 
-from netfold.controller.fabric import bits_per_second
+from netfold.controller.plan.fabric import bits_per_second
 from netfold.wire.roce import Opcode, ip_packet_bytes
 
 GATEWAY: Final = "169.254.1.1"

@@ -26,7 +26,7 @@ from netfold.host.collectives import (
 )
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 ALLREDUCE: dict[str, Callable[[Mesh, Flat, Reduction], Strand]] = {
     "ring": ring.allreduce,

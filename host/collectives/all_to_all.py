@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netfold.host.collectives.flow import Strand, expect, length, post
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def all_to_all(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from netfold.host.collectives.flow import Strand
-from netfold.host.mesh import Mesh
+from netfold.host.mesh.mesh import Mesh
 
 
 def barrier(mesh: Mesh, *, tag: int = 0) -> Strand:

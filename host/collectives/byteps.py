@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from netfold.host.collectives import parameter_server
+from netfold.host.collectives.cost import byteps_shares
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, by_counts
-from netfold.host.cost import byteps_shares
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def shares(count: int, workers: Sequence[int], helpers: Sequence[int]) -> parameter_server.Shares:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.mesh import Flat
+from netfold.host.mesh.mesh import Flat
 
 ReduceOp = Literal["sum", "average", "max", "min", "product"]
 

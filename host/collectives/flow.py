@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from netfold.host.collectives.elements import Reduction
-from netfold.host.mesh import Flat, Mesh, Pending
+from netfold.host.mesh.mesh import Flat, Mesh, Pending
 
 Strand = Generator[Sequence[Pending], None, None]
 

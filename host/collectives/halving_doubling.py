@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, expect, post, reduce_from
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> Strand:

@@ -19,7 +19,7 @@ from netfold.host.collectives import ring
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even
 from netfold.host.collectives.shared_memory import SharedRows
-from netfold.host.mesh import Flat, Mesh, Subset
+from netfold.host.mesh.mesh import Flat, Mesh, Subset
 
 Across = Callable[[Mesh, Flat, Reduction], Strand]
 """Allreduce of a piece among one rank of each group."""

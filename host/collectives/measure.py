@@ -19,11 +19,11 @@ import numpy as np
 
 from netfold.host.collectives import recursive_doubling
 from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.cost import TIMED, Link, candidates
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.shared_memory import SharedRows
-from netfold.host.cost import TIMED, Link, candidates
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 ROUNDS = 9
 LARGE = 1 << 20

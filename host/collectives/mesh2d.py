@@ -21,7 +21,7 @@ import numpy as np
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, length, together
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def grid(size: int) -> tuple[int, int]:

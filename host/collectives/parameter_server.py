@@ -17,7 +17,7 @@ import numpy as np
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Inbox, Strand, even, expect, length, post, segments, together
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 class Shares:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from netfold.host.collectives.flow import Strand, expect, post
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def send(mesh: Mesh, data: Flat, peer: int, *, tag: int = 0) -> Strand:

@@ -14,7 +14,7 @@ import numpy as np
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> Strand:

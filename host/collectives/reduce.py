@@ -10,7 +10,7 @@ from __future__ import annotations
 from netfold.host.collectives import gather, ring
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, post, reduce_from
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def binomial(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag: int = 0) -> Strand:

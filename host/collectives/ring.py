@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Inbox, Strand, even, length, segments
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 
 def reduce_scatter(

@@ -26,7 +26,7 @@ from netfold.host.collectives.broadcast import binomial
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, by_counts, even, run
 from netfold.host.errors import TransportError
-from netfold.host.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh
 
 ROW = 4 << 20
 """Bytes of each rank's row: the window in which long data is worked through."""

@@ -19,7 +19,7 @@ from netfold.host import environment
 from netfold.host.communicator import CONTROLLER_VARIABLE, Communicator, RailName
 from netfold.host.environment import Place
 from netfold.host.errors import JoinRefused, PlanError
-from netfold.host.link import listen
+from netfold.host.mesh.link import listen
 from netfold.wire.jobs import PROTOCOL, Peer, Plan
 
 STORE = "store"

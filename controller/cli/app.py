@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `netfold`.  Errors are one clear paragraph and an exit status: 1 where something failed, 2 where what was
+asked for cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, Unpack
+
+import typer
+
+from netfold.bench.cli import app as benchmarks
+from netfold.controller.cli.paths import paths
+from netfold.controller.cli.run import run
+from netfold.controller.cli.trace import flight, timeline
+from netfold.controller.plan import fabric as fabrics
+from netfold.controller.plan.fabric import Engine, Fabric, FabricError, Faults
+from netfold.wire.roce import PATH_MTU
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="In-network allreduce on P4 switches: fabrics, their controller, and a demo of the whole.",
+)
+
+CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
+"""gRPC address of the controller, where a command is not told otherwise; ranks use it too."""
+
+FAILED: Final = 1
+CANNOT: Final = 2
+
+FabricFile = Annotated[Path | None, typer.Argument(metavar="[FABRIC.toml]", help="The fabric's description.")]
+Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
+                                          help="Generate the fabric instead of reading it; or "
+                                               "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS.")]
+SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
+Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit.")]
+Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
+Duplicate = Annotated[float, typer.Option(help="Share of packets that come twice.")]
+Reorder = Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")]
+Corrupt = Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")]
+Seed = Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")]
+PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
+Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
+
+
+@app.command()
+def up(
+    file: FabricFile = None,
+    topo: Topo = None,
+    switch: SwitchKind = "softswitch",
+    rate: Rate = None,
+    loss: Loss = 0.0,
+    duplicate: Duplicate = 0.0,
+    reorder: Reorder = 0.0,
+    corrupt: Corrupt = 0.0,
+    seed: Seed = 0,
+    path_mtu: PathMtu = PATH_MTU,
+    timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
+    verbose: Verbose = False,
+) -> None:
+    """Control the switches of FABRIC.toml until stopped; or bring up a whole fabric in Mininet with --topo.
+
+    With a file, the switches must be running: this connects to them, loads the program, installs routes, and serves
+    jobs. With --topo, switches and hosts are started as well, and Mininet's prompt comes up.
+    """
+    _logging(verbose)
+    if (file is None) == (topo is None):
+        _fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+    faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
+    if topo is not None:
+        fabric = _parse_topo(topo, switch, rate, seed, path_mtu, **faults)
+        from netfold.topo.up import up as up_topo
+
+        raise typer.Exit(up_topo(fabric))
+    assert file is not None
+    if (switch, rate, seed, path_mtu) != ("softswitch", None, 0, PATH_MTU) or any(faults.values()):
+        _fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
+                      f"{file} says these things")
+    _run(_serve(_load(file), timeout))
+
+
+async def _serve(fabric: Fabric, timeout: float) -> None:
+    from netfold.controller.controller import Controller
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    controller = Controller(fabric, start_timeout=timeout)
+    starting = asyncio.create_task(controller.start())
+    stopping = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            print(f"ready: fabric {fabric.name}, {len(fabric.switches)} switches ({fabric.engine}), jobs at "
+                  f"{fabric.jobs}", flush=True)
+            await stopped.wait()
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await controller.stop()
+
+
+@app.command()
+def status(
+    file: FabricFile = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Show what a running controller sees: switches, links with their traffic, jobs with their trees."""
+    import msgspec
+
+    from netfold.controller import operator
+
+    answer = _run(operator.status(_address(file, controller), token=_token(file)))
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        from netfold.controller.cli.show import show
+
+        show(answer)
+
+
+@app.command()
+def drop(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    file: FabricFile = None,
+    controller: Address = None,
+) -> None:
+    """End a job whose ranks are dead, and free its slots."""
+    from netfold.controller import operator
+
+    if not _run(operator.drop(_address(file, controller), job, token=_token(file))):
+        _fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")
+
+
+@app.command()
+def slots(
+    switch: Annotated[str, typer.Argument(help="The switch's name.")],
+    job: Annotated[str | None, typer.Argument(help="The job's name; default: all.")] = None,
+    fabric: Annotated[Path | None, typer.Option(metavar="FABRIC.toml", help="Names the controller.")] = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Show the open slots of a switch: what has come, and from whom something is missing.
+
+    Of every stream that is a slot whose result is not there. A job that runs has some at any moment; one that hangs has
+    the same ones each time.
+    """
+    import msgspec
+
+    from netfold.controller import operator
+
+    answer = _run(operator.slots(_address(fabric, controller), switch, job, token=_token(fabric)))
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        from netfold.controller.cli.show import show_slots
+
+        show_slots(switch, answer)
+
+
+@app.command()
+def stall(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    file: FabricFile = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Say whom a job waits for: the missing ranks, the switch, the slot and its bitmap."""
+    import msgspec
+
+    from netfold.controller import operator
+
+    answer = _run(operator.stall(_address(file, controller), job, token=_token(file)))
+    print(msgspec.json.encode(answer).decode() if json else "\n".join(map(str, answer)))
+
+
+@app.command()
+def plan(
+    file: FabricFile = None,
+    topo: Topo = None,
+    ranks: Annotated[str | None, typer.Option(help="Host names in order of ranks, with commas; default: all.")] = None,
+    per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="Ranks that share each host's link.")] = 1,
+    entries: Annotated[bool, typer.Option("--entries", help="Every table entry, too.")] = False,
+) -> None:
+    """Show the trees that a job would get, and the writes that this means, without touching any switch."""
+    from netfold.controller.cli import dryrun
+    from netfold.controller.plan import slots, trees
+
+    if (file is None) == (topo is None):
+        _fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+    fabric = _load(file) if file is not None else _parse_topo(topo or "", "softswitch", None, 0)
+    names = ranks.split(",") if ranks else [host.name for host in fabric.hosts]
+    unknown = [name for name in names if name not in {host.name for host in fabric.hosts}]
+    if unknown or len(set(names)) != len(names):
+        _fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
+    try:
+        print(dryrun.plan(fabric, names, per_host=per_host, entries=entries), end="")
+    except (trees.NoTree, slots.Refused) as error:
+        _fail(FAILED, f"plan: {error}")
+
+
+@app.command("fabric")
+def fabric_(
+    topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS|threetier,...")],
+    switch: SwitchKind = "softswitch",
+    rate: Rate = None,
+    loss: Loss = 0.0,
+    duplicate: Duplicate = 0.0,
+    reorder: Reorder = 0.0,
+    corrupt: Corrupt = 0.0,
+    seed: Seed = 0,
+    path_mtu: PathMtu = PATH_MTU,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
+) -> None:
+    """Write a FABRIC.toml to start from."""
+    text = _parse_topo(topo, switch, rate, seed, path_mtu, loss=loss, duplicate=duplicate, reorder=reorder,
+                       corrupt=corrupt).dumps()
+    if out is None:
+        print(text, end="")
+    else:
+        try:
+            out.write_text(text)
+        except OSError as error:
+            _fail(FAILED, f"fabric: cannot write {out}: {error}")
+
+
+@app.command("compile")
+def compile_(
+    switch: SwitchKind = "softswitch",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
+    path_mtu: PathMtu = PATH_MTU,
+) -> None:
+    """Compile the fold program: p4info, and what the switch loads."""
+    from google.protobuf import text_format
+
+    from netfold.controller.switch import pipeline
+
+    engine = _engine(switch)
+    try:
+        built = pipeline.build(engine, path_mtu=path_mtu)
+        out.mkdir(parents=True, exist_ok=True)
+        config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
+        config.write_bytes(built.device_config)
+        (out / "netfold.p4info.txtpb").write_text(text_format.MessageToString(built.p4info))
+    except (pipeline.PipelineError, OSError) as error:
+        _fail(FAILED, f"compile: {error}")
+    print(f"{config}\n{out / 'netfold.p4info.txtpb'}\ncookie {built.cookie:#x}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is missing on this machine, what it is needed for, and how to get it.
+
+    Exit status 1 where `make demo` would fail.
+    """
+    from netfold.controller.cli import doctor
+
+    if not doctor.show(doctor.examine(doctor.checks())):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def demo(
+    ranks: Annotated[int, typer.Option(help="Workers.")] = 8,
+    leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
+    spines: Annotated[int, typer.Option(help="Spine switches.")] = 2,
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: what fits in a minute or so.")] = None,
+    switch: SwitchKind = "softswitch",
+    rate: Rate = None,
+    loss: Loss = 0.0,
+    duplicate: Duplicate = 0.0,
+    reorder: Reorder = 0.0,
+    corrupt: Corrupt = 0.0,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the reports.")] = Path("build/demo"),
+) -> None:
+    """Train a real model over a leaf-spine fabric in Mininet, every gradient folded by the switches."""
+    _logging(False)
+    from netfold.topo.demo import demo as run_demo
+
+    options: dict[str, Any] = {} if steps is None else {"steps": steps}
+    faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
+    # refuse early, in the same words
+    _parse_topo(f"leafspine,{leaves},{spines},{ranks}", switch, rate, seed, **faults)
+    raise typer.Exit(
+        run_demo(ranks=ranks, leaves=leaves, spines=spines, switch=_engine(switch), rate=rate, seed=seed, out=out,
+                 **faults, **options)
+    )  # fmt: skip
+
+
+app.command()(run)
+app.command()(flight)
+app.add_typer(timeline, name="timeline")
+
+app.add_typer(benchmarks, name="bench")
+simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
+app.add_typer(simulations, name="sim")
+app.add_typer(paths, name="paths")
+
+
+@simulations.command()
+def ethereal(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
+    fabrics_: Annotated[str, typer.Option("--fabrics", help="leaf-spine (256 hosts), fat-tree.")] = "leaf-spine",
+    collectives: Annotated[str, typer.Option(help="all: every one; or names, by commas.")] = "all",
+    schemes: Annotated[str, typer.Option(help="all: every one; or names, by commas.")] = "all",
+    models: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
+    sizes: Annotated[str, typer.Option(help="MB on each rank, by commas.")] = "1,4,16,64",
+    seeds: Annotated[str, typer.Option(help="By commas.")] = "1",
+    scale: Annotated[bool, typer.Option(help="Also 16,384 hosts in the fluid simulator (minutes, 3 GB).")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Processes; default: joblib's, or all cores.")] = None,
+    engine: Annotated[str, typer.Option(help="Where: loky, threading, dask=HOST:PORT, ray or ray=ADDRESS.")] = "loky",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
+) -> None:
+    """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
+    from netfold.sim import ethereal as paper
+    from netfold.sim import sweep
+
+    chosen: dict[str, Any] = {"fabrics": fabrics_.split(",")}
+    for name, given in (("collectives", collectives), ("schemes", schemes), ("models", models)):
+        if given != "all":
+            chosen[name] = [] if given == "none" else given.split(",")
+    try:
+        chosen |= {"sizes": [int(n) for n in sizes.split(",")], "seeds": [int(n) for n in seeds.split(",")]}
+        with sweep.engine(engine) if engine != "loky" else contextlib.nullcontext():
+            paper.run(out=out, scale=scale, jobs=jobs, resume=resume, **chosen)
+    except ValueError as error:
+        _fail(CANNOT, str(error))
+    except sweep.EngineError as error:
+        _fail(FAILED, f"sim ethereal: {error}")
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    print(f"netfold: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end; what a person can do something about becomes a paragraph."""
+    from netfold.controller.controller import StartError
+    from netfold.controller.switch.pipeline import PipelineError
+    from netfold.controller.switch.rpc import Unreachable
+
+    try:
+        return asyncio.run(work)
+    except (StartError, PipelineError, Unreachable, FabricError) as error:
+        _fail(FAILED, str(error))
+
+
+def _checked(make: Callable[[], Fabric]) -> Fabric:
+    try:
+        return make()
+    except FabricError as error:
+        _fail(CANNOT, str(error))
+
+
+def _load(file: Path) -> Fabric:
+    return _checked(lambda: fabrics.load(file))
+
+
+def _engine(name: str) -> Engine:
+    match name:
+        case "softswitch" | "bmv2":
+            return name
+    _fail(CANNOT, f"--switch: expected softswitch or bmv2, got {name!r}")
+
+
+def _parse_topo(
+    topo: str, switch: str, rate: str | None, seed: int, path_mtu: int = PATH_MTU, **faults: Unpack[Faults]
+) -> Fabric:
+    from netfold.controller.plan import generate
+
+    return _checked(lambda: generate.parse(
+        topo, rate=rate, seed=seed, engine=_engine(switch), path_mtu=path_mtu, **faults
+    ))
+
+
+def _address(file: Path | None, controller: str | None) -> str:
+    if controller:
+        return controller
+    if file is not None:
+        return _load(file).jobs
+    if address := os.environ.get(CONTROLLER_VARIABLE):
+        return address
+    _fail(CANNOT, f"which controller? Give a FABRIC.toml, --controller ADDRESS, or set {CONTROLLER_VARIABLE}")
+
+
+def _token(file: Path | None) -> str:
+    from netfold.wire.tls import TOKEN_VARIABLE
+
+    if file is not None:
+        try:
+            return _load(file).secret() or os.environ.get(TOKEN_VARIABLE, "")
+        except FabricError as error:
+            _fail(CANNOT, str(error))
+    return os.environ.get(TOKEN_VARIABLE, "")
+
+
+def _logging(verbose: bool) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr,
+                        format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `netfold paths ...`: which path packets take, shown and changed while the fabric runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import msgspec
+
+    from netfold.controller import path_service
+
+paths = typer.Typer(no_args_is_help=True, help="Show and change which paths packets take.")
+
+Fabric = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml", help="Names the controller.")]
+Address = Annotated[str | None, typer.Option(help="The controller's gRPC address; default: $NETFOLD_CONTROLLER.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+@paths.command()
+def show(
+    fabric: Fabric = None,
+    controller: Address = None,
+    pins: Annotated[bool, typer.Option("--pins", help="Every source port at every switch, too.")] = False,
+    json: Json = False,
+) -> None:
+    """Show the mode of every leaf, and every uplink: up, drained, suspect."""
+    from netfold.controller.path_service import AskTable
+
+    _ask("Table", lambda token: AskTable(token), fabric, controller, pins=pins, json=json)
+
+
+@paths.command()
+def mode(
+    mode: Annotated[str, typer.Argument(help="pinned, ecmp, or spray.")],
+    leaves: Annotated[list[str] | None, typer.Argument(metavar="[LEAF]...", help="Default: all.")] = None,
+    fabric: Fabric = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Say how RoCE packets to these leaves choose their uplinks.
+
+    pinned: by their source port, as planned; others are hashed, and counted. ecmp: by a hash of addresses and ports.
+    spray: at random, packet by packet.
+    """
+    from netfold.controller.cli import app as cli
+    from netfold.controller.path_service import SetMode
+    from netfold.controller.switch import tables
+
+    if mode not in get_args(tables.Mode):
+        cli._fail(cli.CANNOT, f"paths mode: expected one of {', '.join(get_args(tables.Mode))}, got {mode!r}")
+    _ask("SetMode", lambda token: SetMode(mode, leaves or [], token), fabric, controller, json=json)  # type: ignore[arg-type]
+
+
+@paths.command()
+def drain(
+    end: Annotated[str, typer.Argument(metavar="SWITCH:PORT", help="Either end of a link between switches.")],
+    fabric: Fabric = None,
+    controller: Address = None,
+    undo: Annotated[bool, typer.Option("--undo", help="It carries again.")] = False,
+    json: Json = False,
+) -> None:
+    """Take a link out of all routes and paths, without loss, unless it is the last one."""
+    from netfold.controller.path_service import SetDrain
+
+    _ask("SetDrain", lambda token: SetDrain(end, not undo, token), fabric, controller, json=json)
+
+
+@paths.command("set")
+def set_(
+    switch: Annotated[str, typer.Argument(help="Where.")],
+    leaf: Annotated[str, typer.Argument(help="The destination leaf.")],
+    source_port: Annotated[int, typer.Argument(help="UDP source port, as `netfold paths show --pins` lists them.")],
+    port: Annotated[int, typer.Argument(help="The port to leave by; 0: as planned.")],
+    fabric: Fabric = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Send what goes to a leaf by one source port over another uplink than planned."""
+    from netfold.controller.path_service import SetPin
+
+    _ask("SetPin", lambda token: SetPin(switch, leaf, source_port, port, token), fabric, controller, pins=True,
+         json=json)  # fmt: skip
+
+
+def _ask(
+    method: str,
+    request: Callable[[str], msgspec.Struct],
+    fabric: Path | None,
+    controller: str | None,
+    *,
+    pins: bool = False,
+    json: bool = False,
+) -> None:
+    import msgspec
+
+    from netfold.controller import path_service
+    from netfold.controller.cli import app as cli
+    from netfold.controller.switch import rpc
+
+    answer: path_service.Table = cli._run(rpc.call(
+        cli._address(fabric, controller), f"{path_service.OPERATOR}/{method}", request(cli._token(fabric)),
+        path_service.Table, path_service.TIMEOUT,
+    ))  # fmt: skip
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        _print(answer, pins=pins)
+
+
+def _print(answer: path_service.Table, *, pins: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    leaves = Table("to leaf", "mode", "unpinned packets", box=None)
+    for leaf in answer.leaves:
+        strays = ", ".join(f"{switch} {count}" for switch, count in leaf.unpinned.items())
+        leaves.add_row(leaf.name, leaf.mode, strays or "none")
+    console.print(leaves)
+    uplinks = Table("link", "state", "suspect for", box=None)
+    for link in answer.uplinks:
+        state = "[yellow]drained[/yellow]" if link.drained else "[green]up[/green]"
+        state = state if link.up else "[red]down[/red]"
+        uplinks.add_row(f"{link.a} - {link.b}", state, ", ".join(link.suspect_for) or "-")
+    console.print(uplinks)
+    if pins:
+        table = Table("at", "to leaf", "source port", "leaves by", "towards", box=None)
+        for pin in answer.pins:
+            table.add_row(pin.switch, pin.leaf, str(pin.source_port), str(pin.port),
+                          pin.towards + (" (chosen)" if pin.chosen else ""))
+        console.print(table)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `netfold run`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")],
+    ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
+                                       "host; a multiple of the hosts puts several on each.")] = None,
+    topo: Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
+                                             help="Bring this fabric up for the run.")] = None,
+    fabric: Annotated[Path | None, typer.Option(metavar="FABRIC.toml", help="A fabric that is up in Mininet; default: "
+                                                "the one whose prompt this is.")] = None,
+    switch: Annotated[str, typer.Option("--switch", help="With --topo: softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str | None, typer.Option(help="With --topo: rate of every link, in tc's units.")] = None,
+    loss: Annotated[float, typer.Option(help="With --topo: share of packets lost on every link, each way.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="With --topo: of the losses.")] = 0,
+    job: Annotated[str, typer.Option(help="The job's name.")] = "run",
+    grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for all of it; default: no end.")] = None,
+) -> None:
+    """Run a program on the hosts of a fabric, one rank each, with all that netfold, torch and gloo want to know.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, NETFOLD_JOB, NETFOLD_ADDRESS and
+    NETFOLD_CONTROLLER are set; each line of output comes with its rank in front. The exit status is that of the first
+    rank that failed; 124 where the time was up; 130 after Ctrl-C, which ends all ranks.
+    """
+    from netfold.controller.cli import app as cli
+    from netfold.topo import run as runner
+
+    if grace < 0 or (timeout is not None and timeout <= 0):
+        cli._fail(cli.CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
+    if topo is not None and fabric is not None:
+        cli._fail(cli.CANNOT, "run: expected either --topo or --fabric, got both")
+    try:
+        if topo is not None:
+            made = cli._parse_topo(topo, switch, rate, seed, loss=loss)
+            status = runner.run_in(made, command, ranks=ranks, job=job, grace=grace, timeout=timeout)
+        else:
+            if (switch, rate, loss, seed) != ("softswitch", None, 0.0, 0):
+                cli._fail(cli.CANNOT, "run: --switch, --rate, --loss and --seed go with --topo")
+            file = fabric or os.environ.get(runner.FABRIC_VARIABLE)
+            if not file:
+                cli._fail(cli.CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric "
+                                      "FABRIC.toml for one that is up; at the prompt of `netfold up --topo` it is "
+                                      "known. Across machines start ranks by torchrun or a scheduler (docs/host.md)")
+            status = runner.run_on(
+                cli._load(Path(file)), command, ranks=ranks, job=job, grace=grace, timeout=timeout
+            )
+    except runner.CannotRun as error:
+        cli._fail(cli.CANNOT, str(error))
+    raise typer.Exit(status)

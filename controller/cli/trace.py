@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that read what ranks wrote: `netfold flight`, `netfold timeline`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def flight(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What NETFOLD_FLIGHT named when the ranks ran.")],
+) -> None:
+    """Put all ranks' flight recorders beside each other: where each one is, who is behind, who wrote nothing."""
+    from netfold.controller.cli.flights import compare, read
+
+    try:
+        dumps = read(folder)
+    except ValueError as error:
+        print(f"netfold: flight: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if not dumps:
+        print(f"netfold: flight: no files in {folder}: expected JOB.rankN.json, which ranks with "
+              f"NETFOLD_FLIGHT={folder} write when an operation fails, or when they get SIGUSR2", file=sys.stderr)
+        raise typer.Exit(1)
+    print("\n".join(compare(dumps)))
+
+
+timeline = typer.Typer(no_args_is_help=True, help="Timelines that ranks wrote (NETFOLD_TIMELINE).")
+
+
+@timeline.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="trace.JOB.rankN.json of each rank.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("trace.json"),
+) -> None:
+    """Put the ranks' timelines into one file, for ui.perfetto.dev or chrome://tracing."""
+    import json
+
+    from netfold.controller.cli import timelines
+
+    try:
+        trace = timelines.merge(files)
+        out.write_text(json.dumps(trace))
+    except (OSError, ValueError) as error:
+        print(f"netfold: timeline: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"{out}: {trace['otherData']['ranks']} ranks, {len(trace['traceEvents'])} events; open it in "
+          "https://ui.perfetto.dev")

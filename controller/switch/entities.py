@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table entries, multicast groups and clone sessions as plain values: comparable, printable, and free of any protobuf.
+
+`State` is what one switch holds or should hold.  Two states are compared by `netfold.controller.switch.reconcile`;
+`netfold.controller.switch.codec` turns entities into P4Runtime messages and back.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Value: TypeAlias = int | tuple[int, int]
+"""An exact value, or (value, prefix length) for longest prefix match."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table entry; table and key identify it.  Keys and parameters go by name, in the program's order.
+
+    Without a key it is the default action of a table that has none: always there, never inserted or deleted.
+    """
+
+    table: str
+    key: tuple[tuple[str, Value], ...]
+    action: str
+    params: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def identity(self) -> Identity:
+        """What makes it this entry and no other."""
+        return (self.table, self.key)
+
+    @property
+    def is_default(self) -> bool:
+        """True for a default action."""
+        return not self.key
+
+    def __str__(self) -> str:
+        key = " ".join(f"{name}={_show(name, value)}" for name, value in self.key) or "default"
+        params = ", ".join(f"{name}={_show(name, value)}" for name, value in self.params)
+        return f"{self.table} {key} -> {self.action.rpartition('.')[2]}({params})"
+
+
+@dataclass(frozen=True)
+class Multicast:
+    """A multicast group: (port, instance) of every copy."""
+
+    group: int
+    replicas: tuple[tuple[int, int], ...]
+
+    @property
+    def identity(self) -> Identity:
+        """Its number."""
+        return ("multicast", (("group", self.group),))
+
+    def __str__(self) -> str:
+        return f"multicast group={self.group} -> " + " ".join(f"{port}:{rid}" for port, rid in self.replicas)
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A clone session: where copies go."""
+
+    session: int
+    port: int
+
+    @property
+    def identity(self) -> Identity:
+        """Its number."""
+        return ("clone", (("session", self.session),))
+
+    def __str__(self) -> str:
+        return f"clone session={self.session} -> {self.port}"
+
+
+Identity: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
+Entity: TypeAlias = Entry | Multicast | Clone
+State: TypeAlias = dict[Identity, Entity]
+
+
+class Conflict(Exception):
+    """Two parts of the desired state want the same entry to say different things."""
+
+
+def state(entities: Iterable[Entity]) -> State:
+    """Entities by identity.  Raises Conflict where two of them differ under one identity."""
+    result: State = {}
+    for entity in entities:
+        other = result.setdefault(entity.identity, entity)
+        if other != entity:
+            raise Conflict(f"{entity}\n  contradicts {other}")
+    return result
+
+
+def show(entities: Iterable[Entity]) -> str:
+    """One line an entity, sorted: for golden files, dry runs and differences."""
+    return "".join(sorted(f"{entity}\n" for entity in entities))
+
+
+_ADDRESSES = frozenset({"src", "dst"})
+_MACS = frozenset({"src_mac", "dst_mac"})
+_HEX = frozenset({"children", "mask_", "child", "seed", "lose_", "flip_", "twice_", "late_"})
+
+
+def _show(name: str, value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"{_show(name, value[0])}/{value[1]}"
+    if name in _ADDRESSES:
+        return str(ipaddress.IPv4Address(value))
+    if name in _MACS:
+        return ":".join(f"{byte:02x}" for byte in value.to_bytes(6, "big"))
+    return hex(value) if name in _HEX else str(value)

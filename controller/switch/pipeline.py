@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fold program made ready for a kind of switch: p4info, and what the switch loads.
+
+softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, which is cached
+by content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from finsy.proto import p4i
+from google.protobuf import text_format
+
+from netfold.controller.plan.fabric import Engine
+from netfold.wire.roce import PATH_MTU
+
+Defines = Mapping[str, str]
+
+P4C: Final = "p4c-bm2-ss"
+P4C_TIMEOUT: Final = 120.0
+"""Seconds that p4c may take; 2 are usual."""
+
+
+class PipelineError(Exception):
+    """The program cannot be made ready; says which program, which compiler, and what that said."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What SetForwardingPipelineConfig sends."""
+
+    p4info: p4i.P4Info
+    device_config: bytes
+
+    @property
+    def cookie(self) -> int:
+        """A number that tells this pipeline from all others, so that a switch that runs it is left alone."""
+        digest = hashlib.sha256(self.p4info.SerializeToString(deterministic=True) + b"\0" + self.device_config)
+        return int.from_bytes(digest.digest()[:8], "big")
+
+
+def program() -> Path:
+    """p4src/netfold.p4 as installed."""
+    return Path(str(resources.files("netfold.p4src") / "netfold.p4"))
+
+
+def build(engine: Engine, source: Path | None = None, *, path_mtu: int = PATH_MTU) -> Pipeline:
+    """Compile ``source`` (the fold program by default) for an engine and a path MTU.  Raises PipelineError."""
+    return _BUILDERS[engine](source or program(), {"PATH_MTU": str(path_mtu)})
+
+
+def _softswitch(source: Path, defines: Defines) -> Pipeline:
+    from softswitch.compiler.diagnostics import CompileError
+    from softswitch.compiler.driver import compile_file
+
+    try:
+        program = compile_file(source, defines=defines)
+    except (CompileError, OSError) as error:
+        raise PipelineError(f"softswitch cannot compile {source}:\n{error}") from error
+    return Pipeline(program.p4info, program.preprocessed.encode())
+
+
+def _bmv2(source: Path, defines: Defines) -> Pipeline:
+    if shutil.which(P4C) is None:
+        raise PipelineError(f"{P4C} is not on PATH: install p4c (https://github.com/p4lang/p4c), or use the engine "
+                            "softswitch, which needs no compiler of its own")
+    flags = [f"-D{name}={value}" for name, value in defines.items()]
+    key = _digest(sorted(source.parent.glob("*.p4")), flags)
+    cache = _cache_dir()
+    json, p4info = cache / f"{source.stem}-{key}.json", cache / f"{source.stem}-{key}.p4info.txtpb"
+    if not (json.exists() and p4info.exists()):
+        _p4c(source, flags, json, p4info)
+    return Pipeline(text_format.Parse(p4info.read_text(), p4i.P4Info()), json.read_bytes())
+
+
+def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> None:
+    """Compile beside the targets and move into place: a reader or a second compiler never sees half a file."""
+    with tempfile.TemporaryDirectory(dir=json.parent) as scratch:
+        made_json, made_info = Path(scratch, "program.json"), Path(scratch, "program.p4info.txtpb")
+        command = [P4C, *flags, str(source), "-o", str(made_json), "--p4runtime-files", str(made_info)]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=P4C_TIMEOUT, stdin=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired as error:
+            raise PipelineError(f"{' '.join(command)}: not done after {P4C_TIMEOUT:g} s") from error
+        if run.returncode != 0:
+            raise PipelineError(f"{' '.join(command)}: exit status {run.returncode}\n{run.stderr}")
+        made_info.replace(p4info)
+        made_json.replace(json)
+
+
+def _digest(sources: Iterable[Path], flags: Sequence[str]) -> str:
+    version = subprocess.run([P4C, "--version"], capture_output=True, timeout=P4C_TIMEOUT, stdin=subprocess.DEVNULL)
+    digest = hashlib.sha256(version.stdout + "\0".join(flags).encode())
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cache_dir() -> Path:
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "netfold"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PipelineError(f"cannot make the cache directory {path}: {error}; set XDG_CACHE_HOME") from error
+    return path
+
+
+_BUILDERS: Final[dict[Engine, Callable[[Path, Defines], Pipeline]]] = {"softswitch": _softswitch, "bmv2": _bmv2}

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One P4Runtime session with one switch: arbitration, pipeline, writes, reads, packets.
+
+    session = await Session.open("leaf1", "127.0.0.1:50051", device_id=1, pipeline=pipeline, election_id=7, timeout=10)
+    await session.ensure_pipeline()
+    await session.write(diff(await session.read_state(MANAGED), desired))
+    reason = await session.ended()
+
+A session ends when its stream does; `target` opens the next one.  gRPC and the messages are finsy's;
+its high-level Switch is not used, because it keeps reconnecting by itself and hides when a switch is really up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import grpc
+from finsy.p4client import P4RpcStatus
+from finsy.proto import p4r, p4r_grpc, rpc_code
+from google.protobuf.struct_pb2 import Struct
+
+from netfold.controller import probe
+from netfold.controller.plan.fabric import CPU_PORT
+from netfold.controller.plan.slots import SLOTS
+from netfold.controller.probe import SlotState
+from netfold.controller.switch.codec import Codec, CodecError
+from netfold.controller.switch.entities import Entity, State, state
+from netfold.controller.switch.pipeline import Pipeline
+from netfold.controller.switch.reconcile import Update
+
+PUSH_TIMEOUT: Final = 180.0
+"""Seconds for a pipeline push: a switch that compiles from source, cold, beside others on a small machine."""
+RPC_TIMEOUT: Final = 30.0
+BATCH: Final = 1000
+"""Updates in one WriteRequest."""
+PROBES: Final = 32
+"""Probes under way at once: half of what BMv2's queue to the CPU port holds."""
+PROBE_TIMEOUT: Final = 0.5
+"""Seconds for the answer to a probe before it is sent again."""
+PROBE_TRIES: Final = 4
+PACKETS: Final = 1024
+"""Packets from the switch that wait for a reader; more are dropped and counted."""
+
+# gRPC's own waits between connection attempts start at 1 s and grow to minutes: too slow to notice a switch that starts
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # no session inherits another's back-off
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 10000),
+    ("grpc.keepalive_timeout_ms", 5000),
+)
+
+EOF: Final[object] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+_VERBS: Final = {"insert": p4r.Update.INSERT, "modify": p4r.Update.MODIFY, "delete": p4r.Update.DELETE}
+
+
+class SwitchError(Exception):
+    """A switch did not do what it was asked; names the switch, its address, the operation and the switch's words."""
+
+
+class NotPrimary(SwitchError):
+    """Another controller has the switch."""
+
+
+class Count(NamedTuple):
+    """A counter cell."""
+
+    packets: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PacketIn:
+    """A packet that the switch sent to its CPU port."""
+
+    port: int
+    payload: bytes
+
+
+class Session:
+    """From arbitration to the end of the stream.  Use `open`; `close` may be called at any time, and twice."""
+
+    def __init__(self, name: str, address: str, device_id: int, pipeline: Pipeline, election_id: int) -> None:
+        self.name = name
+        self.address = address
+        self.packets: asyncio.Queue[PacketIn] = asyncio.Queue(PACKETS)
+        self.packets_dropped = 0
+        self.ports_down: set[int] = set()
+        self.on_ports: Callable[[], None] = lambda: None
+        self._device_id = device_id
+        self._pipeline = pipeline
+        self._codec = Codec(pipeline.p4info)
+        self._election = p4r.Uint128(high=election_id >> 64, low=election_id & (2**64 - 1))
+        self._channel = grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS))
+        self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)
+        self._stream: Any = None
+        self._reader: asyncio.Task[str] | None = None
+        self._probes: defaultdict[int, list[asyncio.Future[SlotState]]] = defaultdict(list)
+        self._sending = asyncio.Lock()
+        self._probing = asyncio.Semaphore(PROBES)
+
+    @classmethod
+    async def open(
+        cls, name: str, address: str, *, device_id: int, pipeline: Pipeline, election_id: int, timeout: float
+    ) -> Session:
+        """Connect and become primary within ``timeout`` seconds.  Raises SwitchError."""
+        session = cls(name, address, device_id, pipeline, election_id)
+        try:
+            async with asyncio.timeout(timeout):
+                await session._arbitrate()
+        except TimeoutError:
+            await session.close()
+            raise SwitchError(
+                f"{name}: no P4Runtime server answers at {address} within {timeout:g} s. Is the switch running, does "
+                f"it listen there (--grpc-server-addr), is its device id {device_id}?"
+            ) from None
+        except SwitchError:
+            await session.close()
+            raise
+        return session
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End stream and channel."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._stream is not None:
+            self._stream.cancel()
+        await self._channel.close(None)
+
+    async def ended(self) -> str:
+        """Wait for the end of the session, and say why it ended."""
+        if self._reader is None:
+            return "never opened"
+        await asyncio.wait([self._reader])
+        return "closed" if self._reader.cancelled() else self._reader.result()
+
+    # ---- the stream ----------------------------------------------------------------------------------------------
+
+    async def _arbitrate(self) -> None:
+        request = p4r.StreamMessageRequest(
+            arbitration=p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=self._election)
+        )
+        while True:
+            self._stream = self._stub.StreamChannel(wait_for_ready=True)
+            try:
+                await self._stream.write(request)
+                answer = await self._stream.read()
+            except grpc.aio.AioRpcError as error:
+                # a server that is just starting, or whose last controller is just going, may break the first stream
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    await asyncio.sleep(0.05)
+                    continue
+                raise self._error("arbitration", error) from error
+            except asyncio.InvalidStateError:  # the stream ended between write and read
+                await asyncio.sleep(0.05)
+                continue
+            break
+        if answer is EOF or not answer.HasField("arbitration"):
+            raise SwitchError(f"{self.name} ({self.address}): expected an answer to arbitration, got {answer}")
+        self._demand_primary(answer.arbitration)
+        self._reader = asyncio.create_task(self._read_stream(), name=f"p4runtime stream of {self.name}")
+
+    def _demand_primary(self, update: p4r.MasterArbitrationUpdate) -> None:
+        if update.status.code != rpc_code.OK:
+            other = update.election_id.high << 64 | update.election_id.low
+            raise NotPrimary(
+                f"{self.name} ({self.address}): another controller is primary, with election id {other}; ours is "
+                f"{self._election.high << 64 | self._election.low}. Stop the other one first"
+            )
+
+    async def _read_stream(self) -> str:
+        while True:
+            try:
+                message = await self._stream.read()
+            except grpc.aio.AioRpcError as error:
+                return f"stream broke: {error.code().name}: {error.details()}"
+            if message is EOF:
+                return "the switch closed the stream"
+            if message.HasField("arbitration"):
+                try:
+                    self._demand_primary(message.arbitration)
+                except NotPrimary as error:
+                    return str(error)
+            elif message.HasField("packet"):
+                try:
+                    self._take_packet(self._codec.packet_in(message.packet), message.packet.payload)
+                except ValueError as error:
+                    return f"packet-in: {error}"
+            elif message.HasField("other"):
+                self._take_port_status(message.other)
+
+    def _take_packet(self, fields: dict[str, int], payload: bytes) -> None:
+        if fields.get("kind") == probe.PROBE:
+            slot, found = probe.answer(payload)
+            for waiting in self._probes[slot]:
+                if not waiting.done():
+                    waiting.set_result(found)
+            return
+        try:
+            self.packets.put_nowait(PacketIn(fields.get("ingress_port", 0), payload))
+        except asyncio.QueueFull:
+            self.packets_dropped += 1
+
+    def _take_port_status(self, message: Any) -> None:
+        """softswitch tells it (p4runtime/port_status.py); BMv2 does not."""
+        status = Struct()
+        port = status["port"] if message.Unpack(status) and "port" in status and "up" in status else None
+        if not isinstance(port, float):
+            return  # another target's message
+        port = int(port)
+        if status["up"]:
+            self.ports_down.discard(port)
+        else:
+            self.ports_down.add(port)
+        self.on_ports()
+
+    async def packet_out(self, port: int, payload: bytes) -> None:
+        """Send a packet out of a port."""
+        await self._packet_out(payload, {"egress_port": port}, f"packet-out to port {port}")
+
+    async def _packet_out(self, payload: bytes, fields: dict[str, int], what: str) -> None:
+        packet = self._codec.packet_out(payload, fields)
+        try:
+            async with self._sending:  # gRPC takes one message at a time
+                await self._stream.write(p4r.StreamMessageRequest(packet=packet))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise SwitchError(f"{self.name} ({self.address}): {what}: the stream is down") from error
+
+    # ---- slots ---------------------------------------------------------------------------------------------------
+
+    async def probe(self, slot: int) -> SlotState:
+        """What a slot holds at this moment.  Raises SwitchError where no answer comes within
+        PROBE_TRIES * PROBE_TIMEOUT seconds."""
+        if not 0 <= slot < SLOTS:
+            raise ValueError(f"{self.name}: slot: expected 0..{SLOTS - 1}, got {slot}")
+        waiting: asyncio.Future[SlotState] = asyncio.get_running_loop().create_future()
+        self._probes[slot].append(waiting)
+        try:
+            async with self._probing:
+                for _ in range(PROBE_TRIES):
+                    if not waiting.done():
+                        await self._packet_out(probe.question(slot), {"kind": probe.PROBE}, f"probe of slot {slot}")
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(PROBE_TIMEOUT):
+                            return await asyncio.shield(waiting)
+        finally:
+            self._probes[slot].remove(waiting)
+        raise SwitchError(f"{self.name} ({self.address}): probe of slot {slot}: no answer to {PROBE_TRIES} packets "
+                          f"within {PROBE_TRIES * PROBE_TIMEOUT:g} s. Is its CPU port {CPU_PORT} (--cpu-port)?")
+
+    async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
+        """What many slots hold; as `probe`, and at the first slot without an answer the others are given up."""
+        wanted = list(slots)
+        tasks = [asyncio.create_task(self.probe(slot)) for slot in wanted]
+        try:
+            return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    async def ensure_pipeline(self) -> bool:
+        """Push the pipeline unless the switch runs it already; True where it was pushed.  A push empties the switch."""
+        request = p4r.GetForwardingPipelineConfigRequest(
+            device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY
+        )
+        try:
+            answer = await self._stub.GetForwardingPipelineConfig(request, timeout=RPC_TIMEOUT)
+            if answer.config.cookie.cookie == self._pipeline.cookie:
+                return False
+        except grpc.aio.AioRpcError as error:
+            # simple_switch_grpc: 'No forwarding pipeline config set for this device.'
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                raise self._error("GetForwardingPipelineConfig", error) from error
+        push = p4r.SetForwardingPipelineConfigRequest(
+            device_id=self._device_id,
+            election_id=self._election,
+            action=p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT,
+            config=p4r.ForwardingPipelineConfig(
+                p4info=self._pipeline.p4info,
+                p4_device_config=self._pipeline.device_config,
+                cookie=p4r.ForwardingPipelineConfig.Cookie(cookie=self._pipeline.cookie),
+            ),
+        )
+        try:
+            await self._stub.SetForwardingPipelineConfig(push, timeout=PUSH_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            raise self._error("SetForwardingPipelineConfig", error) from error
+        return True
+
+    async def write(self, updates: Sequence[Update]) -> None:
+        """Apply updates in order.  Raises SwitchError, which names every update that failed."""
+        for start in range(0, len(updates), BATCH):
+            batch = updates[start : start + BATCH]
+            try:
+                messages = [p4r.Update(type=_VERBS[u.verb], entity=self._codec.encode(u.entity)) for u in batch]
+            except CodecError as error:
+                raise SwitchError(f"{self.name}: {error}") from error
+            request = p4r.WriteRequest(device_id=self._device_id, election_id=self._election, updates=messages)
+            try:
+                await self._stub.Write(request, timeout=RPC_TIMEOUT)
+            except grpc.aio.AioRpcError as error:
+                raise self._error("Write", error, batch) from error
+
+    async def read_state(self, tables: Iterable[str]) -> State:
+        """The entries of ``tables``, all multicast groups and clone sessions."""
+        wanted = [self._codec.read_table(table) for table in tables]
+        wanted += [self._codec.read_multicast(), self._codec.read_clones()]
+        try:
+            return state([self._decode(entity) for entity in await self._read(wanted)])
+        except CodecError as error:
+            raise SwitchError(f"{self.name} ({self.address}): read back what this controller never writes: {error}"
+                              ) from error
+
+    async def read_counter(self, name: str) -> dict[int, Count]:
+        """The cells of an indirect counter that are not zero, by index."""
+        entities = await self._read([self._codec.read_counter(name)])
+        cells = ((e.counter_entry.index.index, e.counter_entry.data) for e in entities)
+        return {i: Count(data.packet_count, data.byte_count) for i, data in cells if data.packet_count}
+
+    def _decode(self, message: p4r.Entity) -> Entity:
+        return self._codec.decode(message)
+
+    async def _read(self, wanted: list[p4r.Entity]) -> list[p4r.Entity]:
+        request = p4r.ReadRequest(device_id=self._device_id, entities=wanted)
+        found: list[p4r.Entity] = []
+        try:
+            async for answer in self._stub.Read(request, timeout=RPC_TIMEOUT):
+                found += answer.entities
+        except grpc.aio.AioRpcError as error:
+            raise self._error("Read", error) from error
+        return found
+
+    def _error(
+        self, operation: str, error: grpc.aio.AioRpcError, updates: Sequence[Update] = ()
+    ) -> SwitchError:
+        """The switch's words.  A failed Write says UNKNOWN, and what went wrong with each update in its details."""
+        text = f"{self.name} ({self.address}): {operation}: {error.code().name}: {error.details() or 'no details'}"
+        if "assign device" in (error.details() or ""):
+            # simple_switch_grpc with another --device-id: 'Error when trying to assign device'
+            text += f"; its device id may be another one than the fabric's, {self._device_id}"
+        with contextlib.suppress(Exception):  # details that do not parse leave the plain text
+            for index, detail in P4RpcStatus.from_rpc_error(error).details.items():
+                what = updates[index] if index < len(updates) else f"item {index}"
+                text += f"\n  {what}: {detail.canonical_code.name} {detail.message}"
+        return SwitchError(text)

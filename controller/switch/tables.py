@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From plans to the entries of p4src's tables: the one module that knows the program's names.
+
+    routes   -> route, uplink           streams -> connection, replica, multicast groups
+    steering -> policy, pin, uplink
+    faults   -> fault (on the way in and out)       engine  -> congestion
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, Literal
+
+from netfold.controller.links import ROUTERS
+from netfold.controller.plan.fabric import CPU_PORT, End, Engine, Fabric, Host, Link
+from netfold.controller.plan.routes import Hop, Route
+from netfold.controller.plan.slots import Stream
+from netfold.controller.plan.trees import Child, Fold
+from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
+
+CONNECTION: Final = "SwitchIngress.fold.connection"
+CONTRIBUTION: Final = "SwitchIngress.fold.contribution"
+RESULT: Final = "SwitchIngress.fold.result"
+REPLICA: Final = "SwitchEgress.replicas.replica"
+REWRITE: Final = "SwitchEgress.replicas.rewrite"
+ROUTE: Final = "SwitchIngress.routing.route"
+UPLINK: Final = "SwitchIngress.routing.uplink"
+FORWARD: Final = "SwitchIngress.routing.forward"
+SPREAD: Final = "SwitchIngress.routing.spread"
+_PATHS: Final = "SwitchIngress.routing.paths"
+POLICY: Final = f"{_PATHS}.policy"
+PIN: Final = f"{_PATHS}.pin"
+FAULT_IN: Final = "SwitchIngress.fault_in"
+FAULT_OUT: Final = "SwitchEgress.fault_out"
+CONGESTION: Final = "SwitchEgress.queues.congestion"
+MARK_ABOVE: Final = "SwitchEgress.queues.mark_above"
+PORT_IN: Final = "SwitchIngress.port_in"
+PORT_OUT: Final = "SwitchEgress.port_out"
+CORRUPT: Final = "SwitchIngress.fold.corrupt"
+MARKED: Final = "SwitchEgress.queues.congestion_marked"
+UNPINNED: Final = f"{_PATHS}.unpinned"
+"""By destination leaf: packets of mode "pinned" that no pin was for."""
+OUTCOMES: Final = "SwitchIngress.fold.outcomes"
+"""By what became of a contribution or result: FIRST, ANSWERED, ... of p4src/fold.p4."""
+FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
+"""What a fault can do to a packet; the counters of `fault_counter`."""
+REORDER_BY: Final = 8
+"""Packets that overtake one that is held back: more than a host takes for disorder (NF_REORDER of host/native)."""
+
+MANAGED: Final = (
+    ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
+)  # fmt: skip
+"""Tables whose entries are the controller's alone."""
+
+MARK_DEPTH: Final[Mapping[Engine, int]] = {
+    "softswitch": 128,  # of 1024 frames
+    "bmv2": 16,  # of 64 packets
+}
+"""Packets in a port's queue above which ECN marks begin: late enough for bursts, early enough that none is lost."""
+
+PARENT: Final = 0xFFFF
+"""`child` of the replica entry that leads up the tree: PARENT of p4src/sizes.p4."""
+
+BySwitch = dict[str, list[Entity]]
+
+Mode = Literal["pinned", "ecmp", "spray"]
+"""Actions of `policy`: how packets to a leaf choose among equally short uplinks (p4src/paths.p4)."""
+Pin = tuple[str, str, int]
+"""Switch, destination leaf, UDP source port."""
+
+
+def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
+    """Entries of `route`, and of `uplink` for every set of equally short ways."""
+    result: BySwitch = defaultdict(list)
+    groups: dict[str, dict[tuple[Hop, ...], int]] = defaultdict(dict)
+    addresses = {host.name: _ip(host.address) for host in fabric.hosts}
+    leaves, leaf_of = leaf_numbers(fabric), fabric.leaf_of()
+    for route in sorted(routes, key=lambda r: (r.switch, addresses[r.host])):
+        key = (("dst", (addresses[route.host], 32)),)
+        if len(route.hops) == 1:
+            entry = Entry(ROUTE, key, FORWARD, _forward(fabric, route.switch, route.hops[0]))
+        else:
+            known = groups[route.switch]
+            if route.hops not in known:
+                known[route.hops] = group = len(known) + 1
+                result[route.switch] += [
+                    Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(fabric, route.switch, hop))
+                    for member, hop in enumerate(route.hops)
+                ]
+            entry = Entry(ROUTE, key, SPREAD, (("leaf_", leaves[leaf_of[route.host]]), ("group_", known[route.hops]),
+                                               ("members_", len(route.hops))))
+        result[route.switch].append(entry)
+    return result
+
+
+def leaf_numbers(fabric: Fabric) -> dict[str, int]:
+    """What the program calls a destination leaf: its place among the fabric's switches, from 1."""
+    return {switch.name: number for number, switch in enumerate(fabric.switches, 1)}
+
+
+def steering(
+    fabric: Fabric, modes: Mapping[str, Mode], pins: Mapping[Pin, int], spreading: Collection[str]
+) -> BySwitch:
+    """Entries of `policy` and `pin`, and group 0 of `uplink`, which holds a switch's uplinks by port.
+
+    modes      how each destination leaf's packets choose among ``spreading``'s uplinks
+    pins       (switch, destination leaf, UDP source port) -> port
+    spreading  switches that have a choice of uplinks
+    """
+    result: BySwitch = defaultdict(list)
+    numbers = leaf_numbers(fabric)
+    far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    for switch in spreading:
+        result[switch] += [
+            Entry(UPLINK, (("group", 0), ("member", end.port)), FORWARD, _forward(fabric, switch, Hop(end.port, node)))
+            for end, node in far.items() if end.node == switch and node in numbers
+        ]
+        result[switch] += [Entry(POLICY, (("leaf", numbers[leaf]),), f"{_PATHS}.{mode}")
+                           for leaf, mode in modes.items() if leaf != switch]
+    for (switch, leaf, source_port), port in pins.items():
+        key = (("leaf", numbers[leaf]), ("sport", source_port))
+        result[switch].append(Entry(PIN, key, f"{_PATHS}.use", (("port_", port),)))
+    return result
+
+
+def faults(fabric: Fabric) -> BySwitch:
+    """Entries of `fault`, and a clone session for its copies: a link's faults are where it enters a switch, and towards
+    a host where it leaves one.  Payloads are corrupted on the way from a host alone: between switches and to hosts the
+    frame's own check sum, not the ICRC, is what guards them."""
+    result: BySwitch = defaultdict(list)
+    switches = {switch.name for switch in fabric.switches}
+    for link in fabric.links:
+        a, b = link.ends
+        for sender, receiver in ((a, b), (b, a)):
+            at, control = (receiver, FAULT_IN) if receiver.node in switches else (sender, FAULT_OUT)
+            limits = _limits(link, corrupt=sender.node not in switches)
+            if not any(limits):
+                continue
+            params = (("seed", _seed(fabric, sender, receiver)),
+                      *zip(("lose_", "flip_", "twice_", "late_"), limits, strict=True), ("by_", REORDER_BY))
+            result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.faulty", params))
+            copies = Clone(at.port, at.port)
+            if (link.duplicate or link.reorder) and copies not in result[at.node]:
+                result[at.node].append(copies)
+    return result
+
+
+def fault_counter(control: str, fault: str) -> str:
+    """The counter of one of `FAULTS` on FAULT_IN or FAULT_OUT, by port."""
+    return f"{control}.fault_{fault}"
+
+
+def _limits(link: Link, *, corrupt: bool) -> tuple[int, ...]:
+    """Of the draw in p4src/fault.p4: cumulative shares of 2^32."""
+    shares = accumulate((link.loss, link.corrupt if corrupt else 0.0, link.duplicate, link.reorder))
+    return tuple(min(round(share * 2**32), 2**32 - 1) for share in shares)
+
+
+def congestion(fabric: Fabric) -> BySwitch:
+    """Where every switch begins to mark."""
+    depth = MARK_DEPTH[fabric.engine]
+    return {s.name: [Entry(CONGESTION, (), MARK_ABOVE, (("depth", depth),))] for s in fabric.switches}
+
+
+def probes(fabric: Fabric) -> BySwitch:
+    """What is for all routers of a link goes to the CPU port of each: the controller's link probes."""
+    key = (("dst", (_ip(ROUTERS), 32)),)
+    return {
+        s.name: [Entry(ROUTE, key, FORWARD, (("port", CPU_PORT), ("src_mac", _mac(s.mac)), ("dst_mac", _mac(s.mac))))]
+        for s in fabric.switches
+    }
+
+
+def fixed(fabric: Fabric) -> BySwitch:
+    """All that depends on nothing but the fabric's description."""
+    return merge([faults(fabric), congestion(fabric), probes(fabric)])
+
+
+def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
+    """Entries and groups of one stream on every switch of its tree.  ``ranks`` are the hosts by rank of the job."""
+    result: BySwitch = {}
+    ranks = [ranks[rank] for rank in stream.ranks]
+    for fold in stream.tree.folds:
+        entities: list[Entity] = [
+            Entry(CONNECTION, _connection_key(fabric, ranks, stream, fold, child), CONTRIBUTION,
+                  _contribution(stream, fold, number))
+            for number, child in enumerate(fold.children)
+        ]
+        entities += [
+            Entry(REPLICA, _replica_key(stream, fold, number), REWRITE, _to_child(fabric, ranks, stream, fold, child))
+            for number, child in enumerate(fold.children)
+        ]
+        entities.append(Multicast(stream.groups[fold.switch],
+                                  tuple((child.port, number) for number, child in enumerate(fold.children))))
+        if fold.parent is not None:
+            here, parent = fabric.switch(fold.switch), fabric.switch(fold.parent)
+            down = (("ingress_port", fold.parent_port), ("dst", _ip(here.address)),
+                    ("connection", stream.down[fold.switch]))
+            entities.append(Entry(CONNECTION, down, RESULT, _slot_range(stream, fold)))
+            entities.append(Entry(REPLICA, _replica_key(stream, fold, PARENT), REWRITE, _rewrite(
+                here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
+        result[fold.switch] = entities
+    return result
+
+
+def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:
+    """All parts together, by switch."""
+    result: BySwitch = defaultdict(list)
+    for part in parts:
+        for switch, entities in part.items():
+            result[switch] += entities
+    return result
+
+
+# ---- connection -----------------------------------------------------------------------------------------------------
+
+
+def _connection_key(
+    fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, child: Child
+) -> tuple[tuple[str, int], ...]:
+    """What arrives from a child: a rank addresses its ring neighbour, a switch addresses this switch."""
+    if child.rank is None:
+        dst, connection = fabric.switch(fold.switch).address, stream.up[child.node]
+    else:
+        neighbour = (child.rank + 1) % len(ranks)
+        dst, connection = ranks[neighbour].address, stream.connections[neighbour]
+    return (("ingress_port", child.port), ("dst", _ip(dst)), ("connection", connection))
+
+
+def _contribution(stream: Stream, fold: Fold, number: int) -> tuple[tuple[str, int], ...]:
+    group, *slot_range = _slot_range(stream, fold)
+    first_hop = fold.children[number].rank is not None  # between switches the ICRC was made by the switch before
+    return (group, ("child", number), *slot_range, ("root_", int(fold.is_root)), ("check_", int(first_hop)),
+            ("parent_port_", fold.parent_port))
+
+
+def _slot_range(stream: Stream, fold: Fold) -> tuple[tuple[str, int], ...]:
+    return (("group", stream.groups[fold.switch]), ("children", (1 << len(fold.children)) - 1),
+            ("epoch_", stream.epoch), ("base_", stream.bases[fold.switch]), ("mask_", stream.slots - 1))
+
+
+# ---- replica --------------------------------------------------------------------------------------------------------
+
+
+def _replica_key(stream: Stream, fold: Fold, child: int) -> tuple[tuple[str, int], ...]:
+    return (("group", stream.groups[fold.switch]), ("child", child))
+
+
+def _to_child(
+    fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, child: Child
+) -> tuple[tuple[str, int], ...]:
+    """A rank sees a packet of its ring predecessor, a switch one of this switch."""
+    here = fabric.switch(fold.switch)
+    if child.rank is None:
+        below = fabric.switch(child.node)
+        return _rewrite(here.mac, below.mac, here.address, below.address, stream.source_ports[0],
+                        stream.down[child.node])
+    host, predecessor = ranks[child.rank], (child.rank - 1) % len(ranks)
+    return _rewrite(here.mac, host.mac, ranks[predecessor].address, host.address, stream.source_ports[predecessor],
+                    stream.connections[child.rank])
+
+
+def _rewrite(src_mac: str, dst_mac: str, src: str, dst: str, sport: int, to: int) -> tuple[tuple[str, int], ...]:
+    # every rank sends rkey 0: results land where the receiver's own bookkeeping says, not in registered memory
+    return (("src_mac", _mac(src_mac)), ("dst_mac", _mac(dst_mac)), ("src", _ip(src)), ("dst", _ip(dst)),
+            ("sport", sport), ("connection", to), ("rkey", 0))
+
+
+# ---- the rest -------------------------------------------------------------------------------------------------------
+
+
+def _forward(fabric: Fabric, switch: str, hop: Hop) -> tuple[tuple[str, int], ...]:
+    return (("port", hop.port), ("src_mac", _mac(fabric.switch(switch).mac)),
+            ("dst_mac", _mac(fabric.node(hop.node).mac)))
+
+
+def _seed(fabric: Fabric, sender: End, receiver: End) -> int:
+    return zlib.crc32(f"{fabric.seed} {sender}>{receiver}".encode())
+
+
+def _ip(address: str) -> int:
+    return int(ipaddress.IPv4Address(address))
+
+
+def _mac(mac: str) -> int:
+    return int(mac.replace(":", ""), 16)

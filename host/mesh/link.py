@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection of the TCP mesh: what it begins with, what goes over it, and what is posted for its peer."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+from netfold.host.errors import TransportError
+from netfold.host.mesh.mesh import Pending
+
+HELLO = struct.Struct("!8sQII32s")
+"""magic, epoch, rank, world, job (cut to 32 bytes): what a connection begins with."""
+MAGIC = b"netfold1"
+HEADER = struct.Struct("!QQI76s")
+"""call number, bytes, tag, call text (cut): 96 bytes."""
+NEWS = (1 << 64) - 1
+"""In place of a call number: the header is a message by itself (``mesh_tcp``)."""
+
+
+def listen(address: str) -> socket.socket:
+    """A bound, listening TCP socket on a free port.  Raises TransportError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.bind((address, 0))
+        sock.listen(16)
+    except OSError as error:
+        sock.close()
+        raise TransportError(
+            error.errno,
+            f"cannot listen on {address} for TCP: {error.strerror}; give this host's own IPv4 address",
+        ) from error
+    return sock
+
+
+class Send(Pending):
+    """A message, as header and body; what is out has been taken off."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: memoryview) -> None:
+        super().__init__()
+        self.parts = list(parts)
+
+    @property
+    def begun(self) -> bool:
+        """Some of the message is out: the rest must follow before anything else."""
+        return len(self.parts) < 2 or len(self.parts[0]) < HEADER.size
+
+
+class Note(Send):
+    """A hello or news: goes out before what is posted, and nobody owes it."""
+
+    __slots__ = ()
+
+
+class Receive(Pending):
+    """Room for a message with this tag: the caller's, or ``aside``, for one that nobody has asked for yet."""
+
+    __slots__ = ("aside", "tag", "view")
+
+    def __init__(self, tag: int, view: memoryview, aside: bytearray | None = None) -> None:
+        super().__init__()
+        self.tag = tag
+        self.view = view
+        self.aside = aside
+
+
+@dataclass(eq=False)
+class Link:
+    """One peer: its connection, what is posted for it, and how much of the next header is in."""
+
+    rank: int
+    where: str
+    socket: socket.socket | None = None
+    lost: str = ""
+    """Why there is no connection any more."""
+    sends: deque[Send] = field(default_factory=deque)
+    receives: list[Receive] = field(default_factory=list)
+    header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
+    got: int = 0
+    """Bytes of ``header`` that are in.  A whole header without ``current`` is held until its receive is posted."""
+    current: Receive | None = None
+    aside: list[Receive] = field(default_factory=list)
+    """Messages that came before those which were wanted, whole, with memory of their own."""
+    events: int = 0
+    """What the poller looks for."""
+
+    @property
+    def owed(self) -> int:
+        """Bytes that the peer is to send."""
+        current = [self.current] if self.current is not None and self.current.aside is None else []
+        return sum(len(receive.view) for receive in [*self.receives, *current])
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the peer is to take, notes left out."""
+        return sum(len(part) for send in self.sends if not isinstance(send, Note) for part in send.parts)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh's twin in one process: ranks are threads, wires are copies, time is counted, faults come on order.
+
+For tests of collectives, ours and yours:
+
+    fabric = MemoryFabric(4, seed=7)
+    results = fabric.run(lambda mesh: my_collective(mesh, ...))      # one thread a rank; values or exceptions
+
+It is stricter than a network.  About half of the messages (the seed decides) are copied only when somebody waits for
+them, so that memory touched between post and wait shows.  Nothing takes wall-clock time: when every rank waits and
+nothing can move, the timeout has come.  Each rank has a clock of the alpha-beta model: a message leaves when its
+rank's link is free, and is in after ``latency`` and ``seconds_per_byte``, when the receiver's link is free.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
+from netfold.host.mesh.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
+
+
+class Killed(NetFoldError):
+    """The fault that ``MemoryFabric.kill`` puts into a rank."""
+
+
+class _Message(Pending):
+    """One posted end of a message; a match marks both ends."""
+
+    __slots__ = ("array", "call", "late", "match", "peer", "sends", "start", "tag", "timed")
+
+    def __init__(self, peer: int, array: Flat, tag: int, call: Call, *, sends: bool) -> None:
+        super().__init__()
+        self.sends = sends
+        self.peer = peer
+        self.array = array
+        self.tag = tag
+        self.call = call
+        self.late = False
+        self.start = 0.0
+        self.timed = False
+        self.match: _Message | None = None
+
+
+class MemoryFabric:
+    """The wires between ``size`` ranks.
+
+    seed              decides which messages are copied late
+    latency           seconds, alpha
+    seconds_per_byte  beta, of each rank's link, each way
+    """
+
+    def __init__(self, size: int, *, seed: int = 0, latency: float = 0.0, seconds_per_byte: float = 0.0) -> None:
+        self.size = size
+        self.latency = latency
+        self.seconds_per_byte = seconds_per_byte
+        self.bytes: Counter[tuple[int, int]] = Counter()
+        """Payload bytes by (from, to)."""
+        self.messages: Counter[tuple[int, int]] = Counter()
+        self.meshes = [MemoryMesh(self, rank) for rank in range(size)]
+        self._rng = random.Random(seed)
+        self._changed = threading.Condition()
+        self._sends: dict[tuple[int, int], list[_Message]] = {}
+        self._receives: dict[tuple[int, int], list[_Message]] = {}
+        self._waiting: dict[int, Sequence[Pending]] = {}
+        self._gone: dict[int, str] = {}
+        self._running: set[int] = set()
+        self._kills: dict[int, int] = {}
+        self._losses: dict[tuple[int, int], int] = {}
+        self._stalled: dict[int, set[int]] = {}
+
+    # ---- faults ----------------------------------------------------------------------------------------------------
+    def kill(self, rank: int, *, after: int) -> None:
+        """The rank dies at its ``after``-th post (0: the first one)."""
+        self._kills[rank] = after
+
+    def lose(self, sender: int, receiver: int, nth: int) -> None:
+        """The nth message (0: the first) on this wire and all later ones never arrive, as if its sender had stopped."""
+        self._losses[sender, receiver] = nth
+
+    # ---- ranks -----------------------------------------------------------------------------------------------------
+    def run(self, work: Callable[[Mesh], Any], *, timeout: float = 60.0) -> list[Any]:
+        """Runs ``work`` on every rank at once; returns what each returned, or the exception that it raised."""
+        results: list[Any] = [None] * self.size
+        self._running = set(range(self.size))
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(self.meshes[rank])
+            except BaseException as error:
+                results[rank] = error
+            finally:
+                with self._changed:
+                    self._running.discard(rank)
+                    self._look_for_stall()
+
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout)
+            if thread.is_alive():
+                raise TimeoutError(f"a rank computes for more than {timeout} s without waiting for anybody")
+        return results
+
+    @property
+    def seconds(self) -> float:
+        """The slowest rank's clock."""
+        return max(mesh.clock for mesh in self.meshes)
+
+    # ---- inside: all of it under the lock --------------------------------------------------------------------------
+    def _post(self, mesh: MemoryMesh, message: _Message) -> None:
+        with self._changed:
+            mesh.posts += 1
+            if mesh.posts > self._kills.get(mesh.rank, mesh.posts):
+                self._gone[mesh.rank] = f"rank {mesh.rank} was killed"
+                self._changed.notify_all()
+                raise Killed(f"rank {mesh.rank} was killed by the test")
+            wire = (mesh.rank, message.peer) if message.sends else (message.peer, mesh.rank)
+            if message.sends:
+                nth = self.messages[wire]
+                self.messages[wire] += 1
+                self.bytes[wire] += message.array.nbytes
+                message.start = max(mesh.clock, mesh.link_free)
+                mesh.link_free = message.start + message.array.nbytes * self.seconds_per_byte
+                message.late = self._rng.random() < 0.5
+                if nth >= self._losses.get(wire, nth + 1):
+                    return
+            ends = self._sends if message.sends else self._receives
+            ends.setdefault(wire, []).append(message)
+            self._match(wire)
+            self._changed.notify_all()
+
+    def _match(self, wire: tuple[int, int]) -> None:
+        sends, receives = self._sends.get(wire, []), self._receives.get(wire, [])
+        for send in list(sends):
+            receive = next((r for r in receives if r.tag == send.tag or r.call != send.call), None)
+            if receive is None:
+                continue
+            sends.remove(send)
+            receives.remove(receive)
+            send.match, receive.match = receive, send
+            if not send.late:
+                self._copy(send)
+
+    def _copy(self, send: _Message) -> None:
+        receive = send.match
+        assert receive is not None
+        if send.call == receive.call and send.array.nbytes == receive.array.nbytes:
+            receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
+        send.done = receive.done = True
+
+    def _wait(self, mesh: MemoryMesh, pending: Sequence[Pending], *, first: bool) -> None:
+        with self._changed:
+            while True:
+                for message in pending:
+                    if isinstance(message, _Message) and message.match is not None and not message.done:
+                        self._copy(message if message.sends else message.match)
+                        self._changed.notify_all()
+                done = [message for message in pending if message.done]
+                for message in done:
+                    if isinstance(message, _Message) and not message.timed:
+                        self._finish(mesh, message)
+                if len(done) == len(pending) or (first and done):
+                    return
+                owing = [m for m in pending if isinstance(m, _Message) and not m.done]
+                if mesh.rank in self._stalled:
+                    guilty = ranks(culprits(self._stalled, mesh.rank))
+                    owed = ", ".join(f"{m.array.nbytes} bytes with rank {m.peer}" for m in owing if not m.done)
+                    raise CollectiveTimeout(f"{mesh.me()}: nothing can move, for want of {guilty}; open: {owed}")
+                for message in owing:
+                    if message.peer in self._gone:
+                        why = self._gone[message.peer]
+                        self._gone[mesh.rank] = why
+                        self._changed.notify_all()
+                        raise PeerLost(f"{mesh.me()}: {why}")
+                self._waiting[mesh.rank] = owing
+                self._look_for_stall()
+                if mesh.rank in self._stalled:
+                    continue
+                self._changed.wait()
+                self._waiting.pop(mesh.rank, None)
+
+    def _finish(self, mesh: MemoryMesh, message: _Message) -> None:
+        message.timed = True
+        assert message.match is not None
+        cost = message.array.nbytes * self.seconds_per_byte
+        if message.sends:
+            mesh.clock = max(mesh.clock, message.start + cost)
+            return
+        if message.call != message.match.call or message.array.nbytes != message.match.array.nbytes:
+            raise RankMismatch(
+                f"{mesh.me()}: rank {message.peer} sent {message.match.array.nbytes} bytes of {message.match.call}; "
+                f"expected {message.array.nbytes} bytes of {message.call}"
+            )
+        mesh.clock = max(mesh.clock, mesh.book(message.match.start + self.latency, cost))
+
+    def _look_for_stall(self) -> None:
+        """Where every rank that still runs waits for something that nobody can bring: their timeouts have come."""
+        open_ = {rank: owing for rank, owing in self._waiting.items() if rank in self._running}
+        if set(open_) != self._running or any(m.done or self._movable(m) for owing in open_.values() for m in owing):
+            return
+        for rank, owing in open_.items():
+            self._stalled[rank] = {m.peer for m in owing if isinstance(m, _Message)}
+        self._changed.notify_all()
+
+    def _movable(self, message: Pending) -> bool:
+        return isinstance(message, _Message) and (message.match is not None or message.peer in self._gone)
+
+
+class MemoryMesh(Mesh):
+    """One rank of a MemoryFabric."""
+
+    def __init__(self, fabric: MemoryFabric, rank: int) -> None:
+        self.rank, self.size = rank, fabric.size
+        self.clock = 0.0
+        """Seconds on this rank's clock of the alpha-beta model."""
+        self.link_free = 0.0
+        self._busy: list[tuple[float, float]] = []
+        self.posts = 0
+        self._fabric = fabric
+        self._call = IDLE
+        self._open: list[_Message] = []
+
+    def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
+        return self._post(peer, data, tag, sends=True)
+
+    def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
+        return self._post(peer, into, tag, sends=False)
+
+    def _post(self, peer: int, array: Flat, tag: int, *, sends: bool) -> Pending:
+        if not 0 <= peer < self.size or peer == self.rank:
+            raise no_such_peer(self, peer)
+        if not as_bytes(array, "message of").nbytes:
+            return DONE
+        message = _Message(peer, array, tag, self._call, sends=sends)
+        self._open.append(message)
+        self._fabric._post(self, message)
+        return message
+
+    def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
+        self._fabric._wait(self, pending, first=first)
+
+    def flush(self) -> None:
+        open_, self._open = self._open, []
+        self.wait([message for message in open_ if not message.timed])
+
+    def begin(self, call: Call) -> None:
+        self._call = call
+
+    def abort(self, error: BaseException) -> None:
+        with self._fabric._changed:
+            self._fabric._gone.setdefault(self.rank, f"rank {self.rank} gave up: {type(error).__name__}: {error}")
+            self._fabric._changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def book(self, start: float, seconds: float) -> float:
+        """When a message is in that could come from ``start`` on and keeps this rank's link busy for ``seconds``.
+
+        Messages are looked at in the order in which they are waited for, not in which they came: each takes the first
+        gap that is long enough.
+        """
+        for begin, end in self._busy:
+            if start + seconds <= begin:
+                break
+            start = max(start, end)
+        self._busy.append((start, start + seconds))
+        self._busy.sort()
+        return start + seconds
+
+    def me(self) -> str:
+        """Who speaks in an error."""
+        return f"rank {self.rank} of {self.size}, {self._call}"

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks agree on which rail failed, and where: each keeps a ledger, and answers questions about it.
+
+What ranks do together over several rails is a sequence of numbered positions, the same on every rank: ranges of a
+tensor carried over all rails at once, or one short allreduce on a single rail, a *settlement*.  Ranges may end
+differently from rank to rank; the settlement after them exchanges how.  A settlement itself ends alike for all:
+
+    DONE  some rank has its result, and everybody can have it: each keeps its last results
+    VOID  no rank has it, and no rank will: the rail is dead
+
+A rank whose rail fails in a settlement asks all others to *fence* it: from the answer on, a rank that did not have the
+result does not take it any more.  Nobody changes an answer, so all who ask hear the same.
+
+A rail that is merely quiet has failed where every rank is there and nothing moves on it for any of them (``age``); a
+rank that has not come yet is no failure.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+
+from netfold.host.rails.rail import Flat
+
+KEPT = 2
+"""Settlements whose outcome is remembered.  No rank is more than one behind another: who is done with one has had
+everybody's part of it, or everybody's word."""
+
+
+class Ask(IntEnum):
+    """Questions of one rank to another."""
+
+    AGE = 1
+    FENCE = 2
+
+
+class Outcome(IntEnum):
+    """Of a settlement, as a rank that is asked to fence it answers."""
+
+    NOT_YET = 0
+    VOID = 1
+    DONE = 2
+    FORGOTTEN = 3
+
+
+@dataclass(frozen=True)
+class Question:
+    """``rail`` is the one in question: the way to ask is another one."""
+
+    ask: Ask
+    position: int
+    rail: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``age`` in seconds, or VOID where the rail has failed on this rank; ``result`` where a settlement is DONE."""
+
+    outcome: Outcome = Outcome.NOT_YET
+    age: float = 0.0
+    result: bytes = b""
+
+
+class Sideline(Protocol):
+    """How a rank asks the others, besides the rails."""
+
+    def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
+        """Answers by rank; those that none came from within so many seconds are missing."""
+
+    def refused(self) -> Collection[int]:
+        """Ranks whose machine answers that nobody listens there: gone for good."""
+
+    def close(self) -> None:
+        """Answers nobody any more."""
+
+
+class Ledger:
+    """One rank's state, written by the threads of its rails and read by whoever answers questions.
+
+    clock  monotonic seconds, those of the rails' progress
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._at = 0
+        self._settles = False
+        self._fenced = False
+        self._moved: dict[int, float] = {}
+        self._looked: dict[int, float] = {}
+        self._left: dict[int, float] = {}
+        self._failed: set[int] = set()
+        self._came = 0.0
+        self._outcomes: OrderedDict[int, Flat | None] = OrderedDict()
+        self.concluded = -math.inf
+        """When the last settlement was done."""
+
+    def enter(self, position: int, rails: Collection[int], *, settles: bool) -> None:
+        """This rank is at ``position``, where these rails carry something; ``settles``: it is a settlement."""
+        with self._lock:
+            now = self._clock()
+            self._at, self._settles, self._fenced = position, settles, False
+            self._moved, self._left, self._came = dict.fromkeys(rails, now), {}, now
+            self._looked = {}
+            if not settles:
+                self._failed = set()
+
+    def moved(self, rail: int, when: float) -> float:
+        """Notes the last progress of a rail here; the seconds since then, or since this rank came."""
+        with self._lock:
+            if rail in self._moved:
+                self._moved[rail] = max(self._moved[rail], when)
+                self._looked[rail] = self._clock()
+                return self._looked[rail] - self._moved[rail]
+            return 0.0
+
+    def quiet(self, rail: int) -> float:
+        """Seconds since the rail's last progress here; 0 where it carries nothing now."""
+        with self._lock:
+            return self._clock() - self._moved[rail] if rail in self._moved and rail not in self._left else 0.0
+
+    def left(self, rail: int, *, failed: bool = False) -> None:
+        """The rail has ended here, well or not: this rank waits for nothing on it any more."""
+        with self._lock:
+            self._left[rail] = self._clock()
+            if failed:
+                self._failed.add(rail)
+
+    def fenced(self, position: int) -> bool:
+        """Whether somebody has fenced the settlement in which this rank is."""
+        with self._lock:
+            return self._fenced and self._at == position
+
+    def conclude(self, position: int, result: Flat) -> bool:
+        """This rank has the settlement's result, which stays as it is until the next but one.  False: fenced before."""
+        with self._lock:
+            if self._fenced and self._at == position:
+                return False
+            self._record(position, result)
+            self._left = dict.fromkeys(self._moved, self.concluded)
+            return True
+
+    def adopt(self, position: int, result: Flat | None) -> None:
+        """The outcome as others told it; None: void."""
+        with self._lock:
+            self._record(position, result)
+
+    def _record(self, position: int, result: Flat | None) -> None:
+        self._outcomes[position] = result
+        self.concluded = self._clock()
+        while len(self._outcomes) > KEPT:
+            self._outcomes.popitem(last=False)
+
+    # ---- answers -----------------------------------------------------------------------------------------------------
+    def answer(self, question: Question) -> Answer:
+        """Answers another rank, or this one's own question."""
+        with self._lock:
+            if question.ask is Ask.AGE:
+                return Answer(self._failed_here(question), self._age(question))
+            return self._fence(question.position)
+
+    def _failed_here(self, question: Question) -> Outcome:
+        # a range that failed stays failed through the settlement after it
+        last = self._at - 1 if self._settles else self._at
+        return Outcome.VOID if question.position >= last and question.rail in self._failed else Outcome.NOT_YET
+
+    def _age(self, question: Question) -> float:
+        if question.position > self._at:
+            return 0.0
+        if question.position < self._at or question.rail not in self._moved:
+            # what the others got when we left may still be on its way to them
+            return self._clock() - self._came
+        if question.rail in self._left:
+            return self._clock() - self._left[question.rail]
+        # up to when the rail itself looked: a process that got no time to run knows of nothing that came meanwhile
+        return self._looked.get(question.rail, self._came) - self._moved[question.rail]
+
+    def _fence(self, position: int) -> Answer:
+        if position in self._outcomes:
+            result = self._outcomes[position]
+            return Answer(Outcome.VOID) if result is None else Answer(Outcome.DONE, result=_bytes(result))
+        if position > self._at or (position == self._at and not self._settles):
+            return Answer(Outcome.NOT_YET)
+        if position < self._at:
+            return Answer(Outcome.FORGOTTEN)
+        self._fenced = True
+        return Answer(Outcome.VOID)
+
+
+def _bytes(array: Flat) -> bytes:
+    return array.view(np.uint8).tobytes()

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rails of one rank: which are up, who watches them, how they die and come back.
+
+A rail that fails on any rank is dead on all (``ledger``).  It is opened again behind the scenes (``Revive``); once it
+is open on all ranks, it is taken back, on all of them at the same operation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from netfold.host.errors import NetFoldError, PeerLost, RailDown
+from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question, Sideline
+from netfold.host.rails.rail import Rail, RailStats
+
+STALL = 0.08
+"""Seconds without progress on any rank, all being there, after which a rail is taken for dead."""
+NEARLY = 0.6
+"""Part of that which is enough for the others: they looked a little earlier, or got something a little later."""
+ALL_QUIET = 5
+"""Times as long where no other rail moves either: that may be a machine that is busy with other things."""
+GONE = 0.5
+"""Seconds after which a rank whose machine says that it does not listen is lost."""
+HEARING = 0.25
+"""Seconds for the others' answers."""
+
+log = logging.getLogger("netfold")
+
+
+class Track(Rail, Protocol):
+    """A rail that can be watched and stopped.
+
+    watch  called on the rail's own thread, at least every 10 ms while an allreduce waits, with the monotonic seconds
+           of its last progress; what it raises ends the allreduce at once, and the rail for good
+    """
+
+    watch: Callable[[float], None] | None
+
+
+class Revival(Protocol):
+    """A rail being opened again.  ``mark``: a number above 0 that all ranks have in common once it is open, else 0."""
+
+    @property
+    def mark(self) -> int: ...
+
+    def take(self) -> Track:
+        """The rail; from now on the caller's."""
+
+    def cancel(self) -> None:
+        """Closes whatever is open, sometime."""
+
+
+Revive = Callable[[int, int], Revival]
+"""(rail, how many times it has died) -> its next life.  Returns at once."""
+
+
+class Fenced(RailDown):
+    """Another rank stopped this settlement."""
+
+
+class RailSet:
+    """Parameters as of ``MultiRail``."""
+
+    def __init__(
+        self,
+        rails: Sequence[Track],
+        names: Sequence[str],
+        others: Sequence[int],
+        ledger: Ledger,
+        sideline: Sideline,
+        revive: Revive | None,
+        *,
+        stall: float,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rails: list[Track | None] = list(rails)
+        self.live = list(range(len(rails)))
+        """Rails that are up, as all ranks agree; a new list where that changes."""
+        self.names = list(names)
+        self._others = others
+        self._ledger, self._sideline, self._revive = ledger, sideline, revive
+        self._stall, self._timeout, self._clock = stall, timeout, clock
+        self.position = 0
+        self.stop: BaseException | None = None
+        """Ends whatever the rails are doing: Ctrl-C, or a mistake that another rail found."""
+        self.broken: dict[int, NetFoldError] = {}
+        """Rails that failed here; whether they are dead is yet to be agreed on."""
+        self.deaths = [0] * len(rails)
+        self.causes: list[NetFoldError | None] = [None] * len(rails)
+        """Of the last death."""
+        self._revivals: dict[int, Revival] = {}
+        self._past: list[RailStats] = []
+        self._asked = [0.0] * len(rails)
+        for index in range(len(rails)):
+            self._attach(index)
+
+    def __len__(self) -> int:
+        return len(self._rails)
+
+    def __getitem__(self, index: int) -> Track:
+        rail = self._rails[index]
+        assert rail is not None, f"rail {self.names[index]} is down"
+        return rail
+
+    def stats(self) -> list[RailStats]:
+        """Of all rails and their former lives."""
+        return [*self._past, *(rail.stats() for rail in self._rails if rail is not None)]
+
+    @property
+    def retransmissions(self) -> int:
+        """Of all rails and their former lives."""
+        past = sum(stats.retransmissions for stats in self._past)
+        return past + sum(rail.retransmissions for rail in self._rails if rail is not None)
+
+    # ---- death and revival -------------------------------------------------------------------------------------------
+    def bury(self, dead: Sequence[int], failure: NetFoldError | None) -> None:
+        """Rails that all ranks agree are dead.  Raises RailDown or PeerLost where none is left."""
+        for index in dead:
+            rail = self[index]
+            error = self.broken.pop(index, None) or failure or RailDown("another rank lost it")
+            self.causes[index] = error
+            self.deaths[index] += 1
+            self._past.append(rail.stats())
+            rail.watch = None
+            self._put(index, None)
+            log.warning("rail %s is down: %s", self.names[index], error)
+            # not here: a rail takes its time to say goodbye, and who waits for this call has none
+            threading.Thread(target=rail.close, name="netfold-rail-close", daemon=True).start()
+            if self._revive is not None:
+                self._revivals[index] = self._revive(index, self.deaths[index])
+        if not self.live:
+            kind = PeerLost if any(isinstance(cause, PeerLost) for cause in self.causes) else RailDown
+            causes = "; ".join(f"{name}: {cause}" for name, cause in zip(self.names, self.causes, strict=True))
+            raise kind(f"no rail is left: {causes}. Look at `netfold status`, then join anew")
+
+    def mark(self, index: int) -> int:
+        """Of a dead rail that is open again on this rank, else 0."""
+        return self._revivals[index].mark if index in self._revivals else 0
+
+    def take_back(self, index: int) -> None:
+        """A rail that all ranks know to be open again with one mark."""
+        self._put(index, self._revivals.pop(index).take())
+        self._attach(index)
+        log.info("rail %s is up again", self.names[index])
+
+    def close(self) -> None:
+        """Closes all; safe to call twice."""
+        for revival in self._revivals.values():
+            revival.cancel()
+        self._revivals.clear()
+        for index in self.live:
+            self._past.append(self[index].stats())
+            self[index].close()
+            self._put(index, None)
+
+    def _put(self, index: int, rail: Track | None) -> None:
+        self._rails[index] = rail
+        self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
+
+    # ---- watching ----------------------------------------------------------------------------------------------------
+    def _attach(self, index: int) -> None:
+        self[index].watch = lambda moved: self._watch(index, moved)
+
+    def _watch(self, index: int, moved: float) -> None:
+        """Called by a rail that waits.  Raises what ends it."""
+        if self.stop is not None:
+            raise NetFoldError(f"interrupted ({type(self.stop).__name__})")
+        position, name = self.position, self.names[index]
+        if self._ledger.fenced(position):
+            raise Fenced(f"{name}: another rank found it dead")
+        quiet = self._ledger.moved(index, moved)
+        patience = self._patience(index)
+        now = self._clock()
+        if quiet < patience or not self._others or now < self._asked[index] + self._stall / 8:
+            return
+        self._asked[index] = now
+        # quiet here: is it so everywhere, and is everybody there?
+        answers = self._sideline.ask(Question(Ask.AGE, position, index), self._others, HEARING)
+        if any(answer.outcome is Outcome.VOID for answer in answers.values()):
+            raise RailDown(f"{name}: another rank found it dead")
+        if len(answers) == len(self._others) and min(a.age for a in answers.values()) >= NEARLY * patience:
+            raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
+        if quiet > self._timeout:
+            silent = sorted(set(self._others) - set(answers))
+            why = f"ranks {silent} do not answer" if silent else "not every rank has come to this operation"
+            raise RailDown(f"{name}: nothing moved for {quiet:.1f} s, {why}")
+        gone = sorted(set(self._sideline.refused()) - set(answers))
+        if gone and quiet > GONE:
+            raise PeerLost(f"{name}: rank(s) {gone} are gone: nobody listens there any more")
+
+    def _patience(self, index: int) -> float:
+        """Seconds of quiet that are too many."""
+        spare = [other for other in self.live if other != index and other not in self.broken]
+        if not spare:
+            return self._timeout  # the last rail is given up only when nothing else can be done
+        quiet = min(self._ledger.quiet(other) for other in spare)
+        return self._stall if quiet < self._stall else ALL_QUIET * self._stall

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queue pairs (native/rc*.c) from Python: built on first use, bound with ctypes, which lets go of the GIL.
+
+``Endpoint`` is sans-I/O: packets in, packets out, next deadline.  ``EndpointIo`` runs one over real sockets.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import ipaddress
+import select
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from softswitch import cc
+
+SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_io.c", "reps.c")
+POLLIN = select.POLLIN
+NEVER = (1 << 63) - 1
+"""A deadline that never comes."""
+RUN_PACKETS = 60
+LONGEST = 1 << 30
+"""Bytes of one write at most."""
+SENT, ARRIVED, BROKEN, STALLED = 1, 2, 3, 4
+"""nf_rc_what."""
+SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
+
+
+class PairPlan(C.Structure):
+    _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "peer_psn")]
+
+
+class Event(C.Structure):
+    """nf_rc_event."""
+
+    what: int
+    pair: int
+    id: int
+    offset: int
+    key: int
+    length: int
+    syndrome: int
+    by_peer: int
+    _fields_ = [
+        ("what", C.c_uint32), ("pair", C.c_uint32), ("id", C.c_uint64), ("offset", C.c_uint64),
+        ("key", C.c_uint32), ("length", C.c_uint32), ("syndrome", C.c_uint32), ("by_peer", C.c_uint32),
+    ]  # fmt: skip
+
+
+class RunStruct(C.Structure):
+    _fields_ = [
+        ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
+        ("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16),
+        ("pair", C.c_uint32), ("answers", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
+    ]  # fmt: skip
+
+
+class Standing(C.Structure):
+    """nf_rc_standing: where one queue pair is.  Counts of packets; times in nanoseconds."""
+
+    posted: int
+    next: int
+    acknowledged: int
+    sent: int
+    retransmitted: int
+    timeouts: int
+    naks: int
+    marks: int
+    expected: int
+    received: int
+    duplicates: int
+    refused: int
+    rto: int
+    srtt: int
+    allowed: float
+    stalled: int
+    """Longest time that something was in flight and nothing was acknowledged."""
+    _fields_ = [
+        *((name, C.c_uint64) for name in (
+            "posted", "next", "acknowledged", "sent", "retransmitted", "timeouts", "naks", "marks",
+            "expected", "received", "duplicates", "refused",
+        )),
+        ("rto", C.c_int64), ("srtt", C.c_int64), ("allowed", C.c_double), ("stalled", C.c_int64),
+    ]  # fmt: skip
+
+
+class Sender(C.Structure):
+    _fields_ = [("port", C.c_uint32), ("fd", C.c_int32)]
+
+
+class Pollfd(C.Structure):
+    fd: int
+    events: int
+    revents: int
+    _fields_ = [("fd", C.c_int), ("events", C.c_short), ("revents", C.c_short)]
+
+
+@functools.cache
+def library() -> C.CDLL:
+    """Compiled for this CPU on first use.  Raises softswitch.cc.BuildError."""
+    home = Path(__file__).parent.parent / "native"
+    path = cc.build(
+        [home / name for name in SOURCES],
+        kind="shared",
+        name="netfold-roce",
+        flags=["-O3", "-fvisibility=default"],
+        optional_flags=["-march=native"],
+        libs=["-lpthread"],
+    )
+    lib = C.CDLL(str(path))
+    pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
+
+    def declare(name: str, result: Any, *arguments: Any) -> None:
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+
+    declare("nf_rc_abi_size", u32, u32)
+    declare("nf_rc_open", pointer, u32, u32, u32, u32, u32)
+    declare("nf_rc_close", None, pointer)
+    declare("nf_rc_connect", C.c_int32, pointer, C.POINTER(PairPlan))
+    declare("nf_rc_move", None, pointer, u32, C.c_uint16)
+    declare("nf_rc_ports", C.c_bool, pointer, C.POINTER(C.c_uint16), u32)
+    declare("nf_rc_recycle", C.c_bool, pointer, u32, u64)
+    declare("nf_rc_register", i64, pointer, pointer, u64)
+    declare("nf_rc_forget", None, pointer, u32)
+    declare("nf_rc_write", C.c_bool, pointer, u32, pointer, u32, u32, u64, u64)
+    declare("nf_rc_send", C.c_bool, pointer, i64, C.POINTER(RunStruct))
+    declare("nf_rc_receive", None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, C.c_uint16, i64)
+    declare("nf_rc_tick", None, pointer, i64)
+    declare("nf_rc_deadline", i64, pointer)
+    declare("nf_rc_event_next", C.c_bool, pointer, C.POINTER(Event))
+    declare("nf_rc_progress", u64, pointer)
+    declare("nf_rc_foreign", u64, pointer)
+    declare("nf_rc_forget_stalls", None, pointer)
+    declare("nf_rc_standing_of", C.c_bool, pointer, u32, C.POINTER(Standing))
+    declare("nf_rc_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
+    declare("nf_rc_io_close", None, pointer)
+    declare("nf_rc_io_lock", None, pointer)
+    declare("nf_rc_io_unlock", None, pointer)
+    declare("nf_rc_io_run", C.c_int32, pointer, i64, C.POINTER(Pollfd), u32)
+    declare("nf_rc_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
+    declare("nf_rc_now", i64)
+    for which, kind in enumerate((PairPlan, Event, RunStruct, Standing, Sender)):
+        if lib.nf_rc_abi_size(which) != C.sizeof(kind):
+            raise cc.BuildError(
+                f"{path}: {kind.__name__} has {lib.nf_rc_abi_size(which)} bytes in C and {C.sizeof(kind)} in Python: "
+                "host/roce/native.py and host/native/rc*.h are of different versions"
+            )
+    return lib
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One end of a connection, as both ends must agree on it."""
+
+    peer: str
+    """IPv4 address of the other end."""
+    peer_qp: int
+    qp: int
+    source_port: int
+    """UDP source port of what leaves: the flow's entropy.  The other end need not know it."""
+    psn: int
+    """First PSN that leaves."""
+    peer_psn: int
+    """First PSN that arrives."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Packets that leave together: UDP payloads of ``segment`` bytes each, the last one maybe shorter."""
+
+    data: bytes
+    segment: int
+    source_port: int
+    destination: str
+
+    def packets(self) -> list[bytes]:
+        """The UDP payloads one by one."""
+        return [self.data[i : i + self.segment] for i in range(0, len(self.data), self.segment)]
+
+
+class Endpoint:
+    """All queue pairs of one address, without sockets: times are nanoseconds that the caller hands in.
+
+    path_mtu  payload bytes of a packet: 256, 512, 1024, 2048 or 4096
+    window    packets in flight on a queue pair, a power of two; the same at both ends
+    max_run   packets of a super-packet, 1 .. 60
+    reorder   packets sent later that may overtake before one counts as lost
+    """
+
+    def __init__(
+        self, address: str, *, path_mtu: int = 1024, window: int = 512, max_run: int = RUN_PACKETS, reorder: int = 3
+    ) -> None:
+        self._lib = library()
+        self.handle = self._lib.nf_rc_open(number(address), path_mtu, window, max_run, reorder)
+        if not self.handle:
+            raise ValueError(
+                f"path_mtu={path_mtu}, window={window}, max_run={max_run}, reorder={reorder}: expected an MTU of 256, "
+                f"512, 1024, 2048 or 4096, a power of two up to 2^20, 1 .. {RUN_PACKETS}, and 1 or more"
+            )
+        self._run = RunStruct()
+
+    def connect(self, pair: Pair) -> int:
+        """Makes a queue pair; returns its index."""
+        plan = PairPlan(number(pair.peer), pair.peer_qp, pair.qp, pair.source_port, pair.psn, pair.peer_psn)
+        index = int(self._lib.nf_rc_connect(self.handle, C.byref(plan)))
+        if index == -2:
+            raise MemoryError("no memory for a queue pair")
+        if index < 0:
+            raise ValueError(f"{pair}: expected queue pair numbers 1 .. 2^24 - 1, ours used once, and a UDP port")
+        return index
+
+    def move(self, pair: int, source_port: int) -> None:
+        """From now on the queue pair's packets leave by this source port, and so maybe another path."""
+        self._lib.nf_rc_move(self.handle, pair, source_port)
+
+    def ports(self, ports: Sequence[int]) -> None:
+        """Source ports that packets can leave by; answers to what came from one of them leave by it, too."""
+        if not ports or not self._lib.nf_rc_ports(self.handle, (C.c_uint16 * len(ports))(*ports), len(ports)):
+            raise ValueError(f"ports={list(ports)}: expected at least one, or there is no memory")
+
+    def recycle(self, pair: int, seed: int) -> None:
+        """Each data packet takes the one of ``ports`` that REPS says (native/reps.h)."""
+        if not self._lib.nf_rc_recycle(self.handle, pair, seed):
+            raise ValueError(f"recycle(pair={pair}): no such queue pair, no ports, or no memory")
+
+    def register(self, address: int, length: int) -> int:
+        """Lets peers write into this memory; returns the key.  The first keys are 0, 1, 2 and so on."""
+        key = int(self._lib.nf_rc_register(self.handle, address, length))
+        if key < 0:
+            raise MemoryError("more than 65536 receives are posted, or there is no memory")
+        return key
+
+    def forget(self, key: int) -> None:
+        """Takes the permission back: whoever still writes there breaks the connection."""
+        self._lib.nf_rc_forget(self.handle, key)
+
+    def write(self, pair: int, address: int, length: int, *, key: int, offset: int, id: int) -> bool:
+        """Posts an RDMA WRITE of memory that stays in use until the event SENT.  False: the queue pair is broken."""
+        return bool(self._lib.nf_rc_write(self.handle, pair, address, length, key, offset, id))
+
+    def send(self, now: int) -> Run | None:
+        """The next run of packets to send, or None."""
+        run = self._run
+        if not self._lib.nf_rc_send(self.handle, now, C.byref(run)):
+            return None
+        to = str(ipaddress.IPv4Address(run.destination))
+        return Run(C.string_at(run.bytes, run.length), run.segment, run.source_port, to)
+
+    def receive(
+        self, data: bytes, now: int, *, segment: int = 0, marked: bool = False, source_port: int = 0
+    ) -> None:
+        """Takes UDP payloads that came in, cut every ``segment`` bytes (0: one packet)."""
+        size = segment or max(1, len(data))
+        self._lib.nf_rc_receive(self.handle, data, len(data), size, marked, source_port, now)
+
+    def tick(self, now: int) -> None:
+        """Runs the retransmission timers that are due."""
+        self._lib.nf_rc_tick(self.handle, now)
+
+    def deadline(self) -> int:
+        """When to tick next; NEVER where nothing is outstanding."""
+        return int(self._lib.nf_rc_deadline(self.handle))
+
+    def events(self) -> Iterator[Event]:
+        """What happened, oldest first."""
+        while True:
+            event = Event()
+            if not self._lib.nf_rc_event_next(self.handle, C.byref(event)):
+                return
+            yield event
+
+    def progress(self) -> int:
+        """Grows with every new packet and every one acknowledged."""
+        return int(self._lib.nf_rc_progress(self.handle))
+
+    def foreign(self) -> int:
+        """Packets received that are for none of our queue pairs, or no RoCEv2 that we know."""
+        return int(self._lib.nf_rc_foreign(self.handle))
+
+    def forget_stalls(self) -> None:
+        """Standing.stalled counts from here on."""
+        self._lib.nf_rc_forget_stalls(self.handle)
+
+    def standing(self, pair: int) -> Standing:
+        """Where a queue pair is."""
+        standing = Standing()
+        if not self._lib.nf_rc_standing_of(self.handle, pair, C.byref(standing)):
+            raise IndexError(f"queue pair {pair}: there is none")
+        return standing
+
+    def close(self) -> None:
+        """Frees it; safe to call twice."""
+        if self.handle:
+            self._lib.nf_rc_close(self.handle)
+            self.handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.close()
+
+
+class Locked:
+    """A block in which an endpoint stands still."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        library().nf_rc_io_lock(self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        library().nf_rc_io_unlock(self._handle)
+
+
+class EndpointIo:
+    """An endpoint over sockets: one that receives, one that sends for each UDP source port.
+
+    A thread answers and repeats while nobody is in ``run``; so the endpoint is touched only under ``locked()``.
+    """
+
+    def __init__(self, endpoint: Endpoint, receiver: socket.socket, senders: Mapping[int, socket.socket]) -> None:
+        self._lib = library()
+        self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
+        table = (Sender * len(senders))(*(Sender(port, sender.fileno()) for port, sender in senders.items()))
+        self._handle = self._lib.nf_rc_io_open(endpoint.handle, receiver.fileno(), len(senders), table)
+        if not self._handle:
+            raise MemoryError("no memory for receive buffers, or no thread")
+
+    def locked(self) -> Locked:
+        """The endpoint stands still in this block.  Does not nest."""
+        return Locked(self._handle)
+
+    def run(self, until: int, others: Sequence[tuple[int, int]] = ()) -> tuple[bool, int]:
+        """Moves packets until an event, CLOCK_MONOTONIC ``until`` (ns), a signal, or until one of ``others`` is ready.
+
+        others  (file descriptor, poll events)
+        Returns whether one of ``others`` is ready, and an errno or 0.
+        """
+        table = (Pollfd * len(others))(*[Pollfd(fd, events, 0) for fd, events in others])
+        error = int(self._lib.nf_rc_io_run(self._handle, until, table, len(others)))
+        return any(one.revents for one in table), error
+
+    def setbacks(self) -> tuple[int, int]:
+        """How often the kernel had no way for a packet, and the last such errno."""
+        count, error = C.c_uint64(), C.c_int32()
+        self._lib.nf_rc_io_setbacks(self._handle, C.byref(count), C.byref(error))
+        return count.value, error.value
+
+    def close(self) -> None:
+        """Ends the thread and closes the sockets; safe to call twice."""
+        if self._handle:
+            self._lib.nf_rc_io_close(self._handle)
+            self._handle = None
+        for sock in self._sockets:
+            sock.close()
+
+
+def now() -> int:
+    """CLOCK_MONOTONIC, nanoseconds."""
+    return int(library().nf_rc_now())
+
+
+def number(address: str) -> int:
+    """A dotted IPv4 address as a number.  Raises ValueError."""
+    try:
+        return int(ipaddress.IPv4Address(address))
+    except ValueError:
+        raise ValueError(f"address {address!r}: expected a dotted IPv4 address") from None
