@@ -38,7 +38,7 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     def stream(number: int) -> Stream:
         return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
 
-    core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, max=stream(8), sum=stream(16))])
+    core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
     run = native.RunStruct()
 
     def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006

@@ -353,7 +353,7 @@ class Bench:
                     controller.jobs.join(Join("bench", 2, rank, host.address, "10.0.0.1:1", roce.PATH_MTU))
                     for rank, host in enumerate(self.hosts)
                 ))
-                streams = [plan.trees[0].sum for plan in plans]
+                streams = [plan.trees[0].data for plan in plans]
                 psns = [stream.psn for stream in streams]
                 for segments in modes:
                     offloads(self.hosts, segments > 1, gateway)

@@ -86,7 +86,7 @@ class Job:
     round: Round | None = None
     """The last time that it had to stand still."""
     slots: int = 0
-    """Of each sum stream; 0 where nothing folds."""
+    """Of each data stream; 0 where nothing folds."""
     reason: str = ""
     """Why nothing folds, or why the job is broken."""
     left: set[int] = field(default_factory=set)
@@ -435,7 +435,7 @@ def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) ->
 
     mine = [stream for stream in streams if rank in stream.ranks]
     pairs = zip(mine[::2], mine[1::2], strict=True)
-    return [Tree(sum_.tree.root, sum_.tree.weight, view(sum_), view(max_)) for sum_, max_ in pairs]
+    return [Tree(data.tree.root, data.tree.weight, view(data), view(agreement)) for data, agreement in pairs]
 
 
 def _unwilling(ranks: Sequence[int], world: int) -> str:

@@ -110,7 +110,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     hosts: list[str]
     """Addresses in the order of ``joined``."""
     slots: int
-    """Of each tree's sum stream, on each of its switches."""
+    """Of each tree's data stream, on each of its switches."""
     trees: list[TreeStatus]
     reason: str
     """Why nothing folds, or why the job is broken."""

@@ -541,7 +541,7 @@ def check_plan(plan: Plan) -> None:
     for tree in plan.trees:
         if not 0 < tree.weight < float("inf"):
             raise refuse(f"tree {tree.name!r} has weight {tree.weight}: expected a positive number")
-        for kind, stream in (("sum", tree.sum), ("max", tree.max)):
+        for kind, stream in (("data", tree.data), ("agreement", tree.agreement)):
             name = f"tree {tree.name!r}, {kind} stream"
             if stream.slots < 2 or stream.slots & (stream.slots - 1) or stream.slots > 1 << 20:
                 raise refuse(f"{name}: {stream.slots} slots: expected a power of two, 2 .. 2^20")

@@ -30,7 +30,7 @@ from netfold.wire.jobs import Join, Plan, Stream
 from netfold.wire.roce import Opcode, Operation
 
 RANKS = 3
-USUAL = {"sum": Operation.SUM32, "max": Operation.MAX32}
+USUAL = {"data": Operation.SUM32, "agreement": Operation.MAX32}
 """What a kind of stream mostly does."""
 WAIT = 5.0
 """Seconds for a packet that must come."""
@@ -141,12 +141,12 @@ class Wire:
 
 
 def total(rows: list[Lanes]) -> Lanes:
-    """What a sum stream must give."""
+    """What a data stream must give."""
     return tuple(sum(column) & 0xFFFFFFFF for column in zip(*rows, strict=True))
 
 
 def highest(rows: list[Lanes]) -> Lanes:
-    """What a max stream must give."""
+    """What an agreement stream must give."""
     return tuple(max(column) for column in zip(*rows, strict=True))
 
 
@@ -170,7 +170,9 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
         for rank in range(RANKS):
             assert await wire.receive(rank, kind, psn) == (lanes, ecn), f"{kind}, rank {rank}"
 
-    kinds: tuple[tuple[str, int, Callable[[list[Lanes]], Lanes]], ...] = (("sum", 32, total), ("max", 31, highest))
+    kinds: tuple[tuple[str, int, Callable[[list[Lanes]], Lanes]], ...] = (
+        ("data", 32, total), ("agreement", 31, highest),
+    )  # fmt: skip
     for kind, bits, fold in kinds:
         psn = wire.stream(0, kind).psn
         slots = wire.stream(0, kind).slots
@@ -209,15 +211,15 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
         assert (await wire.receive(0, kind, at))[0] == fold(data)
         done(f"{kind}: a late packet does not disturb the slot")
 
-    psn = wire.stream(0, "sum").psn + 4 * wire.stream(0, "sum").slots
+    psn = wire.stream(0, "data").psn + 4 * wire.stream(0, "data").slots
     for step, operation in enumerate(list(Operation) * 3):
         at, data = (psn + step) & roce.PSN_MASK, rows(32)
         for rank in range(RANKS):
-            wire.send(rank, "sum", at, data[rank], operation=operation)
+            wire.send(rank, "data", at, data[rank], operation=operation)
         lanes = [np.array(row, np.uint32) for row in data]
         folded = tuple(int(lane) for lane in functools.reduce(functools.partial(combine, operation), lanes))
         for rank in range(RANKS):
-            assert (await wire.receive(rank, "sum", at, operation))[0] == folded, f"{operation.name}, rank {rank}"
+            assert (await wire.receive(rank, "data", at, operation))[0] == folded, f"{operation.name}, rank {rank}"
     done("every operation on one stream, one after another in its PSNs")
 
     assert [s.missing for s in await controller.stall("j")] == [[]]
@@ -237,7 +239,7 @@ async def main(engine: Engine, folder: Path) -> None:
         switch = subprocess.Popen(command(engine, fabric), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         async with Controller(fabric, rng=random.Random(7), start_timeout=90) as controller:
-            controller._ledger.sizes = Sizes(sum=64, max=16)  # few slots, so that all are taken over
+            controller._ledger.sizes = Sizes(data=64, agreement=16)  # few slots, so that all are taken over
             await checks(fabric, controller, random.Random(11))
     finally:
         switch.terminate()

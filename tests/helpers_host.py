@@ -26,7 +26,7 @@ _subnets = count(1)
 FIRST = 50400
 """Of a stream's connections: leaves no remainder for any number of ranks on a machine up to 10, and is a source port,
 too."""
-MAX, SUM = 1, 2
+AGREEMENT, DATA = 1, 2
 
 
 def subnet() -> str:
@@ -57,7 +57,7 @@ class LoopbackSwitch:
         self._ranks = list(ranks)
         self._loss = loss
         self._rng = random.Random(seed)
-        self._folds = {kind: SlotSwitch(len(ranks), slots, root=True) for kind in (SUM, MAX)}
+        self._folds = {kind: SlotSwitch(len(ranks), slots, root=True) for kind in (DATA, AGREEMENT)}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
@@ -79,7 +79,7 @@ class LoopbackSwitch:
             own = self.qp(kind, rank)
             return Stream(peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots)
 
-        return [Tree(name="loop", weight=1.0, sum=stream(SUM), max=stream(MAX))]
+        return [Tree(name="loop", weight=1.0, data=stream(DATA), agreement=stream(AGREEMENT))]
 
     def _serve(self) -> None:
         while True:
@@ -91,7 +91,7 @@ class LoopbackSwitch:
             if self._rng.random() < self._loss:
                 continue
             connection = struct.unpack_from("!I", payload, 4)[0] // roce.QUEUE_PAIRS
-            kind = SUM if connection >= SUM * FIRST else MAX
+            kind = DATA if connection >= DATA * FIRST else AGREEMENT
             verdict = self._folds[kind].up(connection % FIRST // self._places, Packet.parse(payload))
             if verdict is None:
                 continue

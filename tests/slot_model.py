@@ -207,7 +207,7 @@ def plan_trees(
         )
 
     return [
-        Tree(name=f"spine{t}", weight=weights[t] if weights else 1.0, sum=stream(t, 0x8000), max=stream(t, 0))
+        Tree(name=f"spine{t}", weight=weights[t] if weights else 1.0, data=stream(t, 0x8000), agreement=stream(t, 0))
         for t in range(trees)
     ]
 
@@ -236,7 +236,7 @@ class Fabric:
         layout, slots = self._layout, self.slots
         for core in self.cores[:1]:
             for tree in core.trees:
-                for stream in (tree.sum, tree.max):
+                for stream in (tree.data, tree.agreement):
                     self._grow(layout, stream.qp & ~0x7FFF, slots)
 
     def _grow(self, layout: list[Layout], base: int, slots: int) -> None:

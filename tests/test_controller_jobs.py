@@ -144,12 +144,12 @@ def test_ranks_get_matching_plans(tmp_path: Path) -> None:
                 after = plans[(rank + 1) % 4]
                 assert [peer.rank for peer in plan.peers] == [0, 1, 2, 3]
                 for mine, theirs in zip(plan.trees, after.trees, strict=True):
-                    for a, b in ((mine.sum, theirs.sum), (mine.max, theirs.max)):
+                    for a, b in ((mine.data, theirs.data), (mine.agreement, theirs.agreement)):
                         assert a.peer_qp == b.qp
                         assert a.peer == r.fabric.hosts[(rank + 1) % 4].address
                         assert (a.psn, a.slots) == (b.psn, b.slots)
-                    assert (mine.sum.slots, mine.max.slots) == (2048, 128)
-            qps = [s.qp for plan in plans for tree in plan.trees for s in (tree.sum, tree.max)]
+                    assert (mine.data.slots, mine.agreement.slots) == (2048, 128)
+            qps = [s.qp for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)]
             assert len(set(qps)) == len(qps)
 
     run(story())
@@ -285,7 +285,7 @@ def test_without_slots_a_job_gets_a_reason_instead_of_trees(tmp_path: Path) -> N
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            r.controller._ledger.sizes = Sizes(sum=8192, max=128, quota=1 << 15)
+            r.controller._ledger.sizes = Sizes(data=8192, agreement=128, quota=1 << 15)
             plans = await r.together(4)
             assert all(plan.trees == [] and "slots in a row" in plan.reason for plan in plans)
             assert [peer.address for peer in plans[0].peers] == [h.address for h in r.fabric.hosts]

@@ -80,8 +80,8 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
 
 def test_the_ranks_of_a_machine_share_its_window() -> None:
     """What is in flight on a machine's link does not grow with the number of its ranks, down to the least ranges."""
-    sizes = Sizes(sum=64, max=16)
-    assert [sizes.fitted(2 * n, n).sum for n in (1, 2, 3, 4, 8)] == [64, 32, 16, 16, 16]
+    sizes = Sizes(data=64, agreement=16)
+    assert [sizes.fitted(2 * n, n).data for n in (1, 2, 3, 4, 8)] == [64, 32, 16, 16, 16]
 
 
 def test_a_stall_names_ranks_of_the_job_not_of_their_group() -> None:
@@ -116,10 +116,10 @@ def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
                 after = plans[(rank + 2) % 6]
                 assert [tree.name for tree in plan.trees] == ["spine1", "spine2"]
                 for mine, theirs in zip(plan.trees, after.trees, strict=True):
-                    assert (mine.sum.peer_qp, mine.max.peer_qp) == (theirs.sum.qp, theirs.max.qp)
-                    assert mine.sum.peer == r.fabric.hosts[(rank // 2 + 1) % 3].address
-                    assert mine.sum.slots == 1024
-            streams: list[Stream] = [s for plan in plans for tree in plan.trees for s in (tree.sum, tree.max)]
+                    assert (mine.data.peer_qp, mine.agreement.peer_qp) == (theirs.data.qp, theirs.agreement.qp)
+                    assert mine.data.peer == r.fabric.hosts[(rank // 2 + 1) % 3].address
+                    assert mine.data.slots == 1024
+            streams: list[Stream] = [s for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)]
             assert len({stream.qp for stream in streams}) == len(streams)
             for plan in plans:
                 await r.leave(plan)

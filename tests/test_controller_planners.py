@@ -255,7 +255,7 @@ def test_jobs_share_no_slot_group_or_connection(case: tuple[Fabric, list[str]], 
 def test_a_job_too_many_is_refused_with_figures_and_leaves_nothing() -> None:
     """When a switch is full the refusal names it and its figures; what the job got elsewhere goes back."""
     fabric = leafspine(2, 1, 4)
-    ledger = ledger_of(fabric, Sizes(sum=4096, max=128, quota=16384))
+    ledger = ledger_of(fabric, Sizes(data=4096, agreement=128, quota=16384))
     epochs = [admitted(fabric, ["h1", "h3"], ledger)[0].epoch for _ in range(3)]
     before = ledger.used()
     epoch = ledger.open()
@@ -270,12 +270,12 @@ def test_a_job_too_many_is_refused_with_figures_and_leaves_nothing() -> None:
 def test_many_trees_get_smaller_ranges_within_the_quota() -> None:
     """A job's trees through one switch keep to the quota; where even the least is too much, it is refused."""
     fabric = leafspine(2, 8, 4)
-    ledger = ledger_of(fabric, Sizes(sum=2048, max=128, quota=8192))
+    ledger = ledger_of(fabric, Sizes(data=2048, agreement=128, quota=8192))
     streams = admitted(fabric, ["h1", "h3"], ledger)
     assert {stream.slots for stream in streams[::2]} == {512}
     assert max(ledger.used().values()) <= 8192
     with pytest.raises(Refused, match=r"8 trees through one switch need 256 slots at the least, a job may have 100"):
-        admitted(fabric, ["h1", "h3"], ledger_of(fabric, Sizes(sum=64, max=16, quota=100)))
+        admitted(fabric, ["h1", "h3"], ledger_of(fabric, Sizes(data=64, agreement=16, quota=100)))
 
 
 def entries(fabric: Fabric, ranks: list[str], streams: list[slots.Stream]) -> dict[str, list[Entity]]:

@@ -30,7 +30,7 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def streams(plan: Plan) -> list[Stream]:
     """All of a rank's, in order."""
-    return [stream for tree in plan.trees for stream in (tree.max, tree.sum)]
+    return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
 
 
 def resume(plan: Plan, *, ahead: int = 0, timeout: float = 5.0) -> Resume:

@@ -194,7 +194,7 @@ def test_an_answer_that_is_no_plan_is_refused(serve: Callable[..., JobServer]) -
 
 
 def plan(**changes: Any) -> Plan:
-    """A sound plan of rank 0 of 2, but for the changes to its sum stream."""
+    """A sound plan of rank 0 of 2, but for the changes to its data stream."""
     sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 8, "qp": 16, "source_port": 50000, "psn": 0, "slots": 64}
     tree = Tree("t", changes.pop("weight", 1.0), Stream(**{**sound, **changes}), Stream(**{**sound, "qp": 24}))
     return Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [tree])

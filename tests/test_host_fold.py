@@ -31,7 +31,7 @@ from slot_model import (
 )
 
 from netfold.host.folding import native
-from netfold.host.folding.native import MAX, SUM, Core, Credits, Run
+from netfold.host.folding.native import AGREEMENT, DATA, Core, Credits, Run
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 
@@ -56,7 +56,7 @@ def retransmissions(fabric: Fabric) -> int:
     return sum(
         core.standing(tree, kind).counters.retransmitted
         for core in fabric.cores
-        for tree, kind in product(range(len(core.trees)), (MAX, SUM))
+        for tree, kind in product(range(len(core.trees)), (AGREEMENT, DATA))
     )
 
 
@@ -126,8 +126,8 @@ def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, 
         for rank, core in enumerate(fabric.cores):
             planned = plan_trees(rank, len(fabric.cores), trees=trees, slots=fabric.slots, again=again)
             core.resume([
-                msgspec.structs.replace(tree, max=msgspec.structs.replace(tree.max, psn=starts[2 * t]),
-                                        sum=msgspec.structs.replace(tree.sum, psn=starts[2 * t + 1]))
+                msgspec.structs.replace(tree, agreement=msgspec.structs.replace(tree.agreement, psn=starts[2 * t]),
+                                        data=msgspec.structs.replace(tree.data, psn=starts[2 * t + 1]))
                 for t, tree in enumerate(planned)
             ], network.now)  # fmt: skip
         fabric.grow()
@@ -186,12 +186,12 @@ def test_a_first_psn_that_is_no_longer_kept_is_refused() -> None:
     fold(fabric, integers(2, 256 * 20, 1))
     core = fabric.cores[0]
     (tree,) = plan_trees(0, 2, slots=4, again=1)
-    here = core.missing()[core.trees[0].sum.qp]
+    here = core.missing()[core.trees[0].data.qp]
     assert here == 120
     for psn in (here + 1, here - 5, 99):
         with pytest.raises(ValueError, match="the first PSN is none that this rank still has"):
-            core.resume([msgspec.structs.replace(tree, sum=msgspec.structs.replace(tree.sum, psn=psn),
-                                                 max=msgspec.structs.replace(tree.max, psn=101))], 0)
+            core.resume([msgspec.structs.replace(tree, data=msgspec.structs.replace(tree.data, psn=psn),
+                                                 agreement=msgspec.structs.replace(tree.agreement, psn=101))], 0)
     assert core.finished()
     with pytest.raises(ValueError, match="1 trees cannot become 2"):
         core.resume([tree, tree], 0)
@@ -245,7 +245,7 @@ def test_without_loss_nothing_is_sent_twice() -> None:
     fold(fabric, floats(4, 50_000, 1))
     assert retransmissions(fabric) == 0
     for core in fabric.cores:
-        assert sum(core.standing(t, k).counters.sent for t in (0, 1) for k in (MAX, SUM)) == 196 + 2 + 1
+        assert sum(core.standing(t, k).counters.sent for t in (0, 1) for k in (AGREEMENT, DATA)) == 196 + 2 + 1
 
 
 def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
@@ -258,7 +258,7 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
         begin = network.now
         fold(fabric, integers(4, 256 * 20_000, 3), number=2)
         times.append(network.now - begin)
-        timeouts = sum(core.standing(0, SUM).counters.timeouts for core in fabric.cores)
+        timeouts = sum(core.standing(0, DATA).counters.timeouts for core in fabric.cores)
         assert timeouts <= 4 * 3
     assert times[1] < 1.3 * times[0], times
 
@@ -311,7 +311,7 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
         start = network.now
 
         def look() -> None:
-            standing = fabric.cores[0].standing(0, SUM)
+            standing = fabric.cores[0].standing(0, DATA)
             seen.append(standing.sent_ahead - standing.results)
             network.at(network.now + 100 * MICROSECOND, look)
 
@@ -322,7 +322,7 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
         return max(seen[len(seen) // 2 : len(seen) * 9 // 10])
 
     assert most_in_flight() <= 8
-    assert fabric.cores[0].standing(0, SUM).counters.marks > 1000
+    assert fabric.cores[0].standing(0, DATA).counters.marks > 1000
     network.mark = 0.0
     assert most_in_flight() > 100
 
@@ -347,7 +347,7 @@ def test_a_message_leaves_only_on_the_credit_of_an_earlier_ones_results(
     def step(then: int) -> None:
         nonlocal most
         for core in fabric.cores:
-            standing = core.standing(0, SUM)
+            standing = core.standing(0, DATA)
             assert standing.sent_ahead <= (standing.results // packets + messages) * packets
             most = max(most, standing.sent_ahead - standing.results)
         go_on(then)
@@ -453,7 +453,7 @@ def lone_core(*, slots: int = 64) -> Core:
     def stream(qp: int) -> Stream:
         return Stream(peer="10.0.0.2", peer_qp=qp + 8, qp=qp, source_port=50001, psn=10, slots=slots)
 
-    return Core("10.0.0.1", 2, [Tree(name="t", weight=1.0, sum=stream(24), max=stream(40))])
+    return Core("10.0.0.1", 2, [Tree(name="t", weight=1.0, data=stream(24), agreement=stream(40))])
 
 
 def test_headers_of_another_message_are_reported_field_by_field() -> None:
@@ -484,7 +484,7 @@ def test_hostile_bytes_change_nothing(data: bytes, segment: int) -> None:
         pass
     core.receive(data, 1, segment=segment)
     assert core.failure().error == 0
-    assert core.standing(0, SUM).results == 0
+    assert core.standing(0, DATA).results == 0
 
 
 def test_results_of_what_was_never_sent_are_dropped() -> None:
@@ -501,7 +501,7 @@ def test_results_of_what_was_never_sent_are_dropped() -> None:
         packet = bytearray(run_.packets()[-1])
         roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, 24, psn)
         core.receive(bytes(packet), 1)
-    assert core.standing(0, SUM).counters.duplicates == 4
+    assert core.standing(0, DATA).counters.duplicates == 4
     assert (out == 77).all()
 
 

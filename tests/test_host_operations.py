@@ -15,7 +15,7 @@ from slot_model import SECOND, Call, Layout, TerribleNetwork, count_ranks, make_
 
 from netfold.host.folding import native
 from netfold.host.folding.coding import Coding, LaneBits
-from netfold.host.folding.native import MAX, SUM
+from netfold.host.folding.native import AGREEMENT, DATA
 from netfold.host.rails.rail import Op
 
 LAYOUTS: list[list[Layout]] = [[0], [0, 1, 2], [[0, 1], [2, 3]], [[[0, 1], [2]], [3, 4]]]
@@ -136,7 +136,7 @@ def test_packets_of_each_width_are_as_many_as_their_bytes(bits: LaneBits, path_m
     """n elements take n * bits / 8 bytes of whole packets, and one scale of 32 bits a block of 256."""
     size = 256 * 1024
     _, cores = results([0, 1], floats(2, size, 1), coding=Coding(bits), path_mtu=path_mtu)
-    sent = [cores[0].standing(0, kind).counters.sent for kind in (SUM, MAX)]
+    sent = [cores[0].standing(0, kind).counters.sent for kind in (DATA, AGREEMENT)]
     assert sent == [size * bits // 8 // path_mtu, 1 + size // 256 * 4 // path_mtu]
 
 

@@ -23,7 +23,7 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, Multicast
 from netfold.host.folding import native
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
-from netfold.host.folding.native import MAX, SUM, Core
+from netfold.host.folding.native import AGREEMENT, DATA, Core
 from netfold.host.rails.rail import Op
 from netfold.wire import roce
 from softswitch import engine, entities
@@ -60,7 +60,7 @@ class P4Fabric:
         graph = self.fabric.graph()
         self.hosts = list(self.fabric.hosts)
         planned = trees.plan(graph, [host.name for host in self.hosts])
-        sizes = slots.Sizes(sum=64, max=16)
+        sizes = slots.Sizes(data=64, agreement=16)
         ledger = slots.Ledger([s.name for s in self.fabric.switches], sizes, random.Random(5))
         streams = ledger.admit(ledger.open(), planned, [range(hosts)])
         self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=510) for s in self.fabric.switches}
@@ -249,8 +249,8 @@ def test_each_gradient_crosses_a_host_link_once(fabric: P4Fabric) -> None:
     """Without loss a host sends each block once and gets each result once, with one exponent packet for 256 blocks."""
     reduce(fabric, [np.ones(256 * 512, np.float32) for _ in range(4)], 1)
     for core in fabric.cores:
-        sent = [core.standing(0, kind).counters.sent for kind in (MAX, SUM)]
-        received = [core.standing(0, kind).counters.received for kind in (MAX, SUM)]
+        sent = [core.standing(0, kind).counters.sent for kind in (AGREEMENT, DATA)]
+        received = [core.standing(0, kind).counters.received for kind in (AGREEMENT, DATA)]
         assert sent == received == [1 + 2, 512]
 
 

@@ -224,7 +224,7 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
         return Stream(peer="240.0.0.1", peer_qp=qp, qp=qp, source_port=50001, psn=0, slots=64)
 
     peers = [Peer(rank, f"{net}.{rank + 1}", f"{net}.{rank + 1}:1") for rank in range(2)]
-    tree = Tree(name="void", weight=1.0, sum=stream(8), max=stream(16))
+    tree = Tree(name="void", weight=1.0, data=stream(8), agreement=stream(16))
     plan = Plan(job="void", epoch=1, rank=0, world=2, peers=peers, trees=[tree])
     with Communicator(plan, address=f"{net}.1", rail="innet", timeout=0.3, listener=listener) as comm:
         begin = time.monotonic()

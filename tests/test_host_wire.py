@@ -47,12 +47,12 @@ def test_c_sizes_equal_the_python_ones() -> None:
 
 
 def sum_runs(elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60) -> list[Run]:
-    """Runs of an int32 operation's sum stream; the signature's is left out."""
+    """Runs of an int32 operation's data stream; the signature's is left out."""
     tree = Tree(
         name="t",
         weight=1.0,
-        sum=Stream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16),
-        max=Stream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64),
+        data=Stream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16),
+        agreement=Stream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64),
     )
     core = Core(SOURCE, 4, [tree], max_run=max_run)
     source = np.arange(elements, dtype=np.int32)

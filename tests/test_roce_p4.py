@@ -115,7 +115,7 @@ class RoutedFabric:
         if folding:
             planned = trees.plan(graph, [host.name for host in self.hosts])
             names = [switch.name for switch in self.fabric.switches]
-            ledger = slots.Ledger(names, slots.Sizes(sum=64, max=16), random.Random(5))
+            ledger = slots.Ledger(names, slots.Sizes(data=64, agreement=16), random.Random(5))
             streams = ledger.admit(ledger.open(), planned, [range(hosts)])
             wanted += [tables.folding(self.fabric, self.hosts, stream) for stream in streams]
         self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=510) for s in self.fabric.switches}

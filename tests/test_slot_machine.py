@@ -86,9 +86,10 @@ class Machine(RuleBasedStateMachine):
         self.has: list[set[int]] = [set() for _ in range(world)]
         self.flying: list[Flight] = []
         planned = trees.plan(fabric.graph(), [host.name for host in self.hosts])
-        ledger = slots.Ledger([s.name for s in fabric.switches], slots.Sizes(sum=self.slots, max=1), random.Random(5))
+        sizes = slots.Sizes(data=self.slots, agreement=1)
+        ledger = slots.Ledger([s.name for s in fabric.switches], sizes, random.Random(5))
         stream = ledger.admit(ledger.open(), planned[:1], [range(world)])[0]
-        self.streams: list[Stream] = [jobs._trees([stream, stream], self.hosts, rank)[0].sum for rank in range(world)]
+        self.streams: list[Stream] = [jobs._trees([stream, stream], self.hosts, rank)[0].data for rank in range(world)]
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self.folds: dict[str, Fold] = {}
         entries = tables.folding(fabric, self.hosts, stream)

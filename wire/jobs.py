@@ -18,7 +18,7 @@ import msgspec
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Raised whenever packets or messages change their meaning: mismatched sides refuse each other."""
 
 
@@ -71,8 +71,9 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     """Of the root switch."""
     weight: float
-    sum: Stream
-    max: Stream
+    data: Stream
+    agreement: Stream
+    """Signatures of operations, and the scales of their blocks: their largest of all ranks (host/native/fold.h)."""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ LANE_BYTES: Final = 4
 LANES: Final = PATH_MTU // LANE_BYTES
 """32-bit lanes in a packet, big endian."""
 BLOCK: Final = 256
-"""Float elements that share one scale: one lane of the max stream each."""
+"""Float elements that share one scale: one lane of the agreement stream each."""
 
 ETHERNET_BYTES: Final = 14
 IPV4_BYTES: Final = 20

@@ -32,7 +32,7 @@ EPHEMERAL: Final = 0xC000
 """UDP source ports are drawn from here upwards, as RoCEv2 (annex A17.9.3) has it."""
 
 
-Kind = Literal["sum", "max"]
+Kind = Literal["data", "agreement"]
 """Of a stream: the one of the data, and the one of what ranks agree on first."""
 
 
@@ -44,24 +44,24 @@ class Refused(Exception):
 class Sizes:
     """Slots that each kind of stream asks for, powers of two.  A host's window is half of them."""
 
-    sum: int
-    max: int
+    data: int
+    agreement: int
     quota: int = SLOTS // 2
     """Of any one switch, for one job: a job of many trees gets smaller ranges rather than all the slots."""
 
     def fitted(self, trees: int, sharers: int = 1) -> Sizes:
         """The sizes that keep so many trees through one switch within the quota, and in all no more in flight on a
         machine's link where so many of its ranks share it."""
-        size = max(self.max, self.sum >> (sharers - 1).bit_length())
-        while size > self.max and trees * (size + self.max) > self.quota:
+        size = max(self.agreement, self.data >> (sharers - 1).bit_length())
+        while size > self.agreement and trees * (size + self.agreement) > self.quota:
             size //= 2
-        return Sizes(size, self.max, self.quota)
+        return Sizes(size, self.agreement, self.quota)
 
 
 SIZES: Final[Mapping[str, Sizes]] = {
-    "softswitch": Sizes(sum=2048, max=128),
+    "softswitch": Sizes(data=2048, agreement=128),
     # an egress queue of BMv2 holds 64 packets, and P4Runtime cannot make it longer
-    "bmv2": Sizes(sum=64, max=16),
+    "bmv2": Sizes(data=64, agreement=16),
 }
 
 
@@ -166,7 +166,7 @@ class Ledger:
     def admit(
         self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = ()
     ) -> list[Stream]:
-        """The job's streams: for each group of ranks that fold together, tree by tree, a sum and then a max.
+        """The job's streams: for each group of ranks that fold together, tree by tree, data and then agreement.
 
         groups  ranks of the job; group l are those in place l of their machines (``machines.fold_groups``), whose
                 connections and source ports leave the remainder l divided by the number of groups: a machine tells its
@@ -184,11 +184,11 @@ class Ledger:
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
         most = max(through.values(), default=0) * len(groups)
         sizes = self.sizes.fitted(most, len(groups))
-        need = most * (sizes.sum + sizes.max)
+        need = most * (sizes.data + sizes.agreement)
         if need > sizes.quota:
             raise Refused(f"{most} trees through one switch need {need} slots at the least, a job may have "
                           f"{sizes.quota} of a switch")
-        kinds: tuple[tuple[Kind, int], ...] = (("sum", sizes.sum), ("max", sizes.max))
+        kinds: tuple[tuple[Kind, int], ...] = (("data", sizes.data), ("agreement", sizes.agreement))
         return [
             self._stream(epoch, tree, kind, length, tuple(group), (len(groups), place))
             for place, group in enumerate(groups)

@@ -17,7 +17,7 @@ from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, Rank
 from netfold.host.folding import native
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.halts import Halts
-from netfold.host.folding.native import MAX, SUM, Core, Io, Standing
+from netfold.host.folding.native import AGREEMENT, DATA, Core, Io, Standing
 from netfold.host.mesh.mesh import ranks
 from netfold.host.rails.rail import Flat, Op, RailStats, TreeStats
 from netfold.host.timeline import Timeline
@@ -92,7 +92,7 @@ class FoldRail:
         self._final: RailStats | None = None  # once closed
         said = os.environ.get(native.CREDITS_VARIABLE, "")
         self._credits = native.Credits.parse(said) if said else None
-        streams = [stream for tree in plan.trees for stream in (tree.max, tree.sum)]
+        streams = [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
         charge = SKB_BYTES[plan.path_mtu]
         wanted = sum(stream.slots // 2 for stream in streams) * charge
         with _CloseOnError() as opened:
@@ -126,7 +126,7 @@ class FoldRail:
                     "%d; for full speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN",
                     plan.job, plan.rank, room, 1 << (most.bit_length() - 1), planned, wanted,
                 )  # fmt: skip
-            self._windows = [self._core.standing(index, SUM).window for index in range(len(plan.trees))]
+            self._windows = [self._core.standing(index, DATA).window for index in range(len(plan.trees))]
             self._io = Io(self._core, self._receiver, senders)
         self._halts = Halts(self._serve)
         self._io.interrupt_by(self._halts.fd)
@@ -240,7 +240,7 @@ class FoldRail:
             return self._final
         by_tree: dict[str, TreeStats] = {}
         for index, tree in enumerate(self._first_trees):
-            both = [self._core.standing(index, kind).counters for kind in (MAX, SUM)]
+            both = [self._core.standing(index, kind).counters for kind in (AGREEMENT, DATA)]
             by_tree[tree.name] = TreeStats(
                 bytes_reduced=self._bytes[index],
                 packets_sent=sum(c.sent for c in both),
@@ -293,7 +293,7 @@ class FoldRail:
             *(f"  {why}" for why in missing.why),
         ]
         for index, tree in enumerate(self._plan.trees):
-            for kind, label in ((MAX, "exponents"), (SUM, "sums")):
+            for kind, label in ((AGREEMENT, "exponents"), (DATA, "sums")):
                 lines.append(f"  tree {tree.name}, {label}: {_where(self._core.standing(index, kind))}")
         count, code = self._io.setbacks()
         if count:
@@ -312,7 +312,7 @@ class FoldRail:
         """Queue pairs -> the lowest PSN that was sent and has no result."""
         waits = {}
         for index, tree in enumerate(self._plan.trees):
-            for kind, stream in ((MAX, tree.max), (SUM, tree.sum)):
+            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data)):
                 standing = self._core.standing(index, kind)
                 if standing.sent_ahead > standing.results:
                     waits[stream.qp] = standing.una_psn

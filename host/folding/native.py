@@ -36,7 +36,7 @@ FIELDS = (
     "operation number", "dtype", "operation", "lane bits", "elements", "elements / 2^31", "world size", "trees",
 )  # fmt: skip
 """nf_field: what the signature of an operation holds."""
-MAX, SUM = 0, 1
+AGREEMENT, DATA = 0, 1
 """nf_kind."""
 DTYPE_CODES = {"float32": 0, "int32": 1}
 REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
@@ -297,7 +297,7 @@ class Core:
             )
 
         return (TreePlan * len(trees))(
-            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.max), stream(tree.sum))) for tree in trees)
+            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.agreement), stream(tree.data))) for tree in trees)
         )
 
     def missing(self) -> dict[int, int]:
@@ -305,7 +305,7 @@ class Core:
         return {
             stream.qp: int(self._lib.nf_fold_missing(self.handle, index, kind))
             for index, tree in enumerate(self.trees)
-            for kind, stream in ((MAX, tree.max), (SUM, tree.sum))
+            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data))
         }
 
     def resume(self, trees: Sequence[Tree], now: int) -> None:

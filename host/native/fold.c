@@ -23,7 +23,7 @@ typedef struct {
     double weight;
     channel channels[2];
     uint64_t first, pieces;            /* this tree's stripe */
-    uint64_t signature;                /* 1 where the max stream starts with the signature, else 0 */
+    uint64_t signature;                /* 1 where the agreement starts with the signature, else 0 */
 } tree;
 
 struct nf_fold {
@@ -197,17 +197,17 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
     stripe(f, pieces);
     for (uint32_t t = 0; t < f->n_trees; t++) {
         tree *tr = &f->trees[t];
-        channel *max = &tr->channels[NF_MAX_STREAM], *sum = &tr->channels[NF_SUM_STREAM];
+        channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
         tr->signature = t == 0;
-        max->lanes = NF_MAX32;
-        max->base = max->history.high;
-        max->packets = tr->signature + (scaled ? (blocks_of(f, tr) + f->entries - 1) / f->entries : 0);
-        sum->lanes = lanes_of(op);
-        sum->base = sum->history.high;
-        sum->packets = tr->pieces;
+        agreement->lanes = NF_MAX32;
+        agreement->base = agreement->history.high;
+        agreement->packets = tr->signature + (scaled ? (blocks_of(f, tr) + f->entries - 1) / f->entries : 0);
+        data->lanes = lanes_of(op);
+        data->base = data->history.high;
+        data->packets = tr->pieces;
         for (uint32_t other = 0; other < f->n_trees; other++) { /* paths of one fabric are much alike */
-            nf_stream_borrow(&max->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
-            nf_stream_borrow(&sum->stream, &f->trees[other].channels[NF_SUM_STREAM].stream);
+            nf_stream_borrow(&agreement->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
+            nf_stream_borrow(&data->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
         }
     }
     return true;
@@ -332,7 +332,7 @@ static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *pa
 static void write_payload(const nf_fold *f, const channel *c, uint64_t i, uint8_t *payload)
 {
     const tree *tr = &f->trees[c->tree];
-    if (c->kind == NF_MAX_STREAM) {
+    if (c->kind == NF_AGREEMENT_STREAM) {
         if (i < tr->signature)
             write_signature(f, payload);
         else
@@ -356,20 +356,20 @@ static void write_payload(const nf_fold *f, const channel *c, uint64_t i, uint8_
 static uint64_t limit_of(const nf_fold *f, const channel *c)
 {
     const tree *tr = &f->trees[c->tree];
-    const channel *max = &tr->channels[NF_MAX_STREAM], *sum = &tr->channels[NF_SUM_STREAM];
+    const channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
     uint64_t ready = c->packets;
     uint64_t each = (uint64_t)f->entries * NF_BLOCK / f->piece;         /* packets that one packet of scales serves */
-    if (c->kind == NF_SUM_STREAM && f->scaled) {
-        uint64_t known = max->history.got - max->base;
+    if (c->kind == NF_DATA_STREAM && f->scaled) {
+        uint64_t known = agreement->history.got - agreement->base;
         known = known > tr->signature ? (known - tr->signature) * each : 0;
         ready = known < ready ? known : ready;
-    } else if (c->kind == NF_MAX_STREAM) {
+    } else if (c->kind == NF_AGREEMENT_STREAM) {
         /* far enough ahead to hide a round trip, near enough that the blocks are still in the cache when they leave */
-        uint64_t lead = 4 + sum->stream.window / each;
-        uint64_t wanted = tr->signature + (sum->history.high - sum->base) / each + lead;
+        uint64_t lead = 4 + data->stream.window / each;
+        uint64_t wanted = tr->signature + (data->history.high - data->base) / each + lead;
         ready = wanted < ready ? wanted : ready;
     }
-    if (f->credits && c->kind == NF_SUM_STREAM) {
+    if (f->credits && c->kind == NF_DATA_STREAM) {
         uint64_t una = c->stream.una > c->base ? c->stream.una - c->base : 0;
         uint64_t credit = (una / f->message + f->credits) * f->message;
         ready = credit < ready ? credit : ready;
@@ -427,11 +427,11 @@ static bool send_channel(nf_fold *f, channel *c, int64_t now, nf_run *run)
 bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run)
 {
     for (uint32_t t = 0; t < f->n_trees; t++)                   /* exponents first: data waits for them */
-        if (send_channel(f, &f->trees[t].channels[NF_MAX_STREAM], now, run))
+        if (send_channel(f, &f->trees[t].channels[NF_AGREEMENT_STREAM], now, run))
             return true;
     for (uint32_t i = 0; i < f->n_trees; i++) {
         uint32_t t = (f->turn + i) % f->n_trees;
-        if (send_channel(f, &f->trees[t].channels[NF_SUM_STREAM], now, run)) {
+        if (send_channel(f, &f->trees[t].channels[NF_DATA_STREAM], now, run)) {
             f->turn = t + 1;
             return true;
         }
@@ -516,7 +516,7 @@ static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *pay
 static void read_payload(nf_fold *f, const channel *c, uint64_t i, const uint8_t *payload)
 {
     const tree *tr = &f->trees[c->tree];
-    if (c->kind == NF_MAX_STREAM) {
+    if (c->kind == NF_AGREEMENT_STREAM) {
         if (i >= tr->signature)
             read_scales(f, tr, i - tr->signature, payload);
         return;
@@ -558,7 +558,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
         return;
     }
     nf_error error = NF_OK;
-    if (c->kind == NF_MAX_STREAM && seq - c->base < f->trees[c->tree].signature && !signatures_agree(f, payload))
+    if (c->kind == NF_AGREEMENT_STREAM && seq - c->base < f->trees[c->tree].signature && !signatures_agree(f, payload))
         error = NF_SIGNATURES_DIFFER;
     else if (!headers_agree(f, c, seq, &h))
         error = NF_HEADERS_DIFFER;

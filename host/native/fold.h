@@ -5,13 +5,13 @@
  *   tensor | piece | piece | ... | piece |  as many elements each as a packet has lanes
  *          |--- tree 0 ---|--- tree 1 ---|  one contiguous stripe of pieces for each tree, sized by weight
  *
- *   each tree:  max stream   [signature, tree 0 only] scales of blocks 0..255 | of blocks 256..511 | ...
- *               sum stream    piece 0 | piece 1 | ...        leaves once the scales of its blocks are agreed on
+ *   each tree:  agreement    [signature, tree 0 only] scales of blocks 0..255 | of blocks 256..511 | ...
+ *               data         piece 0 | piece 1 | ...        leaves once the scales of its blocks are agreed on
  *
  * Blocks are 256 elements of a sum of floats; what they agree on is in quantise.h (an exponent) and narrow.h (the largest
  * magnitude).  Integers, maxima and minima have none: their first packets leave at once.
  *
- * The max stream runs a few packets ahead, so that scales are there when the window reaches their blocks.  Packets
+ * The agreement stream runs a few packets ahead, so that scales are there when the window reaches their blocks.  Packets
  * are made from the tensor when they first leave, and kept (history.h) for when they must leave again.
  *
  * The signature: every operation starts with one packet of pairs (v, 2^31 - 1 - v) for what all ranks must agree on.
@@ -28,7 +28,7 @@
 typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1 } nf_dtype;
 /* NF_AVERAGE is a sum whose results are divided; NF_SATURATED is of int32. */
 typedef enum { NF_SUM = 0, NF_AVERAGE = 1, NF_SATURATED = 2, NF_MAX = 3, NF_MIN = 4 } nf_reduction;
-typedef enum { NF_MAX_STREAM = 0, NF_SUM_STREAM = 1 } nf_kind;
+typedef enum { NF_AGREEMENT_STREAM = 0, NF_DATA_STREAM = 1 } nf_kind;
 
 typedef struct {                       /* wire.jobs.Stream */
     uint32_t peer;                     /* IPv4 address, host byte order */
