@@ -243,6 +243,16 @@ def test_ranks_that_take_too_long_are_ended_and_named(tmp_path: Path) -> None:
     assert all(process.poll() is not None for process in ranks.processes)
 
 
+def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
+    """The error holds the state of its process and the stack of its threads, for what cannot be watched."""
+    stuck = "import threading, sys\ndef in_vain():\n  print(1, flush=True); threading.Event().wait()\nin_vain()"
+    ranks = ranks_of(f"exec {sys.executable} -X faulthandler -c '{stuck}'", "true", tmp_path=tmp_path)
+    lines = ranks.lines(within=5)
+    assert next(lines) == (0, "1")
+    with pytest.raises(net.RankFailed, match=r"rank 0, S \(sleeping\):\n(.*\n)*.* in in_vain\n"):
+        list(lines)
+
+
 def test_sockets_move_into_a_folder_and_nothing_else_changes() -> None:
     """`with_sockets_in` gives every server a unix socket of its own."""
     fabric = leafspine(2, 1, 2)

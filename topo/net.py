@@ -41,6 +41,9 @@ from netfold.topo.wiring import execute
 CONTROLLER_SECONDS: Final = 90.0
 """For the controller to compile the program and fill every switch: the first compilation on a slow machine is long."""
 STOP_SECONDS: Final = 5.0
+ABORT_SECONDS: Final = 2.0
+"""For a rank that is late to write where it stands."""
+STACK_LINES: Final = 60
 MASTER_PORT: Final = 29500
 """Of the host of rank 0, where torch.distributed meets: from here to 999 more, by the job's name."""
 
@@ -246,6 +249,8 @@ def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        # a rank that crashes, or is aborted because it hangs, says where
+        "PYTHONFAULTHANDLER": "1",
     }
 
 
@@ -286,7 +291,7 @@ class Ranks:
                 while selector.get_map():
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        raise RankFailed(self._late(within, [key.data for key in selector.get_map().values()]))
+                        raise RankFailed(self._late(within, sorted(key.data for key in selector.get_map().values())))
                     for key, _ in selector.select(left):
                         rank = key.data
                         data = os.read(key.fd, 65536)
@@ -334,8 +339,28 @@ class Ranks:
             )
 
     def _late(self, within: float, ranks: Sequence[int]) -> str:
-        who = ", ".join(f"{rank} ({self.hosts[rank]})" for rank in sorted(ranks))
-        return f"job {self.job!r}: after {within:g} s the ranks {who} had not ended; their logs: {self.logs[0].parent}"
+        """Who they are, and where each of them stands: what hangs tells nobody by itself."""
+        states = {rank: _state(self.processes[rank].pid) for rank in ranks}
+        for rank in ranks:
+            self.processes[rank].send_signal(signal.SIGABRT)  # Python writes every thread's stack (`environment`)
+        who = ", ".join(f"{rank} ({self.hosts[rank]})" for rank in ranks)
+        logs = self.logs[0].parent
+        lines = [f"job {self.job!r}: after {within:g} s the ranks {who} had not ended; their logs: {logs}"]
+        for rank in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.processes[rank].wait(ABORT_SECONDS)
+            lines.append(f"  rank {rank}, {states[rank]}:")
+            lines += [f"    {line}" for line in tail(self.logs[rank], STACK_LINES)]
+        return "\n".join(lines)
+
+
+def _state(pid: int) -> str:
+    """What the kernel says a process does: "S (sleeping)", "R (running)"..."""
+    try:
+        said = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "gone"
+    return next(line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("State:"))
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
