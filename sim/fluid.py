@@ -192,7 +192,7 @@ def _usage(topology: Topology, workload: Workload, placed: Placement, scheme: Sc
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(cc.build([Path(__file__).with_name("fluid.c")], kind="shared",
+    library = ctypes.CDLL(str(cc.build([Path(__file__).parent / "native" / "fluid.c"], kind="shared",
                                        name="netfold-sim-fluid")))
     library.max_min.argtypes = [ctypes.c_uint32, *[ctypes.c_void_p] * 4, ctypes.c_uint32, *[ctypes.c_void_p] * 2]
     return library

@@ -4,7 +4,7 @@
     outcome = simulate(leaf_spine(), all_to_all(range(256), 16 << 20), SCHEMES["netfold"])
     outcome.time, outcome.link_bytes.max()
 
-The event loop is packet.c; what it models and what it leaves out is written there.
+The event loop is in C: native/sim.h says what its modules are; what they leave out of a network is written in theirs.
 """
 
 from __future__ import annotations
@@ -236,9 +236,9 @@ def _ps(seconds: float) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    here = Path(__file__).parent
-    library = ctypes.CDLL(str(cc.build([here / "packet.c"], kind="shared", name="netfold-sim-packet",
-                                       include=[here])))
+    native = Path(__file__).parent / "native"
+    sources = [native / f"{name}.c" for name in ("run", "events", "fabric", "paths", "transport", "tasks")]
+    library = ctypes.CDLL(str(cc.build(sources, kind="shared", name="netfold-sim-packet", include=[native])))
     library.sim_run.argtypes = [
         ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32,
         *[ctypes.c_void_p] * 5]

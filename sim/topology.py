@@ -11,7 +11,7 @@ Directed links are numbered in six blocks, each block the mirror of its neighbou
     [host]      [host]        [leaf, agg]               [pod, agg, core]
 
 A path is one number: the agg where source and destination share a pod, agg x cores + core where they do not.
-packet.c knows the same numbering; a test holds the two together.
+native/fabric.c knows the same numbering; a test holds the two together.
 """
 
 from __future__ import annotations

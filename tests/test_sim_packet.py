@@ -141,7 +141,7 @@ def test_packets_are_conserved_and_runs_repeat(case, broken, tight) -> None:
 
 @pytest.mark.parametrize("topology", [TWO_TIERS, THREE_TIERS])
 def test_bytes_follow_the_routes_that_python_computes(topology) -> None:
-    """packet.c and topology.py agree on the numbering: each link carries just the pieces whose route holds it."""
+    """fabric.c and topology.py agree on the numbering: each link carries just the pieces whose route holds it."""
     work = all_to_all(range(topology.size), topology.size * 50_000)
     for name in ("ethereal", "mp-rdma-4"):
         placed = place(topology, work, SCHEMES[name], seed=3, mtu=EXACT.mtu)
