@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers_topo import in_sandbox
+from helpers_topo import ENGINES, in_sandbox
 
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.fabric import Engine, leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
@@ -19,30 +19,33 @@ from netfold.topo.net import Network
 
 pytestmark = pytest.mark.timeout(200)
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "torch_cnn.py"
-STEPS = 20
+STEPS = {"softswitch": 20, "bmv2": 8}
+RATES = {"softswitch": "200mbit", "bmv2": "20mbit"}
 
 
-@pytest.mark.parametrize("members", [1, 2])
-@in_sandbox(timeout=120)
-def test_a_training_script_folds_with_one_line_more(members: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "members"), [("softswitch", 1), ("softswitch", 2), pytest.param("bmv2", 1, marks=ENGINES[1].marks)]
+)
+@in_sandbox(timeout=160)
+def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int, tmp_path: Path) -> None:
     """The example learns on four ranks, its gradients fold in both spines, and gloo finds its way by itself.
 
     Two ranks on a host share its link: each folds half.
     """
-    fabric = leafspine(2, 2, 4 // members, rate="200mbit", rundir=sandbox.rundir())
+    fabric = leafspine(2, 2, 4 // members, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     hosts = [host for host in fabric.hosts for _ in range(members)]
     with Network(fabric, logs=tmp_path / "logs") as network:
         # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
         resolver = {"RES_OPTIONS": "timeout:1 attempts:1"}
         master = {"MASTER_ADDR": fabric.hosts[0].address, "MASTER_PORT": "29500", **resolver}
-        command = [sys.executable, str(EXAMPLE), "--steps", str(STEPS)]
+        command = [sys.executable, str(EXAMPLE), "--steps", str(STEPS[engine])]
         ranks = network.launch(command, job="cnn", env=master, hosts=hosts)
-        first, last = ranks.wait(within=90)[0][-1].split("loss ")[1].split(" at first, ")
+        first, last = ranks.wait(within=120)[0][-1].split("loss ")[1].split(" at first, ")
         (job,) = network.status().jobs
-    assert float(last.split()[0]) < 0.9 * float(first)
+    assert float(last.split()[0]) < float(first) - 0.05  # the same numbers every time: seeds are fixed, sums exact
     assert (job.name, job.left) == ("cnn", [0, 1, 2, 3])
     for report in job.reports:
-        assert report.operations > STEPS
+        assert report.operations > STEPS[engine]
         assert set(report.by_tree) == {"spine1", "spine2"}
         assert min(report.by_tree.values()) > 0.4 * report.bytes_reduced / members
         assert sum(report.by_tree.values()) == pytest.approx(report.bytes_reduced / members, rel=0.01)
