@@ -29,6 +29,7 @@ from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
 from netfold.host.folding.parallel import ParallelFold
 from netfold.host.group import Array, Group
+from netfold.host.halves import HALVES, narrow, widen
 from netfold.host.mesh.link import listen
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
@@ -56,10 +57,11 @@ class Communicator(Group):
     """All ranks of one job, ready to reduce.  Make one with ``join``, or from a ``Plan`` that came some other way.
 
     address    IPv4 address of this rank on the fabric
-    rail       "innet": fold in the switches what they can fold, sums, averages, maxima and minima of float32 and int32;
+    rail       "innet": fold in the switches what they can fold, sums, averages, maxima and minima of float32 and int32,
+               and as float32 those of float16 and bfloat16;
                "tcp": all over TCP between the hosts; "roce": all over queue pairs between the hosts (docs/roce.md);
                "auto": innet where the plan has trees, else tcp, with a warning that says why
-    lane_bits  of folded sums and averages of float32 where a call says nothing else: 32, 16 or 8; default
+    lane_bits  of folded sums and averages of floats where a call says nothing else: 32, 16 or 8; default
                $NETFOLD_LANE_BITS, or 32
     algorithm  of allreduce between the hosts: one of ``peers.KNOWN``; "auto": the cheapest by measurement; default
                $NETFOLD_ALGO, or "auto"
@@ -299,13 +301,20 @@ class Communicator(Group):
         if self._fold is None:
             return f"{self._peers.explain(nbytes)}; {self._why}"
         if _folds(op, dtype):
+            said = ""
+            if dtype in HALVES:
+                said, nbytes = f"{dtype} folds as float32: ", 2 * nbytes
             if self._lanes is not None and narrows(op, dtype):
-                return f"{self._lanes.describe(nbytes, self._coding.lane_bits)}; {self._why}"
-            return f"{self._fold.describe(nbytes)}; {self._why}"
+                return f"{said}{self._lanes.describe(nbytes, self._coding.lane_bits)}; {self._why}"
+            return f"{said}{self._fold.describe(nbytes)}; {self._why}"
         return (
             f"{self._peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "
-            "float32 and int32 do"
+            "float32, float16, bfloat16 and int32 do"
         )
+
+    def path(self, op: str = "sum", dtype: str = "float32") -> str:
+        """The rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or "roce"."""
+        return self.rail if self.size == 1 or _folds(op, dtype) else self._between
 
     def close(self) -> None:
         """Reports totals, leaves the job and gives everything back.  Never raises for an absent controller."""
@@ -362,7 +371,7 @@ class Communicator(Group):
     ) -> Array:
         """``Group.allreduce``, and how the switches are to do it.
 
-        lane_bits  16 or 8: half and a quarter of the bytes of a folded sum or average of float32 (docs/host.md has the
+        lane_bits  16 or 8: half and a quarter of the bytes of a folded sum or average of floats (docs/host.md has the
                    error bounds); all ranks must say the same.  Default: the communicator's
         rounding   of narrow lanes: "stochastic", the default, repeats with the job's name, the operation's number and
                    the rank; "nearest", the default with ``feedback``
@@ -443,6 +452,11 @@ class Communicator(Group):
         lanes = self._lanes
         if self._fold is None or not folds or (coding.saturate and not (lanes and lanes.saturates)):
             return super()._allreduce(array, result, reduction, algorithm, number, coding, feedback)
+        if reduction.element in HALVES:
+            wide = widen(array, reduction.element)
+            self._allreduce(wide, wide, Reduction(reduction.op, "float32"), None, number, coding, feedback)
+            narrow(wide, reduction.element, result)
+            return 0
         if feedback is not None and (lanes is None or coding.lane_bits == 32):
             array, feedback = take_back(array, feedback), None
         op, native = cast(Op, reduction.op), reduction.dtype
@@ -471,7 +485,7 @@ class Communicator(Group):
 
 def _folds(op: str, element: str) -> bool:
     """Whether the switches can: their lanes add integers, the hosts make them of floats."""
-    return op in get_args(Op) and element in (dtype.name for dtype in DTYPES)
+    return op in get_args(Op) and (element in HALVES or element in (dtype.name for dtype in DTYPES))
 
 
 def _sharing(plan: Plan) -> str:

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.collectives.elements import ReduceOp, Reduction, element_name, storage
+from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
 from netfold.host.collectives.flow import by_counts
 from netfold.host.folding.coding import PLAIN, Coding, take_back
+from netfold.host.halves import storage
 from netfold.host.mesh.mesh import Flat
 from netfold.host.peers import Peers
 from netfold.host.work import Turns, Work
@@ -288,7 +289,8 @@ class Group:
         """Between the hosts: nothing is narrowed, so that nothing is left out."""
         if coding.saturate:
             return self._saturated(array, result, algorithm)
-        source, out = _flat(array if feedback is None else take_back(array, feedback)), _flat(result)
+        whole = array if feedback is None else take_back(array, feedback, reduction.element)
+        source, out = _flat(whole), _flat(result)
         self._peers.allreduce(storage(source), storage(out), reduction, algorithm=algorithm)
         if not np.may_share_memory(out, result):
             result[...] = out.reshape(result.shape)

@@ -86,7 +86,17 @@ def reductions(group: dist.ProcessGroup, reference: dist.ProcessGroup) -> dict[s
     compare("sum of int32", (floats * 1e6).to(torch.int32))
     compare("sum of float64", floats.double())
     compare("sum of float64 again", floats.double())
-    compare("max of float32", floats, dist.ReduceOp.MAX)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32):
+        compare(f"max of {dtype}", (floats * 100).to(dtype), dist.ReduceOp.MAX)
+        compare(f"min of {dtype}", (floats * 100).to(dtype), dist.ReduceOp.MIN)
+    compare("sum of int64", (floats * 1e15).to(torch.int64))
+    compare("product of uint8", (floats * 10).to(torch.uint8), dist.ReduceOp.PRODUCT)
+    compare("bitwise or of int32", (floats * 1e6).to(torch.int32), dist.ReduceOp.BOR)
+    for dtype in (torch.float16, torch.bfloat16):
+        half, wide = floats.to(dtype), floats.to(dtype).double()
+        dist.all_reduce(half, group=group)
+        dist.all_reduce(wide, group=reference)
+        differences[f"half: sum of {dtype}"] = float(((half.double() - wide).abs() / wide.abs().clip(1)).max())
     average = floats.clone()
     work = dist.all_reduce(average, dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None

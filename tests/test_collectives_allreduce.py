@@ -19,10 +19,11 @@ from netfold.controller.plan.ring import ring_order
 from netfold.host.collectives import ALLREDUCE, double_binary_tree, flow, hierarchical, mesh2d, parameter_server, ring
 from netfold.host.collectives.byteps import shares as byteps_layout
 from netfold.host.collectives.cost import byteps_shares
-from netfold.host.collectives.elements import NAMES, ReduceOp, Reduction, element_name, storage
+from netfold.host.collectives.elements import NAMES, ReduceOp, Reduction, element_name
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.shared_memory import SharedRows, machines
 from netfold.host.errors import TransportError
+from netfold.host.halves import storage
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Flat, Mesh, Subset
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import RankMismatch
 from netfold.host.folding import native
+from netfold.host.halves import narrow, widen
 
 RAILS: list[RailName] = ["innet", "tcp"]
 
@@ -136,7 +137,7 @@ def test_what_is_not_folded_goes_whole_and_says_so_once(caplog: pytest.LogCaptur
         ({"lane_bits": 7}, "lane_bits=7: expected 32, 16 or 8"),
         ({"rounding": "up"}, "rounding='up': expected nearest or stochastic"),
         ({"saturate": True}, "saturate=True: expected a sum of int32, got sum of float32"),
-        ({"lane_bits": 8, "op": "max"}, "max of float32: expected a sum or average of float32"),
+        ({"lane_bits": 8, "op": "max"}, "max of float32: expected a sum or average of float32, float16, bfloat16"),
         ({"feedback": np.zeros(4, np.float32)}, r"feedback is float32\[4\]: expected a plain, writeable float32\[5\]"),
         ({"feedback": np.zeros(5, np.float64)}, "feedback is float64"),
     ],
@@ -151,3 +152,82 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(options: dict[s
             comms[0].allreduce(x, lane_bits=16, feedback=x)
         assert comms[0].stats().packets_sent == 0
         assert (same(everyone(comms, lambda comm: comm.allreduce(x))) == 2).all()
+
+
+HALVES = ["float16", "bfloat16"]
+
+
+def as_half(values: NDArray[np.float32], element: str) -> NDArray[Any]:
+    out = np.empty(values.shape, np.float16 if element == "float16" else np.uint16)
+    narrow(values, element, out)
+    return out
+
+
+@pytest.mark.parametrize("element", HALVES)
+def test_halves_fold_as_float32_and_are_rounded_once(element: str) -> None:
+    """A sum of halves in the network is the exact one, rounded once; maxima are exact; in place, strided and empty."""
+    rng = np.random.default_rng(3)
+    mine = [as_half(rng.standard_normal((5, 301)).astype(np.float32), element) for _ in range(3)]
+    wide = [widen(x, element).astype(np.float64) for x in mine]
+    with loopback_job(3) as comms:
+        out = same(everyone(comms, lambda comm: comm.allreduce(mine[comm.rank], dtype=element)))
+        exact = sum(wide)
+        assert out.tobytes() == as_half(np.asarray(exact, np.float32), element).tobytes()
+        for op, numpy in (("max", np.maximum), ("min", np.minimum)):
+            got = same(everyone(comms, lambda comm: comm.allreduce(mine[comm.rank], op=op, dtype=element)))  # noqa: B023
+            assert (widen(got, element) == numpy.reduce(wide)).all()
+        packets = [comm.stats().packets_sent for comm in comms]
+        assert min(packets) > 3 * 1505 * 4 // 1024, "not folded"
+
+        def in_place(comm: Communicator) -> NDArray[Any]:
+            array = mine[comm.rank].copy()
+            every_other = array[:, ::2]
+            comm.allreduce(every_other, out=every_other, dtype=element)
+            assert (array[:, 1::2] == mine[comm.rank][:, 1::2]).all()
+            return every_other
+
+        assert same(everyone(comms, in_place)).tobytes() == np.ascontiguousarray(out[:, ::2]).tobytes()
+        assert same(everyone(comms, lambda comm: comm.allreduce(mine[0][:0], dtype=element))).shape == (0, 301)
+        assert f"{element} folds as float32: 4096 bytes" in comms[0].explain(2048, dtype=element)
+        assert comms[0].path("sum", element) == "innet"
+        assert comms[0].path("product", element) == comms[0].path("sum", "float64") == "tcp"
+
+
+@pytest.mark.parametrize("rail", RAILS)
+@pytest.mark.parametrize("element", HALVES)
+def test_feedback_of_halves_keeps_what_they_cannot_hold(rail: RailName, element: str) -> None:
+    """Ten sums of halves are ten times the exact sum but for the results' own rounding, on 16 bits in the network and
+    whole over TCP; Inf is not owed."""
+    x = as_half(np.random.default_rng(4).standard_normal(700).astype(np.float32), element)
+    exact = 20 * widen(x, element).astype(np.float64)
+
+    def train(comm: Communicator) -> NDArray[Any]:
+        owed, total = np.zeros(x.shape, np.float32), np.zeros(x.shape)
+        for _ in range(10):
+            total += widen(comm.allreduce(x, dtype=element, lane_bits=16, feedback=owed), element)
+        step = 2**-11 if element == "float16" else 2**-8
+        assert np.abs(total - exact).max() <= 10 * step * np.abs(exact / 10).max() + np.abs(owed).max() * 2
+        infinite = as_half(np.full(700, np.inf, np.float32), element)
+        assert np.isinf(widen(comm.allreduce(infinite, dtype=element, lane_bits=32, feedback=owed), element)).all()
+        assert np.isfinite(owed).all()
+        return total
+
+    with loopback_job(2, rail=rail) as comms:
+        same(everyone(comms, train))
+
+
+@pytest.mark.parametrize("element", HALVES)
+def test_every_half_widens_and_narrows_to_itself(element: str) -> None:
+    """All 65,536 patterns survive, NaNs as NaNs; rounding is to nearest even, and beyond the range is Inf."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    halves = bits.view(np.float16) if element == "float16" else bits
+    wide = widen(halves, element)
+    back = np.empty_like(halves)
+    narrow(wide, element, back)
+    nan = np.isnan(wide)
+    assert (back.view(np.uint16)[~nan] == bits[~nan]).all()
+    assert np.isnan(widen(back, element)[nan]).all()
+    step = 2**-10 if element == "float16" else 2**-7
+    ties = np.array([1 + step / 2, 1 + 3 * step / 2, 3.4e38], np.float32)
+    rounded = widen(as_half(ties, element), element)
+    assert rounded.tolist() == [1, 1 + 2 * step, np.inf]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be reduced, and how two arrays become one.
 
-bfloat16 has no dtype in numpy: it is stored as uint16 and named by string, or comes as ml_dtypes.bfloat16 where that
-package is there; sums go through float32 and are rounded to nearest even after every addition, as hardware does.
+Sums of bfloat16 (``halves``) go through float32 and are rounded to nearest even after every addition, as hardware does.
 
 Addition, maximum and minimum commute in value but not in the bits of NaNs and zeros, so ``Reduction`` is always given
 its operands in an order that all ranks share.
@@ -16,17 +15,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.halves import BFLOAT16, BLOCK, narrow, widen
 from netfold.host.mesh.mesh import Flat
 
 ReduceOp = Literal["sum", "average", "max", "min", "product"]
 
 NATIVE = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8")}
-BFLOAT16 = "bfloat16"
 NAMES = (*NATIVE, BFLOAT16)
 
 _FUNCTIONS = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
-_BLOCK = 1 << 16
-"""Elements of bfloat16 widened at a time: three float32 blocks stay in the cache."""
 
 
 def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
@@ -44,11 +41,6 @@ def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
             "as uint16 with dtype='bfloat16'); convert with .astype()"
         )
     return name
-
-
-def storage(array: Flat) -> Flat:
-    """The array itself, or the uint16 view of an ml_dtypes.bfloat16 array: what messages and reductions work on."""
-    return array.view(np.uint16) if array.dtype.name == BFLOAT16 else array
 
 
 @dataclass(frozen=True)
@@ -80,11 +72,11 @@ class Reduction:
             if self.element != BFLOAT16:
                 function(first, second, out=out)
                 return
-            for at in range(0, out.size, _BLOCK):
-                block = slice(at, at + _BLOCK)
-                wide = _widen(first[block])
-                function(wide, _widen(second[block]), out=wide)
-                out[block] = _narrow(wide)
+            for at in range(0, out.size, BLOCK):
+                block = slice(at, at + BLOCK)
+                wide = widen(first[block], BFLOAT16)
+                function(wide, widen(second[block], BFLOAT16), out=wide)
+                narrow(wide, BFLOAT16, out[block])
 
     def finish(self, data: Flat, ranks: int) -> None:
         """Turns the sum over all ranks into what was asked for, in place.  The same bits in, the same bits out."""
@@ -94,20 +86,6 @@ class Reduction:
             if self.element != BFLOAT16:
                 np.divide(data, data.dtype.type(ranks), out=data)
                 return
-            for at in range(0, data.size, _BLOCK):
-                block = slice(at, at + _BLOCK)
-                data[block] = _narrow(_widen(data[block]) / np.float32(ranks))
-
-
-def _widen(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    return (halves.astype(np.uint32) << 16).view(np.float32)
-
-
-def _narrow(wide: NDArray[np.float32]) -> NDArray[np.uint16]:
-    bits = wide.view(np.uint32)
-    # Round to nearest even: add half a step, less one bit where the result would be odd-to-even anyway.
-    halves = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
-    nan = np.isnan(wide)
-    if nan.any():  # the carry would turn a NaN with few bits into Inf or zero: keep it, quiet
-        halves[nan] = ((bits[nan] >> 16) | 0x40).astype(np.uint16)
-    return halves
+            for at in range(0, data.size, BLOCK):
+                block = slice(at, at + BLOCK)
+                narrow(widen(data[block], BFLOAT16) / np.float32(ranks), BFLOAT16, data[block])

@@ -10,6 +10,8 @@ from typing import Any, Final, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.halves import HALVES, narrow, widen
+
 LaneBits = Literal[32, 16, 8]
 Rounding = Literal["nearest", "stochastic"]
 LANE_BITS_VARIABLE: Final = "NETFOLD_LANE_BITS"
@@ -19,7 +21,7 @@ LANE_BITS_VARIABLE: Final = "NETFOLD_LANE_BITS"
 class Coding:
     """How elements become lanes of packets (native/quantise.h, narrow.h, lanes.h).  Raises ValueError.
 
-    lane_bits  32, or 16 or 8 for sums and averages of float32
+    lane_bits  32, or 16 or 8 for sums and averages of floats
     rounding   of narrow lanes
     seed       of stochastic rounding; the operation's number and the rank are added
     saturate   sums of int32 stop at the ends of the range instead of wrapping around
@@ -57,7 +59,9 @@ class Coding:
             raise ValueError(f"saturate=True: expected a sum of int32, got {what}")
         may = narrows(op, element)
         if not may and (lane_bits not in (None, 32) or feedback is not None):
-            raise ValueError(f"lane_bits={lane_bits} or feedback for {what}: expected a sum or average of float32")
+            raise ValueError(
+                f"lane_bits={lane_bits} or feedback for {what}: expected a sum or average of float32, float16, bfloat16"
+            )
         if feedback is not None:
             _check_feedback(feedback, array)
         bits = lane_bits or (self.lane_bits if may else 32)
@@ -69,8 +73,8 @@ PLAIN: Final[Coding] = Coding()
 
 
 def narrows(op: str, element: str) -> bool:
-    """Whether lanes may be narrower than the element."""
-    return op in ("sum", "average") and element == "float32"
+    """Whether lanes may be narrower than float32."""
+    return op in ("sum", "average") and element in ("float32", *HALVES)
 
 
 def check_levels(lane_bits: int, ranks: int) -> None:
@@ -89,11 +93,22 @@ def lane_bits_said() -> LaneBits:
     raise ValueError(f"{LANE_BITS_VARIABLE}={said!r}: expected 32, 16 or 8")
 
 
-def take_back(source: NDArray[Any], feedback: NDArray[Any]) -> NDArray[Any]:
-    """What is to be sent where nothing is left out: the source and all that was left out before, which is cleared."""
-    whole: NDArray[Any] = source + feedback
-    feedback[...] = 0
-    return whole
+def take_back(source: NDArray[Any], feedback: NDArray[Any], element: str = "float32") -> NDArray[Any]:
+    """What is to be sent where lanes leave nothing out: the source and all that was left out before.
+
+    Of that, only what the element itself cannot hold stays in ``feedback``.
+    """
+    if element not in HALVES:
+        whole: NDArray[Any] = source + feedback
+        feedback[...] = 0
+        return whole
+    wide = widen(source, element) + feedback
+    rounded = np.empty(source.shape, source.dtype)
+    narrow(wide, element, rounded)
+    with np.errstate(invalid="ignore"):
+        np.subtract(wide, widen(rounded, element), out=feedback)
+    feedback[~np.isfinite(feedback)] = 0  # an Inf or NaN is not owed
+    return rounded
 
 
 def _check_feedback(feedback: NDArray[Any], array: NDArray[Any]) -> None:

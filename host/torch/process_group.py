@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backend "netfold": allreduce through the communicator, everything without a fabric path through gloo.
+"""Backend "netfold": allreduce through the communicator, everything else through gloo.
 
-Everything but ``allreduce`` and ``allreduce_coalesced`` is handed to an inner gloo group over the same store; the
-first use of each kind is logged.  gloo is also this group's registered backend for CPU tensors, so that C++ code which
+``allreduce`` and ``allreduce_coalesced`` of what the communicator reduces (``tensors.OPERATIONS``) fold in the switches
+or go between the hosts, as it decides.  The rest, other dtypes, bitwise operations, sparse tensors and all other
+collectives, is handed to an inner gloo group over the same store.  The first use of each kind is logged with the path
+that it takes.  gloo is also this group's registered backend for CPU tensors, so that C++ code which
 goes past the Python methods finds it.
 """
 
@@ -23,9 +25,12 @@ from netfold.host.collectives.elements import ReduceOp
 from netfold.host.communicator import Communicator
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.reducer import Pending, Reducer
-from netfold.host.torch.tensors import folds
+from netfold.host.torch.tensors import dtype_name, reduces
 
-OPS: list[tuple[Any, ReduceOp]] = [(dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average")]
+OPS: list[tuple[Any, ReduceOp]] = [
+    (dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min"),
+    (dist.ReduceOp.PRODUCT, "product"),
+]  # fmt: skip
 DELEGATED = (
     "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
     "all_gather_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather",
@@ -106,7 +111,7 @@ class NetfoldGroup(dist.ProcessGroup):
         return "netfold"
 
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> dist._Work:
-        """Sums of float32 and int32 and averages of float32 by the communicator, all else by gloo.
+        """By the communicator what it reduces, all else by gloo.
 
         opts  AllreduceOptions, or a ReduceOp
         """
@@ -127,12 +132,13 @@ class NetfoldGroup(dist.ProcessGroup):
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         asked = getattr(opts, "reduceOp", opts)
         op = next((name for known, name in OPS if asked == known), None)
-        if op is not None and all(folds(tensor, op) for tensor in several):
+        dtypes = sorted({dtype_name(tensor.dtype) for tensor in several})
+        if op is not None and all(reduces(tensor, op) for tensor in several):
+            for dtype in dtypes:
+                self._say(f"{kind}, {op} of {dtype}", f"goes over {self.communicator.path(op, dtype)}")
             return Work(self._reducer.allreduce(several, op))
-        dtypes = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in several}))
-        if all(tensor.layout != torch.strided for tensor in several):
-            dtypes = f"sparse {dtypes}"
-        self._say(f"{kind}, {op or _name(asked)} of {dtypes}")
+        sparse = "sparse " if all(tensor.layout != torch.strided for tensor in several) else ""
+        self._say(f"{kind}, {op or _name(asked)} of {sparse}{', '.join(dtypes)}")
         if timeout is not None:
             return getattr(self._inner, kind)(several, asked, timeout)
         if kind == "allreduce" or not isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
@@ -141,10 +147,10 @@ class NetfoldGroup(dist.ProcessGroup):
         wanted.reduceOp = asked
         return self._inner.allreduce_coalesced(several, wanted)
 
-    def _say(self, kind: str) -> None:
+    def _say(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
         if kind not in self._said:
             self._said.add(kind)
-            log.info("%r: %s has no path through the fabric: gloo does it", self.communicator, kind)
+            log.info("%r: %s %s", self.communicator, kind, path)
 
 
 def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> dist.ProcessGroupGloo:

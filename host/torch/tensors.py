@@ -10,13 +10,23 @@ from numpy.typing import NDArray
 
 from netfold.host.collectives.elements import ReduceOp
 
-FOLDED = {torch.float32: ("sum", "average"), torch.int32: ("sum",)}
-"""What a fabric path exists for: dtype -> operations."""
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int32, torch.int64, torch.uint8)
+OPERATIONS: dict[torch.dtype, tuple[ReduceOp, ...]] = {
+    **dict.fromkeys(FLOATS, ("sum", "average", "max", "min", "product")),
+    **dict.fromkeys(INTEGERS, ("sum", "max", "min", "product")),
+}
+"""What the communicator reduces: dtype -> operations."""
 
 
-def folds(tensor: torch.Tensor, op: ReduceOp | None) -> bool:
-    """Whether the switches can reduce it."""
-    return tensor.device.type == "cpu" and tensor.layout == torch.strided and op in FOLDED.get(tensor.dtype, ())
+def reduces(tensor: torch.Tensor, op: ReduceOp | None) -> bool:
+    """Whether the communicator can reduce it."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and op in OPERATIONS.get(tensor.dtype, ())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As numpy would call it: "float32", "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str | None]:
