@@ -17,7 +17,7 @@ MAGIC = b"netfold1"
 HEADER = struct.Struct("!QQI76s")
 """call number, bytes, tag, call text (cut): 96 bytes."""
 NEWS = (1 << 64) - 1
-"""In place of a call number: the header is a message by itself (``mesh_tcp``)."""
+"""In place of a call number: the header is a message by itself (``tcp``)."""
 
 
 def listen(address: str) -> socket.socket:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
+from bisect import bisect
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,30 @@ class _Message(Pending):
         self.match: _Message | None = None
 
 
+class _Posts:
+    """One end's messages on a wire that have no match yet, in the order posted within a call and tag."""
+
+    def __init__(self) -> None:
+        self._by_call: dict[Call, dict[int, deque[_Message]]] = {}
+
+    def add(self, message: _Message) -> None:
+        self._by_call.setdefault(message.call, {}).setdefault(message.tag, deque()).append(message)
+
+    def take(self, other: _Message) -> _Message | None:
+        """What the wire's other end meets: the oldest of its call and tag, or any of another call, which is an error
+        for both ends to find."""
+        for call, tags in self._by_call.items():
+            tag = other.tag if call == other.call else next(iter(tags))
+            if tag in tags:
+                message = tags[tag].popleft()
+                if not tags[tag]:
+                    del tags[tag]
+                if not tags:
+                    del self._by_call[call]
+                return message
+        return None
+
+
 class MemoryFabric:
     """The wires between ``size`` ranks.
 
@@ -65,10 +90,13 @@ class MemoryFabric:
         self.messages: Counter[tuple[int, int]] = Counter()
         self.meshes = [MemoryMesh(self, rank) for rank in range(size)]
         self._rng = random.Random(seed)
-        self._changed = threading.Condition()
-        self._sends: dict[tuple[int, int], list[_Message]] = {}
-        self._receives: dict[tuple[int, int], list[_Message]] = {}
-        self._waiting: dict[int, Sequence[Pending]] = {}
+        self._lock = threading.Lock()
+        self._changed = [threading.Condition(self._lock) for _ in range(size)]
+        """By rank: something that it may wait for."""
+        self._sends: defaultdict[tuple[int, int], _Posts] = defaultdict(_Posts)
+        self._receives: defaultdict[tuple[int, int], _Posts] = defaultdict(_Posts)
+        self._waiting: dict[int, list[_Message]] = {}
+        """What each rank would go on with."""
         self._gone: dict[int, str] = {}
         self._running: set[int] = set()
         self._kills: dict[int, int] = {}
@@ -96,7 +124,7 @@ class MemoryFabric:
             except BaseException as error:
                 results[rank] = error
             finally:
-                with self._changed:
+                with self._lock:
                     self._running.discard(rank)
                     self._look_for_stall()
 
@@ -116,11 +144,10 @@ class MemoryFabric:
 
     # ---- inside: all of it under the lock --------------------------------------------------------------------------
     def _post(self, mesh: MemoryMesh, message: _Message) -> None:
-        with self._changed:
+        with self._lock:
             mesh.posts += 1
             if mesh.posts > self._kills.get(mesh.rank, mesh.posts):
-                self._gone[mesh.rank] = f"rank {mesh.rank} was killed"
-                self._changed.notify_all()
+                self._lost(mesh.rank, f"rank {mesh.rank} was killed")
                 raise Killed(f"rank {mesh.rank} was killed by the test")
             wire = (mesh.rank, message.peer) if message.sends else (message.peer, mesh.rank)
             if message.sends:
@@ -132,22 +159,22 @@ class MemoryFabric:
                 message.late = self._rng.random() < 0.5
                 if nth >= self._losses.get(wire, nth + 1):
                     return
-            ends = self._sends if message.sends else self._receives
-            ends.setdefault(wire, []).append(message)
-            self._match(wire)
-            self._changed.notify_all()
-
-    def _match(self, wire: tuple[int, int]) -> None:
-        sends, receives = self._sends.get(wire, []), self._receives.get(wire, [])
-        for send in list(sends):
-            receive = next((r for r in receives if r.tag == send.tag or r.call != send.call), None)
-            if receive is None:
-                continue
-            sends.remove(send)
-            receives.remove(receive)
-            send.match, receive.match = receive, send
+            ours, theirs = (self._sends, self._receives) if message.sends else (self._receives, self._sends)
+            other = theirs[wire].take(message)
+            if other is None:
+                ours[wire].add(message)
+                return
+            message.match, other.match = other, message
+            send = message if message.sends else other
             if not send.late:
                 self._copy(send)
+            self._changed[message.peer].notify()
+
+    def _lost(self, rank: int, why: str) -> None:
+        """Whoever waits for this rank will learn why in vain."""
+        self._gone.setdefault(rank, why)
+        for changed in self._changed:
+            changed.notify()
 
     def _copy(self, send: _Message) -> None:
         receive = send.match
@@ -155,37 +182,51 @@ class MemoryFabric:
         if send.call == receive.call and send.array.nbytes == receive.array.nbytes:
             receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
         send.done = receive.done = True
+        self._changed[send.peer].notify()
+        self._changed[receive.peer].notify()
 
     def _wait(self, mesh: MemoryMesh, pending: Sequence[Pending], *, first: bool) -> None:
-        with self._changed:
-            while True:
-                for message in pending:
-                    if isinstance(message, _Message) and message.match is not None and not message.done:
-                        self._copy(message if message.sends else message.match)
-                        self._changed.notify_all()
-                done = [message for message in pending if message.done]
-                for message in done:
-                    if isinstance(message, _Message) and not message.timed:
-                        self._finish(mesh, message)
-                if len(done) == len(pending) or (first and done):
-                    return
-                owing = [m for m in pending if isinstance(m, _Message) and not m.done]
-                if mesh.rank in self._stalled:
-                    guilty = ranks(culprits(self._stalled, mesh.rank))
-                    owed = ", ".join(f"{m.array.nbytes} bytes with rank {m.peer}" for m in owing if not m.done)
-                    raise CollectiveTimeout(f"{mesh.me()}: nothing can move, for want of {guilty}; open: {owed}")
-                for message in owing:
-                    if message.peer in self._gone:
-                        why = self._gone[message.peer]
-                        self._gone[mesh.rank] = why
-                        self._changed.notify_all()
-                        raise PeerLost(f"{mesh.me()}: {why}")
-                self._waiting[mesh.rank] = owing
-                self._look_for_stall()
-                if mesh.rank in self._stalled:
-                    continue
-                self._changed.wait()
-                self._waiting.pop(mesh.rank, None)
+        wanted = [message for message in pending if isinstance(message, _Message)]
+        if first and len(wanted) < len(pending):
+            return  # one had nothing to move
+        with self._lock:
+            if first:
+                while wanted and not any([self._settled(mesh, message) for message in wanted]):
+                    self._sleep(mesh, wanted, wanted)
+                return
+            # One after another: what comes later in the list is looked at once, however often the wire wakes us.
+            for at, message in enumerate(wanted):
+                while not self._settled(mesh, message):
+                    self._sleep(mesh, [message], wanted[at:])
+
+    def _settled(self, mesh: MemoryMesh, message: _Message) -> bool:
+        """Whether it is done: now at the latest, where both ends are posted."""
+        if message.match is not None and not message.done:
+            self._copy(message if message.sends else message.match)
+        if message.done and not message.timed:
+            self._finish(mesh, message)
+        return message.done
+
+    def _sleep(self, mesh: MemoryMesh, wanted: list[_Message], owing: Sequence[_Message]) -> None:
+        """Until something changes for this rank.  Raises CollectiveTimeout, PeerLost where nothing ever will.
+
+        wanted  what it would go on with;  owing  all that its caller waits for
+        """
+        if self._gone:
+            for message in owing:
+                if message.match is None and message.peer in self._gone:
+                    why = self._gone[message.peer]
+                    self._lost(mesh.rank, why)
+                    raise PeerLost(f"{mesh.me()}: {why}")
+        self._waiting[mesh.rank] = wanted
+        self._look_for_stall()
+        if mesh.rank not in self._stalled:
+            self._changed[mesh.rank].wait()
+        del self._waiting[mesh.rank]
+        if mesh.rank in self._stalled:
+            guilty = ranks(culprits(self._stalled, mesh.rank))
+            owed = ", ".join(f"{m.array.nbytes} bytes with rank {m.peer}" for m in owing if m.match is None)
+            raise CollectiveTimeout(f"{mesh.me()}: nothing can move, for want of {guilty}; open: {owed}")
 
     def _finish(self, mesh: MemoryMesh, message: _Message) -> None:
         message.timed = True
@@ -203,15 +244,15 @@ class MemoryFabric:
 
     def _look_for_stall(self) -> None:
         """Where every rank that still runs waits for something that nobody can bring: their timeouts have come."""
-        open_ = {rank: owing for rank, owing in self._waiting.items() if rank in self._running}
-        if set(open_) != self._running or any(m.done or self._movable(m) for owing in open_.values() for m in owing):
+        open_ = {rank: wanted for rank, wanted in self._waiting.items() if rank in self._running}
+        if set(open_) != self._running or any(self._movable(m) for wanted in open_.values() for m in wanted):
             return
-        for rank, owing in open_.items():
-            self._stalled[rank] = {m.peer for m in owing if isinstance(m, _Message)}
-        self._changed.notify_all()
+        for rank, wanted in open_.items():
+            self._stalled[rank] = {message.peer for message in wanted}
+            self._changed[rank].notify()
 
-    def _movable(self, message: Pending) -> bool:
-        return isinstance(message, _Message) and (message.match is not None or message.peer in self._gone)
+    def _movable(self, message: _Message) -> bool:
+        return message.match is not None or message.peer in self._gone
 
 
 class MemoryMesh(Mesh):
@@ -223,6 +264,7 @@ class MemoryMesh(Mesh):
         """Seconds on this rank's clock of the alpha-beta model."""
         self.link_free = 0.0
         self._busy: list[tuple[float, float]] = []
+        """When messages come in: begin and end, in order, neighbours joined."""
         self.posts = 0
         self._fabric = fabric
         self._call = IDLE
@@ -255,9 +297,8 @@ class MemoryMesh(Mesh):
         self._call = call
 
     def abort(self, error: BaseException) -> None:
-        with self._fabric._changed:
-            self._fabric._gone.setdefault(self.rank, f"rank {self.rank} gave up: {type(error).__name__}: {error}")
-            self._fabric._changed.notify_all()
+        with self._fabric._lock:
+            self._fabric._lost(self.rank, f"rank {self.rank} gave up: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -268,12 +309,19 @@ class MemoryMesh(Mesh):
         Messages are looked at in the order in which they are waited for, not in which they came: each takes the first
         gap that is long enough.
         """
-        for begin, end in self._busy:
-            if start + seconds <= begin:
-                break
-            start = max(start, end)
-        self._busy.append((start, start + seconds))
-        self._busy.sort()
+        if not seconds:
+            return start
+        at = bisect(self._busy, start, key=lambda busy: busy[1])
+        while at < len(self._busy) and self._busy[at][0] < start + seconds:
+            start = max(start, self._busy[at][1])
+            at += 1
+        begin, end = start, start + seconds
+        if at and self._busy[at - 1][1] == begin:
+            at -= 1
+            begin = self._busy.pop(at)[0]
+        if at < len(self._busy) and self._busy[at][0] == end:
+            end = self._busy.pop(at)[1]
+        self._busy.insert(at, (begin, end))
         return start + seconds
 
     def me(self) -> str:

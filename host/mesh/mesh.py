@@ -9,7 +9,7 @@ Messages from one rank to another with the same ``tag`` arrive in the order sent
 that one collective can run several strands (``collectives/flow.py``) between the same two ranks.  Every message
 carries its ``Call``: ranks that call different things find out at the first message instead of mixing bytes.
 
-``mesh_tcp.TcpMesh`` is the real one, ``mesh_memory.MemoryMesh`` its twin in one process, for tests.
+``tcp.TcpMesh`` is the real one, ``memory.MemoryMesh`` its twin in one process, for tests.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ plan, so nothing has to be agreed on.
                memory is filled          <---------------  WRITEs the data, in one piece for each queue pair
     done: all pieces are whole                             done: all pieces are acknowledged
 
-So data never arrives where no memory waits for it.  TCP connections, made as in ``mesh_tcp``, carry only news: who
+So data never arrives where no memory waits for it.  TCP connections, made as in ``mesh.tcp``, carry only news: who
 died, who waits for whom.  Ranks that call different things are found out by the call in the clear-to-send.
 """
 
