@@ -9,6 +9,7 @@ Prints one JSON object a check (`{"check": ..., "ok": true}`); any other end is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from netfold.controller.plan.fabric import Engine, Fabric, leafspine
 
 BOUND = 20.0
 """Seconds for what must happen."""
+TRAVEL = 0.5
+"""Seconds for a probe to be heard; what has not come by then is lost."""
 
 
 def interface(end: str) -> str:
@@ -56,10 +59,22 @@ def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
 
 async def rounds(controller: Controller, until: Callable[[set[str]], bool]) -> set[str]:
     """Probe until the set of links that are down suits; that set."""
+    known, news = controller._links, asyncio.Event()
+    heard = links.Links.heard
+
+    def listen(switch: str, port: int, frame: bytes) -> str:
+        news.set()
+        return heard(known, switch, port, frame)
+
+    known.heard = listen  # type: ignore[method-assign]
     async with asyncio.timeout(BOUND):
         while True:
             await controller.check_links()
-            await asyncio.sleep(0.05)  # for the probes to travel
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TRAVEL):
+                    while any(known._unheard.values()):
+                        await news.wait()
+                        news.clear()
             down = {link.a for n, link in enumerate(controller.fabric.links) if n in controller._links.down()}
             if until(down):
                 return down

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the tests on lost ranks: the last one dies, stops or stays away in the middle of a job.
 
-    rank_lost.py RAIL kill|stop|stay TIMEOUT        each other rank prints what it was told, as JSON
+    rank_lost.py RAIL kill|stop|stay TIMEOUT FOLDER     each other rank prints what it was told, as JSON
+
+Nobody leaves before all have been told: the others' questions are about this rank's slots, too.
 """
 
 import json
@@ -10,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -18,9 +21,11 @@ from netfold.host.errors import NetFoldError
 
 ELEMENTS = 100_000
 STAY = 60.0
+BOUND = 30.0
+"""Seconds for the others to be told."""
 
 
-def main(rail: str, way: str, timeout: float) -> None:
+def main(rail: str, way: str, timeout: float, folder: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     job, address = os.environ["NETFOLD_JOB"], os.environ["NETFOLD_ADDRESS"]
     with Communicator.join(job, rank, world, address=address, rail=rail, timeout=timeout) as comm:  # type: ignore[arg-type]
@@ -42,8 +47,11 @@ def main(rail: str, way: str, timeout: float) -> None:
             told = {"kind": type(error).__name__, "text": str(error), "seconds": seconds, "number": last.number,
                     "state": last.state, "path": last.path}  # fmt: skip
             print(json.dumps(told), flush=True)
-            time.sleep(0.5)  # the others' questions are answered while this rank's slots are still there
+            (folder / f"told {rank}").touch()
+            until = time.monotonic() + BOUND
+            while len(list(folder.glob("told *"))) < world - 1 and time.monotonic() < until:
+                time.sleep(0.01)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]))

@@ -31,7 +31,9 @@ def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> 
     with Network(leafspine(2, 1, 4, rate=rate, engine=engine, rundir=sandbox.rundir()), logs=tmp_path) as network:
         for rail, way in CASES if engine == "softswitch" else CASES[:1]:
             job = f"{rail}-{way}"
-            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUT)], job=job)
+            folder = tmp_path / job
+            folder.mkdir()
+            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUT), str(folder)], job=job)
             said = []
             for process in ranks.processes[:3]:
                 output, _ = process.communicate(timeout=60)

@@ -191,7 +191,7 @@ class MemoryFabric:
             return  # one had nothing to move
         with self._lock:
             if first:
-                while wanted and not any([self._settled(mesh, message) for message in wanted]):
+                while wanted and not sum(self._settled(mesh, message) for message in wanted):  # looks at every one
                     self._sleep(mesh, wanted, wanted)
                 return
             # One after another: what comes later in the list is looked at once, however often the wire wakes us.
