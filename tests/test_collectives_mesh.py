@@ -180,6 +180,35 @@ def test_a_rank_that_dies_is_named_by_all(name: str) -> None:
         assert "rank 3" in str(results[rank]), results[rank]
 
 
+def test_who_comes_after_the_others_gave_up_still_hears_of_whom() -> None:
+    """Rank 1 has not even connected when rank 0 finds rank 2 dead: it hears of rank 2, and does not blame rank 0."""
+    gave_up = threading.Event()
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "late")):
+            if mesh.rank == 0:
+                hear = mesh._learn  # type: ignore[attr-defined]
+
+                def learn(whom: int, why: str) -> None:
+                    gave_up.set()
+                    hear(whom, why)
+
+                mesh._learn = learn  # type: ignore[attr-defined]
+                mesh.wait([mesh.receive(peer, np.empty(9, np.uint8)) for peer in (2, 1)])
+            elif mesh.rank == 1:
+                assert gave_up.wait(30)
+                mesh.wait([mesh.send(0, np.ones(9, np.uint8)), mesh.receive(0, np.empty(9, np.uint8))])
+            else:
+                mesh.wait([mesh.send(0, np.ones(9, np.uint8), tag=1)])  # not what it waits for
+                mesh.close()
+
+    with TcpRanks(3, timeout=60) as tcp:
+        results = tcp.run(work)
+    for rank in (0, 1):
+        assert isinstance(results[rank], PeerLost), results[rank]
+        assert "rank 2 is lost" in str(results[rank]), results[rank]
+
+
 def test_news_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
     """PeerLost is an OSError: raised while a rank that has timed out hears the others, it names whom the news names,
     and not the good peer that it was read from."""

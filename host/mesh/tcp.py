@@ -39,7 +39,8 @@ from netfold.wire.jobs import Plan
 BURST = 4 << 20
 """Bytes that one connection moves before the others get their turn."""
 GRACE = 0.1
-"""Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss; at least ``FAREWELL``."""
+"""Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss, and that one which gives up
+waits for those who have not connected yet; at least ``FAREWELL``."""
 WATCHED_SLICE = 0.01
 """Seconds between looks of whoever watches (``watch``)."""
 FAREWELL = 0.2
@@ -465,6 +466,8 @@ class TcpMesh(Mesh):
         told = bool(self._facts) or self.rank in self._waits
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
         self._call = IDLE
+        # Those we wait for, or they for us, who have not come yet: whom they would find gone they would name.
+        late = [link for link in self._links.values() if link.receives or link.sends]
         for link in self._links.values():
             if not told and link.socket is None and not link.lost and (link.receives or link.sends):
                 self._connect(link)  # it waits for us, or will: without a connection it could not learn
@@ -472,11 +475,16 @@ class TcpMesh(Mesh):
             link.sends = deque(send for send in link.sends if isinstance(send, Note) or send.begun)
         if not told:
             self._tell(self.rank, self.rank, f"gave up: {type(error).__name__}")
-        # a rail that was found dead takes no news either
-        deadline = self._clock() + (0 if isinstance(error, RailDown) else FAREWELL)
-        while (left := deadline - self._clock()) > 0 and any(link.sends for link in self._links.values()):
-            self._poll(left)
+        if not isinstance(error, RailDown):  # a rail that was found dead takes no news either
+            grace = max(FAREWELL, GRACE * self._timeout)
+            self._stay(grace, lambda: any(link.socket is None and not link.lost for link in late))
+            self._stay(FAREWELL, lambda: any(link.sends for link in self._links.values()))
         self._shut()
+
+    def _stay(self, seconds: float, while_: Callable[[], bool]) -> None:
+        deadline = self._clock() + seconds
+        while (left := deadline - self._clock()) > 0 and while_():
+            self._poll(left)
 
     def close(self) -> None:
         self._error = self._error or Closed(f"job {self._plan.job!r}, rank {self.rank}: the mesh was closed")
