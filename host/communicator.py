@@ -35,8 +35,9 @@ from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.peers import Peers
+from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.planes import RAILS_VARIABLE, Joined, RailSpec, join_rails, specs_of
+from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.rails.rail import DTYPES, LaneRail, Op, Rail, RailStats
 from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.timeline import asked
@@ -108,8 +109,11 @@ class Communicator(Group):
         self._lanes: LaneRail | None = None
         self._whole = plan.world > 1  # lanes are whole, whatever was asked for
         if joined is not None:
-            super().__init__(joined.peers(), Turns(me, Flight(plan.job, plan.rank, plan.world)))
+            flight = Flight(plan.job, plan.rank, plan.world, timeline=joined.timeline)
+            super().__init__(joined.peers(), Turns(me, flight))
             self._fold, self._between = joined.rails, "tcp"
+            joined.rails.note = flight.note
+            joined.rails.on_change(self._follow)
             self._why = f"asked for by rails= or {RAILS_VARIABLE}"
             if self._coding.lane_bits != 32:
                 self._narrow(self._coding.lane_bits)
@@ -431,6 +435,12 @@ class Communicator(Group):
                 self._turns.me, lane_bits, self.rail,
             )  # fmt: skip
 
+    def _follow(self) -> None:
+        """A rail has died or is back, on all ranks in the same operation: the peers are those of the first one up."""
+        assert self._joined is not None
+        before, self._peers = self._peers, self._joined.peers()
+        self._peers.note, self._peers.number = before.note, before.number
+
     def _hear(self) -> NetFoldError | None:
         return None if self._watcher is None else self._watcher.news()
 
@@ -468,7 +478,8 @@ class Communicator(Group):
         out = result.reshape(-1) if direct else np.empty(source.shape, native)
         left_out = None if feedback is None else feedback.reshape(-1)
         flight, before = self._turns.flight, self._fold.retransmissions
-        flight.note(self._fold.name)
+        if self._joined is None:  # several rails say themselves which carries what
+            flight.note(self._fold.name)
         try:
             if lanes is None:
                 self._fold.allreduce(source, out, op, number)
@@ -478,8 +489,6 @@ class Communicator(Group):
             flight.now.retransmissions += self._fold.retransmissions - before
         if not direct:
             result[...] = out.reshape(result.shape)
-        if self._joined is not None:  # a plane may have died: on all ranks at the same operation
-            self._peers = self._joined.peers()
         return lanes.saturated if lanes is not None and coding.saturate else 0
 
 

@@ -9,6 +9,7 @@ timeline merge` makes one file of them, a process a rank.  Its rows:
     packets      folding, from io.c: quantise (packets made of the tensor, ICRC included), send, wait, receive,
                  dequantise (results written to the tensor), retransmit (packets made, or sent, again)
     messages     over TCP or queue pairs: send, wait, receive
+    innet@a      with several rails: the chunks that this one carried; "innet@a packets", "tcp@b messages" as above
 
 Where nobody asks, it costs a comparison a packet burst.  Times are CLOCK_MONOTONIC, put beside other machines' by their
 clocks of the day, as they are when the communicator is made.
@@ -94,7 +95,15 @@ class Timeline:
         for span in spans:
             arguments = {"packets": span.packets} if span.packets else None
             self.add(PACKETS, SPANS[span.kind], span.begin, span.end, arguments)
-        self._lost += lost
+        self.lose(lost)
+
+    def lose(self, count: int) -> None:
+        """So many spans came that nobody keeps."""
+        self._lost += count
+
+    def part(self, label: str) -> Timeline:
+        """The same timeline for one of several that do the same at the same time: in rows of its own."""
+        return _Part(self, label)
 
     # ---- the file ----------------------------------------------------------------------------------------------------
     def write(self) -> None:
@@ -108,11 +117,12 @@ class Timeline:
             _about(self._rank, None, "process_name", {"name": name}),
             _about(self._rank, None, "process_sort_index", {"sort_index": self._rank}),
         ]
-        for number, row in enumerate(ROWS):
+        rows = [*ROWS, *sorted({row for row, *_ in events} - set(ROWS))]
+        for number, row in enumerate(rows):
             said.append(_about(self._rank, number, "thread_name", {"name": row}))
             said.append(_about(self._rank, number, "thread_sort_index", {"sort_index": number}))
         for number, (row, what, begin, end, arguments) in enumerate(sorted(events, key=lambda event: event[2])):
-            span = {"name": what, "cat": row, "pid": self._rank, "tid": ROWS.index(row),
+            span = {"name": what, "cat": row, "pid": self._rank, "tid": rows.index(row),
                     "ts": (begin - self._origin) / 1000}  # fmt: skip
             if row == QUEUED:  # these overlap, and spans of one row must not
                 said.append(span | {"ph": "b", "id": number})
@@ -130,6 +140,22 @@ class Timeline:
             return
         if self._lost:
             log.warning("timeline: %s lacks %d spans beyond the first %d", self.path, self._lost, MOST)
+
+
+class _Part(Timeline):
+    """Rows of a timeline under a label."""
+
+    def __init__(self, whole: Timeline, label: str) -> None:
+        self._whole, self._label = whole, label
+
+    def add(self, row: str, name: str, begin: int, end: int, arguments: dict[str, Any] | None = None) -> None:
+        self._whole.add(f"{self._label} {row}", name, begin, end, arguments)
+
+    def lose(self, count: int) -> None:
+        self._whole.lose(count)
+
+    def write(self) -> None:
+        """Whoever has the whole does."""
 
 
 def _about(pid: int, tid: int | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from netfold.host.communicator import Communicator
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.rails import planes
-from netfold.host.rails.multirail import CALIBRATION, MultiRail
+from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RailSpec
 
 pytestmark = pytest.mark.timeout(120)
@@ -85,9 +85,10 @@ def test_while_a_rail_is_down_the_other_carries_all() -> None:
     plane = Plane(2, [Death(0)])
     plane.up.clear()
     ranks = Ranks([Plane(2), plane])
+    before = ranks.rails[0].use()[1].nbytes
     for seed in range(3):
         ranks.sum(LONG, seed)
-    assert ranks.rails[0].use()[1].nbytes < 4 * sum(CALIBRATION)
+    assert ranks.rails[0].use()[1].nbytes == before
     assert "rail1 is down" in ranks.rails[0].describe(1 << 20)
     plane.up.set()
     ranks.sum(LONG, 3)
@@ -115,7 +116,7 @@ def test_no_rail_left_is_an_error_on_every_rank() -> None:
     def call(rail: MultiRail, rank: int) -> str:
         with pytest.raises(RailDown, match=r"no rail is left: rail0: the fake plane is dead; rail1: ") as caught:
             rail.allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
-        return str(caught.value)
+        return str(caught.value).partition(", ")[2]
 
     assert len(set(ranks.each(call))) == 1
     ranks.close()
@@ -147,7 +148,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
     def call(rank: int) -> None:
         if rank == 2:
             return
-        with pytest.raises(PeerLost, match=r"rank\(s\) \[2\] are gone"):
+        with pytest.raises(PeerLost, match=r"rank 2 is gone"):
             ranks.rails[rank].allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
 
     on_ranks(3, call)
@@ -156,7 +157,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
 def test_a_rank_that_never_comes_ends_in_a_named_error() -> None:
     """It lives and answers, but does not call: after the timeout the others say so."""
     ranks = Ranks([Plane(2, quiet=True), Plane(2, quiet=True)], timeout=1.0, stall=0.05)
-    with pytest.raises(NetFoldError, match=r"not come to this operation"):
+    with pytest.raises(NetFoldError, match=r"rank 1 answers, and has not called this operation"):
         ranks.rails[0].allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
 
 

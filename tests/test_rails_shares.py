@@ -16,7 +16,7 @@ costs = st.builds(RailCost, st.floats(0, 0.05), st.floats(1e5, 1e10))
 
 
 def shares(*rails: tuple[float, float | None]) -> Shares:
-    made = Shares(len(rails), join=0.0)
+    made = Shares([f"rail{i}" for i in range(len(rails))], join=0.0)
     made.learn([Figure(*rail) for rail in rails], range(len(rails)))
     return made
 

@@ -13,6 +13,9 @@ result does not take it any more.  Nobody changes an answer, so all who ask hear
 
 A rail that is merely quiet has failed where every rank is there and nothing moves on it for any of them (``age``); a
 rank that has not come yet is no failure.
+
+A rank that gives up because others are missing (``verdict``) says so to whoever asks it from then on: all hear who it
+was, whenever they came themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import IntEnum
@@ -49,6 +52,10 @@ class Outcome(IntEnum):
     VOID = 1
     DONE = 2
     FORGOTTEN = 3
+    ABSENT = 4
+    """The asked rank has not come to this position."""
+    OVER = 5
+    """It has given up, and ``Answer.result`` says why."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """``age`` in seconds, or VOID where the rail has failed on this rank; ``result`` where a settlement is DONE."""
+    """``age`` in seconds, or VOID where the rail has failed on this rank; ``result`` where a settlement is DONE, and
+    the verdict where all is OVER."""
 
     outcome: Outcome = Outcome.NOT_YET
     age: float = 0.0
@@ -99,19 +107,32 @@ class Ledger:
         self._left: dict[int, float] = {}
         self._failed: set[int] = set()
         self._came = 0.0
-        self._outcomes: OrderedDict[int, Flat | None] = OrderedDict()
+        self._outcomes: deque[tuple[int, Flat | None]] = deque(maxlen=KEPT)
+        self._verdict: bytes | None = None
         self.concluded = -math.inf
         """When the last settlement was done."""
 
-    def enter(self, position: int, rails: Collection[int], *, settles: bool) -> None:
-        """This rank is at ``position``, where these rails carry something; ``settles``: it is a settlement."""
+    def enter(self, position: int, rails: Collection[int]) -> None:
+        """This rank is at ``position``, where each of these rails carries a range."""
         with self._lock:
-            now = self._clock()
-            self._at, self._settles, self._fenced = position, settles, False
-            self._moved, self._left, self._came = dict.fromkeys(rails, now), {}, now
+            self._enter(position, rails)
+            self._settles, self._failed = False, set()
+
+    def settle(self, position: int, rail: int) -> float:
+        """This rank is at a settlement, which this rail carries.  The time, once for all who want to know it."""
+        with self._lock:
+            self._settles = True
+            return self._enter(position, (rail,))
+
+    def _enter(self, position: int, rails: Collection[int]) -> float:
+        # a short allreduce may take a third of a millisecond: what is done here is done for each of them
+        self._at, self._fenced, self._came = position, False, self._clock()
+        self._moved = dict.fromkeys(rails, self._came)
+        if self._left:
+            self._left = {}
+        if self._looked:
             self._looked = {}
-            if not settles:
-                self._failed = set()
+        return self._came
 
     def moved(self, rail: int, when: float) -> float:
         """Notes the last progress of a rail here; the seconds since then, or since this rank came."""
@@ -144,30 +165,40 @@ class Ledger:
         with self._lock:
             if self._fenced and self._at == position:
                 return False
-            self._record(position, result)
-            self._left = dict.fromkeys(self._moved, self.concluded)
+            self._outcomes.append((position, result))
+            self.concluded = self._clock()
             return True
 
     def adopt(self, position: int, result: Flat | None) -> None:
         """The outcome as others told it; None: void."""
         with self._lock:
-            self._record(position, result)
+            self._outcomes.append((position, result))
+            self.concluded = self._clock()
 
-    def _record(self, position: int, result: Flat | None) -> None:
-        self._outcomes[position] = result
-        self.concluded = self._clock()
-        while len(self._outcomes) > KEPT:
-            self._outcomes.popitem(last=False)
+    def give_up(self, why: bytes) -> None:
+        """The verdict: this rank waits no longer, for anything.  The first one stays."""
+        with self._lock:
+            if self._verdict is None:
+                self._verdict = why
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether there is a verdict."""
+        return self._verdict is not None
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def answer(self, question: Question) -> Answer:
         """Answers another rank, or this one's own question."""
         with self._lock:
             if question.ask is Ask.AGE:
-                return Answer(self._failed_here(question), self._age(question))
+                if self._verdict is not None:
+                    return Answer(Outcome.OVER, result=self._verdict)
+                return Answer(self._state(question), self._age(question))
             return self._fence(question.position)
 
-    def _failed_here(self, question: Question) -> Outcome:
+    def _state(self, question: Question) -> Outcome:
+        if question.position > self._at:
+            return Outcome.ABSENT
         # a range that failed stays failed through the settlement after it
         last = self._at - 1 if self._settles else self._at
         return Outcome.VOID if question.position >= last and question.rail in self._failed else Outcome.NOT_YET
@@ -180,14 +211,20 @@ class Ledger:
             return self._clock() - self._came
         if question.rail in self._left:
             return self._clock() - self._left[question.rail]
+        if self._settles and self._outcomes and self._outcomes[-1][0] == question.position:
+            return self._clock() - self.concluded
         # up to when the rail itself looked: a process that got no time to run knows of nothing that came meanwhile
         return self._looked.get(question.rail, self._came) - self._moved[question.rail]
 
     def _fence(self, position: int) -> Answer:
-        if position in self._outcomes:
-            result = self._outcomes[position]
-            return Answer(Outcome.VOID) if result is None else Answer(Outcome.DONE, result=_bytes(result))
-        if position > self._at or (position == self._at and not self._settles):
+        for kept, result in self._outcomes:
+            if kept == position:
+                return Answer(Outcome.VOID) if result is None else Answer(Outcome.DONE, result=_bytes(result))
+        if self._verdict is not None:
+            return Answer(Outcome.OVER, result=self._verdict)
+        if position > self._at:
+            return Answer(Outcome.ABSENT)
+        if position == self._at and not self._settles:
             return Answer(Outcome.NOT_YET)
         if position < self._at:
             return Answer(Outcome.FORGOTTEN)

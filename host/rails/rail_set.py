@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
-from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question, Sideline
+from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question
 from netfold.host.rails.rail import Rail, RailStats
+from netfold.host.rails.roll import HEARING, Roll
 
 STALL = 0.08
 """Seconds without progress on any rank, all being there, after which a rail is taken for dead."""
@@ -23,10 +24,6 @@ NEARLY = 0.6
 """Part of that which is enough for the others: they looked a little earlier, or got something a little later."""
 ALL_QUIET = 5
 """Times as long where no other rail moves either: that may be a machine that is busy with other things."""
-GONE = 0.5
-"""Seconds after which a rank whose machine says that it does not listen is lost."""
-HEARING = 0.25
-"""Seconds for the others' answers."""
 
 log = logging.getLogger("netfold")
 
@@ -66,28 +63,18 @@ class RailSet:
     """Parameters as of ``MultiRail``."""
 
     def __init__(
-        self,
-        rails: Sequence[Track],
-        names: Sequence[str],
-        others: Sequence[int],
-        ledger: Ledger,
-        sideline: Sideline,
-        revive: Revive | None,
-        *,
-        stall: float,
-        timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, rails: Sequence[Track], names: Sequence[str], ledger: Ledger, roll: Roll, revive: Revive | None, *,
+        stall: float, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._rails: list[Track | None] = list(rails)
         self.live = list(range(len(rails)))
         """Rails that are up, as all ranks agree; a new list where that changes."""
         self.names = list(names)
-        self._others = others
-        self._ledger, self._sideline, self._revive = ledger, sideline, revive
-        self._stall, self._timeout, self._clock = stall, timeout, clock
+        self._ledger, self._roll, self._revive = ledger, roll, revive
+        self._stall, self._clock = stall, clock
         self.position = 0
         self.stop: BaseException | None = None
-        """Ends whatever the rails are doing: Ctrl-C, or a mistake that another rail found."""
+        """Ends whatever the rails are doing, for good: ranks are missing, or call different things, or Ctrl-C."""
         self.broken: dict[int, NetFoldError] = {}
         """Rails that failed here; whether they are dead is yet to be agreed on."""
         self.deaths = [0] * len(rails)
@@ -95,6 +82,8 @@ class RailSet:
         """Of the last death."""
         self._revivals: dict[int, Revival] = {}
         self._past: list[RailStats] = []
+        self.changed: Callable[[], None] = lambda: None
+        """Is told when a rail has died or is back: on all ranks in the same operation."""
         self._asked = [0.0] * len(rails)
         for index in range(len(rails)):
             self._attach(index)
@@ -111,11 +100,15 @@ class RailSet:
         """Of all rails and their former lives."""
         return [*self._past, *(rail.stats() for rail in self._rails if rail is not None)]
 
-    @property
-    def retransmissions(self) -> int:
-        """Of all rails and their former lives."""
-        past = sum(stats.retransmissions for stats in self._past)
-        return past + sum(rail.retransmissions for rail in self._rails if rail is not None)
+    def account(self) -> str:
+        """Each rail's state, for errors."""
+        said = []
+        for index, name in enumerate(self.names):
+            quiet = self._ledger.quiet(index)
+            cause = str(self.causes[index] or "").partition("\n")[0]
+            idle = f"quiet for {quiet:.1f} s" if quiet >= self._stall else "carries nothing now"
+            said.append(f"{name} {f'up, {idle}' if index in self.live else f'down ({cause})'}")
+        return ", ".join(said)
 
     # ---- death and revival -------------------------------------------------------------------------------------------
     def bury(self, dead: Sequence[int], failure: NetFoldError | None) -> None:
@@ -150,6 +143,7 @@ class RailSet:
 
     def close(self) -> None:
         """Closes all; safe to call twice."""
+        self.changed = lambda: None
         for revival in self._revivals.values():
             revival.cancel()
         self._revivals.clear()
@@ -161,6 +155,8 @@ class RailSet:
     def _put(self, index: int, rail: Track | None) -> None:
         self._rails[index] = rail
         self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
+        if self.live:
+            self.changed()
 
     # ---- watching ----------------------------------------------------------------------------------------------------
     def _attach(self, index: int) -> None:
@@ -169,34 +165,37 @@ class RailSet:
     def _watch(self, index: int, moved: float) -> None:
         """Called by a rail that waits.  Raises what ends it."""
         if self.stop is not None:
-            raise NetFoldError(f"interrupted ({type(self.stop).__name__})")
+            raise self.stop if isinstance(self.stop, NetFoldError) else NetFoldError(f"interrupted ({self.stop!r})")
         position, name = self.position, self.names[index]
         if self._ledger.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")
         quiet = self._ledger.moved(index, moved)
-        patience = self._patience(index)
+        late = quiet > self._roll.timeout
         now = self._clock()
-        if quiet < patience or not self._others or now < self._asked[index] + self._stall / 8:
+        every = min(max(self._stall, quiet) / 8, HEARING)  # a rank that takes its time is not asked all the time
+        if quiet < self._stall or not self._roll.others or (now < self._asked[index] + every and not late):
             return
         self._asked[index] = now
         # quiet here: is it so everywhere, and is everybody there?
-        answers = self._sideline.ask(Question(Ask.AGE, position, index), self._others, HEARING)
+        try:
+            answers = self._roll.ask(Question(Ask.AGE, position, index), self._roll.others)
+            self._roll.check(answers, self._roll.others, quiet)
+        except NetFoldError as error:
+            self.stop = error
+            raise
         if any(answer.outcome is Outcome.VOID for answer in answers.values()):
             raise RailDown(f"{name}: another rank found it dead")
-        if len(answers) == len(self._others) and min(a.age for a in answers.values()) >= NEARLY * patience:
+        patience = self._patience(index)
+        everybody = len(answers) == len(self._roll.others)
+        if everybody and quiet >= patience and min(a.age for a in answers.values()) >= NEARLY * patience:
             raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
-        if quiet > self._timeout:
-            silent = sorted(set(self._others) - set(answers))
-            why = f"ranks {silent} do not answer" if silent else "not every rank has come to this operation"
-            raise RailDown(f"{name}: nothing moved for {quiet:.1f} s, {why}")
-        gone = sorted(set(self._sideline.refused()) - set(answers))
-        if gone and quiet > GONE:
-            raise PeerLost(f"{name}: rank(s) {gone} are gone: nobody listens there any more")
+        if late:
+            raise RailDown(f"{name}: nothing moved for {quiet:.1f} s here, though it did elsewhere")
 
     def _patience(self, index: int) -> float:
         """Seconds of quiet that are too many."""
         spare = [other for other in self.live if other != index and other not in self.broken]
         if not spare:
-            return self._timeout  # the last rail is given up only when nothing else can be done
+            return self._roll.timeout  # the last rail is given up only when nothing else can be done
         quiet = min(self._ledger.quiet(other) for other in spare)
         return self._stall if quiet < self._stall else ALL_QUIET * self._stall

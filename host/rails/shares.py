@@ -26,11 +26,12 @@ BRIEF = 8 << 10
 """Bytes up to which it tells the latency."""
 WINDOW = 5
 """Calls of each kind that count."""
+PRIOR = 3
 GAIN = 0.92
 """Several rails must be predicted to take less than this part of the best single one's time."""
 REGRET = 0.02
 """Shares stay while new figures predict them to be no more than this part slower than the best ones."""
-SIZES = (256 << 10, 4 << 20, 64 << 20)
+SIZES = (64 << 10, 256 << 10, 4 << 20, 64 << 20)
 """Bytes at which that is looked at."""
 TRIAL = 256 << 10
 """Bytes that a rail of unknown rate is given, of a tensor at least 8 times as long."""
@@ -40,12 +41,31 @@ EXPLORE = 32
 """Every so many cut calls, a rail that is too slow to be used gets a trial all the same: it may have become better."""
 
 
-class Estimate:
-    """One rail's cost on one rank.  Medians: a call that waited for a late rank, or for the CPU, does not count."""
+@dataclass(frozen=True)
+class Figure:
+    """What the ranks have agreed on about a rail.  ``bandwidth`` is None where nobody knows."""
 
-    def __init__(self) -> None:
+    latency: float
+    bandwidth: float | None
+
+    @property
+    def cost(self) -> RailCost | None:
+        """For ``equal_finish``."""
+        return None if self.bandwidth is None else RailCost(self.latency, self.bandwidth)
+
+
+class Estimate:
+    """One rail's cost on one rank.  Medians: a call that waited for a late rank, or for the CPU, does not count.
+
+    known  what an earlier run found: counts as much as ``PRIOR`` calls of each kind, until later ones have replaced it
+    """
+
+    def __init__(self, known: Figure | None = None) -> None:
         self._short: deque[float] = deque(maxlen=WINDOW)
         self._long: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        if known is not None and known.cost is not None:
+            self._short.extend([known.latency] * PRIOR)
+            self._long.extend([(LONG, known.cost.seconds(LONG))] * PRIOR)
 
     def add(self, nbytes: int, seconds: float) -> None:
         """One call."""
@@ -74,47 +94,56 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What the ranks have agreed on about a rail.  ``bandwidth`` is None where nobody knows."""
-
-    latency: float
-    bandwidth: float | None
-
-    @property
-    def cost(self) -> RailCost | None:
-        """For ``equal_finish``."""
-        return None if self.bandwidth is None else RailCost(self.latency, self.bandwidth)
-
-
-@dataclass(frozen=True)
 class Split:
     """Bytes for each rail, multiples of ``BLOCK`` but for the end of the tensor; ``seconds`` predicted, None unknown.
 
-    ``single``: the best rail alone, and its seconds.
+    ``single``: the best rail alone, and its seconds.  ``names``: of the rails
     """
 
     nbytes: tuple[int, ...]
     seconds: float | None
     single: tuple[int, float | None]
+    names: tuple[str, ...]
 
     @cached_property
     def used(self) -> list[int]:
         """Rails that carry anything."""
         return [rail for rail, nbytes in enumerate(self.nbytes) if nbytes]
 
+    @cached_property
+    def text(self) -> str:
+        """Which rail carries what share, and why, for people and for the flight recorder."""
+        alone, seconds = self.single
+        if len(self.used) < 2:
+            why = "the quickest, rates unknown" if seconds is None else f"soonest, {shown(seconds)} predicted"
+            return f"{self.names[alone]} ({why})"
+        total = sum(self.nbytes)
+        parts = " + ".join(f"{self.nbytes[rail] / total:.0%} {self.names[rail]}" for rail in self.used)
+        if self.seconds == seconds:
+            return f"{parts} (a trial beside {self.names[alone]})"
+        return f"{parts} ({shown(self.seconds)} predicted, {shown(seconds)} on {self.names[alone]} alone)"
+
+
+def shown(seconds: float | None) -> str:
+    """Seconds for people."""
+    return "unknown" if seconds is None else f"{seconds * 1e3:.3g} ms"
+
 
 class Shares:
     """The present shares, the same on every rank.
 
-    rails  how many there are
+    names  of the rails
     join   seconds that using several costs in itself, besides the exchange on the quickest rail
     """
 
-    def __init__(self, rails: int, *, join: float = 0.0003) -> None:
+    def __init__(self, names: Sequence[str], *, join: float = 0.0003) -> None:
+        self._names = tuple(names)
         self._join = join
-        self.figures = [Figure(0.0, None)] * rails
+        self.figures = [Figure(0.0, None)] * len(names)
         self._cuts = 0
-        self._short: dict[tuple[int, tuple[int, ...]], Split] = {}
+        self._short: dict[int, Split] = {}
+        self._live: Sequence[int] = ()
+        """Rails for which those splits hold: the list itself, which is another one where rails change."""
 
     def learn(self, fresh: Sequence[Figure], live: Sequence[int]) -> bool:
         """New figures that all ranks share; adopts them where the present ones have become too wrong.  Says whether."""
@@ -142,21 +171,26 @@ class Shares:
         return rail, costs[rail].seconds(nbytes)
 
     def split(self, nbytes: int, live: Sequence[int]) -> Split:
-        """Shares of a tensor over the rails that are up.  Counts as a call that is cut where several get any."""
+        """Shares of a tensor over the rails that are up.  Counts as a call that is cut where several get any.
+
+        live  a new list where it changes
+        """
         if len(live) > 1 and nbytes >= 8 * TRIAL:
             self._cuts += 1
             return self._with_trials(self.preview(nbytes, live), live)
-        key = nbytes, tuple(live)  # what is computed here counts beside what it is computed for
-        if key not in self._short:
-            if len(self._short) >= REMEMBERED:
-                self._short.clear()
-            self._short[key] = self.preview(nbytes, live)
-        return self._short[key]
+        if live is not self._live or len(self._short) >= REMEMBERED:
+            self._live = live
+            self._short.clear()
+        split = self._short.get(nbytes)
+        if split is None:  # what is computed here counts beside what it is computed for: once for each size
+            split = self._short[nbytes] = self.preview(nbytes, live)
+        return split
 
     def preview(self, nbytes: int, live: Sequence[int]) -> Split:
         """The same without trials, for people."""
         first, alone = self.best(nbytes, live)
-        only = Split(tuple(nbytes if rail == first else 0 for rail in range(len(self.figures))), alone, (first, alone))
+        whole = [nbytes if rail == first else 0 for rail in range(len(self.figures))]
+        only = Split(tuple(whole), alone, (first, alone), self._names)
         known = [rail for rail in live if self.figures[rail].bandwidth is not None]
         if alone is None or len(known) < 2:
             return only
@@ -170,7 +204,7 @@ class Shares:
         whole = [0] * len(self.figures)
         for rail, n in zip(known, cut, strict=True):
             whole[rail] = n
-        return Split(tuple(whole), together, (first, alone))
+        return Split(tuple(whole), together, (first, alone), self._names)
 
     def _with_trials(self, split: Split, live: Sequence[int]) -> Split:
         whole = list(split.nbytes)
@@ -180,7 +214,7 @@ class Shares:
                 giver = max(range(len(whole)), key=lambda rail: (whole[rail], -rail))
                 whole[giver] -= TRIAL
                 whole[rail] += TRIAL
-        return Split(tuple(whole), split.seconds, split.single)
+        return Split(tuple(whole), split.seconds, split.single, self._names)
 
 
 def _regret(nbytes: int, present: Sequence[Figure], fresh: Sequence[Figure]) -> float:

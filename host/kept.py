@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured figures kept in a JSON file for the next run, by key.
+
+What cannot be read or written is a warning: then they are measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+log = logging.getLogger("netfold")
+
+
+def read(path: str, key: str, kind: type[T]) -> T | None:
+    """The figures under ``key``, or None."""
+    if not os.path.exists(path):
+        return None
+    try:
+        figures = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any]).get(key)
+        return None if figures is None else msgspec.convert(figures, kind)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        log.warning("%s: no figures of links (%s); measuring, and writing it anew", path, error)
+        return None
+
+
+def write(path: str, key: str, figures: object) -> None:
+    """Puts the figures beside those under other keys."""
+    others: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # none yet, or none that anyone could use
+        others = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+    try:
+        ours = Path(f"{path}.{os.getpid()}")
+        ours.write_bytes(msgspec.json.format(msgspec.json.encode({**others, key: figures}), indent=1) + b"\n")
+        ours.replace(path)
+    except OSError as error:
+        log.warning("%s: cannot be written (%s); the next run measures again", path, error)

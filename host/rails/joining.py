@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joining several rails with all ranks: each at its plane's controller, and all together as one ``MultiRail``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast, get_args
+
+import numpy as np
+
+from netfold.host import kept
+from netfold.host.collectives import calibration
+from netfold.host.errors import NetFoldError
+from netfold.host.mesh.link import listen
+from netfold.host.peers import Peers
+from netfold.host.rails.ledger import Ledger
+from netfold.host.rails.multirail import MultiRail, Start
+from netfold.host.rails.open_rail import OpenRail
+from netfold.host.rails.planes import RailSpec
+from netfold.host.rails.rail_set import STALL
+from netfold.host.rails.reopening import Reopening
+from netfold.host.rails.shares import Figure
+from netfold.host.rails.sideline import TcpSideline, cookie
+from netfold.host.timeline import Timeline, asked
+from netfold.wire.jobs import Plan
+
+STALL_VARIABLE = "NETFOLD_RAIL_STALL"
+START_VARIABLE = "NETFOLD_RAIL_START"
+REJOIN = 5.0
+"""Seconds that an attempt to open a rail again waits for the other ranks."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several rails that make one job.
+
+    plan      the first rail's
+    timeline  the rank's, where one is asked for
+    """
+
+    plan: Plan
+    rails: MultiRail
+    timeline: Timeline | None = None
+
+    def peers(self) -> Peers:
+        """For what is no allreduce that folds: over the plane of the first rail that is up."""
+        first = self.rails.track(self.rails.live[0])
+        assert isinstance(first, OpenRail)
+        return first.others
+
+
+def join_rails(
+    specs: Sequence[RailSpec],
+    job: str,
+    rank: int,
+    world: int,
+    *,
+    timeout: float,
+    join_timeout: float,
+    token: str = "",
+    start: Start | None = None,
+    stall: float | None = None,
+) -> Joined:
+    """Joins all rails' jobs with all ranks, and makes them one.
+
+    start, stall  default: $NETFOLD_RAIL_START, or "hot"; $NETFOLD_RAIL_STALL, or STALL
+    Raises JoinRefused, PlanError, TransportError, ValueError.
+    """
+    start, stall = _said(start, stall)
+    names = [str(spec) for spec in specs]
+    file, key = os.environ.get(calibration.COST_VARIABLE), f"{'+'.join(names)}, {world} ranks"
+    known = kept.read(f"{file}.rails", key, list[Figure]) if file and start == "hot" else None
+    timeline = asked(job, rank, world)
+    rails: list[OpenRail] = []
+    sideline: TcpSideline | None = None
+
+    def open_rail(index: int, life: int, patience: float, seconds: float) -> OpenRail:
+        name = (job if index == 0 else f"{job}+{index}") + (f".{life + 1}" if life else "")
+        return OpenRail(
+            specs[index], name, rank, world, timeout=seconds, join_timeout=patience, token=token, timeline=timeline
+        )
+
+    def revive(index: int, deaths: int) -> Reopening:
+        return Reopening(lambda: open_rail(index, deaths, REJOIN, timeout))
+
+    def news() -> NetFoldError | None:
+        told = [error for rail in rails if (error := rail.news()) is not None]
+        return told[0] if len(told) == len(rails) else None  # a rank is gone where all planes say so
+
+    try:
+        rails += [open_rail(index, 0, join_timeout, timeout) for index in range(len(specs))]
+        ledger = Ledger()
+        sideline = TcpSideline(
+            [listen(spec.plane.address) for spec in specs], ledger.answer, cookie(job, rails[0].plan.epoch)
+        )
+        _meet(sideline, rails, rank, world)
+        multi = MultiRail(
+            rails, names, rank, world, ledger=ledger, sideline=sideline, revive=revive, start=start,
+            known=known if known is not None and len(known) == len(rails) else (), stall=stall, timeout=timeout,
+            news=news, timeline=timeline, me=f"job {job!r}, rank {rank} of {world}",
+            keep=(lambda figures: kept.write(f"{file}.rails", key, figures)) if file and rank == 0 else None,
+        )  # fmt: skip
+        return Joined(rails[0].plan, multi, timeline)
+    except BaseException:
+        if sideline is not None:
+            sideline.close()
+        for rail in rails:
+            rail.close()
+        raise
+
+
+def _said(start: Start | None, stall: float | None) -> tuple[Start, float]:
+    """The arguments, or what the environment says.  Raises ValueError."""
+    how = os.environ.get(START_VARIABLE, "hot") if start is None else start
+    if how not in get_args(Start):
+        raise ValueError(f"{START_VARIABLE}={how}: expected one of {', '.join(get_args(Start))}")
+    text = os.environ.get(STALL_VARIABLE, str(STALL)) if stall is None else str(stall)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{STALL_VARIABLE}={text}: expected seconds above 0")
+    return cast(Start, how), seconds
+
+
+def _meet(sideline: TcpSideline, rails: Sequence[OpenRail], rank: int, world: int) -> None:
+    """Tells all ranks where this one's sideline listens."""
+    ports = np.zeros((world, len(rails)), np.int32)
+    ports[rank] = sideline.ports()
+    flat = ports.reshape(-1)
+    width = len(rails) * ports.itemsize
+    pieces = [slice(r * width, (r + 1) * width) for r in range(world)]
+    rails[0].others.all_gather(flat.view(np.uint8), pieces)
+    addresses = [{peer.rank: peer.address for peer in rail.plan.peers} for rail in rails]
+    sideline.meet(
+        {
+            r: [(where[r], int(port)) for where, port in zip(addresses, ports[r], strict=True)]
+            for r in range(world)
+            if r != rank
+        }
+    )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A long call: each rail carries a range of the tensor, in chunks of some 30 ms, on a thread of its own.
+
+A chunk is what a failure makes us send again.  Of a range that is reduced in place the last two chunks are kept, since
+no rank is further ahead of another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from netfold.host.errors import NetFoldError, RankMismatch
+from netfold.host.rails.ledger import Ledger
+from netfold.host.rails.rail import Flat, Op
+from netfold.host.rails.rail_set import RailSet
+from netfold.host.rails.shares import BLOCK, Figure, Split
+from netfold.host.timeline import Timeline
+
+CHUNK_SECONDS = 0.03
+LEAST_CHUNK = 128 << 10
+GRAIN = BLOCK // 4
+"""Elements of a block."""
+
+
+@dataclass
+class Range:
+    """One rail's part of a long call on this rank."""
+
+    chunks: list[slice]
+    done: int = 0
+    seconds: float = 0.0
+    error: NetFoldError | None = None
+    kept: dict[int, Flat] = field(default_factory=dict)
+
+    @property
+    def elements(self) -> int:
+        """Of all chunks."""
+        return sum(chunk.stop - chunk.start for chunk in self.chunks)
+
+
+def cut(left: Sequence[slice], split: Split, figures: Sequence[Figure]) -> dict[int, Range]:
+    """Chunks for every rail, in order, from what is left to do of a tensor of 4-byte elements.
+
+    figures  of the rails: how long a chunk is
+    """
+    ranges = {}
+    queue = list(left)
+    for rail in split.used:
+        wanted = split.nbytes[rail] // 4 if rail != split.used[-1] else 1 << 62
+        most = max(LEAST_CHUNK, int((figures[rail].bandwidth or 0.0) * CHUNK_SECONDS)) // 4
+        chunks: list[slice] = []
+        while queue and wanted > 0:
+            piece = queue.pop(0)
+            size = min(piece.stop - piece.start, wanted)
+            if size < piece.stop - piece.start:
+                queue.insert(0, slice(piece.start + size, piece.stop))
+            wanted -= size
+            chunks += _chunks(piece.start, size, most)
+        if chunks:
+            ranges[rail] = Range(chunks)
+    return ranges
+
+
+def lacking(ranges: Mapping[int, Range], done: Sequence[int], source: Flat) -> list[slice]:
+    """The chunks that some rank lacks, given how many all ranks have of each rail; the source is as it was there."""
+    left = []
+    for rail, part in ranges.items():
+        for index, chunk in enumerate(part.chunks[done[rail] :], done[rail]):
+            left.append(chunk)
+            if index in part.kept:
+                source[chunk] = part.kept[index]
+    return left
+
+
+class Carriers:
+    """The threads of the rails.  Parameters as of ``MultiRail``."""
+
+    def __init__(
+        self, rails: RailSet, ledger: Ledger, *, timeline: Timeline | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._rails, self._ledger, self._timeline, self._clock = rails, ledger, timeline, clock
+        self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
+
+    def run(self, ranges: Mapping[int, Range], source: Flat, out: Flat, op: Op) -> None:
+        """All ranges at once.  Returns when each has ended, well or not; raises what ends the whole call."""
+        self._rails.position += 1
+        self._ledger.enter(self._rails.position, list(ranges))
+        jobs: list[Future[None]] = [
+            self._threads.submit(self._range, rail, part, source, out, op) for rail, part in ranges.items()
+        ]
+        try:
+            wait(jobs)
+        except BaseException as error:  # Ctrl-C: the arrays are the caller's again when we are gone
+            self._rails.stop = error
+            wait(jobs)
+            raise
+        for job in jobs:
+            job.result()
+        if self._rails.stop is not None:
+            raise self._rails.stop
+        for rail, part in ranges.items():
+            if part.error is not None:
+                self._rails.broken.setdefault(rail, part.error)
+
+    def _range(self, rail: int, part: Range, source: Flat, out: Flat, op: Op) -> None:
+        in_place = source.ctypes.data == out.ctypes.data
+        begin = self._clock()
+        try:
+            if rail in self._rails.broken:
+                raise self._rails.broken[rail]
+            for index, chunk in enumerate(part.chunks):
+                if in_place:
+                    part.kept[index] = source[chunk].copy()
+                    part.kept.pop(index - 2, None)
+                self._chunk(rail, f"{index + 1} of {len(part.chunks)}", source[chunk], out[chunk], op)
+                part.done = index + 1
+        except NetFoldError as error:
+            part.error = error
+            if isinstance(error, RankMismatch):
+                self._rails.stop = error
+        finally:
+            part.seconds = self._clock() - begin
+            self._ledger.left(rail, failed=part.error is not None)
+
+    def _chunk(self, rail: int, name: str, source: Flat, out: Flat, op: Op) -> None:
+        begin = time.monotonic_ns()
+        try:
+            self._rails[rail].allreduce(source, out, op, self._rails.position)
+        finally:
+            if self._timeline is not None:
+                about = {"nbytes": source.nbytes}
+                self._timeline.add(self._rails.names[rail], f"chunk {name}", begin, time.monotonic_ns(), about)
+
+    def close(self) -> None:
+        """Between calls."""
+        self._threads.shutdown()
+
+
+def _chunks(start: int, size: int, most: int) -> list[slice]:
+    """A range in chunks of like length, whole blocks but for the last."""
+    count = max(1, -(-size // most))
+    cuts = [start + round(size * i / count / GRAIN) * GRAIN for i in range(count)] + [start + size]
+    return [slice(a, b) for a, b in pairwise(cuts) if b > a]

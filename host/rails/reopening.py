@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dead rail being opened again, behind the scenes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from netfold.host.errors import NetFoldError
+from netfold.host.rails.open_rail import OpenRail
+from netfold.host.rails.rail_set import Track
+
+RETRY = 0.5
+"""Seconds between attempts to open a dead rail again."""
+SETTLED = 10.0
+"""Seconds after which a rail that is open here, and not on all ranks, is opened afresh."""
+HELLO = 256
+"""Elements of the first sum of a rail that was opened again: whether it carries anything."""
+
+log = logging.getLogger("netfold")
+
+
+class Reopening:
+    """A dead rail being opened again, on a thread of its own, until it is open on all ranks: a ``multirail.Revival``.
+
+    open_   joins with all ranks; raises NetFoldError where that fails
+    """
+
+    def __init__(self, open_: Callable[[], OpenRail], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._open = open_
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._rail: OpenRail | None = None
+        self._taken = False
+        self.mark = 0
+        threading.Thread(target=self._run, name="netfold-rail-open", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._over.wait(RETRY):
+            try:
+                rail = self._open()
+            except NetFoldError as error:
+                log.debug("not yet: %s", error)
+                continue
+            try:
+                some = np.ones(HELLO, np.int32)
+                rail.allreduce(some, some, "sum", 0)  # plans can be had where no packet gets through
+            except NetFoldError as error:
+                log.debug("%s is open and carries nothing: %s", rail, error)
+                rail.close()
+                continue
+            with self._lock:
+                self._rail, self.mark = rail, rail.plan.epoch
+            if self._over.wait(SETTLED):
+                return
+            with self._lock:
+                if self._taken:
+                    return
+                self.mark = 0
+                rail.close()
+
+    def take(self) -> Track:
+        with self._lock:
+            assert self._rail is not None, "nothing was open"
+            self._taken = True
+        self._over.set()
+        return self._rail  # closed a moment ago, it says so at its first use, and dies again
+
+    def cancel(self) -> None:
+        self._over.set()
+        with self._lock:
+            if self._rail is not None and not self._taken:
+                self._rail.close()

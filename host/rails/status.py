@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks tell one another of their rails: a table of whole numbers, summed over all, a rank's rows its own.
+
+    chunks done | broken | revived as | latency, microseconds | picoseconds a byte         for each rail
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from netfold.host.rails.rail import Flat
+from netfold.host.rails.rail_set import RailSet
+from netfold.host.rails.ranges import Range
+from netfold.host.rails.shares import Estimate, Figure
+
+COLUMNS = 5
+
+
+@dataclass(frozen=True)
+class Status:
+    """What all ranks have agreed on."""
+
+    done: list[int]
+    """Chunks of each rail that every rank has."""
+    dead: list[int]
+    """Rails that failed on some rank."""
+    back: list[int]
+    """Dead rails that are open on all ranks again."""
+    figures: list[Figure]
+
+
+def tell(
+    rank: int, world: int, rails: RailSet, ranges: Mapping[int, Range], estimates: Sequence[Estimate]
+) -> Flat:
+    """This rank's part of the sum."""
+    table = np.zeros((world, len(rails), COLUMNS), np.int32)
+    for rail, estimate in enumerate(estimates):
+        latency, bandwidth = estimate.latency(), estimate.bandwidth()
+        table[rank, rail] = (
+            ranges[rail].done if rail in ranges else 0,
+            rail in rails.broken,
+            rails.mark(rail),
+            0 if latency is None else _whole(latency * 1e6),
+            0 if bandwidth is None else _whole(1e12 / bandwidth),
+        )
+    return table.reshape(-1)
+
+
+def hear(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Range]) -> Status:
+    """What follows from all ranks' parts: the same on all of them."""
+    rails = total.size // (world * COLUMNS)
+    table = total.reshape(world, rails, COLUMNS)
+    done = table[:, :, 0].min(axis=0).tolist()
+    dead = [
+        rail
+        for rail in live
+        if table[:, rail, 1].any() or (rail in ranges and done[rail] < len(ranges[rail].chunks))
+    ]
+    back = [rail for rail, marks in enumerate(table[:, :, 2].T) if marks[0] and (marks == marks[0]).all()]
+    return Status(done, dead, back, [_figure(table[:, rail, 3], table[:, rail, 4]) for rail in range(rails)])
+
+
+def _figure(latencies: Flat, picoseconds: Flat) -> Figure:
+    """All ranks' figures of a rail in one, by whole numbers: the median rate of those who know, and the lowest latency,
+    that of the rank for which nobody is late."""
+    known = np.sort(picoseconds[picoseconds > 0])
+    some = latencies[latencies > 0]
+    latency = int(some.min()) / 1e6 if some.size else 0.0
+    return Figure(latency, 1e12 / int(known[known.size // 2]) if known.size else None)
+
+
+def _whole(value: float) -> int:
+    return max(1, min(round(value), (1 << 31) - 1))
