@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, TypeVar
@@ -50,14 +51,31 @@ def engine(name: str) -> Iterator[None]:
             import ray
             from ray.util.joblib import register_ray
 
+            if address and not _answers(address):
+                raise EngineError(f"no Ray cluster answers at {address} within {CONNECT_SECONDS} s: does `ray start "
+                                  "--head` run there, with netfold installed on all its machines?")
             try:
                 ray.init(address=address or None)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise EngineError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+                raise EngineError(f"no Ray cluster at {address or 'this machine'}: {error}; `ray start --head` makes "
+                                  "one, without an address Ray begins one here") from error
             stack.callback(ray.shutdown)
             register_ray()
         stack.enter_context(joblib.parallel_config(kind))
         yield
+
+
+def _answers(address: str) -> bool:
+    """Whether anybody listens at ``ray://HOST:PORT`` or ``HOST:PORT``: Ray itself goes on trying for minutes.  Other
+    forms, like "auto", are Ray's to judge."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdecimal()):
+        return True
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def sweep(function: Callable[[P], R], points: Sequence[P], *, jobs: int | None = None,

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -131,11 +134,29 @@ def test_engines_that_there_are_not_are_refused(name: str) -> None:
         pass
 
 
-def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "package"), [("dask=127.0.0.1:1", "distributed"), ("ray", "ray"), ("loky", "joblib")])
+def test_an_engine_that_is_not_installed_says_what_to_install(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not a traceback of imports."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "distributed" else object())
-    with pytest.raises(EngineError, match="pip install distributed"), engine("dask=127.0.0.1:1"):
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None if module == package else object())
+    with pytest.raises(EngineError, match=f"pip install {package}"), engine(name):
         pass
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_ray_cluster_that_is_not_there_is_not_waited_for(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for minutes: it is not even asked."""
+    pytest.importorskip("joblib")
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: object())
+    for module in ("ray", "ray.util", "ray.util.joblib"):
+        monkeypatch.setitem(sys.modules, module, MagicMock())
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"{scheme}127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(EngineError, match=f"no Ray cluster answers at {address}"), engine(f"ray={address}"):
+            pass
+    sys.modules["ray"].init.assert_not_called()
 
 
 @pytest.mark.usefixtures("small")
