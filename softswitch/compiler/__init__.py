@@ -5,7 +5,10 @@
     preprocess    #include, #define, #if                       diagnostics   errors that draw the line
 
     lexer  parse_expr  parse_stmt  parser                      text -> ast
-    types  resolve  consteval  check_expr  check_call  check   ast -> ast with types; implicit casts, constants folded
+    types  resolve  consteval  check_convert                   ast -> ast with types; implicit casts, constants folded
+      check_operator  check_expr  check_call
+      check_stmt  check_table  check
+    ir  program                                                what the rows below speak of
     lower_expr  lower_call  lower_stmt                         typed ast -> ir: side effects ordered, calls inlined,
     elaborate  lower_parser  lower_extern  lower                 instances and tables made, states turned into labels
     emit_expr  emit_packet  emit_extern  emit_stmt  emit_c     ir -> C, for runtime/softswitch.h and runtime/wide.h

@@ -1,85 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Type checking of expressions: every node gets its type, implicit casts become Cast nodes, constants are folded."""
+"""Type checking of expressions: every node gets its type; names, members, elements, slices, lists."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from softswitch.compiler import ast as A
-from softswitch.compiler import consteval
 from softswitch.compiler import types as T
+from softswitch.compiler.check_operator import OperatorChecker
 from softswitch.compiler.diagnostics import P4Error, nearest
-from softswitch.compiler.resolve import Resolver
-
-MAX_WIDTH = 1 << 16
-_COMPARE = ("<", "<=", ">", ">=")
 
 
-class ExprChecker(Resolver):
-    # ---- entry points -------------------------------------------------------------------------------------------
-
-    def constant(self, expr: A.Expr) -> int:
-        checked = self.expr(expr)
-        if not isinstance(checked.const, int) or isinstance(checked.const, bool):
-            raise P4Error(expr.pos, "expected an integer known at compile time")
-        return checked.const
-
-    def rvalue(self, expr: A.Expr, expected: T.Type) -> A.Expr:
-        """Checks `expr` where a value of type `expected` is wanted."""
-        return self.coerce(self.expr(expr, expected), expected)
-
-    def condition(self, expr: A.Expr) -> A.Expr:
-        checked = self.expr(expr, T.BOOL)
-        if checked.type != T.BOOL:
-            raise P4Error(expr.pos, f"expected a bool, got {checked.type}")
-        return checked
-
-    def coerce(self, expr: A.Expr, to: T.Type) -> A.Expr:
-        """Inserts the implicit cast from the expression's type to `to`, or says that there is none."""
-        source = expr.type
-        if source == to or to == T.ANY:
-            return expr
-        if isinstance(expr, A.DefaultValue | A.DontCare | A.InvalidHeader):
-            if isinstance(expr, A.InvalidHeader) and not _can_be_invalid(to):
-                raise P4Error(expr.pos, f"{{#}} is an invalid header, but {to} is wanted")
-            expr.type = to
-            return expr
-        if not self.assignable(to, source):
-            raise P4Error(expr.pos, f"expected {to}, got {source}")
-        if isinstance(expr, A.ListExpr | A.StructExpr):
-            self.coerce_items(expr, to)
-            return expr
-        if source == T.INFINT and isinstance(to, T.Bits) and isinstance(expr.const, int):
-            value = expr.const
-            low = -(1 << (to.width - 1)) if to.width else 0
-            if value >= 1 << to.width or value < low:
-                pass  # p4c warns and wraps
-            expr.const, expr.type = to.wrap(value), to
-            return expr
-        if isinstance(expr, A.Mux) and source == T.INFINT:
-            expr.then, expr.other = self.coerce(expr.then, to), self.coerce(expr.other, to)
-            expr.type = to
-            return expr
-        cast = A.Cast(None, expr, pos=expr.pos, type=to)
-        if isinstance(expr.const, int) and isinstance(to, T.Bits):
-            cast.const = to.wrap(expr.const)
-        return cast
-
-    def coerce_items(self, expr: A.ListExpr | A.StructExpr, to: T.Type) -> None:
-        if isinstance(to, T.TypeVar):
-            return
-        if isinstance(expr, A.ListExpr):
-            if isinstance(to, T.Stack | T.ListOf):
-                expr.items = [self.coerce(i, to.item) for i in expr.items]
-            else:
-                fields = T.fields_of(to)
-                assert fields is not None
-                expr.items = [self.coerce(i, t) for i, (_, t) in zip(expr.items, fields, strict=False)]
-        else:
-            types = dict(T.fields_of(to) or [])
-            expr.fields = [(n, self.coerce(e, types[n])) for n, e in expr.fields]
-        expr.type = to
-
+class ExprChecker(OperatorChecker):
     # ---- dispatch -----------------------------------------------------------------------------------------------
 
     def expr(self, e: A.Expr, expected: T.Type | None = None) -> A.Expr:
@@ -242,192 +175,6 @@ class ExprChecker(Resolver):
         if e.base.const is not None:
             e.const = e.type.wrap(e.base.const >> lo)
 
-    def underlying(self, e: A.Expr) -> T.Type:
-        t = e.type
-        if isinstance(t, T.Enum) and t.base is not None:
-            return t.base
-        return t
-
-    # ---- operators ----------------------------------------------------------------------------------------------
-
-    def check_unary(self, e: A.Unary) -> None:
-        e.operand = self.expr(e.operand)
-        t = e.operand.type
-        if e.op == "!":
-            if t != T.BOOL:
-                raise P4Error(e.pos, f"'!' needs a bool, got {t}")
-            e.type = T.BOOL
-            e.const = None if e.operand.const is None else not e.operand.const
-            return
-        e.operand = self.numeric(e.operand)
-        t = e.operand.type
-        if not T.is_numeric(t) or (e.op == "~" and t == T.INFINT):
-            raise P4Error(e.pos, f"'{e.op}' needs a bit or int of known width, got {t}")
-        e.type = t
-        if e.operand.const is not None:
-            e.const = consteval.unary(e.op, e.operand.const, t)
-
-    def numeric(self, e: A.Expr) -> A.Expr:
-        """A serialisable enum stands for its number where a number is wanted."""
-        if isinstance(e.type, T.Enum) and e.type.base is not None:
-            return self.coerce(e, e.type.base)
-        return e
-
-    def check_binary(self, e: A.Binary) -> None:
-        op = e.op
-        e.left, e.right = self.expr(e.left), self.expr(e.right)
-        if op in ("&&", "||"):
-            for side in (e.left, e.right):
-                if side.type != T.BOOL:
-                    raise P4Error(side.pos, f"'{op}' needs bools, got {side.type}")
-            e.type = T.BOOL
-            if isinstance(e.left.const, bool):
-                e.const = e.right.const if e.left.const == (op == "&&") else e.left.const
-            return
-        if op in ("==", "!="):
-            self.equalize(e)
-            self.fold(e, T.BOOL)
-            return
-        e.left, e.right = self.numeric(e.left), self.numeric(e.right)
-        left, right = e.left.type, e.right.type
-        for side in (e.left, e.right):
-            if not T.is_numeric(side.type) and not (op == "++" and side.type == T.STRING):
-                raise P4Error(side.pos, f"'{op}' needs numbers, got {side.type}")
-        if op in ("<<", ">>"):
-            if isinstance(right, T.Bits) and right.signed and e.right.const is None:
-                raise P4Error(e.right.pos, f"a shift by a signed value ({right}); cast it to bit<{right.width}>")
-            if left == T.INFINT and e.right.const is None:
-                raise P4Error(e.left.pos, "a shift of an integer of unknown width; give it one, as in 8w1")
-            self.fold(e, left)
-            return
-        if op == "++":
-            if left == right == T.STRING:
-                e.type = T.STRING
-                if e.left.const is not None and e.right.const is not None:
-                    e.const = e.left.const + e.right.const
-                return
-            for side in (e.left, e.right):
-                if not isinstance(side.type, T.Bits):
-                    raise P4Error(side.pos, "'++' needs operands of known width")
-            assert isinstance(left, T.Bits)
-            assert isinstance(right, T.Bits)
-            e.type = T.Bits(left.width + right.width, left.signed)
-            if e.type.width > MAX_WIDTH:
-                raise P4Error(e.pos, f"{e.type} is too wide: at most {MAX_WIDTH} bits")
-            if e.left.const is not None and e.right.const is not None:
-                e.const = consteval.concat(e.left.const, left, e.right.const, right)
-            return
-        self.same_width(e)
-        t = e.left.type
-        if op in _COMPARE:
-            self.fold(e, T.BOOL)
-            return
-        if op in ("|+|", "|-|") and t == T.INFINT:
-            raise P4Error(e.pos, f"'{op}' needs operands of known width")
-        if op in ("&", "|", "^") and t == T.INFINT and (e.left.const is None or e.right.const is None):
-            raise P4Error(e.pos, f"'{op}' needs operands of known width")
-        if op in ("/", "%") and isinstance(t, T.Bits) and t.signed:
-            raise P4Error(e.pos, f"'{op}' is not defined for {t}")
-        if op in ("&&&", ".."):
-            e.type = t
-            return
-        self.fold(e, t)
-
-    def same_width(self, e: A.Binary) -> None:
-        if e.left.type == T.INFINT and e.right.type != T.INFINT:
-            e.left = self.coerce(e.left, e.right.type)
-        elif e.right.type == T.INFINT and e.left.type != T.INFINT:
-            e.right = self.coerce(e.right, e.left.type)
-        if e.left.type != e.right.type:
-            raise P4Error(e.pos, f"'{e.op}' needs operands of one type, got {e.left.type} and {e.right.type}")
-
-    def equalize(self, e: A.Binary) -> None:
-        """Brings the sides of == and != to one type."""
-        if e.left.type != e.right.type:
-            if self.assignable(e.left.type, e.right.type) and not isinstance(e.left, A.ListExpr | A.StructExpr):
-                e.right = self.coerce(e.right, e.left.type)
-            elif self.assignable(e.right.type, e.left.type):
-                e.left = self.coerce(e.left, e.right.type)
-            elif not (isinstance(e.left.type, T.Varbit) and isinstance(e.right.type, T.Varbit)):
-                raise P4Error(e.pos, f"cannot compare {e.left.type} with {e.right.type}")
-        if isinstance(e.left.type, T.Declared) or e.left.type in (T.ANY, T.VOID):
-            raise P4Error(e.pos, f"values of type {e.left.type} cannot be compared")
-
-    def fold(self, e: A.Binary, result: T.Type) -> None:
-        e.type = result
-        a, b = e.left.const, e.right.const
-        if a is None or b is None:
-            if e.op in ("/", "%") and b == 0 and b is not None:
-                raise P4Error(e.right.pos, "division by zero")
-            return
-        if isinstance(a, str):
-            e.const = (a == b) == (e.op == "==")
-            return
-        try:
-            e.const = consteval.binary(e.op, a, b, e.left.type)
-        except consteval.ConstError as error:
-            raise P4Error(e.pos, str(error)) from None
-
-    def check_mux(self, e: A.Mux, expected: T.Type | None) -> None:
-        e.condition = self.condition(e.condition)
-        e.then, e.other = self.expr(e.then, expected), self.expr(e.other, expected)
-        if e.then.type != e.other.type:
-            if self.assignable(e.then.type, e.other.type):
-                e.other = self.coerce(e.other, e.then.type)
-            elif self.assignable(e.other.type, e.then.type):
-                e.then = self.coerce(e.then, e.other.type)
-            else:
-                raise P4Error(e.pos, f"the branches of ?: have types {e.then.type} and {e.other.type}")
-        e.type = e.then.type
-        if isinstance(e.condition.const, bool):
-            e.const = (e.then if e.condition.const else e.other).const
-
-    def check_cast(self, e: A.Cast) -> A.Expr:
-        assert e.to is not None
-        to = self.resolve(e.to)
-        e.operand = self.expr(e.operand, to)
-        source = e.operand.type
-        e.type = to
-        if isinstance(e.operand, A.ListExpr | A.StructExpr | A.InvalidHeader | A.DefaultValue):
-            return self.coerce(e.operand, to)
-        if not self.castable(source, to):
-            raise P4Error(e.pos, f"no cast from {source} to {to}")
-        value = e.operand.const
-        while isinstance(to, T.NewType):
-            to = to.base
-        if isinstance(to, T.Enum) and to.base is not None:
-            to = to.base
-        if isinstance(value, int) and isinstance(to, T.Bits):
-            e.const = to.wrap(int(value))
-        elif isinstance(value, int) and to == T.BOOL:
-            e.const = bool(value)
-        elif value is not None and (source == to or to == T.INFINT):
-            e.const = int(value)
-        return e
-
-    def castable(self, source: T.Type, to: T.Type) -> bool:
-        if isinstance(source, T.NewType) or isinstance(to, T.NewType):
-            base = source.base if isinstance(source, T.NewType) else source
-            target = to.base if isinstance(to, T.NewType) else to
-            return self.castable(base, target)
-        if isinstance(source, T.Enum) and source.base is not None and source is not to:
-            return self.castable(source.base, to)
-        if isinstance(to, T.Enum) and to.base is not None and source is not to:
-            return self.castable(source, to.base)
-        if source == to or isinstance(source, T.TypeVar) or isinstance(to, T.TypeVar):
-            return True
-        if source == T.INFINT:
-            return isinstance(to, T.Bits) or to == T.BOOL
-        if isinstance(source, T.Bits) and isinstance(to, T.Bits):
-            return source.signed == to.signed or source.width == to.width
-        if isinstance(source, T.Bits) and to == T.BOOL:
-            return source == T.Bits(1)
-        if isinstance(source, T.Bits) and to == T.INFINT:
-            return True
-        if source == T.BOOL:
-            return to == T.Bits(1)
-        return self.assignable(to, source)
-
     def check_list(self, e: A.ListExpr | A.StructExpr, expected: T.Type | None) -> None:
         base = expected
         while isinstance(base, T.NewType):
@@ -466,12 +213,9 @@ class ExprChecker(Resolver):
             e.items = [self.expr(v) for v in e.items]
             e.type = T.Tuple(tuple(v.type for v in e.items))
 
+    @abstractmethod
     def check_call(self, e: A.Call) -> None:
-        raise NotImplementedError
-
-
-def _can_be_invalid(t: T.Type) -> bool:
-    return isinstance(t, T.Struct) and t.kind in ("header", "header_union")
+        """check_call.py"""
 
 
 def _member_const(value: A.Expr, name: str) -> int | bool | None:

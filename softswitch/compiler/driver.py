@@ -23,7 +23,7 @@ from softswitch.compiler.preprocess import preprocess, read
 
 # The passes are imported where they run: a program that is known needs none, and they take longer than all else then.
 if TYPE_CHECKING:
-    from softswitch.compiler import ir
+    from softswitch.compiler.program import Program as Lowered
 
 __all__ = ["CompileError", "Program", "compile_file", "compile_source"]
 
@@ -84,7 +84,7 @@ def compile_source(
     return result
 
 
-def _lower(preprocessed: str, name: str) -> ir.Program:
+def _lower(preprocessed: str, name: str) -> Lowered:
     """Front and middle: text to IR."""
     from softswitch.compiler.check import Checker
     from softswitch.compiler.lower import lower

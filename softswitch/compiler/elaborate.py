@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.lower_stmt import StmtLowering
+from softswitch.compiler.program import Action, Entry, ExternObject, Key, Table, ValueSet
 
 _UNITS = ["packets", "bytes", "packets_and_bytes"]  # CounterType
 _MATCHES = {"exact", "lpm", "ternary", "range", "optional", "selector"}
@@ -100,15 +102,15 @@ class Elaboration(StmtLowering):
 
     # ---- externs ------------------------------------------------------------------------------------------------
 
-    def make_extern(self, t: T.Declared, call: A.Call, name: str, decl: Any) -> ir.ExternObject:
+    def make_extern(self, t: T.Declared, call: A.Call, name: str, decl: Any) -> ExternObject:
         kind = t.name
         array = _ARRAYS.get(kind)
         if array is None:
             if kind == "Checksum16":
-                return ir.ExternObject(kind, name, decl, 0)
+                return ExternObject(kind, name, decl, 0)
             raise P4Error(call.pos, f"extern {kind} is not supported")
         objects = self.program.objects(array)
-        made = ir.ExternObject(kind, name, decl, len(objects))
+        made = ExternObject(kind, name, decl, len(objects))
         args = call.bound
         if "size" in args:
             made.size = self.number(args["size"])
@@ -131,7 +133,7 @@ class Elaboration(StmtLowering):
 
     # ---- value sets ---------------------------------------------------------------------------------------------
 
-    def make_value_set(self, decl: A.ValueSetDecl, prefix: str) -> ir.ValueSet:
+    def make_value_set(self, decl: A.ValueSetDecl, prefix: str) -> ValueSet:
         t = self.actual(decl.type)
         fields: list[tuple[str, str, Any]] = []
         if isinstance(t, T.Struct):
@@ -144,26 +146,26 @@ class Elaboration(StmtLowering):
         else:
             fields = [(decl.name, "exact", self.type(t, decl.pos))]
         name = control_plane_name(prefix, decl)
-        made = ir.ValueSet(name, decl, len(self.program.value_sets), self.number(decl.size), fields)
+        made = ValueSet(name, decl, len(self.program.value_sets), self.number(decl.size), fields)
         self.program.value_sets.append(made)
         return made
 
     # ---- tables -------------------------------------------------------------------------------------------------
 
-    def make_table(self, decl: A.TableDecl, prefix: str) -> ir.Table:
-        table = ir.Table(control_plane_name(prefix, decl), decl, -1)
+    def make_table(self, decl: A.TableDecl, prefix: str) -> Table:
+        table = Table(control_plane_name(prefix, decl), decl, -1)
         for k in decl.keys:
             if k.match not in _MATCHES:
                 raise P4Error(k.match_pos, f"match_kind '{k.match}' is not supported by v1model")
             t = self.type(k.value.type, k.pos)
             assert isinstance(t, T.Bits | T.Basic)
-            table.keys.append(ir.Key(self.key_name(k), k.match, t, k))
+            table.keys.append(Key(self.key_name(k), k.match, t, k))
         lpm = [k for k in decl.keys if k.match == "lpm"]
         if len(lpm) > 1:
             raise P4Error(lpm[1].match_pos, f"table {decl.name} has two lpm keys; one is supported")
         for ref in decl.actions:
             params = [p for p in ref.decl.params if not p.direction]
-            action = ir.Action(
+            action = Action(
                 self.bindings.get(id(ref.decl)) or control_plane_name("", ref.decl),
                 ref.decl, [(p.name, self._param_type(p)) for p in params], ref,
             )  # fmt: skip
@@ -188,7 +190,7 @@ class Elaboration(StmtLowering):
             raise P4Error(p.pos, f"an action's data cannot be of type {p.type}")
         return t
 
-    def add_default(self, table: ir.Table, decl: A.TableDecl) -> None:
+    def add_default(self, table: Table, decl: A.TableDecl) -> None:
         ref = decl.default
         if ref is None:
             # p4c: a table without default_action has NoAction, for default only
@@ -197,7 +199,7 @@ class Elaboration(StmtLowering):
                 no_action = self.no_action()
                 only = [A.Annotation("defaultonly", [], [])]
                 ref = A.ActionRef(expr=A.Name("NoAction"), annotations=only, decl=no_action)
-                table.actions.append(ir.Action("NoAction", no_action, [], ref))
+                table.actions.append(Action("NoAction", no_action, [], ref))
                 found = [len(table.actions) - 1]
             table.default = found[0]
             return
@@ -205,10 +207,11 @@ class Elaboration(StmtLowering):
         table.default_args = self.action_data(table.actions[table.default], ref)
         table.const_default = decl.properties["default_action"].const
 
+    @abstractmethod
     def no_action(self) -> A.ActionDecl:
-        raise NotImplementedError
+        """lower.py"""
 
-    def action_data(self, action: ir.Action, ref: A.ActionRef) -> list[int]:
+    def action_data(self, action: Action, ref: A.ActionRef) -> list[int]:
         values = []
         for name, _ in action.params:
             e = ref.bound.get(name)
@@ -217,7 +220,7 @@ class Elaboration(StmtLowering):
             values.append(self.number(e))
         return values
 
-    def attached(self, table: ir.Table, name: str, kinds: tuple[str, ...]) -> ir.ExternObject | None:
+    def attached(self, table: Table, name: str, kinds: tuple[str, ...]) -> ExternObject | None:
         prop = table.decl.properties.get(name)
         if prop is None:
             return None
@@ -229,7 +232,7 @@ class Elaboration(StmtLowering):
                 made.name = text.removeprefix(".")
         else:
             made = self.bindings.get(id(prop.value.decl)) if isinstance(prop.value, A.Name) else None
-        if not isinstance(made, ir.ExternObject) or made.kind not in kinds:
+        if not isinstance(made, ExternObject) or made.kind not in kinds:
             raise P4Error(prop.pos, f"'{name}' of a table needs a {' or '.join(kinds)}")
         if made.kind.startswith("direct"):
             if made.table is not None:
@@ -245,7 +248,7 @@ class Elaboration(StmtLowering):
 
     # ---- entries ------------------------------------------------------------------------------------------------
 
-    def add_entries(self, table: ir.Table, decl: A.TableDecl) -> None:
+    def add_entries(self, table: Table, decl: A.TableDecl) -> None:
         assert decl.entries is not None
         explicit = [self._priority(e) for e in decl.entries]
         largest_wins = True
@@ -262,7 +265,7 @@ class Elaboration(StmtLowering):
             ]
             action = next(i for i, a in enumerate(table.actions) if a.decl is entry.ref.decl)
             args = self.action_data(table.actions[action], entry.ref)
-            table.entries.append(ir.Entry(keys, priority, action, args, entry.pos))
+            table.entries.append(Entry(keys, priority, action, args, entry.pos))
 
     def _priority(self, entry: A.EntryDecl) -> int | None:
         if entry.priority is not None:
@@ -272,7 +275,7 @@ class Elaboration(StmtLowering):
             return -note.args[0].value  # the annotation counts the other way: the smallest wins
         return None
 
-    def match_value(self, e: A.Expr, key: ir.Key) -> tuple[int, int]:
+    def match_value(self, e: A.Expr, key: Key) -> tuple[int, int]:
         """(value, mask), or (low, high) of a range."""
         ones = (1 << ir.bits_of(key.type)) - 1
         if isinstance(e, A.DontCare):

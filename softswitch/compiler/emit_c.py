@@ -12,6 +12,7 @@ from softswitch.compiler.emit_expr import c_name, c_string, width
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
 from softswitch.compiler.p4info import Ids
+from softswitch.compiler.program import Action, ExternObject, Function, Program, Table
 from softswitch.compiler.types import BOOL, Bits
 
 _MATCH = {"exact": "SS_EXACT", "lpm": "SS_LPM", "ternary": "SS_TERNARY", "range": "SS_RANGE", "optional": "SS_OPTIONAL"}
@@ -22,13 +23,13 @@ _SIGNATURES = {
 }
 
 
-def emit(program: ir.Program, ids: Ids) -> str:
+def emit(program: Program, ids: Ids) -> str:
     """The program's C source. Raises P4Error for the few things that only show here."""
     return _Emitter(program, ids).run()
 
 
 class _Emitter(StmtEmitter):
-    def __init__(self, program: ir.Program, ids: Ids) -> None:
+    def __init__(self, program: Program, ids: Ids) -> None:
         super().__init__(program.errors)
         self.program = program
         self.ids = ids
@@ -94,7 +95,7 @@ class _Emitter(StmtEmitter):
 
     # ---- functions ----------------------------------------------------------------------------------------------
 
-    def emit_function(self, name: str, function: ir.Function) -> list[str]:
+    def emit_function(self, name: str, function: Function) -> list[str]:
         self.function = function
         self.lines, self.depth, self.shown = [], 1, None
         self.targets = {function.exit} | set(_targets(function.body))
@@ -203,19 +204,19 @@ class _Emitter(StmtEmitter):
         ]
         return out
 
-    def register_info(self, r: ir.ExternObject) -> str:
+    def register_info(self, r: ExternObject) -> str:
         return f"{{ {c_string(r.name)}, {self.ids.of(r)}u, {r.size}, {width(r.type)}, {stride(r.type)} }}"
 
-    def array_info(self, c: ir.ExternObject) -> str:
+    def array_info(self, c: ExternObject) -> str:
         """Of a counter or meter, direct or not."""
         size = c.size or (c.table.size if c.table else 0)
         return f"{{ {c_string(c.name)}, {self.ids.of(c)}u, {size}, {_UNIT[c.unit]}, {self.table_index(c)} }}"
 
-    def profile_info(self, x: ir.ExternObject) -> str:
+    def profile_info(self, x: ExternObject) -> str:
         selector = _c(x.kind == "action_selector")
         return f"{{ {c_string(x.name)}, {self.ids.of(x)}u, {x.size}, {selector}, {x.max_group_size}, {x.algorithm} }}"
 
-    def table_index(self, c: ir.ExternObject) -> int:
+    def table_index(self, c: ExternObject) -> int:
         if not c.kind.startswith("direct"):
             return -1
         return c.table.index if c.table is not None else -1
@@ -226,7 +227,7 @@ class _Emitter(StmtEmitter):
             out += (f"    {row}," for row in rows)
             out.append("};")
 
-    def table_info(self, t: ir.Table, out: list[str]) -> str:
+    def table_info(self, t: Table, out: list[str]) -> str:
         name = f"table_{t.index}"
         keys = [k for k in t.keys if k.match != "selector"]
         self.array(out, "ss_key_field", f"{name}_keys", [
@@ -267,11 +268,11 @@ def _c(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _index(x: ir.ExternObject | None) -> int:
+def _index(x: ExternObject | None) -> int:
     return x.index if x is not None else -1
 
 
-def _data(values: list[int], action: ir.Action) -> bytes:
+def _data(values: list[int], action: Action) -> bytes:
     """Action data in the runtime's byte form."""
     out = b""
     for value, (_, t) in zip(values, action.params, strict=True):

@@ -7,13 +7,14 @@ from softswitch.compiler import ir
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.emit_expr import c_string, is_wide, limbs, width
 from softswitch.compiler.emit_packet import PacketEmitter
+from softswitch.compiler.program import ExternObject, Function
 from softswitch.compiler.types import Bits, Varbit
 
 
 class ExternEmitter(PacketEmitter):
     def __init__(self) -> None:
         super().__init__()
-        self.function = ir.Function("")  # whose body is being written
+        self.function = Function("")  # whose body is being written
 
     def extern(self, s: ir.Extern) -> None:
         if self.function.name == "deparse" and s.op in ("log", "assert_failed", "digest"):
@@ -22,7 +23,7 @@ class ExternEmitter(PacketEmitter):
         getattr(self, f"op_{s.op}")(s)
 
     def op_register_read(self, s: ir.Extern) -> None:
-        reg: ir.ExternObject = s.info
+        reg: ExternObject = s.info
         assert s.out is not None
         index, out, t = self.fresh("i"), self.lv(s.out), s.out.type
         self.line(f"uint64_t {index} = {self.index(s.args[0])};")
@@ -35,7 +36,7 @@ class ExternEmitter(PacketEmitter):
             self.line(f"{out} = {index} < {reg.size} ? ((const {cell_type(reg.type)} *){cells})[{index}] : 0;")
 
     def op_register_write(self, s: ir.Extern) -> None:
-        reg: ir.ExternObject = s.info
+        reg: ExternObject = s.info
         index, t = self.fresh("i"), s.args[1].type
         self.line(f"uint64_t {index} = {self.index(s.args[0])};")
         cells = f"registers[{reg.index}]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline: from a checked program's `main` to the six functions of ir.Program."""
+"""The pipeline: from a checked program's `main` to the six functions of Program."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_call import Frame
 from softswitch.compiler.lower_expr import ApplyResult
 from softswitch.compiler.lower_extern import ExternLowering
+from softswitch.compiler.program import Action, Function, Program, Table
 
 _STAGES = ["parse", "verify_checksum", "ingress", "egress", "compute_checksum", "deparse"]
 _PARAMS = [["packet", "hdr", "meta", "standard"], ["hdr", "meta"], ["hdr", "meta", "standard"],
            ["hdr", "meta", "standard"], ["hdr", "meta"], ["packet", "hdr"]]  # fmt: skip
 
 
-def lower(program: A.Program, checker: Checker, source: str) -> ir.Program:
+def lower(program: A.Program, checker: Checker, source: str) -> Program:
     """Raises P4Error for what has no meaning on v1model, or is not supported."""
     return _Lowering(program, checker, source).run()
 
@@ -33,7 +34,7 @@ class _Lowering(ExternLowering):
         self.checker = checker
         self.program.errors = checker.error_names
 
-    def run(self) -> ir.Program:
+    def run(self) -> Program:
         main = self.find_main()
         assert main.type is not None
         blocks = self.elaborate(main)
@@ -99,7 +100,7 @@ class _Lowering(ExternLowering):
             self.collect_field_lists(self.actual(t.fields[field.name]), (*path, field.name), numbers)
 
     def stage(self, name: str, block: BlockInstance, params: list[str]) -> None:
-        self.function = ir.Function(name)
+        self.function = Function(name)
         self.program.functions[name] = self.function
         self.out = self.function.body
         self.frames, self.loops = [], []
@@ -169,7 +170,7 @@ class _Lowering(ExternLowering):
 
         self.inline(block.decl.params, e.bound, body, types={**self.types, **types} if types else None)
 
-    def apply_table(self, table: ir.Table) -> ApplyResult:
+    def apply_table(self, table: Table) -> ApplyResult:
         if table.index < 0:
             table.index = len(self.program.tables)
             self.program.tables.append(table)
@@ -191,7 +192,7 @@ class _Lowering(ExternLowering):
         self.emit(ir.Apply(table, keys, selectors, hit, run, entry, cases))
         return ApplyResult(table, hit, run)
 
-    def action_case(self, action: ir.Action) -> ir.ActionCase:
+    def action_case(self, action: Action) -> ir.ActionCase:
         """An action of a table: data from the entry, other arguments as bound in the table's list."""
         params = []
         for p in action.decl.params:

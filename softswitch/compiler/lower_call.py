@@ -7,6 +7,7 @@ the callee and, for out and inout, copied back afterwards: also on the way of `e
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_expr import ApplyResult, ExprLowering
+from softswitch.compiler.program import Table
 
 
 @dataclass
@@ -38,11 +40,13 @@ class CallLowering(ExprLowering):
         self.in_action = False
         self.place: ir.LValue = ir.Var(U32, "")  # what the last slice that became a target is part of
 
+    @abstractmethod
     def stmt(self, s: A.Stmt) -> None:
-        raise NotImplementedError
+        """lower_stmt.py"""
 
+    @abstractmethod
     def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Expr], None]:
-        raise NotImplementedError
+        """lower_stmt.py"""
 
     def call(self, e: A.Call) -> Any:
         outer, self.pos = self.pos, e.pos if e.pos.line else self.pos
@@ -68,14 +72,17 @@ class CallLowering(ExprLowering):
             return self.call_function(e)
         return self.call_extern(e)
 
-    def apply_table(self, table: ir.Table) -> ApplyResult:
-        raise NotImplementedError
+    @abstractmethod
+    def apply_table(self, table: Table) -> ApplyResult:
+        """lower.py"""
 
+    @abstractmethod
     def apply_block(self, e: A.Call) -> None:
-        raise NotImplementedError
+        """lower.py"""
 
+    @abstractmethod
     def call_extern(self, e: A.Call) -> Any:
-        raise NotImplementedError
+        """lower_extern.py"""
 
     def call_function(self, e: A.Call) -> ir.Expr | None:
         decl: A.FunctionDecl = e.decl
@@ -98,8 +105,9 @@ class CallLowering(ExprLowering):
         finally:
             self.types = outer
 
+    @abstractmethod
     def type_vars(self, decl: A.FunctionDecl) -> list[T.TypeVar]:
-        raise NotImplementedError
+        """lower.py"""
 
     def inline(
         self, params: Sequence[A.Param], bound: dict[str, A.Expr], body: A.Block | Callable[[], None], *,

@@ -8,6 +8,7 @@ Values of struct, header and stack type are always l-values: a variable of the p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from softswitch.compiler import types as T
 from softswitch.compiler.consteval import ConstError, binary, concat, unary
 from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos
 from softswitch.compiler.ir import FALSE, TRUE, U32
+from softswitch.compiler.program import Function, Program, Table
 
 _MAX_STATEMENTS = 200_000
 _PURE = {"isValid", "minSizeInBits", "minSizeInBytes", "maxSizeInBits", "maxSizeInBytes"}
@@ -52,16 +54,16 @@ def has_effects(e: Any) -> bool:
 class ApplyResult:
     """What table.apply() gives."""
 
-    def __init__(self, table: ir.Table, hit: ir.Var, run: ir.Var) -> None:
+    def __init__(self, table: Table, hit: ir.Var, run: ir.Var) -> None:
         self.table, self.hit, self.run = table, hit, run
 
 
-class ExprLowering:
+class ExprLowering(ABC):
     """State of one lowering run and its expression half."""
 
     def __init__(self, specialize: Callable[[Any, tuple[T.Type, ...]], T.Type], source: str) -> None:
-        self.program = ir.Program(source)
-        self.function = ir.Function("")
+        self.program = Program(source)
+        self.function = Function("")
         self.out: list[ir.Stmt] = []
         self.bindings: dict[int, Any] = {}  # id(declaration) -> l-value, constant, instance
         self.types: dict[T.TypeVar, T.Type] = {}  # of the generic that is being lowered
@@ -204,11 +206,13 @@ class ExprLowering:
                 raise P4Error(e.pos, "a string can only be an argument of log_msg or an annotation")
         raise P4Error(e.pos, "this expression is not supported here")
 
+    @abstractmethod
     def call(self, e: A.Call) -> Any:
-        raise NotImplementedError
+        """lower_call.py"""
 
+    @abstractmethod
     def store(self, dst: ir.LValue, e: A.Expr) -> None:
-        raise NotImplementedError
+        """lower_stmt.py"""
 
     def saved(self, e: A.Expr, *later: Any) -> ir.Expr:
         """Lowers `e`; if something evaluated later has effects, its value is taken now."""

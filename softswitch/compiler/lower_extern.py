@@ -12,6 +12,7 @@ from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_expr import leaves
 from softswitch.compiler.lower_parser import ParserLowering
+from softswitch.compiler.program import Digest, ExternObject, Table
 
 U64 = T.Bits(64)
 DROP_PORT = 511
@@ -23,7 +24,7 @@ class ExternLowering(ParserLowering):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.standard = ir.Var(U32, "")  # the standard metadata
-        self.current_table: ir.Table | None = None  # whose action is being lowered
+        self.current_table: Table | None = None  # whose action is being lowered
         self.current_entry = ""
 
     def call_extern(self, e: A.Call) -> Any:
@@ -37,7 +38,7 @@ class ExternLowering(ParserLowering):
                 return None
             base = e.function.base
             found = self.bindings.get(id(base.decl)) if isinstance(base, A.Name) else None
-            if not isinstance(found, ir.ExternObject):
+            if not isinstance(found, ExternObject):
                 raise P4Error(e.pos, f"{extern} cannot be used here")
             handler = getattr(self, f"on_{extern}_{e.function.name}", None)
             if handler is None:
@@ -184,7 +185,7 @@ class ExternLowering(ParserLowering):
 
     # ---- arrays -------------------------------------------------------------------------------------------------
 
-    def on_register_read(self, e: A.Call, reg: ir.ExternObject) -> None:
+    def on_register_read(self, e: A.Call, reg: ExternObject) -> None:
         (index,) = self.args(e, "index")
         where = self.target(e.bound["result"]) if not isinstance(e.bound["result"], A.DontCare) else None
         if isinstance(where, ir.LValue) and where.type == reg.type:
@@ -194,20 +195,20 @@ class ExternLowering(ParserLowering):
         if where is not None:
             self.give(e, "result", value)
 
-    def on_register_write(self, e: A.Call, reg: ir.ExternObject) -> None:
+    def on_register_write(self, e: A.Call, reg: ExternObject) -> None:
         index, value = self.args(e, "index", "value")
         self.emit(ir.Extern("register_write", None, [index, self.cast(value, reg.type)], reg))
 
-    def on_counter_count(self, e: A.Call, counter: ir.ExternObject) -> None:
+    def on_counter_count(self, e: A.Call, counter: ExternObject) -> None:
         self.emit(ir.Extern("count", None, self.args(e, "index"), counter))
 
-    def on_direct_counter_count(self, e: A.Call, counter: ir.ExternObject) -> None:
+    def on_direct_counter_count(self, e: A.Call, counter: ExternObject) -> None:
         """Nothing: BMv2 counts every hit of the table."""
 
-    def on_meter_execute_meter(self, e: A.Call, meter: ir.ExternObject) -> None:
+    def on_meter_execute_meter(self, e: A.Call, meter: ExternObject) -> None:
         self.give(e, "result", self.result_of("meter", U32, self.args(e, "index"), meter))
 
-    def on_direct_meter_read(self, e: A.Call, meter: ir.ExternObject) -> None:
+    def on_direct_meter_read(self, e: A.Call, meter: ExternObject) -> None:
         if self.current_table is None or self.current_table.meter is not meter:
             raise P4Error(e.pos, f"direct meter {meter.name} can only be read in an action of its own table")
         self.give(e, "result", self.result_of("direct_meter", U32, [], self.current_entry))
@@ -241,7 +242,7 @@ class ExternLowering(ParserLowering):
                 rec = self.type(t)
                 assert isinstance(rec, ir.Rec)
                 fields = [(".".join(path), leaf) for path, leaf in ir.scalar_fields(rec)]
-            digest = ir.Digest(name, len(self.program.digests), t, fields)
+            digest = Digest(name, len(self.program.digests), t, fields)
             self.program.digests.append(digest)
         self.emit(ir.Extern("digest", None, values, digest))
 
@@ -281,7 +282,7 @@ class ExternLowering(ParserLowering):
     def on_update_checksum_with_payload(self, e: A.Call) -> None:
         self.checksum(e, verify=False, payload=True)
 
-    def on_Checksum16_get(self, e: A.Call, _: ir.ExternObject) -> ir.Expr:
+    def on_Checksum16_get(self, e: A.Call, _: ExternObject) -> ir.Expr:
         value = self.result_of("checksum", U64, self.flatten(e.bound["data"]), (CSUM16, False))
         return self.cast(value, T.Bits(16))
 

@@ -11,6 +11,7 @@ from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.elaborate import BlockInstance, Elaboration
 from softswitch.compiler.ir import FALSE, TRUE
+from softswitch.compiler.program import ValueSet
 
 
 class ParserLowering(Elaboration):
@@ -96,7 +97,7 @@ class ParserLowering(Elaboration):
 
     def value_set(self, key: A.Name, values: list[ir.Expr]) -> ir.Expr:
         found: Any = self.bindings[id(key.decl)]
-        assert isinstance(found, ir.ValueSet)
+        assert isinstance(found, ValueSet)
         flat = [self.cast(v, t) for v, (_, _, t) in zip(values, found.fields, strict=True)]
         result = self.local("member", T.BOOL)
         self.emit(ir.Assign(result, FALSE))

@@ -18,6 +18,7 @@ from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
+from softswitch.compiler.program import Digest, ExternObject, Program, Table, ValueSet
 
 PREFIX = {
     "action": 0x01, "table": 0x02, "value_set": 0x03, "controller_header": 0x04, "action_profile": 0x11,
@@ -53,7 +54,7 @@ def jenkins(name: str) -> int:
 class Ids:
     """Ids and aliases of everything that the control plane sees."""
 
-    def __init__(self, program: ir.Program) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
         self.names: set[str] = set()
         self.ids: dict[tuple[str, str], int] = {}
@@ -89,8 +90,8 @@ class Ids:
     def action(self, name: str) -> int:
         return self.ids["action", name]
 
-    def of(self, x: ir.Table | ir.ExternObject | ir.ValueSet | ir.Digest) -> int:
-        kind = {ir.Table: "table", ir.ValueSet: "value_set", ir.Digest: "digest"}.get(type(x))
+    def of(self, x: Table | ExternObject | ValueSet | Digest) -> int:
+        kind = {Table: "table", ValueSet: "value_set", Digest: "digest"}.get(type(x))
         return self.ids[kind or _kind(x), x.name]
 
     def alias(self, name: str) -> str:
@@ -102,7 +103,7 @@ class Ids:
 
 
 def _kind(x: Any) -> str:
-    assert isinstance(x, ir.ExternObject)
+    assert isinstance(x, ExternObject)
     return "action_profile" if x.kind == "action_selector" else x.kind
 
 
@@ -110,7 +111,7 @@ def _hidden(decl: Any) -> bool:
     return isinstance(decl, A.Decl) and decl.annotation("hidden") is not None
 
 
-def _symbols(program: ir.Program) -> Iterable[tuple[str, str, Any]]:
+def _symbols(program: Program) -> Iterable[tuple[str, str, Any]]:
     for table in program.tables:
         yield "table", table.name, table.decl
     for name, decl in program.actions.items():
@@ -139,13 +140,13 @@ def _explicit_id(decl: Any) -> int | None:
     return note.args[0].value
 
 
-def make(program: ir.Program, ids: Ids) -> p4i.P4Info:
+def make(program: Program, ids: Ids) -> p4i.P4Info:
     """The program's P4Info."""
     return _Maker(program, ids).run()
 
 
 class _Maker:
-    def __init__(self, program: ir.Program, ids: Ids) -> None:
+    def __init__(self, program: Program, ids: Ids) -> None:
         self.program, self.ids = program, ids
         self.info = p4i.P4Info()
 
@@ -195,7 +196,7 @@ class _Maker:
                 args = f"({_join(note.text)})" if note.text else ""
                 message.annotations.append(f"@{note.name}{args}")
 
-    def table(self, table: ir.Table) -> None:
+    def table(self, table: Table) -> None:
         self.info.type_info.SetInParent()  # p4c writes it wherever a type was looked at
         m = self.info.tables.add()
         self.preamble(m.preamble, self.ids.of(table), table.name, table.decl)
@@ -293,7 +294,7 @@ class _Maker:
             self.annotations(message, p.annotations)
             self.bits_and_type(message, p.type, _plain(p.type))
 
-    def extern(self, x: ir.ExternObject) -> None:
+    def extern(self, x: ExternObject) -> None:
         info, id_ = self.info, self.ids.of(x)
         match x.kind:
             case "counter":
@@ -325,7 +326,7 @@ class _Maker:
                 self.selector_size(profile, x)
                 self.preamble(profile.preamble, id_, x.name, x.decl)
 
-    def selector_size(self, profile: Any, x: ir.ExternObject) -> None:
+    def selector_size(self, profile: Any, x: ExternObject) -> None:
         """@max_group_size, @selector_size_semantics, @max_member_weight: fields of their own."""
         notes = {n.name: n.args[0] for n in getattr(x.decl, "annotations", None) or [] if n.args}
         size, semantics, weight = (notes.get(n) for n in _SELECTOR)
@@ -395,7 +396,7 @@ class _Maker:
             self.annotations(field, f.annotations)
             self.bits_and_type(field, declared, _plain(declared))
 
-    def value_set(self, v: ir.ValueSet) -> None:
+    def value_set(self, v: ValueSet) -> None:
         m = self.info.value_sets.add(size=v.size)
         self.preamble(m.preamble, self.ids.of(v), v.name, v.decl)
         for number, (name, match, t) in enumerate(v.fields, 1):

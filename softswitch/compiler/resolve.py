@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ class Scope:
             scope = scope.parent
 
 
-class Resolver:
+class Resolver(ABC):
     """Base of the checker: what a name means, what a type as written means."""
 
     def __init__(self, errors: Errors) -> None:
@@ -84,9 +85,9 @@ class Resolver:
 
     # ---- types --------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def constant(self, expr: A.Expr) -> int:
         """The value of an expression that must be an integer known at compile time."""
-        raise NotImplementedError
 
     def resolve(self, syntax: A.TypeSyntax) -> T.Type:
         """The type that is written there."""

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Type checking of statements: what may stand where, and the types of what they assign, return and compare."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import types as T
+from softswitch.compiler.check_call import CallChecker
+from softswitch.compiler.diagnostics import Errors, P4Error, nearest
+
+
+class StmtChecker(CallChecker):
+    def __init__(self, errors: Errors) -> None:
+        super().__init__(errors)
+        self.result: T.Type | None = None  # of the function that is being checked
+        self.where = ""  # "parser", "control", "action", "function"
+        self.loops = 0
+
+    @abstractmethod
+    def local(self, decl: A.Decl) -> None:
+        """A declaration that may stand in a block."""
+
+    @abstractmethod
+    def poison(self, decl: A.Decl) -> None:
+        """Declares what could not be checked, so that its uses say nothing more."""
+
+    def checked(self, stmt: A.Stmt) -> None:
+        """Checks a statement and goes on after an error in it."""
+        try:
+            self.stmt(stmt)
+        except P4Error as error:
+            self.errors.add(error)
+            if isinstance(stmt, A.DeclStmt) and stmt.decl.name not in self.scope.names:
+                self.poison(stmt.decl)
+
+    def block(self, block: A.Block) -> None:
+        with self.inside():
+            for stmt in block.body:
+                self.checked(stmt)
+
+    def stmt(self, s: A.Stmt) -> None:
+        match s:
+            case A.Block():
+                self.block(s)
+            case A.Assign():
+                self.assign(s)
+            case A.CallStmt():
+                s.call = self.expr(s.call)
+                if isinstance(s.call, A.Call) and s.call.builtin == "new":
+                    raise P4Error(s.pos, "an instance needs a name")
+            case A.DeclStmt():
+                self.local(s.decl)
+            case A.If():
+                s.condition = self.condition(s.condition)
+                with self.inside():
+                    self.checked(s.then)
+                if s.other is not None:
+                    with self.inside():
+                        self.checked(s.other)
+            case A.Switch():
+                self.switch(s)
+            case A.For():
+                with self.inside():
+                    for part in s.init:
+                        self.stmt(part)
+                    s.condition = self.condition(s.condition)
+                    for part in s.update:
+                        self.stmt(part)
+                    self.loop_body(s.body)
+            case A.ForIn():
+                self.for_in(s)
+            case A.Return():
+                self.return_(s)
+            case A.Exit():
+                if self.where in ("parser", "function"):
+                    raise P4Error(s.pos, f"'exit' in a {self.where}")
+            case A.Break() | A.Continue():
+                if not self.loops:
+                    raise P4Error(s.pos, "'break' and 'continue' belong in a loop")
+            case _:
+                raise AssertionError(s)
+
+    def loop_body(self, body: A.Stmt) -> None:
+        self.loops += 1
+        try:
+            with self.inside():
+                self.checked(body)
+        finally:
+            self.loops -= 1
+
+    def for_in(self, s: A.ForIn) -> None:
+        with self.inside():
+            if isinstance(s.variable, A.VarDecl):
+                self.local(s.variable)
+                t = s.variable.type
+            else:
+                s.variable = self.expr(s.variable)
+                self.lvalue(s.variable)
+                t = s.variable.type
+            if isinstance(s.values, A.Binary) and s.values.op == "..":
+                s.values.left, s.values.right = self.rvalue(s.values.left, t), self.rvalue(s.values.right, t)
+                s.values.type = t
+            else:
+                s.values = self.expr(s.values)
+                vt = s.values.type
+                if isinstance(vt, T.Tuple) and isinstance(s.values, A.ListExpr):
+                    s.values.items = [self.rvalue(i, t) for i in s.values.items]
+                    s.values.type = T.ListOf(t)
+                elif not (isinstance(vt, T.Stack | T.ListOf) and vt.item == t):
+                    raise P4Error(s.values.pos, f"cannot run '{t}' over {vt}")
+            self.loop_body(s.body)
+
+    def assign(self, s: A.Assign) -> None:
+        s.target = self.expr(s.target)
+        self.lvalue(s.target)
+        t = s.target.type
+        if s.op:
+            target: A.Expr = s.target
+            value = A.Binary(s.op, target, s.value, pos=s.pos)
+            if s.op in ("<<", ">>"):
+                value.right = self.expr(s.value)
+            s.value = self.rvalue(value, t)
+        else:
+            s.value = self.rvalue(s.value, t)
+
+    def return_(self, s: A.Return) -> None:
+        if self.result is None or self.where == "parser":
+            raise P4Error(s.pos, "'return' outside a function, action or control")
+        if s.value is None:
+            if self.result != T.VOID:
+                raise P4Error(s.pos, f"'return' needs a value of type {self.result}")
+        elif self.result == T.VOID:
+            raise P4Error(s.value.pos, "this block returns no value")
+        else:
+            s.value = self.rvalue(s.value, self.result)
+
+    def switch(self, s: A.Switch) -> None:
+        s.value = self.expr(s.value)
+        t = s.value.type
+        seen: set[Any] = set()
+        for case in s.cases:
+            if isinstance(case.label, A.DontCare):
+                key: Any = "default"
+            elif isinstance(t, T.OfTable) and t.kind == "actions":
+                label = case.label
+                names = [r.decl.name for r in t.table.actions]
+                if not isinstance(label, A.Name) or label.name not in names:
+                    got = label.name if isinstance(label, A.Name) else "this"
+                    raise P4Error(label.pos, f"'{got}' is not an action of table {t.table.name}{nearest(got, names)}")
+                label.decl = next(r.decl for r in t.table.actions if r.decl.name == label.name)
+                label.type = t
+                key = label.name
+            else:
+                case.label = self.rvalue(case.label, t)
+                key = case.label.const
+                if key is None:
+                    raise P4Error(case.label.pos, "a switch label must be known at compile time")
+            if key in seen:
+                raise P4Error(case.pos, "two cases of a switch are equal")
+            seen.add(key)
+            if case.body is not None:
+                self.checked(case.body)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Type checking of tables: keys and what they are compared with, actions and their arguments, entries, properties."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from softswitch.compiler import ast as A
+from softswitch.compiler import types as T
+from softswitch.compiler.check_stmt import StmtChecker
+from softswitch.compiler.diagnostics import P4Error, Pos, nearest
+
+_TABLE_PROPERTIES = {
+    "size", "default_action", "implementation", "counters", "meters", "support_timeout", "largest_priority_wins",
+    "priority_delta",
+}  # fmt: skip
+
+
+class TableChecker(StmtChecker):
+    def keyset(self, keys: list[A.Expr], types: Sequence[T.Type]) -> list[A.Expr]:
+        """Checks the keys of a select case or an entry against the types that they are compared with."""
+        if len(keys) == len(types) == 1 and isinstance(keys[0], A.ListExpr):
+            keys = keys[0].items
+        if len(keys) == 1 and len(types) != 1:
+            if isinstance(keys[0], A.DontCare):
+                keys[0].type = T.ANY
+                return keys
+            if isinstance(keys[0], A.ListExpr):
+                keys = keys[0].items
+            else:
+                key = self.expr(keys[0])
+                if isinstance(key, A.Name) and isinstance(key.decl, A.ValueSetDecl):
+                    return [key]
+        if len(keys) != len(types):
+            raise P4Error(keys[0].pos, f"expected {len(types)} keys, got {len(keys)}")
+        return [self.key(k, t) for k, t in zip(keys, types, strict=True)]
+
+    def key(self, key: A.Expr, t: T.Type) -> A.Expr:
+        while isinstance(t, T.NewType):
+            t = t.base
+        if isinstance(key, A.DontCare | A.DefaultValue):
+            key.type = t
+            return A.DontCare(pos=key.pos, type=t)
+        if isinstance(key, A.Binary) and key.op in ("&&&", ".."):
+            base = t.base if isinstance(t, T.Enum) and t.base is not None else t
+            key.left, key.right = self.key(key.left, base), self.key(key.right, base)
+            key.type = t
+            return key
+        checked = self.expr(key, t)
+        if isinstance(checked, A.Name) and isinstance(checked.decl, A.ValueSetDecl):
+            return checked
+        if isinstance(checked.type, T.NewType):
+            checked = A.Cast(None, checked, pos=key.pos, type=checked.type.base, const=checked.const)
+        if isinstance(checked.type, T.Bits) and isinstance(t, T.Enum) and t.base == checked.type:
+            return checked
+        return self.coerce(checked, t)
+
+    def table(self, table: A.TableDecl) -> None:
+        for k in table.keys:
+            k.value = self.expr(k.value)
+            t = k.value.type
+            while isinstance(t, T.NewType):
+                t = t.base
+            if not (isinstance(t, T.Bits | T.Enum) or t in (T.BOOL, T.ERROR)):
+                raise P4Error(k.pos, f"a key cannot be of type {k.value.type}")
+            if k.match not in self.match_kinds:
+                raise P4Error(k.match_pos, f"no match_kind '{k.match}'{nearest(k.match, self.match_kinds)}")
+        seen: set[str] = set()
+        for ref in table.actions:
+            self.action_ref(ref)
+            if ref.decl.name in seen:
+                raise P4Error(ref.pos, f"table {table.name} lists action '{ref.decl.name}' twice")
+            seen.add(ref.decl.name)
+        for name, prop in table.properties.items():
+            if name not in _TABLE_PROPERTIES:
+                raise P4Error(prop.pos, f"table property '{name}' is not supported{nearest(name, _TABLE_PROPERTIES)}")
+            if name == "default_action":
+                table.default = self.action_use(prop.value, table)
+            elif name in ("size", "priority_delta"):
+                prop.value = self.rvalue(prop.value, T.INFINT) if self._is_infint(prop) else self.expr(prop.value)
+                if not isinstance(prop.value.const, int):
+                    raise P4Error(prop.pos, f"table property '{name}' needs an integer known at compile time")
+            else:
+                prop.value = self.expr(prop.value)
+        if table.entries is not None:
+            types = [k.value.type for k in table.keys]
+            if not types:
+                raise P4Error(table.pos, f"table {table.name} has entries, but no key")
+            for entry in table.entries:
+                try:
+                    entry.keys = self.keyset(entry.keys, types)
+                    if len(entry.keys) < len(types):  # `_` for all of them
+                        entry.keys = [A.DontCare(pos=entry.pos, type=t) for t in types]
+                    entry.ref = self.action_use(entry.action, table)
+                    if entry.priority is not None:
+                        entry.priority = self.expr(entry.priority)
+                        self.constant(entry.priority)
+                except P4Error as error:
+                    self.errors.add(error)
+
+    def _is_infint(self, prop: A.TableProperty) -> bool:
+        prop.value = self.expr(prop.value)
+        return prop.value.type == T.INFINT
+
+    def action_decl(self, e: A.Expr) -> tuple[A.ActionDecl, list[A.Arg], bool]:
+        called = isinstance(e, A.Call)
+        name = e.function if isinstance(e, A.Call) else e
+        if not isinstance(name, A.Name):
+            raise P4Error(e.pos, "expected the name of an action")
+        decl = self.lookup(name.name, name.pos, name.absolute)
+        if not isinstance(decl, A.ActionDecl):
+            raise P4Error(name.pos, f"'{name.name}' is not an action")
+        return decl, e.args if isinstance(e, A.Call) else [], called
+
+    def action_ref(self, ref: A.ActionRef) -> None:
+        """`a` or `a(x, y)` in a table's list: arguments bind the parameters that have a direction."""
+        ref.decl, args, _ = self.action_decl(ref.expr)
+        directed = [p for p in ref.decl.params if p.direction]
+        if len(args) != len(directed):
+            want = len(directed)
+            raise P4Error(ref.pos, f"action {ref.decl.name} needs {want} arguments here (those with a direction)")
+        ref.bound = self.bind_args(ref.decl, directed, args, ref.pos)
+
+    def bind_args(self, decl: A.ActionDecl, params: list[A.Param], args: list[A.Arg], pos: Pos) -> dict[str, A.Expr]:
+        call = A.Call(A.Name(decl.name, pos=pos), [], args, pos=pos)
+        self.bind(call, params, decl.name)
+        return self.check_args(params, call.bound, decl.name)
+
+    def action_use(self, e: A.Expr, table: A.TableDecl) -> A.ActionRef:
+        """The action of an entry or default_action: gives the parameters without direction their values."""
+        decl, args, _ = self.action_decl(e)
+        listed = next((r for r in table.actions if r.decl is decl), None)
+        if listed is None:
+            raise P4Error(e.pos, f"action {decl.name} is not in the actions of table {table.name}")
+        plain = [p for p in decl.params if not p.direction]
+        ref = A.ActionRef(pos=e.pos, expr=e, annotations=[], decl=decl)
+        if len(args) == len(plain) or any(a.name for a in args):
+            ref.bound = self.bind_args(decl, plain, args, e.pos)
+        elif len(args) == len(decl.params):
+            ref.bound = self.bind_args(decl, decl.params, args, e.pos)
+        else:
+            raise P4Error(e.pos, f"action {decl.name} takes {len(plain)} arguments, got {len(args)}")
+        for p in plain:
+            ref.bound.setdefault(p.name, p.default)  # type: ignore[arg-type]
+        return ref
