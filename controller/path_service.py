@@ -261,7 +261,7 @@ class PathService:
         numbers = tables.leaf_numbers(self._fabric)
         far = {a: b for link in self._fabric.links for a, b in (link.ends, link.ends[::-1])}
         suspects = self._steering.suspects()
-        planned = self._steering.pins(self._steering.clos(graph))
+        planned = self._steering.pins(Clos(self._steering.live(graph)))
         return Table(
             leaves=[
                 LeafRow(leaf, mode, {s: counts[numbers[leaf]] for s, counts in strays.items()

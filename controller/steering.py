@@ -124,8 +124,13 @@ class Steering:
         return {pin: self.chosen[pin] if self.chosen.get(pin) in ways[pin[:2]] else port for pin, port in pins.items()}
 
     def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
-        """Policies and pins of every switch in ``graph``."""
-        clos = self.clos(graph)
+        """Policies and pins of every switch in ``graph``.
+
+        Suspect paths keep their pins: plans avoid them, but a port must go on leading where it always led.  A host
+        that tries one has found no better; sent another way, it would take that for an answer, or, where hosts were
+        wrong about the only path that lives, fall into the hole.
+        """
+        clos = Clos(self.live(graph))
         spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
         return tables.steering(self.fabric, self.modes, self.pins(clos), spreading)
 

@@ -79,7 +79,8 @@ def test_three_tiers_are_pinned_at_leaf_and_pod() -> None:
 
 
 def test_a_suspicion_ends() -> None:
-    """It takes one uplink from one leaf's routes and pins, for HOLD seconds since it was last voiced."""
+    """It takes one uplink from one leaf's routes and plans, for HOLD seconds since it was last voiced; a port that
+    names it leads there all the while."""
     now = [100.0]
     fabric = leafspine(2, 3, 4)
     steering = Steering(fabric, clock=lambda: now[0])
@@ -92,6 +93,8 @@ def test_a_suspicion_ends() -> None:
     assert len(steering.ports(steering.clos(graph), "leaf2", "leaf1")) == 3, "the way back is not blamed"
     ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph, routes.plan(graph))}
     assert (ways["leaf1", "h3"], ways["leaf2", "h1"]) == (2, 3)
+    assert {s: state(made) for s, made in steering.entries(graph).items()} == {
+        s: state(made) for s, made in before.items()}
     now[0] += HOLD / 2
     steering.suspect(("leaf2", blamed))
     now[0] += HOLD * 0.75
@@ -99,8 +102,7 @@ def test_a_suspicion_ends() -> None:
     now[0] += HOLD
     assert not steering.suspects()
     assert steering.next_end() is None
-    assert {s: state(made) for s, made in steering.entries(graph).items()} == {
-        s: state(made) for s, made in before.items()}
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 3
 
 
 def test_suspecting_everything_is_suspecting_nothing() -> None:

@@ -59,11 +59,24 @@ def test_a_new_plan_clears_suspicions() -> None:
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(PORTS)), max_size=20))
 def test_there_is_always_a_way(stalls: list[tuple[int, int]]) -> None:
     """Whatever paths stall in whatever order: every message still leaves by one of the ports, in parts that are those
-    of the plan, and the path that stalled last is never the one taken."""
+    of the plan, and the path that stalled last is never the one taken, nor another suspect while one is not."""
     ways = planned()
     for peer, port in stalls:
         ways.leave(peer, port)
         assert ways.instead(peer, port) != port
         assert [way.weight for way in ways.to(2)] == [30, 10]
         assert all(way.port in PORTS for p in range(1, 5) for way in ways.to(p))
-        assert all(not ways.is_suspect(p, way.port) for p in range(1, 5) for way in ways.to(p))
+        for p in range(2, 5):
+            alive = [port for port in PORTS if not ways.is_suspect(p, port)]
+            assert not alive or all(way.port in alive for way in ways.to(p))
+
+
+def test_where_all_are_suspect_each_gets_its_turn() -> None:
+    """The one that was blamed longest ago is next; one that answers takes everything."""
+    ways = planned()
+    for port in (*PORTS, *PORTS[:2]):
+        ways.leave(2, port)
+    assert ways.instead(2, PORTS[1]) == PORTS[2]
+    ways.absolve(3, PORTS[1])
+    assert {ways.instead(peer, port) for peer in (2, 3) for port in PORTS} == {PORTS[1]}
+    assert {way.port for peer in (2, 3) for way in ways.to(peer)} == {PORTS[1]}

@@ -45,6 +45,7 @@ void nf_rc_close(nf_rc *rc)
     free(rc->events);
     free(rc->buffer);
     free(rc->ports);
+    free(rc->paths);
     free(rc);
 }
 
@@ -107,7 +108,7 @@ int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan)
     memset(qp, 0, sizeof *qp);
     qp->plan = *plan;
     if (!nf_requester_open(&qp->out, rc->window) || !nf_responder_open(&qp->in, rc->window) ||
-        !nf_rc_reserve_events(rc, 1)) {
+        !nf_path_take(rc, qp, plan->peer, (uint16_t)plan->source_port) || !nf_rc_reserve_events(rc, 1)) {
         nf_requester_close(&qp->out);
         nf_responder_close(&qp->in);
         return -2;
@@ -115,14 +116,6 @@ int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan)
     rc->owed++;
     enter(rc, rc->n_qps);
     return (int32_t)rc->n_qps++;
-}
-
-void nf_rc_move(nf_rc *rc, uint32_t qp, uint16_t source_port)
-{
-    if (qp >= rc->n_qps)
-        return;
-    rc->qps[qp].plan.source_port = source_port;
-    nf_requester_moved(rc, &rc->qps[qp].out);
 }
 
 bool nf_rc_ports(nf_rc *rc, const uint16_t *ports, uint32_t n)
@@ -480,6 +473,7 @@ static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t so
     if (h.opcode == NF_RC_ACKNOWLEDGE && n == NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES) {
         if (qp->reps && !(p[4] & NF_BECN) && p[NF_BTH_BYTES] >> 5 == 0)
             recycle(rc, qp, source_port);
+        nf_path_answered(rc, qp, source_port, now);
         nf_requester_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, now);
         return;
     }
@@ -517,44 +511,16 @@ void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bo
 }
 
 /* ---- time ----------------------------------------------------------------------------------------------------- */
-/* Whether anything came from this peer on another queue pair since then. */
-static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since)
-{
-    for (uint32_t i = 0; i < rc->n_qps; i++) {
-        const nf_qp *other = &rc->qps[i];
-        if (other != qp && other->plan.peer == qp->plan.peer && other->heard > since)
-            return true;
-    }
-    return false;
-}
-
-/* After a time-out: is the path to blame?  If not yet, the next look must not wait for the timer's back-off. */
-static bool stalls(const nf_rc *rc, nf_qp *qp, int64_t now)
-{
-    nf_requester *r = &qp->out;
-    int64_t far = 2 * r->srtt < NF_RC_STALL_MOST ? 2 * r->srtt : NF_RC_STALL_MOST;
-    int64_t early = far > NF_RC_STALL ? far : NF_RC_STALL, late = far > NF_RC_STALL_ALONE ? far : NF_RC_STALL_ALONE;
-    int64_t waited = now - r->blamed, next = waited < early ? early : late;
-    bool blame = r->silent > 1 && (waited >= late || (waited >= early && lives(rc, qp, now - NF_RC_STALL / 2)));
-    if (blame)
-        r->blamed = now;
-    else if (waited < next && r->deadline > r->blamed + next)
-        r->deadline = r->blamed + next;
-    return blame;
-}
-
 void nf_rc_tick(nf_rc *rc, int64_t now)
 {
     for (uint32_t i = 0; i < rc->n_active; i++) {
         nf_qp *qp = &rc->qps[rc->active[i]];
         if (!nf_requester_tick(rc, &qp->out, now))
             continue;
-        if (qp->reps) {
+        if (qp->reps)
             nf_reps_freeze(qp->reps, now);
-        } else if (stalls(rc, qp, now) && nf_rc_reserve_events(rc, 1)) {
-            nf_rc_event event = { .what = NF_RC_STALLED, .qp = nf_rc_index(rc, qp) };
-            nf_rc_emit(rc, &event);
-        }
+        else
+            nf_path_timed_out(rc, qp, now);
     }
 }
 

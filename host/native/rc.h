@@ -5,6 +5,7 @@
  *   requester (rc_requester.c)   writes posted -> FIRST, MIDDLE..., LAST or ONLY; window, timer, what to send again
  *   responder (rc_responder.c)   packets in any order -> memory that was registered; ACK, NAK; messages whole, in order
  *   endpoint  (rc.c)             all queue pairs of one address: who is next, headers, ICRC, regions, events
+ *   paths     (rc_paths.c)       which paths answer, and which one is to blame
  *   reps.c                       which source port the next packet takes, where paths are not planned
  *   rc_io.c                      an endpoint over UDP sockets
  *
@@ -36,7 +37,8 @@ typedef struct {                       /* one end of a connection; the other end
     uint32_t psn, peer_psn;            /* first PSN that leaves, that arrives */
 } nf_rc_plan;
 
-typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3, NF_RC_STALLED = 4 } nf_rc_what;
+typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3, NF_RC_STALLED = 4,
+               NF_RC_ANSWERED = 5 } nf_rc_what;
 
 typedef struct {
     uint32_t what, qp;                 /* nf_rc_what; index of the queue pair */
@@ -44,7 +46,8 @@ typedef struct {
     uint64_t offset;                   /* ARRIVED: a whole message lies in region `key` at `offset` */
     uint32_t key, length;
     uint32_t syndrome, by_peer;        /* BROKEN: the AETH syndrome, and whether the peer sent it or we did */
-                                       /* STALLED: nothing was acknowledged for long, although repeated */
+    uint32_t source_port;              /* STALLED: nothing was answered over this path for long, although repeated */
+                                       /* ANSWERED: a path that had STALLED answers; maybe not this queue pair's now */
 } nf_rc_event;
 
 typedef struct {                       /* packets that leave as one: all `segment` bytes long, the last maybe shorter */
@@ -73,8 +76,12 @@ void nf_rc_close(nf_rc *);
 
 /* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory). */
 int32_t nf_rc_connect(nf_rc *, const nf_rc_plan *);
-/* From now on packets leave by this source port: the flow moves to another path.  What stalled goes again at once. */
-void nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port);
+/* From now on packets leave by this source port: the flow moves to another path.  What is in flight on a path that
+ * stalled goes again at once.  False: no such queue pair, or no memory. */
+bool nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port, int64_t now);
+/* Peers of one group are reached over the same paths: what answers one of them speaks for all.  At first each peer is a
+ * group of its own, named by its address.  False: no such queue pair, or no memory. */
+bool nf_rc_place(nf_rc *, uint32_t qp, uint32_t group);
 /* Source ports that packets can leave by.  Answers leave by the one of them that the question came from, and so over the
  * same path: then a path is blamed for what happens on it alone.  False: no memory, or n < 1. */
 bool nf_rc_ports(nf_rc *, const uint16_t *ports, uint32_t n);

@@ -76,8 +76,16 @@ typedef struct {
     uint64_t received, duplicates, refused;
 } nf_responder;
 
+typedef struct {                       /* what leaves by this port for peers of this group */
+    uint32_t group;
+    uint16_t port;
+    bool blamed;                       /* since anything was answered over it */
+    int64_t answered;                  /* when anything was answered over it last; 0: never */
+} nf_path;
+
 typedef struct {
     nf_rc_plan plan;
+    uint32_t group, path;              /* of its peer; index into rc->paths */
     nf_requester out;
     nf_responder in;
     nf_reps *reps;                     /* NULL: all packets leave by plan.source_port */
@@ -107,6 +115,8 @@ struct nf_rc {
     uint32_t owed;                     /* events that may come without a packet: of writes, and of queue pairs breaking */
     uint64_t progress, foreign;
     uint8_t *buffer;                   /* one run */
+    nf_path *paths;
+    uint32_t n_paths, room_paths;
     uint16_t *ports;                   /* source ports that we can send from */
     uint32_t n_ports;
 };
@@ -143,7 +153,13 @@ void nf_requester_send(nf_rc *, nf_requester *, uint64_t seq, int64_t now);
 void nf_requester_unsent(nf_rc *, nf_requester *, uint64_t seq);
 void nf_requester_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
 bool nf_requester_tick(nf_rc *, nf_requester *, int64_t now);      /* true where the timer ran out */
-void nf_requester_moved(nf_rc *, nf_requester *);
+/* `dead`: what is in flight was on a path that is dead: it goes again at once. */
+void nf_requester_moved(nf_rc *, nf_requester *, bool dead, int64_t now);
+
+/* rc_paths.c */
+bool nf_path_take(nf_rc *, nf_qp *, uint32_t group, uint16_t port);        /* false: no memory */
+void nf_path_answered(nf_rc *, const nf_qp *, uint16_t port, int64_t now);
+void nf_path_timed_out(nf_rc *, nf_qp *, int64_t now);             /* is the path to blame? */
 
 /* rc_responder.c */
 bool nf_responder_open(nf_responder *, uint32_t window);

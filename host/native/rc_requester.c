@@ -3,8 +3,9 @@
  *
  * A NAK names a lost packet.  Where no NAK comes (the end of a message was lost, or the answers were) the timer of
  * RFC 6298 sends the oldest packet again; as long as answers then show no more than what was repeated, each sends twice
- * as many.  Where repeats are not answered either, the path is to blame, and the owner is told.  Congestion: DCTCP (RFC 8257) on marks; on loss half, once a round trip, but no less than an eighth of the
- * window, so that random loss does not starve the path. */
+ * as many.  Where repeats are not answered either, the path may be to blame (rc_paths.c).  Congestion: DCTCP (RFC 8257)
+ * on marks; on loss half, once a round trip, but no less than an eighth of the window, so that random loss does not
+ * starve the path. */
 #include <stdlib.h>
 
 #include "rc_inside.h"
@@ -256,10 +257,15 @@ bool nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
     return true;
 }
 
-void nf_requester_moved(nf_rc *rc, nf_requester *r)
+void nf_requester_moved(nf_rc *rc, nf_requester *r, bool dead, int64_t now)
 {
-    if (!r->silent || r->una == r->next)
+    r->blamed = now;                                /* the new path gets its full time */
+    if (!dead || r->una == r->next)
         return;
     set_rto(r);                                     /* the back-off was the old path's */
+    r->silent = 1;
+    r->deadline = now + r->rto;
+    r->recover = r->next;
+    r->burst = 1;
     lose(rc, r, r->una);
 }

@@ -18,7 +18,6 @@ died, who waits for whom.  Ranks that call different things are found out by the
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import struct
@@ -36,15 +35,14 @@ from netfold.host.mesh.link import Link
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.roce import native
-from netfold.host.roce.native import ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
+from netfold.host.roce.detours import Detours
+from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
 from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.roce.sockets import OURS, open_sockets
 from netfold.host.roce.ways import MOST_PAIRS, Way, Ways
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths
-
-log = logging.getLogger("netfold")
 
 CLEAR = struct.Struct("!QQIIHH68s")
 """call number, bytes, tag, key, path MTU, queue pairs, call text (cut): 96 bytes."""
@@ -97,8 +95,6 @@ class _End:
     """Queue pairs: control, then data, which are made when the first message needs them."""
     inbox: Flat
     address: str
-    ports: list[int]
-    """The source port of each queue pair."""
     sends: list[_Message] = field(default_factory=list)
     """Posted and not done."""
     unmatched: deque[_Message] = field(default_factory=deque)
@@ -179,10 +175,10 @@ class RoceMesh(TcpMesh):
             self._recycle = recycle
             self.ways = Ways(self.ports, (rank for rank in addresses if rank != plan.rank))
             self._planned = planned
-            self._blamed: dict[int, tuple[int, int]] = {}
-            """Queue pairs that left a path: its port, and how much was acknowledged until then."""
-            self._end_of: dict[int, tuple[_End, int]] = {}
-            """Whose a queue pair is, and which of his."""
+            self._detours = Detours(self._endpoint, self.ways, me=f"job {plan.job!r}, rank {plan.rank}",
+                                    quiet=self._quiet, clock=native.now)
+            self._end_of: dict[int, _End] = {}
+            """Whose a queue pair is."""
             self._ends = {rank: self._open(rank, addresses[rank]) for rank in range(plan.world)}
             self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
         except BaseException:
@@ -195,7 +191,7 @@ class RoceMesh(TcpMesh):
         inbox = np.zeros(SLOTS * CLEAR.size, np.uint8)
         key = self._endpoint.register(inbox.ctypes.data, inbox.nbytes)
         assert key == rank, "the first keys count up from 0"
-        end = _End(rank, [], inbox, address, [])
+        end = _End(rank, [], inbox, address)
         if rank != self.rank:
             self._connect_pair(end, self.ports[rank % len(self.ports)])
         return end
@@ -213,9 +209,9 @@ class RoceMesh(TcpMesh):
         ))  # fmt: skip
         if self._recycle:
             self._endpoint.recycle(index, self._psn(self.rank, rank, lane))
-        self._end_of[index] = end, lane
+        self._end_of[index] = end
         end.pairs.append(index)
-        end.ports.append(port)
+        self._detours.add(index, rank, port)
 
     def _connect_data(self, end: _End) -> None:
         """The queue pairs for data to and from this peer, once there is any: most ranks talk to few others."""
@@ -363,8 +359,9 @@ class RoceMesh(TcpMesh):
         if error:
             raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
         moved = self._take_events() or self._endpoint.progress() != before
-        if self._blamed:
-            self._tell_suspicions()
+        for peer, port in self._detours.proven():
+            if self._planned is not None:
+                self._planned.suspect(peer, port)
         return (super()._poll(0) if ready else False) or moved
 
     def _take_events(self) -> bool:
@@ -376,7 +373,10 @@ class RoceMesh(TcpMesh):
             elif event.what == ARRIVED:
                 self._arrived_at(event)
             elif event.what == STALLED:
-                self._stalled(event)
+                if len(self.ports) > 1:
+                    self._detours.stalled(event)
+            elif event.what == ANSWERED:
+                self._detours.answered(event)
             else:
                 self._broken(event)
         return bool(events)
@@ -418,7 +418,7 @@ class RoceMesh(TcpMesh):
         self._match_clears(end)
 
     def _broken(self, event: Event) -> None:
-        rank = self._end_of[event.pair][0].rank
+        rank = self._end_of[event.pair].rank
         side = "it refused our" if event.by_peer else "we refused its"
         self._learn(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
 
@@ -431,7 +431,7 @@ class RoceMesh(TcpMesh):
                 f"{self.queue_pairs}, and one of the ports {self.ports}"
             )
         self._connect_data(self._ends[peer])
-        self._move_pair(self._ends[peer], 1 + lane, port)
+        self._detours.move(self._ends[peer].pairs[1 + lane], port)
 
     def adopt(self, paths: Paths) -> None:
         """From now on messages are cut and leave as the controller planned; between operations.
@@ -444,50 +444,14 @@ class RoceMesh(TcpMesh):
             raise PlanError(f"paths of job {self._plan.job!r}, rank {self.rank}: need {self.ways.most()} queue pairs "
                             f"to a peer and the source ports {sorted(wanted)}; this mesh has {self.queue_pairs} and "
                             f"{self.ports}: give it Paths.ports and more queue_pairs")
+        self._detours.replanned()
+        reached = {reach.peer: reach.source_ports for reach in paths.reaches}
         for end in self._ends.values():
             if end.rank != self.rank:
-                reach = next((r for r in paths.reaches if r.peer == end.rank), None)
-                if reach and reach.source_ports:
-                    self._move_pair(end, 0, reach.source_ports[end.rank % len(reach.source_ports)])
-                self._take_ways(end)
-
-    def _take_ways(self, end: _End) -> None:
-        for lane, way in enumerate(self.ways.to(end.rank), 1):
-            if lane < len(end.pairs):
-                self._move_pair(end, lane, way.port)
-
-    def _move_pair(self, end: _End, lane: int, port: int) -> None:
-        if end.ports[lane] != port:
-            end.ports[lane] = port
-            with self._quiet():
-                self._endpoint.move(end.pairs[lane], port)
-
-    def _stalled(self, event: Event) -> None:
-        """A path does not answer: everything leaves it that goes to the same leaf, whatever rank it is for."""
-        end, lane = self._end_of[event.pair]
-        dead = end.ports[lane]
-        if len(self.ports) == 1 or self.ways.is_suspect(end.rank, dead):
-            return
-        log.warning("job %r, rank %d: no answer from rank %d by source port %d: on to another path", self._plan.job,
-                    self.rank, end.rank, dead)  # fmt: skip
-        self.ways.leave(end.rank, dead)
-        for other in self._ends.values():
-            for at, port in enumerate(other.ports):
-                if port == dead:
-                    self._move_pair(other, at, self.ways.instead(other.rank, port))
-        with self._quiet():
-            self._blamed.setdefault(event.pair, (dead, self._endpoint.standing(event.pair).acknowledged))
-
-    def _tell_suspicions(self) -> None:
-        """A path is to blame where another one answers; where none does, it is the peer."""
-        for pair, (port, before) in list(self._blamed.items()):
-            end, lane = self._end_of[pair]
-            with self._quiet():
-                answered = self._endpoint.standing(pair).acknowledged > before
-            if answered and end.ports[lane] != port:
-                del self._blamed[pair]
-                if self._planned is not None:
-                    self._planned.suspect(end.rank, port)
+                if ports := reached.get(end.rank):
+                    self._detours.move(end.pairs[0], ports[end.rank % len(ports)])
+                for pair, way in zip(end.pairs[1:], self.ways.to(end.rank), strict=False):  # those made by now
+                    self._detours.move(pair, way.port)
 
     def forget_stalls(self) -> None:
         """``stalled`` of all standings counts from here on."""

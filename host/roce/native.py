@@ -18,14 +18,14 @@ from typing import Any
 
 from softswitch import cc
 
-SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_io.c", "reps.c")
+SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_io.c", "reps.c")
 POLLIN = select.POLLIN
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
 RUN_PACKETS = 60
 LONGEST = 1 << 30
 """Bytes of one write at most."""
-SENT, ARRIVED, BROKEN, STALLED = 1, 2, 3, 4
+SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
 """nf_rc_what."""
 SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
 
@@ -45,9 +45,12 @@ class Event(C.Structure):
     length: int
     syndrome: int
     by_peer: int
+    source_port: int
+    """The path that a STALLED or ANSWERED is about."""
     _fields_ = [
         ("what", C.c_uint32), ("pair", C.c_uint32), ("id", C.c_uint64), ("offset", C.c_uint64),
         ("key", C.c_uint32), ("length", C.c_uint32), ("syndrome", C.c_uint32), ("by_peer", C.c_uint32),
+        ("source_port", C.c_uint32),
     ]  # fmt: skip
 
 
@@ -122,7 +125,8 @@ def library() -> C.CDLL:
     declare("nf_rc_open", pointer, u32, u32, u32, u32, u32)
     declare("nf_rc_close", None, pointer)
     declare("nf_rc_connect", C.c_int32, pointer, C.POINTER(PairPlan))
-    declare("nf_rc_move", None, pointer, u32, C.c_uint16)
+    declare("nf_rc_move", C.c_bool, pointer, u32, C.c_uint16, i64)
+    declare("nf_rc_place", C.c_bool, pointer, u32, u32)
     declare("nf_rc_ports", C.c_bool, pointer, C.POINTER(C.c_uint16), u32)
     declare("nf_rc_recycle", C.c_bool, pointer, u32, u64)
     declare("nf_rc_register", i64, pointer, pointer, u64)
@@ -214,9 +218,16 @@ class Endpoint:
             raise ValueError(f"{pair}: expected queue pair numbers 1 .. 2^24 - 1, ours used once, and a UDP port")
         return index
 
-    def move(self, pair: int, source_port: int) -> None:
-        """From now on the queue pair's packets leave by this source port, and so maybe another path."""
-        self._lib.nf_rc_move(self.handle, pair, source_port)
+    def move(self, pair: int, source_port: int, now: int) -> None:
+        """From now on the queue pair's packets leave by this source port, and so maybe another path; what is in flight
+        on a path that stalled goes again at once."""
+        if not self._lib.nf_rc_move(self.handle, pair, source_port, now):
+            raise MemoryError(f"move(pair={pair}): no such queue pair, or no memory for its path")
+
+    def place(self, pair: int, group: int) -> None:
+        """Peers of one group are reached over the same paths; at first each is a group of its own."""
+        if not self._lib.nf_rc_place(self.handle, pair, group):
+            raise MemoryError(f"place(pair={pair}): no such queue pair, or no memory for its path")
 
     def ports(self, ports: Sequence[int]) -> None:
         """Source ports that packets can leave by; answers to what came from one of them leave by it, too."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which source ports a rank's flows leave by: as the controller planned it, and elsewhere as soon as a path is dead.
 
-A *way* is a source port and the part of each message that goes by it: one queue pair (`roce.RoceMesh`).  A path that
-does not answer is suspect for all peers under the same leaf, until the controller's next plan.
+A *way* is a source port and the part of each message that goes by it: one queue pair (`mesh.RoceMesh`).  A path that
+does not answer is suspect for all peers under the same leaf, until it answers after all, or the controller's next plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Ways:
         self._leaf: dict[int, str] = {peer: f"rank {peer}" for peer in peers}
         self._all: dict[int, list[int]] = dict.fromkeys(self._leaf, self._ports)
         self._ways: dict[int, list[Way]] = {}
-        self._suspects: set[tuple[str, int]] = set()
+        self._numbers: dict[str, int] = {}
+        self._suspects: dict[tuple[str, int], int] = {}
+        """By leaf and port: how many were blamed before it."""
+        self._blamed = 0
 
     def adopt(self, paths: Paths) -> None:
         """From now on as planned; suspicions are the controller's business again."""
@@ -51,15 +54,24 @@ class Ways:
         """Ways to any one peer, at most."""
         return max(map(len, self._ways.values()), default=0)
 
+    def group(self, peer: int) -> int:
+        """A number for the leaf of a peer: peers with the same one are reached over the same paths."""
+        return self._numbers.setdefault(self._leaf[peer], len(self._numbers) + 1)
+
     def leave(self, peer: int, port: int) -> None:
-        """A path to this peer does not answer: nothing goes by it any more to any peer under the same leaf.  Where all
-        paths were suspect, they are all as good as before."""
-        leaf = self._leaf[peer]
-        self._suspects.add((leaf, port))
-        if all((leaf, other) in self._suspects for other in self._all[peer]):
-            self._suspects = {(other, p) for other, p in self._suspects if other != leaf or p == port}
+        """A path to this peer does not answer: nothing goes by it any more to any peer under the same leaf."""
+        self._blamed += 1
+        self._suspects[self._leaf[peer], port] = self._blamed
+        self._turn(peer)
+
+    def absolve(self, peer: int, port: int) -> None:
+        """A path that was left answers after all: what is on suspect ones may take it."""
+        self._suspects.pop((self._leaf[peer], port), None)
+        self._turn(peer)
+
+    def _turn(self, peer: int) -> None:
         for other, ways in self._ways.items():
-            if self._leaf[other] == leaf:
+            if self._leaf[other] == self._leaf[peer]:
                 self._ways[other] = [Way(self.instead(other, way.port), way.weight) for way in ways]
 
     def is_suspect(self, peer: int, port: int) -> bool:
@@ -68,8 +80,11 @@ class Ways:
 
     def instead(self, peer: int, port: int) -> int:
         """The port itself if it is good, else the next good one after it; peers begin at different ones, so that what
-        leaves a dead path does not all meet on one other."""
+        leaves a dead path does not all meet on one other.  Where all are suspect, the one that was blamed longest ago:
+        each gets its turn, until one answers."""
         if not self.is_suspect(peer, port):
             return port
         good = [other for other in self._all[peer] if not self.is_suspect(peer, other)]
-        return good[peer % len(good)] if good else port
+        if good:
+            return good[peer % len(good)]
+        return min(self._all[peer], key=lambda other: self._suspects[self._leaf[peer], other])

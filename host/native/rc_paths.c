@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which paths answer.  A path is what all packets share that leave by one source port for one group of peers (those
+ * under one leaf): if any of them is answered over it, it is not dead, however long the others wait.
+ *
+ *      alive --- nothing answered for long, although repeated: STALLED ---> blamed
+ *        ^                                                                    |
+ *        '------------ an answer came over it after all: ANSWERED ------------'
+ *
+ * Answers come back by the port that the question left by (rc.h), so an answer's port says which path it speaks for:
+ * one that is late, after its queue pair has moved on, still clears the path that it came over. */
+#include <stdlib.h>
+
+#include "rc_inside.h"
+
+static nf_path *find(const nf_rc *rc, uint32_t group, uint16_t port)
+{
+    for (uint32_t i = 0; i < rc->n_paths; i++)
+        if (rc->paths[i].group == group && rc->paths[i].port == port)
+            return &rc->paths[i];
+    return NULL;
+}
+
+bool nf_path_take(nf_rc *rc, nf_qp *qp, uint32_t group, uint16_t port)
+{
+    nf_path *path = find(rc, group, port);
+    if (!path && rc->n_paths == rc->room_paths) {
+        uint32_t room = rc->room_paths ? 2 * rc->room_paths : 16;
+        nf_path *more = realloc(rc->paths, room * sizeof *more);
+        if (!more)
+            return false;
+        rc->paths = more;
+        rc->room_paths = room;
+    }
+    if (!path) {
+        path = &rc->paths[rc->n_paths++];
+        *path = (nf_path){ .group = group, .port = port };
+    }
+    qp->path = (uint32_t)(path - rc->paths);
+    qp->group = group;
+    qp->plan.source_port = port;
+    return true;
+}
+
+bool nf_rc_place(nf_rc *rc, uint32_t qp, uint32_t group)
+{
+    return qp < rc->n_qps && nf_path_take(rc, &rc->qps[qp], group, (uint16_t)rc->qps[qp].plan.source_port);
+}
+
+bool nf_rc_move(nf_rc *rc, uint32_t index, uint16_t source_port, int64_t now)
+{
+    if (index >= rc->n_qps)
+        return false;
+    nf_qp *qp = &rc->qps[index];
+    bool dead = rc->paths[qp->path].blamed;
+    if (!nf_path_take(rc, qp, qp->group, source_port))
+        return false;
+    nf_requester_moved(rc, &qp->out, dead, now);
+    return true;
+}
+
+void nf_path_answered(nf_rc *rc, const nf_qp *qp, uint16_t port, int64_t now)
+{
+    nf_path *path = &rc->paths[qp->path];
+    if (path->port != port && !(path = find(rc, qp->group, port)))
+        return;                                     /* the peer cannot send from the port that we asked from */
+    path->answered = now;
+    if (path->blamed && nf_rc_reserve_events(rc, 1)) {
+        nf_rc_event event = { .what = NF_RC_ANSWERED, .qp = nf_rc_index(rc, qp), .source_port = port };
+        path->blamed = false;
+        nf_rc_emit(rc, &event);
+    }
+}
+
+/* Whether anything came from this peer on another queue pair since then. */
+static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since)
+{
+    for (uint32_t i = 0; i < rc->n_qps; i++) {
+        const nf_qp *other = &rc->qps[i];
+        if (other != qp && other->plan.peer == qp->plan.peer && other->heard > since)
+            return true;
+    }
+    return false;
+}
+
+/* If the path is not to blame yet, the next look must not wait for the timer's back-off. */
+void nf_path_timed_out(nf_rc *rc, nf_qp *qp, int64_t now)
+{
+    nf_requester *r = &qp->out;
+    nf_path *path = &rc->paths[qp->path];
+    int64_t far = 2 * r->srtt < NF_RC_STALL_MOST ? 2 * r->srtt : NF_RC_STALL_MOST;
+    int64_t early = far > NF_RC_STALL ? far : NF_RC_STALL, late = far > NF_RC_STALL_ALONE ? far : NF_RC_STALL_ALONE;
+    int64_t since = r->blamed > path->answered ? r->blamed : path->answered;
+    int64_t waited = now - since, next = since + (waited < early ? early : late);
+    bool blame = r->silent > 1 && (waited >= late || (waited >= early && lives(rc, qp, now - NF_RC_STALL / 2)));
+    if (blame && nf_rc_reserve_events(rc, 1)) {
+        nf_rc_event event = { .what = NF_RC_STALLED, .qp = nf_rc_index(rc, qp), .source_port = path->port };
+        r->blamed = now;
+        path->blamed = true;
+        nf_rc_emit(rc, &event);
+    } else if (next > now && r->deadline > next) {
+        r->deadline = next;
+    }
+}
