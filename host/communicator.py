@@ -316,6 +316,17 @@ class Communicator(Group):
             "float32, float16, bfloat16 and int32 do"
         )
 
+    def lanes(self, lane_bits: LaneBits | None = None) -> LaneBits:
+        """Bits of the lanes that a sum of floats gets where a call says ``lane_bits``: 32 where nothing folds.
+
+        Raises ValueError for what cannot be.
+        """
+        bits = replace(self._coding, lane_bits=lane_bits or self._coding.lane_bits).lane_bits
+        if self._lanes is None:
+            return 32
+        check_levels(bits, self._lanes.members)
+        return bits
+
     def path(self, op: str = "sum", dtype: str = "float32") -> str:
         """The rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or "roce"."""
         return self.rail if self.size == 1 or _folds(op, dtype) else self._between

@@ -25,7 +25,7 @@ import netfold.torch
 from netfold.torch import NetfoldState, Options, netfold_hook
 
 ALL = ("torch_cnn", "torch_lm")
-STEPS = 6
+STEPS, LONG = 6, 60
 BUCKET = 0.02
 """MiB of gradients in a bucket: several for these small models."""
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -56,7 +56,9 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def train(example: str, group: dist.ProcessGroup, state: NetfoldState | None = None) -> list[float]:
+def train(
+    example: str, group: dist.ProcessGroup, state: NetfoldState | None = None, steps: int = STEPS
+) -> list[float]:
     """An example's losses with its gradients over a group, or a hook's communicator."""
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -65,7 +67,7 @@ def train(example: str, group: dist.ProcessGroup, state: NetfoldState | None = N
             parallel.register_comm_hook(state, netfold_hook)
         return parallel
 
-    losses: list[float] = importlib.import_module(example).train(STEPS, wrap)
+    losses: list[float] = importlib.import_module(example).train(steps, wrap)
     return losses
 
 
@@ -180,6 +182,11 @@ def main(subnet: str, service: str, folder: str) -> None:
     ways = {"gloo": partial(train, group=gloo), "tcp": partial(train, group=tcp), "innet": partial(train, group=innet),
             "hook": partial(train, group=gloo, state=state)}  # fmt: skip
     losses = {example: {way: run(example) for way, run in ways.items()} for example in ALL}
+    long = {"gloo": train("torch_cnn", gloo, steps=LONG)}
+    for bits in (16, 8):
+        narrow = NetfoldState(innet.communicator, lane_bits=bits)
+        long[f"{bits} bits"] = train("torch_cnn", gloo, narrow, steps=LONG)
+        narrow.close()
     differences = {"tcp": reductions(tcp, gloo), "innet": reductions(innet, gloo)}
     stats = innet.communicator.stats()
     # fully_shard is public from torch 2.6 on
@@ -191,6 +198,7 @@ def main(subnet: str, service: str, folder: str) -> None:
         "printed": printed,
         "error": error,
         "losses": losses,
+        "long": long,
         "differences": differences,
         "sharded": sharding,
         "rails": {"tcp": tcp.communicator.rail, "innet": innet.communicator.rail},

@@ -58,6 +58,19 @@ def test_losses_are_those_of_gloo(trained: Trained, example: str, way: str) -> N
         np.testing.assert_allclose(rank["losses"][example][way], gloo, rtol=BOUND)
 
 
+@pytest.mark.parametrize(("bits", "bound"), [(16, 0.02), (8, 0.03)])
+def test_narrow_lanes_with_feedback_learn_as_whole_ones(trained: Trained, bits: int, bound: float) -> None:
+    """60 steps of the hook on 16 and 8 bits: the losses' mean within the bound of docs/torch.md, the last ten's within
+    0.05, the same on all ranks."""
+    for rank in trained[0]:
+        assert rank["long"] == trained[0][0]["long"]
+        gloo, narrow = (np.array(rank["long"][way]) for way in ("gloo", f"{bits} bits"))
+        assert gloo[-10:].mean() < 0.25 * gloo[0], "gloo itself does not learn"
+        assert not np.array_equal(gloo, narrow), "nothing was narrowed"
+        assert narrow.mean() == pytest.approx(gloo.mean(), rel=bound)
+        assert narrow[-10:].mean() == pytest.approx(gloo[-10:].mean(), abs=0.05)
+
+
 @pytest.mark.parametrize("way", ["tcp", "innet"])
 def test_reductions_are_those_of_gloo(trained: Trained, way: str) -> None:
     """Integers, maxima and what is handed to gloo are exact, sums of floats within rounding, whatever the strides."""

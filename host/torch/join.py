@@ -19,6 +19,7 @@ from netfold.host import environment
 from netfold.host.communicator import CONTROLLER_VARIABLE, Communicator, RailName
 from netfold.host.environment import Place
 from netfold.host.errors import JoinRefused, PlanError
+from netfold.host.folding.coding import LaneBits
 from netfold.host.mesh.link import listen
 from netfold.wire.jobs import PROTOCOL, Peer, Plan
 
@@ -41,6 +42,7 @@ class Options:
     job           name of the job; $NETFOLD_JOB, else "default"
     rail          "auto", "innet" or "tcp", as for Communicator
     algorithm     of allreduce over TCP, as for Communicator
+    lane_bits     of folded sums of floats, as for Communicator: 32, 16 or 8, rounded stochastically; $NETFOLD_LANE_BITS
     timeout       seconds without progress after which a collective gives up; $NETFOLD_TIMEOUT, else the process
                   group's own timeout, or 10 for ``join``
     join_timeout  seconds to wait for the other ranks
@@ -51,6 +53,7 @@ class Options:
     job: str | None = None
     rail: RailName = "auto"
     algorithm: str | None = None
+    lane_bits: LaneBits | None = None
     timeout: float | None = None
     join_timeout: float = 30.0
 
@@ -93,7 +96,8 @@ def join(
     if controller != STORE:
         return Communicator.join(
             job, rank, world, address=address, controller=controller, timeout=timeout,
-            join_timeout=options.join_timeout, rail=options.rail, algorithm=options.algorithm,
+            join_timeout=options.join_timeout, rail=options.rail, lane_bits=options.lane_bits,
+            algorithm=options.algorithm,
         )  # fmt: skip
     store = store if store is not None else dist.distributed_c10d._get_default_store() if inside else None
     if store is None:
@@ -103,8 +107,9 @@ def join(
         tcp = "{}:{}".format(*listener.getsockname())
         plan = plan_by_store(store, job, rank, world, address, tcp, timeout=options.join_timeout)
         return Communicator(
-            plan, address=address, rail=options.rail, algorithm=options.algorithm, timeout=timeout, listener=listener
-        )
+            plan, address=address, rail=options.rail, lane_bits=options.lane_bits, algorithm=options.algorithm,
+            timeout=timeout, listener=listener,
+        )  # fmt: skip
     except BaseException:
         listener.close()
         raise

@@ -29,7 +29,9 @@ from torch import nn
 
 from netfold.host.communicator import Communicator
 from netfold.host.errors import Closed
-from netfold.host.torch.tensors import as_array
+from netfold.host.folding.coding import LaneBits, narrows
+from netfold.host.torch.hook import Owed
+from netfold.host.torch.tensors import as_array, dtype_name
 from netfold.host.torch.verbs import broadcast_parameters
 
 Order = Literal["priority", "arrival"]
@@ -49,6 +51,8 @@ class _Bucket:
     here: set[int] = field(default_factory=set)
     """Places of the parameters whose gradients of this step are in ``flat``."""
     reduced: threading.Event = field(default_factory=threading.Event)
+    owed: Owed | None = None
+    """What narrow lanes left out of them so far."""
     due: bool = False
     """``step`` was called and the parameters are not updated yet."""
 
@@ -65,6 +69,7 @@ class PriorityOptimizer:
     optimizer   any of torch's that leaves parameters without a gradient alone (all in torch.optim do)
     communicator  this object's alone until ``synchronize`` or ``close``; not closed by it
     bucket_mb   MiB of gradients in a bucket at most; a larger parameter has one of its own
+    lane_bits, error_feedback  as for NetfoldState
     order       "arrival": last layers first, as backward makes them, for comparison
     All ranks start with rank 0's parameters.  Evaluating (model.eval(), or without gradients) and state_dict() see all
     updates; whoever else reads parameters calls ``synchronize`` first.  Buffers (batch norm's) stay each rank's own.
@@ -78,6 +83,8 @@ class PriorityOptimizer:
         communicator: Communicator,
         *,
         bucket_mb: float = 4.0,
+        lane_bits: LaneBits | None = None,
+        error_feedback: bool = True,
         order: Order = "priority",
     ) -> None:
         if order not in ("priority", "arrival"):
@@ -86,6 +93,10 @@ class PriorityOptimizer:
         self._comm = communicator
         self._pick = min if order == "priority" else max
         self._buckets = _cut([p for p in model.parameters() if p.requires_grad], int(bucket_mb * (1 << 20)))
+        self._lane_bits = lane_bits
+        for bucket in self._buckets:
+            if error_feedback and communicator.lanes(lane_bits) != 32 and _narrows(bucket):
+                bucket.owed = np.zeros(bucket.flat.shape, np.float32)
         self._place = {p: (bucket, i) for bucket in self._buckets for i, p in enumerate(bucket.parameters)}
         self._settings: list[dict[str, Any]] = []
         self._held = False
@@ -224,7 +235,10 @@ class PriorityOptimizer:
             while (index := self._next()) is not None:
                 bucket = self._buckets[index]
                 array, dtype = as_array(bucket.flat)
-                self._comm.allreduce(array, array, "average", dtype=dtype, name=f"bucket {index}")
+                bits = self._lane_bits if _narrows(bucket) else None
+                self._comm.allreduce(
+                    array, array, "average", dtype=dtype, name=f"bucket {index}", lane_bits=bits, feedback=bucket.owed
+                )
                 with self._changed:
                     self._ready.discard(index)
                     self._left = self._left - 1 or len(self._buckets)
@@ -251,6 +265,10 @@ class PriorityOptimizer:
             if not all_of_it:  # else it is for the others to have more to offer: the next vote waits for them
                 with self._changed:
                     self._changed.wait_for(lambda: self._ready != offered or self._closed)  # noqa: B023
+
+
+def _narrows(bucket: _Bucket) -> bool:
+    return narrows("average", dtype_name(bucket.flat.dtype))
 
 
 def _cut(parameters: list[nn.Parameter], limit: int) -> list[_Bucket]:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch.futures import Future
 
 from netfold.host.collectives.elements import ReduceOp
 from netfold.host.communicator import Communicator
 from netfold.host.errors import Closed
+from netfold.host.folding.coding import LaneBits
 from netfold.host.torch.tensors import as_array
 from netfold.host.work import Work
 
@@ -59,14 +61,30 @@ class Reducer:
         self._lock = threading.Lock()
         self._closed = False
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], op: ReduceOp, name: str = "allreduce") -> Pending:
-        """Begins.  Raises ValueError for tensors that are no dense ones on the CPU, and Closed."""
+    def allreduce(
+        self,
+        tensors: Sequence[torch.Tensor],
+        op: ReduceOp,
+        name: str = "allreduce",
+        *,
+        lane_bits: LaneBits | None = None,
+        feedback: NDArray[Any] | None = None,
+    ) -> Pending:
+        """Begins.  ``lane_bits`` and ``feedback`` (of a single tensor) are ``Communicator.allreduce``'s.
+
+        Raises ValueError for tensors that are no dense ones on the CPU, and Closed.
+        """
         arrays = [as_array(tensor) for tensor in tensors]
         future: Future[Any] = Future()
         with self._lock:  # what is queued has the communicator's order
             if self._closed:
                 raise Closed(f"{self.comm!r}: its process group or hook was closed")
-            works = [self.comm.iallreduce(array, out=array, op=op, dtype=dtype, name=name) for array, dtype in arrays]
+            works = [
+                self.comm.iallreduce(
+                    array, out=array, op=op, dtype=dtype, name=name, lane_bits=lane_bits, feedback=feedback
+                )
+                for array, dtype in arrays
+            ]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="netfold-torch", daemon=True)
                 self._thread.start()
