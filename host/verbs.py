@@ -18,6 +18,7 @@ from netfold.host import environment
 from netfold.host.collectives.elements import ReduceOp
 from netfold.host.communicator import CONTROLLER_VARIABLE, Communicator, RailName
 from netfold.host.errors import NetFoldError
+from netfold.host.folding.coding import LaneBits
 
 Average: Final = "average"
 Sum: Final = "sum"
@@ -38,6 +39,7 @@ def init(
     timeout: float = 10.0,
     rail: RailName = "auto",
     algorithm: str | None = None,
+    lane_bits: LaneBits | None = None,
 ) -> Communicator:
     """Joins the job that the environment names; arguments win over the environment.
 
@@ -62,6 +64,7 @@ def init(
         timeout=timeout,
         rail=rail,
         algorithm=algorithm,
+        lane_bits=lane_bits,
     )
     return _world
 

@@ -79,6 +79,20 @@ def test_the_demo_reports_what_happened(tmp_path: Path, mark: dict[str, str]) ->
     assert _interfaces() == before
 
 
+def test_narrow_lanes_train_as_well_on_a_quarter_of_the_bytes(tmp_path: Path) -> None:
+    """--lane-bits 8: the ranks agree bit for bit, the model learns as in one process, and links carry a quarter."""
+    command = [*NETFOLD, "demo", "--ranks", "4", "--steps", "20", "--lane-bits", "8", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["lane_bits"], report["rail"], report["final_weights_equal"]) == (8, "innet", True)
+    assert "in lanes of 8 bits" in report["explain"]
+    assert report["loss"] == pytest.approx(report["loss_single"], rel=0.1)
+    assert 1e-5 < report["max_abs_diff_vs_single"] < 0.1
+    assert report["bytes_per_host_link"] < 0.35 * report["gradient_bytes"] * report["steps"]
+    assert "lanes of 8 bits" in done.stdout
+
+
 @pytest.mark.parametrize("moment", ["P4 switches", "are up"])
 def test_ctrl_c_leaves_nothing(moment: str, tmp_path: Path, mark: dict[str, str]) -> None:
     """While the fabric comes up, and while it trains: status 130, no process, no interface."""
@@ -133,6 +147,7 @@ def test_a_switch_that_fails_to_start_is_explained_and_leaves_nothing(tmp_path: 
         (["demo", "--rate", "fast"], 2, "expected a rate such as 100mbit"),
         (["demo", "--loss", "1.5"], 2, "expected a share of 0..1, got 1.5"),
         (["demo", "--steps", "0"], 2, "--steps: expected at least 1, got 0"),
+        (["demo", "--lane-bits", "12"], 2, "--lane-bits: expected 32, 16 or 8, got 12"),
         (["demo", "--switch", "tofino"], 2, "expected softswitch or bmv2, got 'tofino'"),
     ],
 )

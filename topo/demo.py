@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from netfold.topo import train
     from netfold.topo.net import Network
     from netfold.topo.report import Carried, Report, Time, Traffic
+    from netfold.topo.train import LaneBits
 
 
 class Scale(NamedTuple):
@@ -52,15 +53,17 @@ def demo(
     steps: int | None = None,
     switch: Engine = "softswitch",
     rate: str | None = None,
+    lane_bits: LaneBits = 32,
     seed: int = 0,
     out: Path = Path("build/demo"),
     **faults: Unpack[Faults],
 ) -> int:
     """Run it all in a sandbox and say what happened; exit status.  Raises FabricError for a fabric that cannot be.
 
-    rate   of every link, in tc's units; steps of training: by default what suits the switch (SCALES)
-    faults shares of packets that every link loses, repeats, ... (`Faults`)
-    out    folder for report.json, fabric.svg and logs
+    rate       of every link, in tc's units; steps of training: by default what suits the switch (SCALES)
+    lane_bits  of the gradients on their way; below 32 with error feedback
+    faults     shares of packets that every link loses, repeats, ... (`Faults`)
+    out        folder for report.json, fabric.svg and logs
     """
     scale = SCALES[switch]
     leafspine(leaves, spines, ranks, rate=rate or scale.rate, seed=seed, engine=switch, **faults)
@@ -83,7 +86,7 @@ def demo(
     fabric = leafspine(leaves, spines, ranks, rate=rate or scale.rate, seed=seed, engine=switch,
                        rundir=sandbox.rundir(), **faults)  # fmt: skip
     try:
-        report = _run(fabric, scale, steps or scale.steps, out, Console())
+        report = _run(fabric, scale, steps or scale.steps, lane_bits, out, Console())
     except (ControllerFailed, RankFailed, SwitchFailed, Unreachable, WiringError) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
@@ -106,7 +109,7 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _run(fabric: Fabric, scale: Scale, steps: int, out: Path, console: Console) -> Report:
+def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> Report:
     from netfold.topo import report as reports
     from netfold.topo import train
     from netfold.topo.net import Network, RankFailed
@@ -115,11 +118,13 @@ def _run(fabric: Fabric, scale: Scale, steps: int, out: Path, console: Console) 
     out.mkdir(parents=True, exist_ok=True)
     data, weights = sandbox.rundir() / "digits.npz", sandbox.rundir() / "weights.npy"
     train.save_digits(data)
-    spec = train.Spec(str(data), steps, scale.hidden, seed=fabric.seed, weights=str(weights))
+    spec = train.Spec(str(data), steps, scale.hidden, seed=fabric.seed, weights=str(weights), lane_bits=lane_bits,
+                      feedback=lane_bits != 32)  # fmt: skip
     losses = max(link.loss for link in fabric.links)
     console.print(
         f"[bold]{fabric.name}[/bold]: {len(fabric.switches)} P4 switches ({fabric.engine}), "
         f"{len(fabric.hosts)} workers, links of {fabric.links[0].rate}"
+        + (f", lanes of {lane_bits} bits" if lane_bits != 32 else "")
         + (f", each losing {losses:.1%} of its packets" if losses else "")
     )
     with Network(fabric, logs=out / "logs") as network:
@@ -132,7 +137,7 @@ def _run(fabric: Fabric, scale: Scale, steps: int, out: Path, console: Console) 
             raise
         trained = reports.between(start, reports.traffic(network.status().links))
         elements = results[0].gradient_bytes // 4
-        times, ring = _races(network, elements, console)
+        times, ring = _races(network, elements, lane_bits, console)
     console.print("the fabric is down; now the same training in a single process")
     single_weights, single_loss, single_accuracy = train.train_alone(spec)
     final = _load_weights(weights)
@@ -160,6 +165,7 @@ def _run(fabric: Fabric, scale: Scale, steps: int, out: Path, console: Console) 
         accuracy=results[0].accuracy,
         accuracy_single=single_accuracy,
         gradient_bytes=results[0].gradient_bytes,
+        lane_bits=lane_bits,
         bytes_per_host_link=reports.host_link_bytes(trained, hosts),
         ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, hosts) * scale_up,
         retransmissions=sum(result.retransmissions for result in results),
@@ -206,7 +212,9 @@ def _train(network: Network, spec: train.Spec, console: Console) -> list[train.R
     return sorted(results, key=lambda result: result.rank)
 
 
-def _races(network: Network, elements: int, console: Console) -> tuple[list[Time], Traffic | None]:
+def _races(
+    network: Network, elements: int, lane_bits: LaneBits, console: Console
+) -> tuple[list[Time], Traffic | None]:
     """The gradient's allreduce by each way; and what the ring put on the links, if it came through."""
     from netfold.topo import report as reports
     from netfold.topo.net import RankFailed
@@ -221,7 +229,7 @@ def _races(network: Network, elements: int, console: Console) -> tuple[list[Time
         console.print(f"one allreduce at a time: {name}")
         before = reports.traffic(network.status().links)
         try:
-            times.append(reports.Time(name, _race(network, way, elements)))
+            times.append(reports.Time(name, _race(network, way, elements, lane_bits)))
         except RankFailed as error:
             times.append(reports.Time(name, None, f"failed, see logs: {str(error).splitlines()[0]}"))
             continue
@@ -230,13 +238,13 @@ def _races(network: Network, elements: int, console: Console) -> tuple[list[Time
     return times, ring
 
 
-def _race(network: Network, way: str, elements: int) -> float:
+def _race(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:
     """Seconds of one allreduce on the slowest rank, the mean of some.  Raises RankFailed."""
     import msgspec
 
     from netfold.bench.rank import Setup, Took, Turn
 
-    setup = Setup(len(network.fabric.hosts), [way], timeout=RACE_SECONDS / 3)
+    setup = Setup(len(network.fabric.hosts), [way], lane_bits, timeout=RACE_SECONDS / 3)
     turn = Turn(way, 4 * elements, RACE_REPEATS, RACE_WARMUP, check=False)
     words = [msgspec.json.encode(word).decode() for word in (setup, turn)]
     ranks = network.launch([sys.executable, "-m", "netfold.bench.rank", *words], job=f"race-{way}")

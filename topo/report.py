@@ -72,7 +72,9 @@ class Report(msgspec.Struct, frozen=True):
     accuracy: float
     accuracy_single: float
     gradient_bytes: int
-    """Of one step."""
+    """Of one step, as float32."""
+    lane_bits: int
+    """Bits that an element has on its way through the switches."""
     bytes_per_host_link: float
     """Mean over the hosts' links and both directions, during training."""
     ring_bytes_per_host_link: float | None
@@ -144,7 +146,8 @@ def show(report: Report, console: Console) -> None:
     main.add_row("a host link, each way", size(ours), ratio)
     innet, *others = report.times
     compared = "\n".join(f"{time.way} {_seconds(time)}" for time in others)
-    main.add_row(f"allreduce of {size(report.gradient_bytes)}", _seconds(innet), compared)
+    lanes = "" if report.lane_bits == 32 else f", in lanes of {report.lane_bits} bits"
+    main.add_row(f"allreduce of {size(report.gradient_bytes)}", f"{_seconds(innet)}{lanes}", compared)
     main.add_row("lost on purpose", f"{report.packets_lost} packets", f"{report.retransmissions} sent again")
     for tree in report.trees:
         sent = f"{tree.packets_sent} packets, {tree.retransmissions} again"

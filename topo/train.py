@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
+LaneBits = Literal[32, 16, 8]
 
 TEST_SHARE: Final = 0.2
 CLASSES: Final = 10
@@ -46,7 +47,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     weights: str = ""
     """File for the final weights of rank 0."""
-    lane_bits: Literal[32, 16, 8] = 32
+    lane_bits: LaneBits = 32
     """Of the gradients on their way."""
     feedback: bool = False
     """What narrow lanes leave out of a gradient is added to the next."""
@@ -234,7 +235,7 @@ def main(spec: Spec) -> None:
     from netfold.host import verbs
 
     digits = load_digits(Path(spec.data))
-    with verbs.init() as comm:
+    with verbs.init(lane_bits=spec.lane_bits) as comm:
         trainer = Trainer(spec, digits, comm.rank, comm.size, comm)
         start = time.perf_counter()
         loss = float("nan")

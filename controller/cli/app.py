@@ -17,6 +17,23 @@ from typing import Annotated, Any, Final, NoReturn, Unpack
 import typer
 
 from netfold.bench.cli import app as benchmarks
+from netfold.controller.cli.demo import demo
+from netfold.controller.cli.options import (
+    CONTROLLER_VARIABLE,
+    Address,
+    Corrupt,
+    Duplicate,
+    FabricFile,
+    Json,
+    Loss,
+    PathMtu,
+    Rate,
+    Reorder,
+    Seed,
+    SwitchKind,
+    Topo,
+    Verbose,
+)
 from netfold.controller.cli.paths import paths
 from netfold.controller.cli.run import run
 from netfold.controller.cli.trace import flight, timeline
@@ -31,27 +48,8 @@ app = typer.Typer(
     help="In-network allreduce on P4 switches: fabrics, their controller, and a demo of the whole.",
 )
 
-CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
-"""gRPC address of the controller, where a command is not told otherwise; ranks use it too."""
-
 FAILED: Final = 1
 CANNOT: Final = 2
-
-FabricFile = Annotated[Path | None, typer.Argument(metavar="[FABRIC.toml]", help="The fabric's description.")]
-Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
-                                          help="Generate the fabric instead of reading it; or "
-                                               "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS.")]
-SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
-Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit.")]
-Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
-Duplicate = Annotated[float, typer.Option(help="Share of packets that come twice.")]
-Reorder = Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")]
-Corrupt = Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")]
-Seed = Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")]
-PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
-Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
 
 
 @app.command()
@@ -273,35 +271,7 @@ def doctor() -> None:
         raise typer.Exit(FAILED)
 
 
-@app.command()
-def demo(
-    ranks: Annotated[int, typer.Option(help="Workers.")] = 8,
-    leaves: Annotated[int, typer.Option(help="Leaf switches.")] = 2,
-    spines: Annotated[int, typer.Option(help="Spine switches.")] = 2,
-    steps: Annotated[int | None, typer.Option(help="Training steps; default: what fits in a minute or so.")] = None,
-    switch: SwitchKind = "softswitch",
-    rate: Rate = None,
-    loss: Loss = 0.0,
-    duplicate: Duplicate = 0.0,
-    reorder: Reorder = 0.0,
-    corrupt: Corrupt = 0.0,
-    seed: Seed = 0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the reports.")] = Path("build/demo"),
-) -> None:
-    """Train a real model over a leaf-spine fabric in Mininet, every gradient folded by the switches."""
-    _logging(False)
-    from netfold.topo.demo import demo as run_demo
-
-    options: dict[str, Any] = {} if steps is None else {"steps": steps}
-    faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
-    # refuse early, in the same words
-    _parse_topo(f"leafspine,{leaves},{spines},{ranks}", switch, rate, seed, **faults)
-    raise typer.Exit(
-        run_demo(ranks=ranks, leaves=leaves, spines=spines, switch=_engine(switch), rate=rate, seed=seed, out=out,
-                 **faults, **options)
-    )  # fmt: skip
-
-
+app.command()(demo)
 app.command()(run)
 app.command()(flight)
 app.add_typer(timeline, name="timeline")

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, with their words in --help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
+"""gRPC address of the controller, where a command is not told otherwise; ranks use it too."""
+
+FabricFile = Annotated[Path | None, typer.Argument(metavar="[FABRIC.toml]", help="The fabric's description.")]
+Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
+                                          help="Generate the fabric instead of reading it; or "
+                                               "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS.")]
+SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
+Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit.")]
+Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
+Duplicate = Annotated[float, typer.Option(help="Share of packets that come twice.")]
+Reorder = Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")]
+Corrupt = Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")]
+Seed = Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")]
+PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
+Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
