@@ -197,3 +197,29 @@ def loss(
         cli._fail(cli.CANNOT, f"bench loss: {error}")
     except bench.BenchFailed as error:
         cli._fail(cli.FAILED, f"bench loss: {error}")
+
+
+@app.command()
+def recovery(
+    disasters: Annotated[str, typer.Option(help="By commas: spine, link, silent, leaf, return.")] = "spine,link,leaf",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "1gbit",
+    elements: Annotated[int, typer.Option(help="Of the tensor, int32.")] = 60_000,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Of each disaster, on a fabric of its own.")] = 5,
+    after: Annotated[float, typer.Option(help="Seconds of sums after a disaster.")] = 3.0,
+    probe: Annotated[float, typer.Option(help="Seconds between probes of a link, as the fabric's file has it.")] = 0.5,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all pauses here.")] = None,
+) -> None:
+    """How long running sums pause when a spine, a link or a leaf goes away under them, and when a spine is back."""
+    from netfold.bench import recovery as bench
+    from netfold.controller.cli import app as cli
+
+    try:
+        bench.run(
+            bench.spec(disasters=disasters, engine=cli._engine(switch), rate=rate, elements=elements, rounds=rounds,
+                       after=after, probe=probe), json,
+        )  # fmt: skip
+    except ValueError as error:
+        cli._fail(cli.CANNOT, f"bench recovery: {error}")
+    except bench.BenchFailed as error:
+        cli._fail(cli.FAILED, f"bench recovery: {error}")
