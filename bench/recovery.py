@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from netfold.controller.plan.fabric import Engine
 from netfold.topo import sandbox
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.disasters import Disasters
     from netfold.topo.net import Network
 
 Disaster = Literal["spine", "link", "silent", "leaf", "return"]
@@ -101,7 +101,7 @@ def rank(work: Work) -> None:
     with netfold.init(rail="innet", timeout=20.0) as comm:
         own = [np.random.default_rng([1, rank]).integers(-(2**20), 2**20, work.elements + 1, np.int32)
                for rank in range(comm.size)]
-        expected = np.sum(own, axis=0, dtype=np.int32)
+        expected: NDArray[np.int32] = np.stack(own).sum(axis=0, dtype=np.int32)
         source, out = own[comm.rank], np.empty(work.elements + 1, np.int32)
         comm.allreduce(source, out)
         print("going", flush=True)

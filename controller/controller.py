@@ -22,25 +22,21 @@ from typing import Final
 import grpc
 import networkx as nx
 
-from netfold.controller import operator, stall, status
-from netfold.controller.jobs import Job, Jobs
-from netfold.controller.links import Links
-from netfold.controller.operator import JobSlots, Status
+from netfold.controller import operator
+from netfold.controller.inspection import Inspection
+from netfold.controller.jobs import Jobs
+from netfold.controller.liveness import Liveness
+from netfold.controller.operator import Status
 from netfold.controller.path_service import PathService
 from netfold.controller.plan import routes, slots
-from netfold.controller.plan.fabric import End, Fabric, Switch
-from netfold.controller.probe import SlotState
-from netfold.controller.stall import Stall
-from netfold.controller.status import Counters
+from netfold.controller.plan.fabric import Fabric, Switch
 from netfold.controller.steering import Steering
 from netfold.controller.switch import pipeline, rpc, tables
 from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
-from netfold.controller.switch.rpc import Code, Refusal
 from netfold.controller.switch.switch import Session, SwitchError
 from netfold.controller.switch.target import Client, Target
 from netfold.wire import jobs as wire
-from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
@@ -48,8 +44,6 @@ START_TIMEOUT: Final = 60.0
 """Seconds for all switches to come up: connected, pipeline compiled and loaded, entries in place."""
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds for one attempt to connect to a switch."""
-COUNTER_TIMEOUT: Final = 5.0
-"""Seconds for a switch's counters; a status does not wait longer for a switch that hangs."""
 STOP_GRACE: Final = 1.0
 
 _SERVER_OPTIONS: Final = (
@@ -88,16 +82,15 @@ class Controller:
             s.name: Target(s.name, partial(connect or self._connect, s), on_change=self._changed.set)
             for s in fabric.switches
         }
-        self._links = Links(fabric)
-        self._miswired: set[str] = set()
-        self._told_down: set[int] = set()
+        self.liveness = Liveness(fabric, self._targets, self._changed.set)
         self.steering = Steering(fabric)
         self._tasks: list[asyncio.Task[None]] = []
         ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
         self._ledger = ledger
-        self.jobs = Jobs(fabric, ledger, self, self.graph)
+        self.jobs = Jobs(fabric, ledger, self, self.liveness)
+        self.inspection = Inspection(fabric, self._targets, self.jobs, ledger)
         self.paths = PathService(
-            self.steering, self.jobs, graph=self.graph, replan=self.replan, strays=self._strays
+            self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays
         )
         self._server: grpc.aio.Server | None = None
         self._token = ""
@@ -137,7 +130,7 @@ class Controller:
         await self._serve(secrets)
         self._tasks.append(asyncio.create_task(self._keep_routes(), name="routes"))
         if self.fabric.probe:
-            self._tasks.append(asyncio.create_task(self._keep_probing(), name="link probes"))
+            self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
         self._ready = time.monotonic()
 
     async def run(self) -> None:
@@ -152,6 +145,7 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        await self.liveness.close()
         if self._server is not None:
             self.jobs.close()
             self.paths.close()
@@ -160,86 +154,22 @@ class Controller:
             self._server = None
         await asyncio.gather(*(target.stop() for target in self._targets.values()))
 
-    def graph(self) -> nx.MultiGraph[str]:
-        """The fabric less the switches and links that are down."""
-        graph = self.fabric.graph()
-        down = self._links_down()
-        graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in down])
-        graph.remove_nodes_from(target.name for target in self._targets.values() if not target.is_up)
-        return graph
-
     # ---- failures ------------------------------------------------------------------------------------------------
-
-    async def check_links(self) -> None:
-        """One round: what came of the last probes, and the next ones.  Links that went down or came back are logged,
-        and routes and new jobs go around them or over them again."""
-        up = {target.name: target.client for target in self._targets.values() if target.is_up}
-        for name, client in up.items():
-            while not client.packets.empty():
-                packet = client.packets.get_nowait()
-                problem = self._links.heard(name, packet.port, packet.payload)
-                if problem and problem not in self._miswired:
-                    self._miswired.add(problem)
-                    log.error("%s", problem)
-        for probe in self._links.round(up):
-            try:
-                await up[probe.switch].packet_out(probe.port, probe.frame)
-            except SwitchError as error:
-                log.warning("%s", error)
-        if self._links_down().keys() != self._told_down:
-            self._changed.set()
-
-    def _links_down(self) -> dict[int, str]:
-        """Numbers of the links that are down (in the fabric's order), and why."""
-        down = dict.fromkeys(self._links.down(), "its probes are lost")
-        dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
-        for number, link in enumerate(self.fabric.links):
-            for end in dark.intersection(link.ends):
-                down[number] = f"{end} is down"
-        return down
-
-    def _tell_links(self) -> None:
-        """Log what went down or came back since the last time."""
-        now = self._links_down()
-        for number in sorted(now.keys() ^ self._told_down):
-            link = self.fabric.links[number]
-            log.warning("link %s - %s is %s", link.a, link.b, f"down: {now[number]}" if number in now else "up")
-        self._told_down = set(now)
 
     async def replan(self) -> None:
         """Routes without what is down.  A switch that is down keeps its own: when it is back, this runs again."""
-        self._tell_links()
+        self.liveness.tell()
         self.jobs.notice()
-        routing = self._routing(self.graph())
+        routing = self._routing(self.liveness.graph())
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
         ))  # fmt: skip
         self.paths.changed()
 
-    async def _strays(self) -> dict[str, dict[int, int]]:
-        """By switch that answers: packets without a pin, by their leaf's number."""
-        found: dict[str, dict[int, int]] = {}
-        for name, target in self._targets.items():
-            try:
-                async with asyncio.timeout(COUNTER_TIMEOUT):
-                    cells = await target.client.read_counter(tables.UNPINNED)
-                found[name] = {number: cell.packets for number, cell in cells.items() if cell.packets}
-            except (SwitchError, TimeoutError) as error:
-                log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
-        return found
-
     def _routing(self, graph: nx.MultiGraph[str]) -> tables.BySwitch:
         """Routes over what is left, and which of them each source port takes."""
         planned = self.steering.routes(graph, routes.plan(self.steering.live(graph)))
         return tables.merge([tables.routing(self.fabric, planned), self.steering.entries(graph)])
-
-    async def _keep_probing(self) -> None:
-        while True:
-            await asyncio.sleep(self.fabric.probe)
-            try:
-                await self.check_links()
-            except Exception:  # or nobody would notice any failure from now on
-                log.exception("probing links failed")
 
     async def _keep_routes(self) -> None:
         while True:
@@ -304,16 +234,18 @@ class Controller:
                 "Join": (wire.Join, self.jobs.join),
                 "Report": (wire.Report, self.jobs.report),
                 "Leave": (wire.Leave, self.jobs.leave),
-                "Missing": (wire.AskMissing, self.missing),
+                "Missing": (wire.AskMissing, self.inspection.missing),
+                "Suspect": (wire.AskMissing, self.jobs.suspect),
                 "Resume": (wire.Resume, self.jobs.resume),
+                "Settled": (wire.Settled, self.jobs.settled),
             }, {
                 "Watch": (wire.Watch, self.jobs.watch),
             }, token=self._token),
             rpc.service(operator.SERVICE, {
                 "Status": (operator.Ask, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
-                "Slots": (operator.AskSlots, self._answer_slots),
-                "Stall": (operator.AskStall, self._answer_stall),
+                "Slots": (operator.AskSlots, self.inspection.answer_slots),
+                "Stall": (operator.AskStall, self.inspection.answer_stall),
             }, token=self._token),
             *self.paths.handlers(self._token),
         ))  # fmt: skip
@@ -330,98 +262,12 @@ class Controller:
         await server.start()
         self._server = server
 
-    # ---- status --------------------------------------------------------------------------------------------------
+    # ---- operators -----------------------------------------------------------------------------------------------
 
     async def status(self) -> Status:
         """Everything an operator sees, with counters read from the switches at this moment."""
-        names = list(self._targets)
-        counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
-        used = self._ledger.used()
-        up = {number for *_, number in self.graph().edges(keys=True)}
-        return Status(
-            fabric=self.fabric.name,
-            engine=self.fabric.engine,
-            uptime=time.monotonic() - self._ready,
-            switches=[
-                status.of_switch(switch, self._targets[switch.name], used[switch.name], counters[switch.name])
-                for switch in self.fabric.switches
-            ],
-            links=[
-                status.of_link(link, counters, up=number in up) for number, link in enumerate(self.fabric.links)
-            ],
-            jobs=[status.of_job(job) for job in self.jobs.all()],
-        )
-
-    async def _counters(self, name: str) -> Counters:
-        """Of one switch; empty where it is down or does not answer."""
-        try:
-            client = self._targets[name].client
-            async with asyncio.timeout(COUNTER_TIMEOUT):
-                return {counter: await client.read_counter(counter) for counter in status.COUNTERS}
-        except (SwitchError, TimeoutError) as error:
-            log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
-            return {counter: {} for counter in status.COUNTERS}
-
-    # ---- slots ---------------------------------------------------------------------------------------------------
-
-    async def slots(self, switch: str, name: str | None = None) -> list[JobSlots]:
-        """Every job's open slots on one switch, asked at this moment.  Raises Refusal."""
-        if switch not in self._targets:
-            raise Refusal(Code.NOT_FOUND, f"the fabric {self.fabric.name} has no switch {switch!r}; it has "
-                                          f"{', '.join(self._targets)}")
-        return [
-            JobSlots(job.name, job.epoch, len(states), stall.open_slots(job.streams, job.hosts, {switch: states}))
-            for job in self._holding(name)
-            if (states := await self._probe(switch, stall.slots_of(job.streams, switch)))
-        ]
-
-    async def stall(self, name: str) -> list[Stall]:
-        """Whom each incarnation of a job waits for.  Raises Refusal."""
-        stalls = []
-        for job in self._holding(name):
-            switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
-            states = await asyncio.gather(
-                *(self._probe(switch, stall.slots_of(job.streams, switch)) for switch in switches)
-            )
-            stalls.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
-        return stalls
-
-    async def missing(self, request: wire.AskMissing) -> wire.Missing:
-        """Whom a rank waits for: asks the few slots of the PSNs that it names, on all switches.  Raises Refusal."""
-        job = self.jobs.find(request.job, request.epoch, request.rank)
-        waits = [
-            (stream, request.waits[qp])
-            for stream in job.streams
-            for rank, connection in zip(stream.ranks, stream.connections, strict=True)
-            if rank == request.rank and (qp := connection << OPERATION_BITS) in request.waits
-        ]
-        wanted: dict[str, list[int]] = {}
-        for stream, psn in waits:
-            for switch, base in stream.bases.items():
-                wanted.setdefault(switch, []).append(base + (psn & (stream.slots - 1)))
-        states = await asyncio.gather(*(self._probe(switch, some) for switch, some in wanted.items()))
-        held = dict(zip(wanted, states, strict=True))
-        found = stall.report(job.name, [stream for stream, _ in waits], job.hosts, held)
-        return wire.Missing(found.missing, [culprit.why for culprit in found.culprits[: stall.LINES]])
-
-    def _holding(self, name: str | None) -> list[Job]:
-        jobs = self.jobs.active(name)
-        if not jobs and name is not None:
-            others = ", ".join(sorted({job.name for job in self.jobs.active()})) or "none"
-            raise Refusal(Code.NOT_FOUND, f"no job {name!r} holds slots; jobs that do: {others}")
-        return jobs
-
-    async def _probe(self, switch: str, held: Sequence[int]) -> dict[int, SlotState]:
-        try:
-            return await self._targets[switch].client.probe_all(held)
-        except SwitchError as error:
-            raise Refusal(Code.UNAVAILABLE, str(error)) from error
-
-    async def _answer_slots(self, request: operator.AskSlots) -> operator.SwitchSlots:
-        return operator.SwitchSlots(await self.slots(request.switch, request.job))
-
-    async def _answer_stall(self, request: operator.AskStall) -> operator.Stalls:
-        return operator.Stalls(await self.stall(request.job))
+        up = {number for *_, number in self.liveness.graph().edges(keys=True)}
+        return await self.inspection.status(up, time.monotonic() - self._ready)
 
     async def _answer_status(self, _: operator.Ask) -> Status:
         return await self.status()

@@ -14,25 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, NoReturn
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
 
-import networkx as nx
-
+from netfold.controller import goodbye
+from netfold.controller.admission import check, check_against, refuse
+from netfold.controller.job import Job
+from netfold.controller.liveness import Liveness
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric, Host
 from netfold.controller.plan.machines import fold_groups, machines, slowest
 from netfold.controller.plan.ring import ring_order
 from netfold.controller.plan.slots import Ledger
-from netfold.controller.recovery import Installer, Recovery, Round
+from netfold.controller.recovery import Installer, Recovery
 from netfold.controller.switch import tables
-from netfold.controller.switch.rpc import Code, Refusal
+from netfold.controller.switch.rpc import Code
 from netfold.controller.switch.switch import SwitchError
 from netfold.wire.jobs import (
-    PROTOCOL,
+    AskMissing,
     Done,
     Event,
     Halt,
@@ -44,6 +44,7 @@ from netfold.wire.jobs import (
     RankLost,
     Report,
     Resume,
+    Settled,
     Stream,
     Tree,
     Watch,
@@ -53,94 +54,23 @@ from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
 
-MAX_WORLD: Final = 1023
-"""Ranks that the encoding of Inf and NaN can count."""
-MAX_TIMEOUT: Final = 600.0
-LANE_BITS: Final = (32, 16, 8)
 FINISHED: Final = 16
 """Jobs that `netfold status` still shows after their end."""
 
-JobState = Literal["gathering", "planning", "active", "leaving", "broken", "finished"]
-
-
-@dataclass
-class Job:
-    """One incarnation of a job."""
-
-    name: str
-    world: int
-    state: JobState = "gathering"
-    joins: dict[int, Join] = field(default_factory=dict)
-    epoch: int = 0
-    hosts: list[str] = field(default_factory=list)
-    """Names by rank, once all are in."""
-    trees: list[trees.Tree] = field(default_factory=list)
-    streams: list[slots.Stream] = field(default_factory=list)
-    """What the switches hold for it: each tree's sum and max."""
-    known: list[slots.Stream] = field(default_factory=list)
-    """The same as the ranks know them: while they stand still, the streams before."""
-    held: int = 0
-    """Epoch of ``streams`` in the switches; the first one's is also the job's name for its ranks."""
-    sessions: dict[str, int] = field(default_factory=dict)
-    """Of the switches of its trees, when the slots were taken."""
-    round: Round | None = None
-    """The last time that it had to stand still."""
-    slots: int = 0
-    """Of each data stream; 0 where nothing folds."""
-    reason: str = ""
-    """Why nothing folds, or why the job is broken."""
-    left: set[int] = field(default_factory=set)
-    lost: dict[int, RankLost] = field(default_factory=dict)
-    """Ranks that are gone without having left."""
-    watchers: dict[int, asyncio.Queue[Event | None]] = field(default_factory=dict)
-    """What ranks that watch are told next; None ends it."""
-    reports: dict[int, Report] = field(default_factory=dict)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-    planning: asyncio.Task[list[Plan]] | None = None
-
-    def __str__(self) -> str:
-        return f"job {self.name!r}"
-
-    @property
-    def missing(self) -> list[int]:
-        """Ranks that have not joined."""
-        return [rank for rank in range(self.world) if rank not in self.joins]
-
-    @property
-    def is_empty(self) -> bool:
-        """True where no rank is in it any more."""
-        return len(self.left | self.lost.keys()) == self.world
-
-    def tell(self, event: Event | None) -> None:
-        """To every rank that watches."""
-        for queue in self.watchers.values():
-            queue.put_nowait(event)
-
-    @property
-    def part(self) -> str:
-        """Its name among the parts of the switches' desired state."""
-        return self.part_of(self.held)
-
-    def part_of(self, epoch: int) -> str:
-        """The part's name under an epoch."""
-        return f"job {self.name} epoch {epoch}"
-
 
 class Jobs:
-    """All jobs of one fabric.  ``graph`` gives the fabric less whatever is down at that moment."""
+    """All jobs of one fabric."""
 
-    def __init__(
-        self, fabric: Fabric, ledger: Ledger, installer: Installer, graph: Callable[[], nx.MultiGraph[str]]
-    ) -> None:
+    def __init__(self, fabric: Fabric, ledger: Ledger, installer: Installer, liveness: Liveness) -> None:
         self._fabric = fabric
         self._ledger = ledger
         self._installer = installer
-        self._graph = graph
+        self._liveness = liveness
         self._jobs: dict[str, Job] = {}
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
         self._closing = False
-        self._recovery = Recovery(fabric, ledger, installer, graph, self._plans)
+        self._recovery = Recovery(fabric, ledger, installer, liveness, self._plans)
         self._cleaning: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[Job]:
@@ -156,14 +86,14 @@ class Jobs:
 
     async def join(self, request: Join) -> Plan:
         """Wait for the other ranks, then for the switches; the plan of this rank.  Raises Refusal."""
-        self._check(request)
+        check(request, self._fabric)
         job = self._jobs.get(request.job)
         if job is not None and job.state in ("leaving", "broken"):
             self._ending.append(job)
             job = None
         if job is None:
             job = self._jobs[request.job] = Job(request.job, request.world)
-        self._check_against(job, request)
+        check_against(job, request)
         job.joins[request.rank] = request
         log.info("%s: rank %d of %d joined from %s", job, request.rank, job.world, request.address)
         if not job.missing:
@@ -176,19 +106,19 @@ class Jobs:
         except TimeoutError:
             missing = ", ".join(map(str, job.missing))
             self._withdraw(job, request.rank, "its time was up")
-            _refuse(Code.DEADLINE_EXCEEDED, f"{job}: rank {request.rank} waited {request.timeout:g} s, and the ranks "
+            refuse(Code.DEADLINE_EXCEEDED, f"{job}: rank {request.rank} waited {request.timeout:g} s, and the ranks "
                                             f"{missing} of {job.world} have not joined. Start them, or wait longer")
         except asyncio.CancelledError:
             self._withdraw(job, request.rank, "it went away while waiting")
             raise
         if job.planning is None:
-            _refuse(Code.ABORTED, f"{job}: {job.reason}")
+            refuse(Code.ABORTED, f"{job}: {job.reason}")
         try:
             # one rank's disappearance must not cancel the plan of all
             return (await asyncio.shield(job.planning))[request.rank]
         except asyncio.CancelledError:
             if job.planning.cancelled():
-                _refuse(Code.ABORTED, f"{job}: {job.reason}")
+                refuse(Code.ABORTED, f"{job}: {job.reason}")
             self._withdraw(job, request.rank, "it went away before it had its plan")
             raise
 
@@ -196,6 +126,11 @@ class Jobs:
         """Keep a rank's totals."""
         job = self.find(request.job, request.epoch, request.rank)
         job.reports[request.rank] = request
+        return Done()
+
+    async def suspect(self, request: AskMissing) -> Done:
+        """A rank's repeats bring nothing: is a link of its trees to blame?  Raises Refusal."""
+        self._recovery.suspect(self.find(request.job, request.epoch, request.rank))
         return Done()
 
     def notice(self) -> None:
@@ -209,32 +144,40 @@ class Jobs:
     async def leave(self, request: Leave) -> Done:
         """Let a rank go; the last one takes the job's entries with it."""
         job = self.find(request.job, request.epoch, request.rank)
+        if not request.reason:
+            await goodbye.goodbye(job, request.rank)
         job.left.add(request.rank)
         if request.reason:
             job.state, job.reason = "broken", f"rank {request.rank} left: {request.reason}"
             log.warning("%s: %s", job, job.reason)
         elif job.state == "active":
             job.state = "leaving"
+        job.stir()
+        self._recovery.look_for_the_gone(job)
         if request.rank in job.watchers:
             job.watchers[request.rank].put_nowait(None)
-        self._recovery.look_for_the_gone(job)
         if job.is_empty:
             await self._end(job)
+        return Done()
+
+    async def settled(self, request: Settled) -> Done:
+        """A rank lacks no result: those that wait for that may leave."""
+        goodbye.settled(self.find(request.job, request.epoch, request.rank), request.rank)
         return Done()
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
         """Tell a rank what happens, until it leaves.  Closing this before it has left is its death.  Raises Refusal."""
         job = self.find(request.job, request.epoch, request.rank)
         if request.rank in job.watchers:
-            _refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
+            refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
         if request.rank in job.left or request.rank in job.lost:
-            _refuse(Code.FAILED_PRECONDITION, f"{job}: rank {request.rank} has left, or was taken for dead; join anew")
+            refuse(Code.FAILED_PRECONDITION, f"{job}: rank {request.rank} has left, or was taken for dead; join anew")
         queue = job.watchers[request.rank] = asyncio.Queue()
         try:
             yield Watching()
             for lost in list(job.lost.values()):
                 yield lost
-            if job.round is not None and not job.round.plans.done():
+            if job.round is not None and job.round.told and job.stands_still:
                 yield Halt(job.round.number, job.round.why)
             while (event := await queue.get()) is not None:
                 yield event
@@ -266,57 +209,12 @@ class Jobs:
             await self._end(job)
         return bool(jobs)
 
-    # ---- checks --------------------------------------------------------------------------------------------------
-
-    def _check(self, r: Join) -> None:
-        """What a request must be by itself."""
-        who = f"job {r.job!r}, rank {r.rank}"
-        if not re.fullmatch(r"[\w.:@/+-]{1,128}", r.job):
-            _refuse(Code.INVALID_ARGUMENT, f"job: expected 1 to 128 letters, digits or any of _.:@/+-, got {r.job!r}")
-        if r.protocol != PROTOCOL:
-            _refuse(Code.FAILED_PRECONDITION, f"{who}: protocol: expected {PROTOCOL}, got {r.protocol}. Host and "
-                                              "controller are of different versions: install the same one")
-        if r.path_mtu not in (0, self._fabric.path_mtu):
-            _refuse(Code.FAILED_PRECONDITION, f"{who}: path_mtu: expected {self._fabric.path_mtu}, which the switches "
-                                              f"are made for, got {r.path_mtu}")
-        if not 1 <= r.world <= MAX_WORLD:
-            _refuse(Code.INVALID_ARGUMENT, f"{who}: world: expected 1..{MAX_WORLD}, got {r.world}")
-        if not 0 <= r.rank < r.world:
-            _refuse(Code.INVALID_ARGUMENT, f"{who}: rank: expected 0..{r.world - 1}, got {r.rank}")
-        if r.lane_bits not in LANE_BITS:
-            _refuse(Code.INVALID_ARGUMENT, f"{who}: lane_bits: expected 32, 16 or 8, got {r.lane_bits}")
-        if not 0 < r.timeout <= MAX_TIMEOUT:
-            _refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
-        if not re.fullmatch(r"\S+:\d{1,5}", r.tcp):
-            _refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: expected ADDRESS:PORT, got {r.tcp!r}")
-        if self._fabric.host_at(r.address) is None:
-            known = ", ".join(host.address for host in self._fabric.hosts[:8])
-            more = "" if len(self._fabric.hosts) <= 8 else f" and {len(self._fabric.hosts) - 8} more"
-            _refuse(Code.INVALID_ARGUMENT, f"{who}: address: no host of the fabric {self._fabric.name} has "
-                                           f"{r.address}; it has {known}{more}. Give the rank the address of its "
-                                           "fabric interface")
-
-    def _check_against(self, job: Job, r: Join) -> None:
-        """What it must be beside the ranks that joined before."""
-        if r.rank in job.joins:
-            _refuse(Code.ALREADY_EXISTS, f"{job}: rank {r.rank} has joined already, from {job.joins[r.rank].address}. "
-                                         "Give this job another name; if its ranks are dead, "
-                                         f"`netfold drop {job.name}` ends it")
-        if r.world != job.world:
-            first = min(job.joins)
-            _refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: world: expected {job.world}, as rank {first} "
-                                              f"has said, got {r.world}. Start all ranks with one world size")
-        wanted = {other.lane_bits for other in job.joins.values()}
-        if wanted and r.lane_bits not in wanted:
-            _refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: lane_bits: expected {wanted.pop()}, as rank "
-                                              f"{min(job.joins)} has said, got {r.lane_bits}. Give all ranks the same")
-
     def find(self, name: str, epoch: int, rank: int) -> Job:
         """The incarnation of a job that a rank is in.  Raises Refusal."""
         for job in (*self._jobs.values(), *self._ending):
             if job.name == name and job.epoch == epoch and rank in job.joins:
                 return job
-        _refuse(Code.FAILED_PRECONDITION, f"job {name!r}: no rank {rank} of epoch {epoch} is in it; it may have ended, "
+        refuse(Code.FAILED_PRECONDITION, f"job {name!r}: no rank {rank} of epoch {epoch} is in it; it may have ended, "
                                           "or the controller was started anew")
 
     # ---- planning ------------------------------------------------------------------------------------------------
@@ -336,7 +234,7 @@ class Jobs:
             if unwilling := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_unwilling(unwilling, job.world))
             groups = fold_groups(shared, job.hosts)
-            job.trees = trees.plan(self._graph(), [job.hosts[rank] for rank in groups[0]])
+            job.trees = job.home = trees.plan(self._liveness.graph(), [job.hosts[rank] for rank in groups[0]])
             job.sessions = self._recovery.sessions(job.trees)
             job.streams = job.known = self._ledger.admit(job.epoch, job.trees, groups)
             await self._installer.install(
@@ -387,6 +285,7 @@ class Jobs:
         job.state, job.reason = "broken", f"rank {rank}: {why}"
         log.warning("%s: %s", job, job.reason)
         job.tell(lost)
+        job.stir()
         self._recovery.look_for_the_gone(job)
         if job.is_empty and job.planning is not None and job.planning.done():
             # whoever noticed is being cancelled itself
@@ -441,7 +340,3 @@ def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) ->
 def _unwilling(ranks: Sequence[int], world: int) -> str:
     who = f"all {world} ranks" if len(ranks) == world else f"rank {', '.join(map(str, ranks))} of {world}"
     return f"{who} asked for no folding"
-
-
-def _refuse(code: Code, message: str) -> NoReturn:
-    raise Refusal(code, message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Final, NamedTuple
 
@@ -21,8 +21,6 @@ from netfold.wire import roce
 
 ROUTERS: Final = "224.0.0.2"
 """All routers on this link (RFC 1112): a switch hands it to its CPU port."""
-MISSES: Final = 5
-"""Probes lost in a row on a link without losses before it is down."""
 CHANCE: Final = 1e-9
 """How likely a lossy link may lose so many in a row by chance."""
 
@@ -59,19 +57,41 @@ class Links:
             a, b = link.ends
             if {a.node, b.node} <= switches:
                 self._ways[number, 0], self._ways[number, 1] = (a, b), (b, a)
-                self._patience[number] = _patience(link.loss)
+                self._patience[number] = _patience(link.loss, fabric.misses)
         self._unheard = dict.fromkeys(self._ways, 0)
         """Probes sent since the last one that arrived."""
+        self._arrived = dict.fromkeys(self._ways, 0)
         self._sequence = 0
 
     def down(self) -> frozenset[int]:
         """Numbers of the links (in the fabric's order) that have one direction down."""
         return frozenset(n for (n, way), missed in self._unheard.items() if missed >= self._patience[n])
 
-    def round(self, up: Collection[str]) -> Iterator[Probe]:
-        """One probe for every direction, to be sent now; directions with an end not in ``up`` are not judged."""
+    @property
+    def probed(self) -> frozenset[int]:
+        """Numbers of the links that get probes."""
+        return frozenset(self._patience)
+
+    def arrived(self) -> dict[tuple[int, int], int]:
+        """Probes that have arrived so far, by link and direction."""
+        return dict(self._arrived)
+
+    def arrived_since(self, before: Mapping[tuple[int, int], int], number: int) -> bool:
+        """Whether a link's probes have arrived both ways since then."""
+        return all(self._arrived[number, way] > before[number, way] for way in (0, 1))
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Probes that these links have lost do not count."""
+        for number in numbers:
+            self._unheard[number, 0] = self._unheard[number, 1] = 0
+
+    def round(self, up: Collection[str], only: Collection[int] | None = None) -> Iterator[Probe]:
+        """One probe for every direction (of the links in ``only``), to be sent now; directions with an end not in
+        ``up`` are not judged."""
         self._sequence = self._sequence + 1 & roce.PSN_MASK
         for (number, way), (sender, receiver) in self._ways.items():
+            if only is not None and number not in only:
+                continue
             if sender.node in up and receiver.node in up:
                 self._unheard[number, way] += 1
                 yield Probe(sender.node, sender.port, self._frame(sender, number, way))
@@ -90,6 +110,7 @@ class Links:
             return (f"cables: what leaves {sender} arrives at {switch}:{port}, the fabric's file says {receiver}; "
                     "correct one of them")
         self._unheard[number, way] = 0
+        self._arrived[number, way] += 1
         return ""
 
     def _frame(self, sender: End, number: int, way: int) -> bytes:
@@ -113,10 +134,10 @@ class Links:
         return ethernet + ip + udp + payload + icrc
 
 
-def _patience(loss: float) -> int:
+def _patience(loss: float, misses: int) -> int:
     if loss in (0.0, 1.0):  # what loses everything is down
-        return MISSES
-    return max(MISSES, math.ceil(math.log(CHANCE) / math.log(loss)))
+        return misses
+    return max(misses, math.ceil(math.log(CHANCE) / math.log(loss)))
 
 
 def _checksum(data: bytes) -> bytes:

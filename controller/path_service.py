@@ -17,7 +17,8 @@ import grpc
 import msgspec
 import networkx as nx
 
-from netfold.controller.jobs import Job, Jobs
+from netfold.controller.job import Job
+from netfold.controller.jobs import Jobs
 from netfold.controller.plan import paths as planners
 from netfold.controller.plan.clos import Clos, PlanError
 from netfold.controller.plan.fabric import End, Fabric

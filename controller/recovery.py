@@ -7,6 +7,9 @@
 Nothing of the slots survives: the ranks begin again at what the slowest of them lacks, from the packets that they kept
 (host/native/history.h); docs/protocol.md, "Trees planned anew", has the argument why that is safe.  Where no tree can
 be had (a leaf that restarts), the round waits for one: the ranks' own timeouts bound it.
+
+What has come back and stays is used again in the same way, by choice: only the entries are written before the ranks
+halt, so that they stand still for no longer than it takes to tell them.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import networkx as nx
 
+from netfold.controller.liveness import Liveness
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric, Host
 from netfold.controller.plan.machines import fold_groups, machines
@@ -33,9 +37,12 @@ from netfold.wire.jobs import Halt, Plan, Resume
 from netfold.wire.roce import OPERATION_BITS, psn_age
 
 if TYPE_CHECKING:
-    from netfold.controller.jobs import Job
+    from netfold.controller.job import Job
 
 log = logging.getLogger("netfold.controller")
+
+LEAST_GAIN: Final = 0.01
+"""Of a job's bytes that its busiest link must be rid of to move it by choice."""
 
 
 class Installer(Protocol):
@@ -62,6 +69,9 @@ class Round:
     """For every rank, once all have stopped and the switches are ready."""
     resumes: dict[int, Resume] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    told: bool = False
+    """Whether the ranks know."""
+    ended: float = 0.0
     problem: str = ""
     """Why there are no trees yet."""
     leftovers: list[tuple[str, int]] = field(default_factory=list)
@@ -72,7 +82,6 @@ class Round:
 class Recovery:
     """Of all jobs of one fabric.
 
-    graph  the fabric less whatever is down at that moment
     plans  a job's plans, one for each rank
     """
 
@@ -81,13 +90,13 @@ class Recovery:
         fabric: Fabric,
         ledger: Ledger,
         installer: Installer,
-        graph: Callable[[], nx.MultiGraph[str]],
+        liveness: Liveness,
         plans: Callable[[Job], list[Plan]],
     ) -> None:
         self._fabric = fabric
         self._ledger = ledger
         self._installer = installer
-        self._graph = graph
+        self._liveness = liveness
         self._plans = plans
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,12 +105,28 @@ class Recovery:
         return {fold.switch: self._installer.session(fold.switch) for tree in planned for fold in tree.folds}
 
     def notice(self, jobs: Sequence[Job]) -> None:
-        """Something went away or came back: jobs whose trees are hit stop, those that wait look again."""
+        """Something went away or came back: jobs whose trees are hit stop, those that wait look again, and those that
+        could be better off move."""
         for job in jobs:
-            if job.round is not None and not job.round.plans.done():
+            if job.round is not None and job.stands_still:
                 job.round.changed.set()
-            elif job.streams and (why := self._hit(job)):
+            elif not job.streams or job.state not in ("active", "broken", "leaving"):
+                continue
+            elif job.left and not job.lost and not job.in_debt:
+                continue  # nobody lacks anything (goodbye), and nothing more can be folded
+            elif why := self._hit(job):
                 self._begin(job, why)
+            elif job.state == "active" and not job.leaving and (why := self._better(job)):
+                self._background(self._return(job, why), f"return of {job}")
+
+    def suspect(self, job: Job) -> None:
+        """A rank's repeats bring nothing: a link of its trees may be down, which nobody has noticed."""
+        if not job.stands_still:
+            used = {frozenset((fold.switch, fold.parent)) for tree in job.trees for fold in tree.folds}
+            self._liveness.suspect([
+                number for number, link in enumerate(self._fabric.links)
+                if frozenset(end.node for end in link.ends) in used
+            ])
 
     async def resume(self, job: Job, request: Resume) -> Plan:
         """A rank has stopped: wait for the others and for the switches; its new plan.  Raises Refusal."""
@@ -139,6 +164,7 @@ class Recovery:
             Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
                                       "to repeat its part; join anew"))  # fmt: skip
         here.plans.exception()  # or asyncio complains where nobody waits
+        here.ended = time.monotonic()
         here.changed.set()
 
     async def clear(self, job: Job) -> None:
@@ -159,7 +185,7 @@ class Recovery:
 
     def _hit(self, job: Job) -> str:
         """What the job's trees lack; empty where all is there."""
-        graph = self._graph()
+        graph = self._liveness.graph()
         for tree in job.trees:
             for fold in tree.folds:
                 if fold.switch not in graph:
@@ -170,16 +196,55 @@ class Recovery:
                     return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
         return ""
 
-    def _begin(self, job: Job, why: str) -> None:
-        number = 1 if job.round is None else job.round.number + 1
-        job.round = Round(number, why, time.monotonic(), asyncio.get_running_loop().create_future())
-        log.warning("%s: %s: its ranks halt, round %d", job, why, number)
-        job.tell(Halt(number, why))
-        self.look_for_the_gone(job)
-        self._background(self._work(job, job.round), f"round {number} of {job}")
+    def _better(self, job: Job) -> str:
+        """What has come back, for good as it seems, that would make the job's busiest link less busy."""
+        planned = self._planned(job, steady=True)
+        if planned is None or trees.crowding(planned) > trees.crowding(job.trees) - LEAST_GAIN:
+            return ""
+        roots = {tree.root for tree in planned} - {tree.root for tree in job.trees}
+        return f"{', '.join(sorted(roots)) or 'a link'} is back"
 
-    async def _work(self, job: Job, here: Round) -> None:
-        moved = False
+    def _planned(self, job: Job, *, steady: bool) -> list[trees.Tree] | None:
+        """The job's first trees over what is up now, as far as they can be there; None where none can."""
+        groups = fold_groups(machines(job.hosts), job.hosts)
+        try:
+            planned = trees.plan(self._liveness.graph(steady=steady), [job.hosts[rank] for rank in groups[0]])
+        except trees.NoTree:
+            if steady:
+                return None
+            raise
+        return trees.moved(job.home, planned)
+
+    def _round(self, job: Job, why: str) -> Round:
+        number = 1 if job.round is None else job.round.number + 1
+        return Round(number, why, time.monotonic(), asyncio.get_running_loop().create_future())
+
+    def _begin(self, job: Job, why: str) -> None:
+        here = job.round = self._round(job, why)
+        self._background(self._work(job, here), f"round {here.number} of {job}")
+
+    async def _return(self, job: Job, why: str) -> None:
+        """Move by choice: everything is written before anybody halts, and where that fails, nobody does."""
+        before, here = job.round, self._round(job, why)
+        job.round = here
+        try:
+            await self._move(job, here, by_choice=True)
+        except (trees.NoTree, slots.Refused, SwitchError) as error:
+            log.warning("%s: %s, and its trees stay where they are: %s", job, why, error)
+            job.round = before
+            here.plans.cancel()
+            job.stir()
+            if self._hit(job):
+                self.notice([job])
+            return
+        if not here.plans.done():  # or its ranks have gone meanwhile
+            await self._work(job, here, moved=True)
+
+    async def _work(self, job: Job, here: Round, *, moved: bool = False) -> None:
+        log.warning("%s: %s: its ranks halt, round %d", job, here.why, here.number)
+        here.told = True
+        job.tell(Halt(here.number, here.why))
+        self.look_for_the_gone(job)
         while not here.plans.done():
             here.changed.clear()
             if not moved or self._hit(job):
@@ -199,21 +264,25 @@ class Recovery:
             self._background(self._clean(part, epoch), f"leftovers of {job}")
         job.streams = job.known = _from_the_slowest(job.known, job.streams, here.resumes)
         here.plans.set_result(self._plans(job))
+        here.ended = time.monotonic()
+        job.stir()
         where = ", ".join(tree.root for tree in job.trees)
-        log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (time.monotonic() - here.began))
+        log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))
 
-    async def _move(self, job: Job, here: Round) -> None:
-        """Trees over what is left, with slots of their own."""
+    async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
+        """Trees over what is left, with slots of their own; over what has only just come back where nothing else will
+        do.  ``by_choice``: only if there is room for them beside the old ones.  Raises NoTree, Refused, SwitchError."""
         hosts: list[Host] = [self._fabric.host(name) for name in job.hosts]
         groups = fold_groups(machines(job.hosts), job.hosts)
-        planned = trees.moved(job.trees, trees.plan(self._graph(), [job.hosts[rank] for rank in groups[0]]))
+        planned = self._planned(job, steady=True) or self._planned(job, steady=False)
+        assert planned is not None
         sessions = self.sessions(planned)
         epoch = self._ledger.open()
         try:
             try:
                 streams = self._ledger.admit(epoch, planned, groups, like=job.streams)
             except slots.Refused as refusal:  # not beside the old ones: those first, as soon as nobody uses them
-                if len(here.resumes) < job.world:
+                if by_choice or len(here.resumes) < job.world:
                     raise slots.Refused(f"{refusal}, before all ranks have stopped") from None
                 self._ledger.release(epoch)
                 for leftover in [*here.leftovers, (job.part, job.held)]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from netfold.controller.jobs import Job
+from netfold.controller.job import Job
 from netfold.controller.operator import JobStatus, LinkStatus, Outcomes, SwitchStatus, Traffic, TreeStatus
 from netfold.controller.plan import slots
 from netfold.controller.plan.fabric import End, Link, Switch

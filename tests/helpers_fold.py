@@ -194,7 +194,7 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
         for rank in (0, 0, 1):
             wire.send(rank, kind, at, data[rank])
         assert await wire.silence(2), "a result without all ranks"
-        stalls = await controller.stall("j")
+        stalls = await controller.inspection.stall("j")
         assert [(s.missing, s.open) for s in stalls] == [([2], 1)], stalls
         (culprit,) = stalls[0].culprits
         assert (culprit.slot.psn, culprit.slot.bitmap, culprit.slot.missing) == (at, 0b011, ["rank 2 (h3)"])
@@ -222,7 +222,7 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
             assert (await wire.receive(rank, "data", at, operation))[0] == folded, f"{operation.name}, rank {rank}"
     done("every operation on one stream, one after another in its PSNs")
 
-    assert [s.missing for s in await controller.stall("j")] == [[]]
+    assert [s.missing for s in await controller.inspection.stall("j")] == [[]]
     status = await controller.status()
     assert status.switches[0].corrupt == 2 * RANKS
     host = next(link for link in status.links if link.b == "h1:0")

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from netfold.controller import links
 from netfold.controller.controller import Controller
 from netfold.controller.plan.fabric import Engine, Fabric, leafspine
 
@@ -59,7 +58,7 @@ def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
 
 async def rounds(controller: Controller, until: Callable[[set[str]], bool]) -> set[str]:
     """Probe until the set of links that are down suits; that set."""
-    known, news = controller._links, asyncio.Event()
+    known, news = controller.liveness._links, asyncio.Event()
     heard = links.Links.heard
 
     def listen(switch: str, port: int, frame: bytes) -> str:
@@ -69,13 +68,13 @@ async def rounds(controller: Controller, until: Callable[[set[str]], bool]) -> s
     known.heard = listen  # type: ignore[method-assign]
     async with asyncio.timeout(BOUND):
         while True:
-            await controller.check_links()
+            await controller.liveness.check()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TRAVEL):
                     while any(known._unheard.values()):
                         await news.wait()
                         news.clear()
-            down = {link.a for n, link in enumerate(controller.fabric.links) if n in controller._links.down()}
+            down = {link.a for n, link in enumerate(controller.fabric.links) if n in controller.liveness._links.down()}
             if until(down):
                 return down
 
@@ -92,7 +91,7 @@ async def checks(controller: Controller) -> None:
     def long_enough(down: set[str]) -> bool:
         nonlocal seen
         seen += 1
-        return bool(down) or seen > 3 * links.MISSES
+        return bool(down) or seen > 3 * controller.fabric.misses
 
     assert await rounds(controller, long_enough) == set(), "links that work were found down"
     done("probes arrive over every link")

@@ -64,7 +64,7 @@ def test_a_link_is_down_when_probes_are_lost_in_one_direction() -> None:
     """Not before MISSES of them in a row, no other link with it, and up with the first that arrives."""
     found = Links(FABRIC)
     dead = frozenset([End("spine2", 1)])
-    for _ in range(links.MISSES - 1):
+    for _ in range(FABRIC.misses - 1):
         deliver(found, FABRIC, without=dead)
         assert found.down() == frozenset()
     deliver(found, FABRIC, without=dead)
@@ -90,7 +90,7 @@ def test_losses_on_purpose_are_not_taken_for_failures(loss: float, rounds: int) 
 def test_links_of_a_switch_that_is_down_are_not_judged() -> None:
     """Nothing can be sent or heard there; when it is back, they start as good as new."""
     found = Links(FABRIC)
-    for _ in range(2 * links.MISSES):
+    for _ in range(2 * FABRIC.misses):
         assert {probe.switch for probe in found.round(["leaf1", "leaf2", "spine1"])} == {"leaf1", "leaf2", "spine1"}
     assert found.down() == {number(FABRIC, "leaf1", "spine1"), number(FABRIC, "leaf2", "spine1")}
 
@@ -169,8 +169,8 @@ def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:
         async with cabled(tmp_path) as (r, cables):
             assert (ways(r, "leaf1", "h3"), ways(r, "leaf2", "h1")) == ({3, 4}, {3, 4})
             cables.cut.add(number(r.fabric, "leaf1", "spine1"))
-            for _ in range(links.MISSES + 1):
-                await r.controller.check_links()
+            for _ in range(FABRIC.misses + 1):
+                await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf1", "h3") == {4})
             await until(lambda: ways(r, "leaf2", "h1") == {4})
             # spine1 still reaches leaf2's hosts, and leaf1's by way of leaf2
@@ -184,7 +184,7 @@ def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:
 
             cables.cut.clear()
             for _ in range(2):
-                await r.controller.check_links()
+                await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
             assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine1", "spine2"]
 
@@ -239,8 +239,8 @@ def test_a_running_jobs_entries_stay_when_routes_change(tmp_path: Path) -> None:
 
             before = folding()
             cables.cut.add(number(r.fabric, "leaf2", "spine2"))
-            for _ in range(links.MISSES + 1):
-                await r.controller.check_links()
+            for _ in range(FABRIC.misses + 1):
+                await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf2", "h1") == {3})
             assert folding() == before
 
@@ -267,8 +267,8 @@ def test_nothing_is_written_while_all_is_well(tmp_path: Path) -> None:
     async def story() -> None:
         async with cabled(tmp_path) as (r, _):
             writes = {name: len(s.writes) for name, s in r.switches.items()}
-            for _ in range(3 * links.MISSES):
-                await r.controller.check_links()
+            for _ in range(3 * FABRIC.misses):
+                await r.controller.liveness.check()
             await r.controller.replan()
             assert {name: len(s.writes) for name, s in r.switches.items()} == writes
 
@@ -284,8 +284,8 @@ def test_a_switch_that_refuses_a_new_route_is_mended(tmp_path: Path) -> None:
             refusals = iter([True, True])
             leaf.refuse = lambda update: next(refusals, False)
             cables.cut.add(number(r.fabric, "leaf1", "spine1"))
-            for _ in range(links.MISSES + 1):
-                await r.controller.check_links()
+            for _ in range(FABRIC.misses + 1):
+                await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf1", "h3") == {4})
 
     run(story())

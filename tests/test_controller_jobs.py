@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,8 @@ from netfold.wire.jobs import (
     Leave,
     Plan,
     Report,
+    Settle,
+    Settled,
     Watch,
     Watching,
 )
@@ -38,20 +40,38 @@ from netfold.wire.jobs import (
 Code = grpc.StatusCode
 
 
-@dataclass
 class Watcher:
-    """A rank's Watch."""
+    """A rank's Watch, read all the time; ``settle`` answers Settle as a rank does that lacks nothing."""
 
-    call: Any
+    def __init__(self, call: Any, settle: Callable[[], Awaitable[object]]) -> None:
+        self.settles = True
+        self._call = call
+        self._settle = settle
+        self._events: asyncio.Queue[Event | grpc.aio.AioRpcError | None] = asyncio.Queue()
+        self._reader = asyncio.create_task(self._read())
 
     async def next(self) -> Event | None:
-        """The next event; None at the stream's good end."""
-        data = await self.call.read()
-        return None if data is grpc.aio.EOF else msgspec.json.decode(data, type=Event)  # type: ignore[attr-defined]
+        """The next event but Settle; None at the stream's good end."""
+        event = await self._events.get()
+        if isinstance(event, grpc.aio.AioRpcError):
+            raise event
+        return event
 
     def die(self) -> None:
         """The rank is gone."""
-        self.call.cancel()
+        self._call.cancel()
+
+    async def _read(self) -> None:
+        try:
+            while (data := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                event = msgspec.json.decode(data, type=Event)
+                if not isinstance(event, Settle):
+                    self._events.put_nowait(event)
+                elif self.settles:
+                    await self._settle()
+            self._events.put_nowait(None)
+        except grpc.aio.AioRpcError as error:
+            self._events.put_nowait(error)
 
 
 @dataclass
@@ -87,7 +107,8 @@ class Rig:
         """One rank watches; the controller has said that it does."""
         stream = self.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
         call = stream(msgspec.json.encode(Watch(plan.job, plan.rank, plan.epoch, token)))
-        watcher = Watcher(call)
+        settled = Settled(plan.job, plan.rank, plan.epoch, token)
+        watcher = Watcher(call, lambda: self.call("Settled", settled, Done))
         assert await watcher.next() == Watching()
         return watcher
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from helpers_topo import ENGINES, in_sandbox, program
 
 from netfold.controller.plan.fabric import Engine, leafspine
 from netfold.topo import sandbox
+from netfold.topo.disasters import Disasters
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
@@ -22,45 +22,6 @@ from netfold.topo.net import Network
 pytestmark = pytest.mark.timeout(300)
 ELEMENTS = {"softswitch": 60_000, "bmv2": 8_000}
 RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
-
-
-class Disasters:
-    """What can be done to a running network."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.switches = {switch.name: switch for switch in network.switches}
-
-    def cut(self, name: str, port: int) -> None:
-        """Takes an interface of a switch down."""
-        self._link(name, port, "down")
-
-    def mend(self, name: str, port: int) -> None:
-        """Takes it up again."""
-        self._link(name, port, "up")
-        if self.network.fabric.engine == "bmv2":  # it never receives again, from any port, once one was down
-            self.restart(name)
-
-    def _link(self, name: str, port: int, state: str) -> None:
-        interface = dict(self.switches[name].interfaces())[port]
-        subprocess.run(["ip", "link", "set", interface, state], check=True, timeout=10)
-
-    def kill(self, name: str) -> None:
-        """Ends a switch without warning."""
-        child = self.switches[name].child
-        assert child is not None
-        child.kill()
-        child.wait(10)
-        Path(self.network.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
-
-    def start(self, name: str) -> None:
-        """Starts it again, with nothing."""
-        self.switches[name].start([])
-
-    def restart(self, name: str) -> None:
-        """Both."""
-        self.kill(name)
-        self.start(name)
 
 
 def steady(network: Network, seed: int, seconds: float, steps: list[Callable[[], None]]) -> list[dict[str, float]]:

@@ -2,9 +2,10 @@
 """Messages of the job service, between a rank (host/) and the controller.
 
 gRPC carries them as JSON and msgspec checks every field at the border: no generated code ties us to one protobuf.
-A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it.  A rank
-that waits in vain asks ``Missing`` for whom.  Where a switch or a link goes away, ranks are told to ``Halt``, and
-``Resume`` over other trees.
+A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it, once all
+others say that they are ``Settled``.  A rank whose repeats bring nothing calls ``Suspect``, and one that waits in vain
+asks ``Missing`` for whom.  Where a switch or a link goes away, ranks are told to ``Halt``, and ``Resume`` over other
+trees.
 Meanwhile each may hold a ``Watch`` open: the controller tells it what happens to the others, and takes a broken one for
 its death.  Every request carries the fabric's token, where the fabric has one.
 """
@@ -18,7 +19,7 @@ import msgspec
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """Raised whenever packets or messages change their meaning: mismatched sides refuse each other."""
 
 
@@ -140,7 +141,7 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank gets no result any more: for whom do the switches wait?"""
+    """A rank gets no result any more: for whom do the switches wait?  Or, as ``Suspect``: is a link to blame?"""
 
     job: str
     rank: int
@@ -203,8 +204,21 @@ class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     why: str
 
 
-Event = Watching | RankLost | JobEnded | Halt
+class Settle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Another rank wants to leave: say `Settled` when all is finished that this rank has begun."""
+
+
+class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to `Settle`: this rank lacks no result."""
+
+    job: str
+    rank: int
+    epoch: int
+    token: str = ""
+
+
+Event = Watching | RankLost | JobEnded | Halt | Settle
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to Report and Leave."""
+    """The answer to what needs none."""

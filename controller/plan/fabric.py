@@ -122,6 +122,10 @@ class Fabric(msgspec.Struct, frozen=True):
     """Of the faults on purpose: the same seed hits the same packets."""
     probe: float = 0.5
     """Seconds between probes of every link between switches; 0: links are not probed."""
+    misses: int = 5
+    """Probes lost in a row before a link is down; more where it loses packets on purpose."""
+    steady: float = 2.0
+    """Seconds that a switch or link must have been back before running jobs move to it again (steadiness)."""
     token: str | None = None
     """What ranks and operators must say; or it stands in ``token_file``."""
     token_file: str | None = None
@@ -190,9 +194,7 @@ class Fabric(msgspec.Struct, frozen=True):
 
     def dumps(self) -> str:
         """The fabric as TOML text, which `loads` reads back equal."""
-        head = {"name": self.name, "engine": self.engine, "path_mtu": self.path_mtu, "jobs": self.jobs,
-                "seed": self.seed, "probe": self.probe, "token": self.token, "token_file": self.token_file,
-                "certificate": self.certificate, "key": self.key}
+        head = {name: getattr(self, name) for name in _Settings.__struct_fields__}
         parts = [_table("[fabric]", head)]
         for title, things in (("[[switch]]", self.switches), ("[[host]]", self.hosts), ("[[link]]", self.links)):
             parts += [_table(title, msgspec.structs.asdict(thing)) for thing in things]
@@ -247,6 +249,10 @@ def validate(fabric: Fabric) -> None:
     _grpc_address("fabric.jobs", fabric.jobs)
     if fabric.probe != 0 and not 0.01 <= fabric.probe <= 60:
         raise FabricError(f"fabric.probe: expected 0 (off) or 0.01..60 seconds, got {fabric.probe}")
+    if not 2 <= fabric.misses <= 1000:
+        raise FabricError(f"fabric.misses: expected 2..1000 probes, got {fabric.misses}")
+    if not 0 <= fabric.steady <= 3600:
+        raise FabricError(f"fabric.steady: expected 0..3600 seconds, got {fabric.steady}")
     if fabric.token is not None and fabric.token_file is not None:
         raise FabricError("fabric.token: expected either a token or a token_file, got both")
     if fabric.token == "":
@@ -445,6 +451,8 @@ class _Settings(msgspec.Struct, forbid_unknown_fields=True):
     path_mtu: int = roce.PATH_MTU
     seed: int = 0
     probe: float = 0.5
+    misses: int = 5
+    steady: float = 2.0
     token: str | None = None
     token_file: str | None = None
     certificate: str | None = None

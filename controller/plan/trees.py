@@ -147,6 +147,17 @@ def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
     return result
 
 
+def crowding(trees: Sequence[Tree]) -> float:
+    """Share of the job's bytes that its busiest link between switches carries each way; 0 where none does."""
+    load: dict[tuple[str, int], float] = {}
+    for tree in trees:
+        for fold in tree.folds:
+            if fold.parent is not None:
+                end = fold.switch, fold.parent_port
+                load[end] = load.get(end, 0.0) + tree.weight
+    return max(load.values(), default=0.0)
+
+
 def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
     """The port of ``here`` that leads to ``there``: of parallel links the first."""
     data = graph.adj[here][there]

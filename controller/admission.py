@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank that wants to join must say: right by itself, and no contradiction to the others."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NoReturn
+
+from netfold.controller.job import Job
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.switch.rpc import Code, Refusal
+from netfold.wire.jobs import PROTOCOL, Join
+
+MAX_WORLD: Final = 1023
+"""Ranks that the encoding of Inf and NaN can count."""
+MAX_TIMEOUT: Final = 600.0
+LANE_BITS: Final = (32, 16, 8)
+
+
+def check(r: Join, fabric: Fabric) -> None:
+    """What a request must be by itself.  Raises Refusal."""
+    who = f"job {r.job!r}, rank {r.rank}"
+    if not re.fullmatch(r"[\w.:@/+-]{1,128}", r.job):
+        refuse(Code.INVALID_ARGUMENT, f"job: expected 1 to 128 letters, digits or any of _.:@/+-, got {r.job!r}")
+    if r.protocol != PROTOCOL:
+        refuse(Code.FAILED_PRECONDITION, f"{who}: protocol: expected {PROTOCOL}, got {r.protocol}. Host and "
+                                         "controller are of different versions: install the same one")
+    if r.path_mtu not in (0, fabric.path_mtu):
+        refuse(Code.FAILED_PRECONDITION, f"{who}: path_mtu: expected {fabric.path_mtu}, which the switches "
+                                         f"are made for, got {r.path_mtu}")
+    if not 1 <= r.world <= MAX_WORLD:
+        refuse(Code.INVALID_ARGUMENT, f"{who}: world: expected 1..{MAX_WORLD}, got {r.world}")
+    if not 0 <= r.rank < r.world:
+        refuse(Code.INVALID_ARGUMENT, f"{who}: rank: expected 0..{r.world - 1}, got {r.rank}")
+    if r.lane_bits not in LANE_BITS:
+        refuse(Code.INVALID_ARGUMENT, f"{who}: lane_bits: expected 32, 16 or 8, got {r.lane_bits}")
+    if not 0 < r.timeout <= MAX_TIMEOUT:
+        refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
+    if not re.fullmatch(r"\S+:\d{1,5}", r.tcp):
+        refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: expected ADDRESS:PORT, got {r.tcp!r}")
+    if fabric.host_at(r.address) is None:
+        known = ", ".join(host.address for host in fabric.hosts[:8])
+        more = "" if len(fabric.hosts) <= 8 else f" and {len(fabric.hosts) - 8} more"
+        refuse(Code.INVALID_ARGUMENT, f"{who}: address: no host of the fabric {fabric.name} has "
+                                      f"{r.address}; it has {known}{more}. Give the rank the address of its "
+                                      "fabric interface")
+
+
+def check_against(job: Job, r: Join) -> None:
+    """What it must be beside the ranks that joined before.  Raises Refusal."""
+    if r.rank in job.joins:
+        refuse(Code.ALREADY_EXISTS, f"{job}: rank {r.rank} has joined already, from {job.joins[r.rank].address}. "
+                                    "Give this job another name; if its ranks are dead, "
+                                    f"`netfold drop {job.name}` ends it")
+    if r.world != job.world:
+        first = min(job.joins)
+        refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: world: expected {job.world}, as rank {first} "
+                                         f"has said, got {r.world}. Start all ranks with one world size")
+    wanted = {other.lane_bits for other in job.joins.values()}
+    if wanted and r.lane_bits not in wanted:
+        refuse(Code.FAILED_PRECONDITION, f"{job}, rank {r.rank}: lane_bits: expected {wanted.pop()}, as rank "
+                                         f"{min(job.joins)} has said, got {r.lane_bits}. Give all ranks the same")
+
+
+def refuse(code: Code, message: str) -> NoReturn:
+    """Raises Refusal."""
+    raise Refusal(code, message)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators and stalled ranks ask of a running fabric: counters, slots, and whom a job waits for.
+
+Everything is read from the switches at the moment of the question, and nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from netfold.controller import operator, stall
+from netfold.controller.job import Job
+from netfold.controller.jobs import Jobs
+from netfold.controller.operator import JobSlots, Status
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.slots import Ledger
+from netfold.controller.probe import SlotState
+from netfold.controller.stall import Stall
+from netfold.controller.status import COUNTERS, Counters, of_job, of_link, of_switch
+from netfold.controller.switch import tables
+from netfold.controller.switch.rpc import Code, Refusal
+from netfold.controller.switch.switch import SwitchError
+from netfold.controller.switch.target import Target
+from netfold.wire import jobs as wire
+from netfold.wire.roce import OPERATION_BITS
+
+log = logging.getLogger("netfold.controller")
+
+COUNTER_TIMEOUT: Final = 5.0
+"""Seconds for a switch's counters; a status does not wait longer for a switch that hangs."""
+
+
+class Inspection:
+    """Of one fabric and its jobs."""
+
+    def __init__(self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, ledger: Ledger) -> None:
+        self._fabric = fabric
+        self._targets = targets
+        self._jobs = jobs
+        self._ledger = ledger
+
+    # ---- counters --------------------------------------------------------------------------------------------------
+
+    async def status(self, up: Collection[int], uptime: float) -> Status:
+        """Everything an operator sees.  ``up`` are the numbers of the links that are; ``uptime`` in seconds."""
+        names = list(self._targets)
+        counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
+        used = self._ledger.used()
+        return Status(
+            fabric=self._fabric.name,
+            engine=self._fabric.engine,
+            uptime=uptime,
+            switches=[
+                of_switch(switch, self._targets[switch.name], used[switch.name], counters[switch.name])
+                for switch in self._fabric.switches
+            ],
+            links=[
+                of_link(link, counters, up=number in up) for number, link in enumerate(self._fabric.links)
+            ],
+            jobs=[of_job(job) for job in self._jobs.all()],
+        )
+
+    async def strays(self) -> dict[str, dict[int, int]]:
+        """By switch that answers: packets without a pin, by their leaf's number."""
+        found: dict[str, dict[int, int]] = {}
+        for name in self._targets:
+            cells = (await self._counters(name, [tables.UNPINNED]))[tables.UNPINNED]
+            found[name] = {number: cell.packets for number, cell in cells.items() if cell.packets}
+        return found
+
+    async def _counters(self, name: str, wanted: Sequence[str] = COUNTERS) -> Counters:
+        """Of one switch; empty where it is down or does not answer."""
+        try:
+            client = self._targets[name].client
+            async with asyncio.timeout(COUNTER_TIMEOUT):
+                return {counter: await client.read_counter(counter) for counter in wanted}
+        except (SwitchError, TimeoutError) as error:
+            log.warning("no counters of %s: %s", name, error or f"no answer within {COUNTER_TIMEOUT:g} s")
+            return {counter: {} for counter in wanted}
+
+    # ---- slots -----------------------------------------------------------------------------------------------------
+
+    async def slots(self, switch: str, name: str | None = None) -> list[JobSlots]:
+        """Every job's open slots on one switch.  Raises Refusal."""
+        if switch not in self._targets:
+            raise Refusal(Code.NOT_FOUND, f"the fabric {self._fabric.name} has no switch {switch!r}; it has "
+                                          f"{', '.join(self._targets)}")
+        return [
+            JobSlots(job.name, job.epoch, len(states), stall.open_slots(job.streams, job.hosts, {switch: states}))
+            for job in self._holding(name)
+            if (states := await self._probe(switch, stall.slots_of(job.streams, switch)))
+        ]
+
+    async def stall(self, name: str) -> list[Stall]:
+        """Whom each incarnation of a job waits for.  Raises Refusal."""
+        stalls = []
+        for job in self._holding(name):
+            switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
+            states = await asyncio.gather(
+                *(self._probe(switch, stall.slots_of(job.streams, switch)) for switch in switches)
+            )
+            stalls.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
+        return stalls
+
+    async def missing(self, request: wire.AskMissing) -> wire.Missing:
+        """Whom a rank waits for: asks the few slots of the PSNs that it names, on all switches.  Raises Refusal."""
+        job = self._jobs.find(request.job, request.epoch, request.rank)
+        waits = [
+            (stream, request.waits[qp])
+            for stream in job.known
+            for rank, connection in zip(stream.ranks, stream.connections, strict=True)
+            if rank == request.rank and (qp := connection << OPERATION_BITS) in request.waits
+        ]
+        wanted: dict[str, list[int]] = {}
+        for stream, psn in waits:
+            for switch, base in stream.bases.items():
+                wanted.setdefault(switch, []).append(base + (psn & (stream.slots - 1)))
+        states = await asyncio.gather(*(self._probe(switch, some) for switch, some in wanted.items()))
+        held = dict(zip(wanted, states, strict=True))
+        found = stall.report(job.name, [stream for stream, _ in waits], job.hosts, held)
+        return wire.Missing(found.missing, [culprit.why for culprit in found.culprits[: stall.LINES]])
+
+    def _holding(self, name: str | None) -> list[Job]:
+        jobs = self._jobs.active(name)
+        if not jobs and name is not None:
+            others = ", ".join(sorted({job.name for job in self._jobs.active()})) or "none"
+            raise Refusal(Code.NOT_FOUND, f"no job {name!r} holds slots; jobs that do: {others}")
+        return jobs
+
+    async def _probe(self, switch: str, held: Sequence[int]) -> dict[int, SlotState]:
+        try:
+            return await self._targets[switch].client.probe_all(held)
+        except SwitchError as error:
+            raise Refusal(Code.UNAVAILABLE, str(error)) from error
+
+    # ---- as gRPC has it --------------------------------------------------------------------------------------------
+
+    async def answer_slots(self, request: operator.AskSlots) -> operator.SwitchSlots:
+        """`slots`."""
+        return operator.SwitchSlots(await self.slots(request.switch, request.job))
+
+    async def answer_stall(self, request: operator.AskStall) -> operator.Stalls:
+        """`stall`."""
+        return operator.Stalls(await self.stall(request.job))
