@@ -146,12 +146,12 @@ class Communicator(Group):
                 if shared:
                     self._lanes = ParallelFold(
                         plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear,
-                        missing=self._ask, resume=resume, timeline=timeline,
+                        missing=self._ask, resume=resume, suspect=self._suspect, timeline=timeline,
                     )
                 else:
                     self._lanes = FoldRail(
                         plan, address, timeout=timeout, news=self._hear, missing=self._ask, resume=resume,
-                        timeline=timeline,
+                        suspect=self._suspect, timeline=timeline,
                     )
             except BaseException:
                 mesh.close()
@@ -159,6 +159,7 @@ class Communicator(Group):
             self._fold, self._whole = self._lanes, False
             if self._watcher is not None:
                 self._watcher.on_halt(self._lanes.halt)
+                self._watcher.on_settle(self._lanes.settle)
         else:
             self._why = f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"
             warnings.warn(
@@ -336,26 +337,29 @@ class Communicator(Group):
         if not self._turns.close():
             return
         stats = self.stats()
+        if self._client is not None:  # before all else: until it is answered, others may need what we have sent
+            if self._watcher is not None:
+                self._watcher.leaving()
+            broken = self._turns.broken
+            self._client.leave(
+                Report(
+                    job=self._plan.job,
+                    rank=self.rank,
+                    epoch=self._plan.epoch,
+                    operations=stats.operations,
+                    bytes_reduced=stats.bytes_reduced,
+                    packets_sent=stats.packets_sent,
+                    retransmissions=stats.retransmissions,
+                    by_tree={name: tree.bytes_reduced for name, tree in stats.by_tree.items()},
+                ),
+                reason="" if broken is None else str(broken),
+            )
         if self._fold is not None:
             self._fold.close()
         self._peers.close()
+        if self._watcher is not None:
+            self._watcher.close()
         if self._client is not None:
-            report = Report(
-                job=self._plan.job,
-                rank=self.rank,
-                epoch=self._plan.epoch,
-                operations=stats.operations,
-                bytes_reduced=stats.bytes_reduced,
-                packets_sent=stats.packets_sent,
-                retransmissions=stats.retransmissions,
-                by_tree={name: tree.bytes_reduced for name, tree in stats.by_tree.items()},
-            )
-            broken = self._turns.broken
-            if self._watcher is not None:
-                self._watcher.leaving()
-            self._client.leave(report, reason="" if broken is None else str(broken))
-            if self._watcher is not None:
-                self._watcher.close()
             self._client.close()
 
     def __enter__(self) -> Self:
@@ -454,6 +458,11 @@ class Communicator(Group):
 
     def _hear(self) -> NetFoldError | None:
         return None if self._watcher is None else self._watcher.news()
+
+    def _suspect(self, waits: dict[int, int]) -> None:
+        """Repeats bring nothing."""
+        if self._client is not None:
+            self._client.suspect(self._plan, waits)
 
     def _ask(self, waits: dict[int, int]) -> Missing:
         """For whom the switches wait."""

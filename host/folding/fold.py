@@ -18,6 +18,7 @@ from netfold.host.folding import native
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.halts import Halts
 from netfold.host.folding.native import AGREEMENT, DATA, Core, Io, Standing
+from netfold.host.folding.suspicion import Suspicion
 from netfold.host.mesh.mesh import ranks
 from netfold.host.rails.rail import Flat, Op, RailStats, TreeStats
 from netfold.host.timeline import Timeline
@@ -26,8 +27,8 @@ from netfold.wire.jobs import Missing, Plan
 
 log = logging.getLogger("netfold")
 
-SLICE = 0.1
-"""Seconds in native code between looks at Python's signals (Ctrl-C) and the timeout."""
+SLICE = 0.05
+"""Seconds in native code between looks at Python's signals (Ctrl-C), the timeout, and streams that are stuck."""
 WATCHED_SLICE = 0.01
 """The same where somebody watches: how soon a rail of several is found dead."""
 PATIENCE = 0.5
@@ -51,6 +52,7 @@ class FoldRail:
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
     news     what the controller says has ended the job, if anything: then PATIENCE is enough
+    suspect  tells it that repeats bring nothing, given the same as ``missing``; returns at once
     missing  asks it for whom the switches wait, given our queue pairs and the PSN without a result of each
     resume   stands still until other trees are there, given the PSN without a result of each of our queue pairs; None:
              nobody tells us to ``halt``
@@ -71,6 +73,7 @@ class FoldRail:
         news: Callable[[], NetFoldError | None] = lambda: None,
         missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
         resume: Callable[[dict[int, int]], Plan] | None = None,
+        suspect: Callable[[dict[int, int]], None] = lambda waits: None,
         timeline: Timeline | None = None,
         shared: bool = False,
         members: int | None = None,
@@ -81,6 +84,8 @@ class FoldRail:
         self._news = news
         self._missing = missing
         self._resume = resume
+        self._suspect = suspect
+        self._suspicion = Suspicion()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
         self._last = (np.empty(0, np.int32), 0)
@@ -189,6 +194,8 @@ class FoldRail:
                 return
             if self.watch is not None and status == native.AGAIN:
                 self.watch(self._core.progress() / 1e9)
+            if status == native.AGAIN and self._suspicion.look(waits := self._waits(), self._core.progress(), now):
+                self._suspect(waits)
             if status == native.FAILED:
                 raise self._failed(source, number)
             if status == native.OS_ERROR:
@@ -215,6 +222,16 @@ class FoldRail:
         self._plan = plan
         self._halts.served(plan.round)
         log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Calls ``done``, on a thread of its own, once every operation that has begun is over.  Returns at once."""
+
+        def wait() -> None:
+            with self._turn:
+                pass
+            done()
+
+        threading.Thread(target=wait, name="netfold-settle", daemon=True).start()
 
     def _serve(self) -> None:
         """Between operations: what this rank has had long ago, others may lack."""

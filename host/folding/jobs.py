@@ -14,7 +14,20 @@ import msgspec
 from netfold.host.errors import JoinRefused, PlanError, TreesLost
 from netfold.host.folding.watcher import Watcher
 from netfold.wire import tls
-from netfold.wire.jobs import SERVICE, AskMissing, Done, Event, Join, Leave, Missing, Plan, Report, Resume, Watch
+from netfold.wire.jobs import (
+    SERVICE,
+    AskMissing,
+    Done,
+    Event,
+    Join,
+    Leave,
+    Missing,
+    Plan,
+    Report,
+    Resume,
+    Settled,
+    Watch,
+)
 
 ANSWER_MARGIN = 5.0
 """Seconds that the controller gets beyond the join's own timeout, so that its own refusal arrives first."""
@@ -22,8 +35,10 @@ MISSING_TIMEOUT = 3.0
 """Seconds that an operation which has timed out spends on learning why."""
 MAX_RESUME = 600.0
 """Seconds that ranks wait for other trees at most."""
-GOODBYE_TIMEOUT = 2.0
-"""Seconds for Report and Leave: a finished rank does not wait for a controller that is gone."""
+REPORT_TIMEOUT = 2.0
+"""Seconds for what needs no answer: a finished rank does not wait for a controller that hangs."""
+GOODBYE_TIMEOUT = 12.0
+"""Seconds until nobody needs this rank any more: the controller waits for 10 at most."""
 
 log = logging.getLogger("netfold")
 
@@ -47,6 +62,8 @@ class JobClient:
         self._report = self._unary("Report", Done)
         self._leave = self._unary("Leave", Done)
         self._missing = self._unary("Missing", Missing)
+        self._suspect = self._unary("Suspect", Done)
+        self._settled = self._unary("Settled", Done)
         self._resume = self._unary("Resume", Plan)
         self._watch = self.channel.unary_stream(
             f"/{SERVICE}/Watch",
@@ -88,12 +105,17 @@ class JobClient:
         """Lets the controller see that this rank lives, and hears from it which others do not.  Close it after
         ``leave``."""
         request = Watch(plan.job, plan.rank, plan.epoch, self.token)
-        return Watcher(self._watch(request), f"job {plan.job!r}, rank {plan.rank} of {plan.world}")
+        settled = Settled(plan.job, plan.rank, plan.epoch, self.token)
+        return Watcher(
+            self._watch(request), f"job {plan.job!r}, rank {plan.rank} of {plan.world}",
+            lambda: self._tell(self._settled, settled),
+        )  # fmt: skip
 
     def leave(self, report: Report, reason: str = "") -> None:
-        """Sends totals and goodbye; a controller that is gone is logged, never raised."""
+        """Sends totals and goodbye, and waits until no other rank may need this one; a controller that is gone is
+        logged, never raised."""
         try:
-            self._report(msgspec.structs.replace(report, token=self.token), timeout=GOODBYE_TIMEOUT)
+            self._report(msgspec.structs.replace(report, token=self.token), timeout=REPORT_TIMEOUT)
             goodbye = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, token=self.token)
             self._leave(goodbye, timeout=GOODBYE_TIMEOUT)
         except grpc.RpcError as error:
@@ -114,6 +136,25 @@ class JobClient:
         except grpc.RpcError as error:
             said = f"{error.code().name}: {error.details() or 'no details'}"
             return Missing([], [f"the controller at {self.controller} cannot say who is missing: {said}"])
+
+    def suspect(self, plan: Plan, waits: dict[int, int]) -> None:
+        """Repeats bring nothing: the controller may look at the trees' links.  Returns at once.
+
+        waits  as in AskMissing
+        """
+        self._tell(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token))
+
+    def _tell(self, method: Any, request: msgspec.Struct) -> None:
+        """Without waiting; that nobody heard it is logged where anybody looks."""
+
+        def heard(call: Any) -> None:
+            if not call.cancelled() and (error := call.exception()) is not None:
+                log.debug("%s: nobody heard %s: %s", self.controller, request, error)
+
+        try:
+            method.future(request, timeout=REPORT_TIMEOUT).add_done_callback(heard)
+        except ValueError as error:  # the channel is closed: we have left
+            log.debug("%s: not told %s: %s", self.controller, request, error)
 
     def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
         """Stands still until all ranks do, and other trees are there: the plan to go on by.  Raises TreesLost.

@@ -48,7 +48,7 @@ class ParallelFold:
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
     always   fold whatever it costs
-    timeout, news, missing, timeline  as ``FoldRail``'s
+    timeout, news, missing, resume, suspect, timeline  as ``FoldRail``'s
     """
 
     name = "innet"
@@ -65,10 +65,12 @@ class ParallelFold:
         news: Callable[[], NetFoldError | None] = lambda: None,
         missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
         resume: Callable[[dict[int, int]], Plan] | None = None,
+        suspect: Callable[[dict[int, int]], None] = lambda waits: None,
         timeline: Timeline | None = None,
     ) -> None:
         self._missing = missing
         self._resume = resume
+        self._suspect = suspect
         self._timeline = timeline
         self._peers = peers
         self._always = always
@@ -97,7 +99,8 @@ class ParallelFold:
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
         fold = FoldRail(plan, address, timeout=timeout, news=self._heard, missing=self._missing, resume=self._resume,
-                        shared=True, timeline=self._timeline, members=len(plan.machines))  # fmt: skip
+                        suspect=self._suspect, shared=True, timeline=self._timeline,
+                        members=len(plan.machines))  # fmt: skip
         if self._local.rank == 0:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold
@@ -201,6 +204,10 @@ class ParallelFold:
     def halt(self, number: int) -> None:
         """As ``FoldRail``'s."""
         self._fold.halt(number)
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """As ``FoldRail``'s."""
+        self._fold.settle(done)
 
     def close(self) -> None:
         self._thread.shutdown()

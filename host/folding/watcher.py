@@ -16,7 +16,7 @@ import grpc
 
 from netfold.host import errors
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.wire.jobs import Event, Halt, JobEnded, RankLost
+from netfold.wire.jobs import Event, Halt, JobEnded, RankLost, Settle
 
 CLOSE_SECONDS = 1.0
 
@@ -26,18 +26,21 @@ log = logging.getLogger("netfold")
 class Watcher:
     """Listens on a thread of its own from the plan to the goodbye.
 
-    call  the stream of the controller's events
-    me    who speaks in errors
+    call     the stream of the controller's events
+    me       who speaks in errors
+    settled  says that this rank lacks no result
     """
 
-    def __init__(self, call: Any, me: str) -> None:
+    def __init__(self, call: Any, me: str, settled: Callable[[], None]) -> None:
         self._call = call
+        self._settled = settled
         self._me = me
         self._news: NetFoldError | None = None
         self._closing = False
         self._lock = threading.Lock()
         self._halt = 0
         self._on_halt: Callable[[int], None] = lambda number: None
+        self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
         self._thread = threading.Thread(target=self._listen, name="netfold-watch", daemon=True)
         self._thread.start()
 
@@ -52,6 +55,11 @@ class Watcher:
             self._on_halt = call
             if self._halt:
                 call(self._halt)
+
+    def on_settle(self, call: Callable[[Callable[[], None]], None]) -> None:
+        """Calls it, on our thread, when another rank wants to leave: it must return at once, and see to it that what it
+        is given is called when all is finished that this rank has begun.  Without, nothing ever is under way."""
+        self._on_settle = call
 
     def leaving(self) -> None:
         """Before the goodbye: from now on the controller may end the stream, and that is no news."""
@@ -81,6 +89,8 @@ class Watcher:
             with self._lock:
                 self._halt = event.round
                 self._on_halt(event.round)
+        elif isinstance(event, Settle):
+            self._on_settle(self._settled)
         if self._news is not None:
             return
         if isinstance(event, RankLost):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -92,6 +93,9 @@ class LaneRail(Rail, Protocol):
 
     def halt(self, number: int) -> None:
         """Round ``number``: the trees went away; go on over those that the controller plans now.  Returns at once."""
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Calls ``done``, on a thread of its own, once every operation that has begun is over.  Returns at once."""
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         """How it would carry a tensor of ``nbytes`` bytes."""
