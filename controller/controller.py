@@ -129,8 +129,7 @@ class Controller:
             raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
         await self._serve(secrets)
         self._tasks.append(asyncio.create_task(self._keep_routes(), name="routes"))
-        if self.fabric.probe:
-            self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
+        self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
         self._ready = time.monotonic()
 
     async def run(self) -> None:

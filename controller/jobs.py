@@ -320,6 +320,7 @@ class Jobs:
         self._ledger.release(job.held)
         await self._recovery.clear(job)
         log.info("%s: epoch %d ended", job, job.epoch)
+        self.notice()  # there may be room for others to move now
 
 
 def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[Tree]:

@@ -23,6 +23,8 @@ from netfold.controller.switch.target import Target
 
 log = logging.getLogger("netfold.controller")
 
+USUAL: Final = 0.5
+"""Seconds between probes of links that are down, where the fabric wants no others."""
 QUICK: Final = 0.03
 """Seconds between probes of a link that hosts suspect: more than a probe takes on a busy machine."""
 
@@ -84,19 +86,21 @@ class Liveness:
     # ---- probes ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Probe all links every so often, until cancelled."""
+        """Probe links every so often, until cancelled: all, or only those that are down where the fabric wants no
+        probes, since nothing else would tell that they are up again."""
         while True:
-            await asyncio.sleep(self._fabric.probe)
+            await asyncio.sleep(self._fabric.probe or USUAL)
             try:
-                await self.check()
+                if self._fabric.probe:
+                    await self.check()
+                elif down := self._links.down():
+                    await self._probe(down)
             except Exception:  # or nobody would notice any failure from now on
                 log.exception("probing links failed")
 
     async def check(self) -> None:
         """One round: what came of the last probes, and the next ones."""
-        self._listen()
-        await self._send(None)
-        self._compare()
+        await self._probe(None)
 
     def suspect(self, links: Collection[int]) -> None:
         """Hosts get nothing over these links: probe them at once.  Returns at once."""
@@ -134,6 +138,11 @@ class Liveness:
         except Exception:
             log.exception("probing suspect links failed")
             self._suspects.clear()
+
+    async def _probe(self, only: Collection[int] | None) -> None:
+        self._listen()
+        await self._send(only)
+        self._compare()
 
     def _listen(self) -> None:
         for name, target in self._targets.items():

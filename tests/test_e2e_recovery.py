@@ -64,3 +64,38 @@ def test_sums_stay_exact_whatever_is_cut_killed_and_restarted(engine: Engine, tm
     # BMv2 has no port events: what probes notice late may be one round with the next disaster
     least = 3 if engine == "softswitch" else 1
     assert {end["rounds"] >= least for end in ends} == {True}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=120)
+def test_a_cable_that_swallows_is_found_by_the_ranks_alone(engine: Engine, tmp_path: Path) -> None:
+    """No port tells of it and nobody probes: ranks whose repeats bring nothing have it looked at, and go on over the
+    other spine, exact."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(fabric, probe=0)
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        do = Disasters(network)
+
+        def swallow() -> None:
+            for end in next(link.ends for link in fabric.links if link.b.startswith("spine1")):
+                do.swallow(end.node, end.port)
+
+        ends = steady(network, 6, 4.0, [swallow])
+        (job,) = network.status().jobs
+    assert {(end["rail"], end["rounds"] > 0) for end in ends} == {("innet", True)}
+    assert len({end["operations"] for end in ends}) == 1
+    assert "spine1" not in {tree.root for tree in job.trees}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=120)
+def test_a_spine_that_returns_carries_running_jobs_again(engine: Engine, tmp_path: Path) -> None:
+    """It is killed, started again, and after a while the job's trees are where they were at first, all sums exact."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(fabric, steady=0.5)
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        do = Disasters(network)
+        ends = steady(network, 7, 7.0, [lambda: do.kill("spine1"), lambda: do.start("spine1")])
+        (job,) = network.status().jobs
+    assert {(end["rail"], end["rounds"] > 1) for end in ends} == {("innet", True)}
+    assert [tree.root for tree in job.trees] == ["spine1", "spine2"]

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links that ranks suspect are looked at at once; what comes back has to stay before running jobs use it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import msgspec
+import pytest
+from helpers_controller import run, until
+from hypothesis import given
+from hypothesis import strategies as st
+from test_controller_failures import Cables, number
+from test_controller_jobs import Code, Rig, rig
+from test_controller_recovery import all_resume, lose, restart, streams
+
+from netfold.controller.plan.fabric import FabricError, leafspine, loads
+from netfold.controller.plan.slots import Refused
+from netfold.controller.steadiness import FORGET, MOST, Steadiness
+from netfold.wire.jobs import AskMissing, Done, Halt, Plan, Resume
+
+pytestmark = pytest.mark.usefixtures("quick_sessions")
+
+
+@pytest.fixture
+def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches that come back are found at once, and suspects are probed without a pause."""
+    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+    monkeypatch.setattr("netfold.controller.liveness.QUICK", 0.001)
+    monkeypatch.setattr("netfold.controller.liveness.USUAL", 0.01)
+
+
+async def suspect(r: Rig, plan: Plan) -> None:
+    """What a rank says whose first tree brings it nothing."""
+    waits = {stream.qp: stream.psn for stream in streams(plan)[:2]}
+    await r.call("Suspect", AskMissing(plan.job, plan.rank, plan.epoch, waits), Done)
+
+
+async def inquiry(r: Rig) -> None:
+    """Its end."""
+    task = r.controller.liveness._inquiry
+    assert task is not None
+    await task
+
+
+# ---- suspects --------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_swallows_is_found_by_suspicion_alone(tmp_path: Path) -> None:
+    """No port tells of it and nobody probes; one rank's word is enough to move the tree, and the other tree stays."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            watcher = await r.watch(plans[3])
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            await suspect(r, plans[0])
+            assert await watcher.next() == Halt(1, "the link leaf1:3 - spine1 is down")
+            after = await all_resume(r, plans)
+            assert [tree.name for tree in after[0].trees] == ["spine2", "spine2"]
+            cables.cut.clear()  # it is probed again, although nobody probes links that are up
+            await until(lambda: r.controller.liveness.links_down() == {})
+
+    run(story())
+
+
+def test_links_that_answer_are_cleared(tmp_path: Path) -> None:
+    """A rank that waits for a slow one blames nobody: all links answer, no job halts, and no probe is sent after."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            for plan in plans:
+                await suspect(r, plan)
+            await inquiry(r)
+            assert r.controller.liveness.links_down() == {}
+            assert r.controller.jobs.all()[0].round is None
+
+    run(story())
+
+
+def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
+    """A controller that hears no probe at all may be the one that is late; the usual probes go on and tell in time."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            cables.cut.update(range(len(r.fabric.links)))
+            await suspect(r, plans[0])
+            await inquiry(r)
+            assert r.controller.liveness.links_down() == {}
+            assert r.controller.jobs.all()[0].round is None
+            for _ in range(r.fabric.misses):
+                await r.controller.liveness.check()
+            assert len(r.controller.liveness.links_down()) == 4
+
+    run(story())
+
+
+def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
+    """A stranger's word costs nobody anything."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            code, _ = await r.refusal(AskMissing("j", 7, plans[0].epoch, {}), "Suspect")
+            assert code is Code.FAILED_PRECONDITION
+
+    run(story())
+
+
+@pytest.mark.parametrize(("name", "value"), [("misses", 1), ("misses", 1001), ("steady", -1.0), ("steady", 3601.0)])
+def test_impossible_settings_are_refused(name: str, value: float) -> None:
+    """By name, with what may be."""
+    text = msgspec.structs.replace(leafspine(2, 2, 4), **{name: value}).dumps()
+    with pytest.raises(FabricError, match=rf"fabric\.{name}: expected .* got"):
+        loads(text)
+
+
+# ---- steadiness ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.01, 30.0)), max_size=30), st.floats(0.1, 10.0))
+def test_what_is_steady_has_been_up_for_its_hold(history: list[tuple[bool, float]], hold: float) -> None:
+    """Never less than the first hold, never more than MOST; `next` is when it changes."""
+    now, up_since, down = 0.0, None, False
+    steadiness = Steadiness(hold, lambda: now)
+    for goes_down, seconds in history:
+        if down and not goes_down:
+            up_since = now
+        down = goes_down
+        steadiness.note({"s"} if down else set())
+        now += seconds
+        unsteady = "s" in steadiness.unsteady()
+        assert not (unsteady and down)
+        if not down and up_since is not None:
+            up = now - up_since
+            assert unsteady or up >= hold * 0.999
+            assert not unsteady or up < max(MOST, hold)
+        wait = steadiness.next()
+        assert (wait is not None) == unsteady
+
+
+def test_a_flapping_link_waits_ever_longer_and_is_forgiven() -> None:
+    """Twice as long after each return that comes soon; from the start again once it has behaved."""
+    now = 0.0
+    steadiness = Steadiness(2.0, lambda: now)
+    for held in (2.0, 4.0, 8.0):
+        steadiness.note({1})
+        steadiness.note(set())
+        assert steadiness.next() == pytest.approx(held)
+        now += held - 0.1
+        assert steadiness.unsteady() == {1}
+        now += 0.2
+        assert steadiness.unsteady() == set()
+    now += FORGET * 8.0
+    steadiness.note({1})
+    steadiness.note(set())
+    assert steadiness.next() == pytest.approx(2.0)
+
+
+# ---- jobs that move back ---------------------------------------------------------------------------------------------
+
+
+def test_a_spine_that_stays_is_used_again(tmp_path: Path) -> None:
+    """The ranks halt once more, and each tree is at home again; the entries of the round before are gone."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.05) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            moved = await all_resume(r, plans)
+            restart(r, "spine1")
+            assert await watcher.next() == Halt(2, "spine1 is back")
+            back = await all_resume(r, moved, {0: 5, 1: 4, 2: 9, 3: 4})
+            assert [tree.name for tree in back[0].trees] == ["spine1", "spine2"]
+            assert back[0].round == 2
+            for before, now in zip(streams(moved[2]), streams(back[2]), strict=True):
+                assert now.psn == (before.psn + 4) & 0xFFFFFF
+            for plan in back:
+                await r.leave(plan)
+            await until(lambda: set(r.controller._ledger.used().values()) == {0})
+            assert r.base_only()
+
+    run(story())
+
+
+def test_nobody_halts_for_what_has_only_just_come_back(tmp_path: Path) -> None:
+    """Not even if everything is planned anew meanwhile; new jobs use it at once."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=3600.0) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None)
+            await all_resume(r, plans)
+            restart(r, "spine1")
+            await until(lambda: r.controller._targets["spine1"].is_up)
+            await r.controller.replan()
+            assert job.round is not None
+            assert job.round.number == 1
+            assert {tree.name for tree in (await r.together(4, job="k"))[0].trees} == {"spine1", "spine2"}
+
+    run(story())
+
+
+def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
+    """Its new slots must fit beside the old ones: otherwise nobody halts, and it goes on as it was."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.01) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None)
+            await all_resume(r, plans)
+            held, streams_before = job.held, job.streams
+            ledger = r.controller._ledger
+            with contextlib.suppress(Refused):
+                while True:
+                    ledger._slots["leaf1"].take(2048)
+            restart(r, "spine1")
+            refused: list[str] = []
+            admit = ledger.admit
+
+            def noted(*args: object, **options: object) -> object:
+                try:
+                    return admit(*args, **options)  # type: ignore[arg-type]
+                except Exception as error:
+                    refused.append(str(error))
+                    raise
+
+            ledger.admit = noted  # type: ignore[method-assign, assignment]
+            await until(lambda: bool(refused))
+            await until(lambda: not job.stands_still)
+            assert "leaf1 has no" in refused[0]
+            assert (job.held, job.streams, job.round is not None and job.round.number) == (held, streams_before, 1)
+
+    run(story())
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
+    """Not while another one has yet to finish what it has begun; ranks that leave themselves are not waited for."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            (job,) = r.controller.jobs.all()
+            watchers[1].settles = False
+            going = [asyncio.create_task(r.leave(plans[rank])) for rank in (0, 2)]
+            await until(lambda: job.leaving == {0, 2} and 3 in job.settled)
+            assert not any(task.done() for task in going)
+            assert job.left == set()
+            await r.leave(plans[1])
+            await asyncio.gather(*going)
+            assert (job.left, job.in_debt) == ({0, 1, 2}, False)
+
+    run(story())
+
+
+def test_what_goes_away_after_a_rank_has_left_disturbs_nobody(tmp_path: Path) -> None:
+    """All ranks have what it had, and nothing more can be folded without it: nobody halts."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            await r.leave(plans[0])
+            lose(r, "spine1")
+            await until(lambda: not r.controller._targets["spine1"].is_up)
+            await r.controller.replan()
+            (job,) = r.controller.jobs.all()
+            assert job.round is None
+            for plan in plans[1:]:
+                await r.leave(plan)
+            assert [await watcher.next() for watcher in watchers] == [None] * 4
+
+    run(story())
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others leave, and the job knows that it is in debt: what goes away then ends it by name, as before."""
+    monkeypatch.setattr("netfold.controller.goodbye.PATIENCE", 0.02)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            watchers[1].settles = False
+            await r.leave(plans[0])
+            (job,) = r.controller.jobs.all()
+            assert job.in_debt
+            lose(r, "spine1")
+            assert await watchers[1].next() == Halt(1, "spine1 is down")
+            missing = {stream.qp: stream.psn for stream in streams(plans[1])}
+            code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing), "Resume")
+            assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
+
+    run(story())
+
+
+def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked to halt like everybody, however long a switch takes to come back, and leaves when all are."""
+    monkeypatch.setattr("netfold.controller.goodbye.PATIENCE", 0.02)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            for watcher in watchers[1:]:
+                watcher.settles = False
+            lose(r, "leaf1")
+            assert await watchers[0].next() == Halt(1, "leaf1 is down")
+            (job,) = r.controller.jobs.all()
+            going = asyncio.create_task(r.leave(plans[0]))
+            await until(lambda: job.leaving == {0})
+            rounds = asyncio.create_task(all_resume(r, plans))
+            await until(lambda: job.round is not None and len(job.round.resumes) == 4)
+            assert not going.done()
+            monkeypatch.setattr("netfold.controller.goodbye.PATIENCE", 10.0)
+            restart(r, "leaf1")
+            await rounds
+            await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))
+            assert not job.in_debt
+
+    run(story())
