@@ -58,23 +58,16 @@ def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
 
 async def rounds(controller: Controller, until: Callable[[set[str]], bool]) -> set[str]:
     """Probe until the set of links that are down suits; that set."""
-    known, news = controller.liveness._links, asyncio.Event()
-    heard = links.Links.heard
-
-    def listen(switch: str, port: int, frame: bytes) -> str:
-        news.set()
-        return heard(known, switch, port, frame)
-
-    known.heard = listen  # type: ignore[method-assign]
+    liveness = controller.liveness
     async with asyncio.timeout(BOUND):
         while True:
-            await controller.liveness.check()
+            await liveness.check()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TRAVEL):
-                    while any(known._unheard.values()):
-                        await news.wait()
-                        news.clear()
-            down = {link.a for n, link in enumerate(controller.fabric.links) if n in controller.liveness._links.down()}
+                    while any(liveness._links._unheard.values()):
+                        await asyncio.sleep(0.005)  # between looks at what has come
+                        liveness._listen()
+            down = {controller.fabric.links[n].a for n in liveness._links.down()}
             if until(down):
                 return down
 
