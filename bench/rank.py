@@ -81,7 +81,7 @@ class Way(Protocol):
 
 
 class NetFold:
-    """A communicator of the fabric; "innet" and "auto" are as it chooses, others go between the hosts."""
+    """A communicator of the fabric; "auto" is as it chooses."""
 
     def __init__(self, setup: Setup, job: str, rail: Any) -> None:
         from netfold.host.communicator import Communicator
@@ -102,8 +102,7 @@ class NetFold:
         return self._comm.stats().retransmissions
 
     def explain(self, nbytes: int, algorithm: str) -> str:
-        own = _own(algorithm)
-        return self._comm.explain(nbytes) if own is None else f"{own}, as asked for"
+        return self._comm.explain(nbytes, algorithm=_own(algorithm))
 
     def close(self) -> None:
         self._comm.close()
@@ -258,14 +257,14 @@ def _kind(algorithm: str, setup: Setup) -> str:
         return "gloo"
     if not setup.controller:
         return "plain"
-    if algorithm == "auto" and "innet" in setup.algorithms:  # an address has one UDP port 4791, and both fold
-        return "innet"
-    return algorithm if algorithm in ("innet", "roce", "auto") else "tcp"
+    if algorithm in ("innet", "auto"):  # an address has one UDP port 4791, and both fold
+        return "auto"
+    return algorithm if algorithm == "roce" else "tcp"
 
 
 def _own(algorithm: str) -> str | None:
     """What to ask the library for; None: its own choice, or the rail's."""
-    return {"innet": None, "auto": None, "roce": "ring"}.get(algorithm, algorithm)
+    return {"auto": None, "roce": "ring"}.get(algorithm, algorithm)
 
 
 def _say(line: bytes) -> None:

@@ -21,10 +21,11 @@ from typing import Literal, Self, cast, get_args
 
 import numpy as np
 
-from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
+from netfold.host.collectives.cost import INNET
+from netfold.host.collectives.elements import ReduceOp, Reduction
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError
 from netfold.host.flight import Flight
-from netfold.host.folding.coding import Coding, LaneBits, Rounding, check_levels, lane_bits_said, narrows, take_back
+from netfold.host.folding.coding import PLAIN, Coding, LaneBits, check_levels, lane_bits_said, narrows, take_back
 from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
 from netfold.host.folding.parallel import ParallelFold
@@ -34,22 +35,20 @@ from netfold.host.mesh.link import listen
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.tcp import TcpMesh
-from netfold.host.peers import Peers
+from netfold.host.peers import ALGORITHM_VARIABLE, AUTO, Peers
+from netfold.host.plans import MAX_WORLD, check_plan, ring_order, sharing
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
 from netfold.host.rails.rail import DTYPES, LaneRail, Op, Rail, RailStats
 from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.timeline import asked
-from netfold.host.work import Turns, Work
-from netfold.wire import roce
+from netfold.host.work import Turns
 from netfold.wire.flight import Operation
-from netfold.wire.jobs import Join, Missing, Peer, Plan, Report
+from netfold.wire.jobs import Join, Missing, Plan, Report
 
 RailName = Literal["auto", "innet", "tcp", "roce"]
 CONTROLLER_VARIABLE = "NETFOLD_CONTROLLER"
-MAX_WORLD = 1023
-"""Ranks that the encoding of Inf and NaN can count (native/quantise.h)."""
 
 log = logging.getLogger("netfold")
 
@@ -61,11 +60,12 @@ class Communicator(Group):
     rail       "innet": fold in the switches what they can fold, sums, averages, maxima and minima of float32 and int32,
                and as float32 those of float16 and bfloat16;
                "tcp": all over TCP between the hosts; "roce": all over queue pairs between the hosts (docs/roce.md);
-               "auto": innet where the plan has trees, else tcp, with a warning that says why
+               "auto": where the plan has trees, what the switches can fold goes by the cheapest way of all, measured
+               at the first such operation (``explain``); else tcp, with a warning that says why
     lane_bits  of folded sums and averages of floats where a call says nothing else: 32, 16 or 8; default
                $NETFOLD_LANE_BITS, or 32
-    algorithm  of allreduce between the hosts: one of ``peers.KNOWN``; "auto": the cheapest by measurement; default
-               $NETFOLD_ALGO, or "auto"
+    algorithm  of allreduce: one of ``peers.KNOWN``, then nothing folds but with rail="innet"; "innet": as the rail;
+               "auto": the cheapest by measurement; default $NETFOLD_ALGO, or "auto"
     helpers    ranks that have no data and only add for the others (``Peers``); nothing folds then
     timeout    seconds without any progress after which a collective gives up with CollectiveTimeout
     listener   bound TCP socket whose port stands in the plan, for all that does not fold
@@ -90,11 +90,14 @@ class Communicator(Group):
             raise ValueError(f"rail={rail!r}: expected one of {', '.join(get_args(RailName))}")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: expected seconds above 0")
-        self._coding = Coding(lane_bits or lane_bits_said(), seed=zlib.crc32(plan.job.encode()))
+        if (algorithm or os.environ.get(ALGORITHM_VARIABLE)) == INNET and joined is None:
+            if rail not in ("auto", INNET):
+                raise ValueError(f"algorithm='innet' (argument or {ALGORITHM_VARIABLE}), rail={rail!r}: give either")
+            rail, algorithm = "innet", AUTO
+        coding = Coding(lane_bits or lane_bits_said(), seed=zlib.crc32(plan.job.encode()))
         check_plan(plan)
         self._plan = plan
         self._joined = joined
-        self._saturations = 0
         self._client = client
         self._watcher = None if client is None or plan.world == 1 else client.watch(plan)
         me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
@@ -107,25 +110,25 @@ class Communicator(Group):
             raise ValueError(f"rail='innet', helpers={list(helpers)}: switches fold what every rank sends; use 'tcp'")
         self._fold: Rail | None = None
         self._lanes: LaneRail | None = None
-        self._whole = plan.world > 1  # lanes are whole, whatever was asked for
+        self._always = rail == INNET or joined is not None  # to fold what folds, whatever it costs
         if joined is not None:
             flight = Flight(plan.job, plan.rank, plan.world, timeline=joined.timeline)
-            super().__init__(joined.peers(), Turns(me, flight))
+            super().__init__(joined.peers(), Turns(me, flight), coding)
             self._fold, self._between = joined.rails, "tcp"
             joined.rails.note = flight.note
             joined.rails.on_change(self._follow)
             self._why = f"asked for by rails= or {RAILS_VARIABLE}"
-            if self._coding.lane_bits != 32:
-                self._narrow(self._coding.lane_bits)
+            if coding.lane_bits != 32:
+                self._narrow(coding.lane_bits)
             return
         shared = any(len(ranks) > 1 for ranks in plan.machines)
         if rail == "roce" and shared:
-            raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {_sharing(plan)}; use rail='tcp'")
+            raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
         mesh = _mesh(plan, listener, timeout, rail, client)
         machines = plan.machines if shared else ()
-        peers = Peers(mesh, algorithm=algorithm, order=_ring_order(plan), helpers=helpers, machines=machines)
+        peers = Peers(mesh, algorithm=algorithm, order=ring_order(plan), helpers=helpers, machines=machines)
         timeline = mesh.timeline = asked(plan.job, plan.rank, plan.world)
-        super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world, timeline=timeline)))
+        super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world, timeline=timeline)), coding)
         self._between = "roce" if rail == "roce" else "tcp"
         if plan.world == 1:
             self._why = "this job has one rank"
@@ -145,8 +148,8 @@ class Communicator(Group):
             try:
                 if shared:
                     self._lanes = ParallelFold(
-                        plan, peers, address, always=rail == "innet", timeout=timeout, news=self._hear,
-                        missing=self._ask, resume=resume, suspect=self._suspect, timeline=timeline,
+                        plan, peers, address, timeout=timeout, news=self._hear, missing=self._ask, resume=resume,
+                        suspect=self._suspect, timeline=timeline,
                     )
                 else:
                     self._lanes = FoldRail(
@@ -157,6 +160,7 @@ class Communicator(Group):
                 mesh.close()
                 raise
             self._fold, self._whole = self._lanes, False
+            peers.chooser.trial = self._lanes.trial
             if self._watcher is not None:
                 self._watcher.on_halt(self._lanes.halt)
                 self._watcher.on_settle(self._lanes.settle)
@@ -170,8 +174,8 @@ class Communicator(Group):
             )
         log.info("%s: %s (%s)", me, self.rail, self._why)
         try:
-            if self._coding.lane_bits != 32:
-                self._narrow(self._coding.lane_bits)
+            if coding.lane_bits != 32:
+                self._narrow(coding.lane_bits)
         except ValueError:
             self.close()
             raise
@@ -301,21 +305,35 @@ class Communicator(Group):
         """The last operations of this rank, groups' included, the oldest first (``flight.KEPT``)."""
         return self._turns.flight.operations()
 
-    def explain(self, nbytes: int, op: str = "sum", dtype: str = "float32") -> str:
-        """Which path an allreduce of ``nbytes`` bytes takes where nothing else is said, and why."""
+    def explain(
+        self, nbytes: int, op: ReduceOp = "sum", dtype: str = "float32", *, algorithm: str | None = None
+    ) -> str:
+        """Which path an allreduce of ``nbytes`` bytes takes, and why: what each way is expected to cost, once that is
+        measured.  Sends nothing.
+
+        algorithm  what the call would ask for
+        """
+        self._check_algorithm(algorithm, Reduction(op, dtype), PLAIN)
+        if algorithm not in (None, AUTO, INNET):
+            return f"{nbytes} bytes go over {self._between} by {algorithm}, as asked for"
         if self._fold is None:
             return f"{self._peers.explain(nbytes)}; {self._why}"
-        if _folds(op, dtype):
-            said = ""
-            if dtype in HALVES:
-                said, nbytes = f"{dtype} folds as float32: ", 2 * nbytes
-            if self._lanes is not None and narrows(op, dtype):
-                return f"{said}{self._lanes.describe(nbytes, self._coding.lane_bits)}; {self._why}"
-            return f"{said}{self._fold.describe(nbytes)}; {self._why}"
-        return (
-            f"{self._peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "
-            "float32, float16, bfloat16 and int32 do"
-        )
+        if not _folds(op, dtype):
+            return (
+                f"{self._peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "
+                "float32, float16, bfloat16 and int32 do"
+            )
+        bits = self._coding.lane_bits if narrows(op, dtype) else 32
+        folded = _folded(nbytes, dtype)
+        said = f"{dtype} folds as float32: " if dtype in HALVES else ""
+        said += self._fold.describe(folded) if self._lanes is None else self._lanes.describe(folded, bits)
+        if algorithm == INNET or self._sure(bits):
+            return f"{said}; {'as asked for; ' if algorithm else ''}{self._why}"
+        chosen = self._peers.chooser.known(nbytes, folded=folded)
+        costs = self._peers.explain(nbytes, folded=folded)
+        if self._peers.algorithm != AUTO or (chosen is not None and chosen.algorithm != INNET):
+            return f"{costs}; {self._why}"
+        return f"{costs}; {said}; {self._why}"
 
     def lanes(self, lane_bits: LaneBits | None = None) -> LaneBits:
         """Bits of the lanes that a sum of floats gets where a call says ``lane_bits``: 32 where nothing folds.
@@ -329,7 +347,8 @@ class Communicator(Group):
         return bits
 
     def path(self, op: str = "sum", dtype: str = "float32") -> str:
-        """The rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or "roce"."""
+        """The rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or "roce".
+        Where nobody asked for folding, small ones may go between the hosts all the same (``explain``)."""
         return self.rail if self.size == 1 or _folds(op, dtype) else self._between
 
     def close(self) -> None:
@@ -373,82 +392,11 @@ class Communicator(Group):
     def __repr__(self) -> str:
         return f"<Communicator job={self._plan.job!r} rank={self.rank} of {self.size} over {self.rail}>"
 
-    # ---- reductions ------------------------------------------------------------------------------------------------
-    def allreduce(
-        self,
-        array: Array,
-        out: Array | None = None,
-        op: ReduceOp = "sum",
-        *,
-        dtype: str | None = None,
-        algorithm: str | None = None,
-        name: str = "allreduce",
-        lane_bits: LaneBits | None = None,
-        rounding: Rounding | None = None,
-        feedback: Array | None = None,
-        saturate: bool = False,
-    ) -> Array:
-        """``Group.allreduce``, and how the switches are to do it.
-
-        lane_bits  16 or 8: half and a quarter of the bytes of a folded sum or average of floats (docs/host.md has the
-                   error bounds); all ranks must say the same.  Default: the communicator's
-        rounding   of narrow lanes: "stochastic", the default, repeats with the job's name, the operation's number and
-                   the rank; "nearest", the default with ``feedback``
-        feedback   error feedback: float32 zeros of the array's shape at first, and the same array in every later call
-                   on the same quantity.  It holds what narrow lanes left out so far, which is added before
-        saturate   a sum of int32 stops at -2**31 and 2**31 - 1 instead of wrapping: a partial sum that gets there
-                   stays.  ``stats().saturated`` counts elements that stand there, and a RuntimeWarning says how many
-        """
-        array = np.asarray(array)
-        reduction = Reduction(op, element_name(array, dtype))
-        coding = self._coding.asked(
-            array, reduction.op, reduction.element, lane_bits, rounding, feedback, saturate
-        )
-        if coding.lane_bits != 32:
-            self._narrow(coding.lane_bits)
-        result, saturated = self._reduced(array, out, reduction, algorithm, name, coding, feedback)
-        if saturated:
-            self._saturations += saturated
-            warnings.warn(
-                f"{self._turns.me}, {name}: {saturated} of {result.size} elements of a saturating sum stand at an end "
-                "of int32's range: their sums are lost",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return result
-
-    def iallreduce(
-        self,
-        array: Array,
-        out: Array | None = None,
-        op: ReduceOp = "sum",
-        *,
-        dtype: str | None = None,
-        algorithm: str | None = None,
-        name: str = "allreduce",
-        lane_bits: LaneBits | None = None,
-        rounding: Rounding | None = None,
-        feedback: Array | None = None,
-        saturate: bool = False,
-    ) -> Work[Array]:
-        """``allreduce`` that returns at once; several may be under way, and are done in the order of their calls."""
-        call = lambda: self.allreduce(  # noqa: E731
-            array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits, rounding=rounding,
-            feedback=feedback, saturate=saturate,
-        )  # fmt: skip
-        return self._turns.later(call, f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}")
-
     # ---- inside ----------------------------------------------------------------------------------------------------
     def _narrow(self, lane_bits: int) -> None:
-        """Checks that narrow lanes can be; says once where they are not."""
         if self._lanes is not None:
             check_levels(lane_bits, self._lanes.members)
-        if self._whole:
-            self._whole = False
-            log.warning(
-                "%s: lanes of %d bits are for what the switches fold; this job's floats go over %s whole",
-                self._turns.me, lane_bits, self.rail,
-            )  # fmt: skip
+        super()._narrow(lane_bits)
 
     def _follow(self) -> None:
         """A rail has died or is back, on all ranks in the same operation: the peers are those of the first one up."""
@@ -468,6 +416,36 @@ class Communicator(Group):
         """For whom the switches wait."""
         return Missing([], []) if self._client is None else self._client.missing(self._plan, waits)
 
+    def _check_algorithm(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
+        if algorithm != INNET:
+            super()._check_algorithm(algorithm, reduction, coding)
+        elif self._fold is None:
+            raise ValueError(f"algorithm='innet': nothing folds for this job: {self._why}")
+        elif not self._can_fold(reduction, coding):
+            raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
+
+    def _can_fold(self, reduction: Reduction, coding: Coding) -> bool:
+        """Whether the switches can, where there are any."""
+        saturates = self._lanes is not None and self._lanes.saturates
+        return _folds(reduction.op, reduction.element) and (saturates or not coding.saturate)
+
+    def _sure(self, lane_bits: int) -> bool:
+        """Whether what folds is folded without asking what it costs."""
+        if self._always or self._lanes is None:
+            return True
+        return self._peers.algorithm == AUTO and (lane_bits != 32 or self._lanes.suffices)
+
+    def _way(self, array: Array, reduction: Reduction, algorithm: str | None, coding: Coding) -> str | None:
+        """INNET, an algorithm between the hosts, or None for the peers' own.  May measure: all ranks call it alike."""
+        if self._fold is None or not self._can_fold(reduction, coding):
+            return algorithm
+        if algorithm is None and (self._sure(coding.lane_bits) or (coding.saturate and self._peers.algorithm == AUTO)):
+            return INNET
+        if (algorithm or self._peers.algorithm) != AUTO or self._joined is not None:
+            return algorithm
+        what = f"{reduction.op} of {array.size} x {reduction.element}"
+        return self._peers.choice(array.nbytes, what, folded=_folded(array.nbytes, reduction.element)).algorithm
+
     def _allreduce(
         self,
         array: Array,
@@ -478,13 +456,13 @@ class Communicator(Group):
         coding: Coding,
         feedback: Array | None,
     ) -> int:
-        folds = self._fold is not None and algorithm is None and _folds(reduction.op, reduction.element)
         lanes = self._lanes
-        if self._fold is None or not folds or (coding.saturate and not (lanes and lanes.saturates)):
-            return super()._allreduce(array, result, reduction, algorithm, number, coding, feedback)
+        way = self._way(array, reduction, algorithm, coding)
+        if self._fold is None or way != INNET:
+            return super()._allreduce(array, result, reduction, way, number, coding, feedback)
         if reduction.element in HALVES:
             wide = widen(array, reduction.element)
-            self._allreduce(wide, wide, Reduction(reduction.op, "float32"), None, number, coding, feedback)
+            self._allreduce(wide, wide, Reduction(reduction.op, "float32"), INNET, number, coding, feedback)
             narrow(wide, reduction.element, result)
             return 0
         if feedback is not None and (lanes is None or coding.lane_bits == 32):
@@ -517,22 +495,9 @@ def _folds(op: str, element: str) -> bool:
     return op in get_args(Op) and (element in HALVES or element in (dtype.name for dtype in DTYPES))
 
 
-def _sharing(plan: Plan) -> str:
-    ranks = next(ranks for ranks in plan.machines if len(ranks) > 1)
-    return f"ranks {', '.join(map(str, ranks))} have one, {plan.peers[ranks[0]].address}"
-
-
-def _ring_order(plan: Plan) -> list[int]:
-    """The controller's; a plan that came some other way has none, and then ranks go by address: hosts under one leaf
-    are mostly numbered side by side."""
-    if plan.ring:
-        return plan.ring
-
-    def place(peer: Peer) -> tuple[list[int], int]:
-        parts = peer.address.split(".")
-        return [int(part) for part in parts] if all(part.isdigit() for part in parts) else [], peer.rank
-
-    return [peer.rank for peer in sorted(plan.peers, key=place)]
+def _folded(nbytes: int, element: str) -> int:
+    """Bytes of the lanes that carry so many bytes of a tensor."""
+    return 2 * nbytes if element in HALVES else nbytes
 
 
 def _mesh(
@@ -556,51 +521,7 @@ def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:
     if client is None:
         return None
     try:
-        return PlannedPaths(client, plan, order=_ring_order(plan))
+        return PlannedPaths(client, plan, order=ring_order(plan))
     except PlanError as error:
         log.warning("%s; the switches choose paths by their hash", error)
         return None
-
-
-def check_plan(plan: Plan) -> None:
-    """Raises PlanError where a plan contradicts itself."""
-
-    def refuse(what: str) -> PlanError:
-        return PlanError(f"plan of job {plan.job!r} for rank {plan.rank}: {what}")
-
-    if not 0 <= plan.rank < plan.world <= MAX_WORLD:
-        raise refuse(f"rank {plan.rank} of world {plan.world}: expected 0 <= rank < world <= {MAX_WORLD}")
-    if sorted(peer.rank for peer in plan.peers) != list(range(plan.world)):
-        raise refuse(f"peers are ranks {[peer.rank for peer in plan.peers]}: expected each of 0..{plan.world - 1} once")
-    machines = plan.machines or [[rank] for rank in range(plan.world)]
-    if sorted(rank for ranks in machines for rank in ranks) != list(range(plan.world)):
-        raise refuse(f"machines are {machines}: expected each of 0..{plan.world - 1} once")
-    here = next(ranks for ranks in machines if plan.rank in ranks)
-    if plan.trees and any(len(ranks) != len(here) for ranks in machines):
-        raise refuse(f"machines are {machines}: expected equally many ranks on each, since there are trees")
-    if plan.ring and sorted(plan.ring) != list(range(plan.world)):
-        raise refuse(f"the ring visits {plan.ring}: expected each of 0..{plan.world - 1} once")
-    seen: dict[int, str] = {}
-    for tree in plan.trees:
-        if not 0 < tree.weight < float("inf"):
-            raise refuse(f"tree {tree.name!r} has weight {tree.weight}: expected a positive number")
-        for kind, stream in (("data", tree.data), ("agreement", tree.agreement)):
-            name = f"tree {tree.name!r}, {kind} stream"
-            if stream.slots < 2 or stream.slots & (stream.slots - 1) or stream.slots > 1 << 20:
-                raise refuse(f"{name}: {stream.slots} slots: expected a power of two, 2 .. 2^20")
-            if not 0 <= stream.psn <= roce.PSN_MASK:
-                raise refuse(f"{name}: first PSN {stream.psn}: expected 24 bits")
-            for qp in (stream.qp, stream.peer_qp):
-                if not 0 < qp <= 0xFFFFFF or qp % roce.QUEUE_PAIRS:
-                    raise refuse(f"{name}: queue pair {qp}: expected a multiple of {roce.QUEUE_PAIRS} below 2^24")
-            if not 0 < stream.source_port <= 0xFFFF or stream.source_port == roce.UDP_PORT:
-                raise refuse(f"{name}: source port {stream.source_port}: expected 1 .. 65535, not {roce.UDP_PORT}")
-            connection = stream.qp // roce.QUEUE_PAIRS
-            if {connection % len(here), stream.source_port % len(here)} != {here.index(plan.rank)}:
-                raise refuse(
-                    f"{name}: connection {connection}, source port {stream.source_port}: expected both to leave "
-                    f"{here.index(plan.rank)} divided by {len(here)}, this rank's place on its machine"
-                )
-            if stream.qp in seen:
-                raise refuse(f"{name}: queue pair {stream.qp} is also that of {seen[stream.qp]}")
-            seen[stream.qp] = name

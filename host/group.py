@@ -10,8 +10,11 @@ TransportError, Busy, Closed.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count, repeat
 from typing import Any
 
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
 from netfold.host.collectives.flow import by_counts
-from netfold.host.folding.coding import PLAIN, Coding, take_back
+from netfold.host.folding.coding import PLAIN, Coding, LaneBits, Rounding, take_back
 from netfold.host.halves import storage
 from netfold.host.mesh.mesh import Flat
 from netfold.host.peers import Peers
@@ -28,14 +31,22 @@ from netfold.host.work import Turns, Work
 
 Array = NDArray[Any]
 
+log = logging.getLogger("netfold")
+
 
 class Group:
-    """Ranks 0 .. size-1.  Made by ``Communicator.group``; a Communicator is the group of all ranks."""
+    """Ranks 0 .. size-1.  Made by ``Communicator.group``; a Communicator is the group of all ranks.
 
-    def __init__(self, peers: Peers, turns: Turns) -> None:
+    coding  of lanes, where a call says nothing else
+    """
+
+    def __init__(self, peers: Peers, turns: Turns, coding: Coding = PLAIN) -> None:
         self._peers = peers
         self._peers.note = turns.flight.note
         self._turns = turns
+        self._coding = coding
+        self._saturations = 0
+        self._whole = peers.size > 1  # lanes are whole, whatever was asked for, and nobody has said so
         self._numbers = count(1)
 
     @property
@@ -62,6 +73,10 @@ class Group:
         dtype: str | None = None,
         algorithm: str | None = None,
         name: str = "allreduce",
+        lane_bits: LaneBits | None = None,
+        rounding: Rounding | None = None,
+        feedback: Array | None = None,
+        saturate: bool = False,
     ) -> Array:
         """The reduction of every rank's array, the same bits on every rank.
 
@@ -69,11 +84,37 @@ class Group:
         out        where the result goes, may be ``array`` itself; default: a new array
         op         "sum", "product" (integers wrap), "average" (no integers), "max", "min"
         dtype      "bfloat16" where uint16 arrays hold it
-        algorithm  one of ``collectives.ALLREDUCE``, or "auto"; default: the communicator's
+        algorithm  one of ``peers.KNOWN``, or "innet", to fold in the switches; default: the communicator's
         name       what the flight recorder and the timeline call it
+
+        How the switches are to do it, where they do:
+        lane_bits  16 or 8: half and a quarter of the bytes of a folded sum or average of floats (docs/host.md has the
+                   error bounds); all ranks must say the same.  Default: the communicator's
+        rounding   of narrow lanes: "stochastic", the default, repeats with the job's name, the operation's number and
+                   the rank; "nearest", the default with ``feedback``
+        feedback   error feedback: float32 zeros of the array's shape at first, and the same array in every later call
+                   on the same quantity.  It holds what narrow lanes left out so far, which is added before
+        saturate   a sum of int32 stops at -2**31 and 2**31 - 1 instead of wrapping: a partial sum that gets there
+                   stays.  ``stats().saturated`` counts elements that stand there, and a RuntimeWarning says how many
         """
         array = np.asarray(array)
-        return self._reduced(array, out, Reduction(op, element_name(array, dtype)), algorithm, name)[0]
+        reduction = Reduction(op, element_name(array, dtype))
+        coding = self._coding.asked(array, reduction.op, reduction.element, lane_bits, rounding, feedback, saturate)
+        if coding.lane_bits != 32:
+            self._narrow(coding.lane_bits)
+        self._check_algorithm(algorithm, reduction, coding)
+        result = self._out(array.shape, array, out)
+        with self._turn(name, array.nbytes, reduction.op, reduction.element) as number:
+            saturated = self._allreduce(array, result, reduction, algorithm, number, coding, feedback)
+        if saturated:
+            self._saturations += saturated
+            warnings.warn(
+                f"{self._turns.me}, {name}: {saturated} of {result.size} elements of a saturating sum stand at an end "
+                "of int32's range: their sums are lost",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return result
 
     def iallreduce(
         self,
@@ -84,9 +125,16 @@ class Group:
         dtype: str | None = None,
         algorithm: str | None = None,
         name: str = "allreduce",
+        lane_bits: LaneBits | None = None,
+        rounding: Rounding | None = None,
+        feedback: Array | None = None,
+        saturate: bool = False,
     ) -> Work[Array]:
         """``allreduce`` that returns at once; several may be under way, and are done in the order of their calls."""
-        call = lambda: self.allreduce(array, out, op, dtype=dtype, algorithm=algorithm, name=name)  # noqa: E731
+        call = partial(
+            self.allreduce, array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits,
+            rounding=rounding, feedback=feedback, saturate=saturate,
+        )  # fmt: skip
         return self._turns.later(call, f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}")
 
     def reduce(
@@ -258,23 +306,20 @@ class Group:
                 self._peers.number = number
             yield number
 
-    def _reduced(
-        self,
-        array: Array,
-        out: Array | None,
-        reduction: Reduction,
-        algorithm: str | None,
-        name: str,
-        coding: Coding = PLAIN,
-        feedback: Array | None = None,
-    ) -> tuple[Array, int]:
-        """The result, and how many elements of it a saturating sum may have lost."""
+    def _check_algorithm(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
+        """Raises ValueError for what this group does not have, or cannot do that way."""
+        del reduction, coding
         if algorithm is not None:
             self._peers.check(algorithm)
-        result = self._out(array.shape, array, out)
-        with self._turn(name, array.nbytes, reduction.op, reduction.element) as number:
-            saturated = self._allreduce(array, result, reduction, algorithm, number, coding, feedback)
-        return result, saturated
+
+    def _narrow(self, lane_bits: int) -> None:
+        """Says once where narrow lanes are asked for and nothing folds."""
+        if self._whole:
+            self._whole = False
+            log.warning(
+                "%s: lanes of %d bits are for what the switches fold; floats go between the hosts whole",
+                self._turns.me, lane_bits,
+            )  # fmt: skip
 
     def _allreduce(
         self,

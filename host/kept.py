@@ -24,8 +24,8 @@ def read(path: str, key: str, kind: type[T]) -> T | None:
     if not os.path.exists(path):
         return None
     try:
-        figures = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any]).get(key)
-        return None if figures is None else msgspec.convert(figures, kind)
+        figures = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, msgspec.Raw]).get(key)
+        return None if figures is None else msgspec.json.decode(figures, type=kind)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         log.warning("%s: no figures of links (%s); measuring, and writing it anew", path, error)
         return None

@@ -11,14 +11,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from netfold.host.collectives import (
     ALLREDUCE,
     all_to_all,
     broadcast,
     byteps,
-    calibration,
     cost,
     gather,
     hierarchical,
@@ -28,21 +26,16 @@ from netfold.host.collectives import (
     scatter,
 )
 from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.chooser import HIERARCHICAL, Chooser
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
-from netfold.host.collectives.measure import Measured, measure, measure_inside, time_algorithms
-from netfold.host.collectives.shared_memory import SharedRows, machines
+from netfold.host.collectives.machines import Machines
+from netfold.host.collectives.measure import Measured
 from netfold.host.mesh.mesh import Call, Flat, Mesh, Pending, Subset
 
 ALGORITHM_VARIABLE = "NETFOLD_ALGO"
 AUTO = "auto"
-HIERARCHICAL = "hierarchical"
 KNOWN = (AUTO, *sorted([*ALLREDUCE, HIERARCHICAL]))
-CHOSEN = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
-"""What the chooser takes by itself.  Not the parameter server: its n (n-1) flows at once are cheap in the model alone,
-which knows nothing of queues that overflow where many send to one; byteps needs helpers to differ from it."""
-REMEMBERED = 256
-"""Choices: a training loop has a few sizes, and calls them again and again."""
 HELPED = ("byteps", "parameter_server")
 
 
@@ -77,7 +70,8 @@ class Peers:
         self.order = order
         self.helpers = tuple(helpers)
         self.algorithm = self.check(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
-        self.measured = measured
+        self.machines = Machines(mesh, machines)
+        self.chooser = Chooser(mesh, self.machines, self._allreduce, measured=measured)
         self.operations = 0
         self.bytes_reduced = 0
         self.seconds = 0.0
@@ -86,9 +80,6 @@ class Peers:
         """Is told what carries an operation, as soon as that is settled."""
         self.number = 1
         """Of the operation that runs next, the same on all ranks; a Group, whose other operations fold, sets it."""
-        self._groups = [list(ranks) for ranks in machines]
-        self._choices: dict[tuple[int, bool], tuple[Measured, cost.Choice]] = {}
-        self._rows: SharedRows | None = None
 
     def group(self, ranks: Sequence[int]) -> Peers:
         """Some of the ranks, in this order, with operations and numbers of their own."""
@@ -203,10 +194,14 @@ class Peers:
             return HELPED[0]
         return name if name != AUTO else self.choice(nbytes, what).algorithm
 
-    def explain(self, nbytes: int, *, fold: bool = False) -> str:
+    def choice(self, nbytes: int, what: str = "", *, folded: int | None = None) -> cost.Choice:
+        """As ``Chooser.choice``, for the operation that runs next."""
+        return self.chooser.choice(nbytes, Call(self.number, self.name + what), folded=folded)
+
+    def explain(self, nbytes: int, *, folded: int | None = None) -> str:
         """Which algorithm an allreduce of this size takes, and why.  Sends nothing.
 
-        fold  as for ``choice``
+        folded  as for ``choice``
         """
         if self.size == 1:
             return f"{nbytes} bytes stay on this rank"
@@ -215,66 +210,15 @@ class Peers:
             return f"{way} by {self.pick(nbytes)}; ranks {list(self.helpers)} only add"
         if self.algorithm != AUTO:
             return f"{way} by {self.algorithm}, as asked for (argument or {ALGORITHM_VARIABLE})"
-        if self.measured is None:
+        chosen = self.chooser.known(nbytes, folded=folded)
+        if chosen is None:
+            if folded is not None:
+                way = f"{nbytes} bytes fold in the network or go over {self.mesh.kind}"
             return f"{way} by the cheapest way once the first operation has measured the links"
-        return f"over {self.mesh.kind}, {self._choice(nbytes, self.measured, fold=fold)}"
-
-    def choice(self, nbytes: int, what: str = "", *, fold: bool = False) -> cost.Choice:
-        """The cheapest algorithm, with all others.  May measure: all ranks call it alike.
-
-        fold  the switches fold too, at the links' own rate: "innet" is one of the algorithms
-        """
-        return self._choice(nbytes, self._measure(nbytes, what), fold=fold)
-
-    def _choice(self, nbytes: int, measured: Measured, *, fold: bool = False) -> cost.Choice:
-        known = self._choices.get((nbytes, fold))
-        if known is None or known[0] is not measured:
-            while len(self._choices) >= REMEMBERED:
-                del self._choices[next(iter(self._choices))]
-            known = self._choices[nbytes, fold] = measured, self._choose(nbytes, measured, fold)
-        return known[1]
-
-    def _choose(self, nbytes: int, measured: Measured, fold: bool) -> cost.Choice:
-        names = (*CHOSEN, HIERARCHICAL, cost.INNET)
-        return cost.choose(
-            nbytes,
-            self.size,
-            measured.link,
-            contention=measured.contention,
-            timed=measured.timed,
-            groups=(len(self._groups), self.size // len(self._groups)) if measured.inside else None,
-            inside=measured.inside,
-            fold=measured.link if fold else None,
-            only=lambda name: name in names,
-        )
-
-    def _measure(self, nbytes: int, what: str) -> Measured:
-        if self.measured is None:
-            if not nbytes:  # whatever: nothing will be sent but a barrier
-                return Measured(cost.Link(0.0, 0.0), 1.0)
-            with self.mesh.operation(Call(self.number, f"{self.name}measuring links, for {what}")):
-                self.measured = self._remembered() or self._measured()
-        return self.measured
-
-    def _remembered(self) -> Measured | None:
-        """What an earlier run measured, where every rank knows it ($NETFOLD_COST, which some rank may lack)."""
-        ours = calibration.load(os.environ.get(calibration.COST_VARIABLE), self.size)
-        if ours is not None and self._shared_rows() is not None and ours.inside is None:
-            ours = None  # of one rank a machine
-        return ours if calibration.agree(self.mesh, ours) else None
-
-    def _measured(self) -> Measured:
-        measured = measure(self.mesh)
-        if (rows := self._shared_rows()) is not None:
-            measured = replace(measured, inside=measure_inside(self.mesh, self._local(), rows))
-        names = [name for name in CHOSEN if name in ALLREDUCE]
-        measured = replace(measured, timed=time_algorithms(self.mesh, measured, names, self._allreduce))
-        if self.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
-            calibration.save(path, self.size, measured)
-        return measured
+        return f"{'' if chosen.algorithm == cost.INNET else f'over {self.mesh.kind}, '}{chosen}"
 
     def _link(self, nbytes: int, what: str) -> cost.Link:
-        return self._measure(nbytes, what).link if self.size > 1 else cost.Link(0.0, 0.0)
+        return self.chooser.link(nbytes, Call(self.number, self.name + what))
 
     # ---- algorithms that need to know more than the mesh -------------------------------------------------------------
     def _allreduce(self, name: str, data: Flat, reduction: Reduction) -> Strand:
@@ -292,25 +236,12 @@ class Peers:
 
     def _hierarchical(self, data: Flat, reduction: Reduction) -> Strand:
         """Ranks of one machine over shared memory, where all machines have equally many; else over TCP on it."""
-        if not self._groups:
-            self._groups = machines(self.mesh)
-        yield from hierarchical.allreduce(self.mesh, data, reduction, groups=self._groups, rows=self._shared_rows())
-
-    def _local(self) -> Subset:
-        return Subset(self.mesh, next(group for group in self._groups if self.rank in group))
-
-    def _shared_rows(self) -> SharedRows | None:
-        """Where machines are known, and have equally many ranks, and more than one."""
-        counts = {len(group) for group in self._groups}
-        if self._rows is None and len(counts) == 1 and counts != {1}:
-            self._rows = SharedRows(self._local())
-        return self._rows
+        groups = self.machines.find()
+        yield from hierarchical.allreduce(self.mesh, data, reduction, groups=groups, rows=self.machines.rows())
 
     def close(self) -> None:
         """Gives shared memory and the mesh back."""
-        if self._rows is not None:
-            self._rows.close()
-            self._rows = None
+        self.machines.close()
         self.mesh.close()
 
     # ---- inside ------------------------------------------------------------------------------------------------------

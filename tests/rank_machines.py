@@ -17,7 +17,7 @@ from netfold.host.errors import PeerLost
 
 def main(seed: int, elements: int, victim: int | None) -> None:
     digest = hashlib.sha256()
-    with netfold.init() as comm:
+    with netfold.init(rail="innet") as comm:
         for length in (1, 257, elements):
             integers = [
                 np.random.default_rng([seed, rank, length]).integers(-(2**31), 2**31, length, np.int32)

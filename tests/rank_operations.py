@@ -20,7 +20,7 @@ LENGTHS = (1, 1025, 20_001)
 def main(seed: int) -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # of saturation, which we look at ourselves
     digest = hashlib.sha256()
-    with netfold.init() as comm:
+    with netfold.init(rail="innet") as comm:
         assert comm.rail == "innet", comm.explain(4096)
         for length in LENGTHS:
             draws = [np.random.default_rng([seed, rank, length]) for rank in range(comm.size)]

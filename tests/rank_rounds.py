@@ -13,7 +13,7 @@ import netfold
 
 
 def main(seed: int, rounds: int, elements: int) -> None:
-    with netfold.init() as comm:
+    with netfold.init(rail="innet") as comm:
         for number in range(rounds):
             if comm.rank == 0:
                 print(json.dumps({"round": number}), flush=True)

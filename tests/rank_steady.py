@@ -20,7 +20,7 @@ import netfold
 
 
 def main(seed: int, elements: int, seconds: float) -> None:
-    with netfold.init(timeout=20.0) as comm:
+    with netfold.init(rail="innet", timeout=20.0) as comm:
         rngs = [np.random.default_rng([seed, rank]) for rank in range(comm.size)]
         base = [rng.integers(-(2**20), 2**20, elements, np.int32) for rng in rngs]
         comm.allreduce(np.zeros(1, np.int32))

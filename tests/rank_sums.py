@@ -17,7 +17,7 @@ LENGTHS = (1, 255, 256, 257, 5_000, 20_003)
 
 def main(seed: int) -> None:
     digest = hashlib.sha256()
-    with netfold.init() as comm:
+    with netfold.init(rail="innet") as comm:
         for length in LENGTHS:
             integers = [
                 np.random.default_rng([seed, rank, length]).integers(-(2**31), 2**31, length, np.int32)

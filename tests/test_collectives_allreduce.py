@@ -21,7 +21,8 @@ from netfold.host.collectives.byteps import shares as byteps_layout
 from netfold.host.collectives.cost import byteps_shares
 from netfold.host.collectives.elements import NAMES, ReduceOp, Reduction, element_name
 from netfold.host.collectives.flow import Strand, run
-from netfold.host.collectives.shared_memory import SharedRows, machines
+from netfold.host.collectives.machines import find as machines
+from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import TransportError
 from netfold.host.halves import storage
 from netfold.host.mesh.memory import MemoryFabric

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 import netfold
 from netfold.host import environment
-from netfold.host.communicator import Communicator, check_plan
+from netfold.host.communicator import Communicator
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PlanError
+from netfold.host.plans import check_plan
 from netfold.wire import jobs, roce
 from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, Report, Stream, Tree
 
@@ -117,7 +118,8 @@ def test_ranks_join_fold_report_and_leave(serve: Callable[..., JobServer]) -> No
     server, net = serve(), subnet()
 
     def life(rank: int) -> Any:
-        with Communicator.join("j", rank, 2, address=f"{net}.{rank + 1}", controller=server.where, timeout=5) as comm:
+        where = {"address": f"{net}.{rank + 1}", "controller": server.where}
+        with Communicator.join("j", rank, 2, **where, rail="innet", timeout=5) as comm:
             assert comm.rail == "innet"
             assert "planned 1 tree(s) for this job: loop" in comm.explain(1 << 20)
             return comm.allreduce(np.full(1000, rank + 1, np.int32))

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from netfold.host import peers
-from netfold.host.collectives import shared_memory
+from netfold.host.collectives import chooser, shared_memory
 from netfold.host.collectives.cost import Link
 from netfold.host.collectives.measure import Measured
 from netfold.host.collectives.shared_memory import SharedRows
@@ -207,7 +206,7 @@ def test_the_hierarchical_algorithm_goes_by_the_plans_machines() -> None:
         ints = arrays(4, 5000, "int32")
         outs = everyone(comms, lambda c: c.allreduce(ints[c.rank], algorithm="hierarchical"))
         assert all((out == sum(ints)).all() for out in outs)
-        assert {comm._peers._groups[1][0] for comm in comms} == {2}
+        assert {comm._peers.machines.groups[1][0] for comm in comms} == {2}
 
 
 def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,14 +261,14 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
 ) -> None:
     """Where NetReduce's condition holds nothing is measured; where not, the cheapest way by measurement is taken."""
     monkeypatch.setattr(parallel, "measure_inside", lambda *_: Link(1e-6, 1 / inside))
-    monkeypatch.setattr(peers, "measure_inside", lambda *_: Link(1e-6, 1 / inside))
-    monkeypatch.setattr(peers, "measure", lambda mesh: Measured(Link(1e-6, 1e-9), 1.0))
+    monkeypatch.setattr(chooser, "measure_inside", lambda *_: Link(1e-6, 1 / inside))
+    monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(Link(1e-6, 1e-9), 1.0))
     with loopback_job(4, members=2, rail="auto", rate=rate) as comms:
         ints = arrays(4, 100_000, "int32")
         for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
             assert (out == sum(ints)).all()
         told = comms[0].explain(400_000)
-        assert (comms[0]._peers.measured is None) == folds
+        assert (comms[0]._peers.chooser.measured is None) == folds
         assert (comms[0].stats().packets_sent > 0) == folds
         assert ("10 times its link's 0.1, more than 2 suffices" in told) == folds, told
         assert ("innet" in told.split(";")[1]) == (not folds), told
@@ -281,15 +280,15 @@ def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPa
     with loopback_job(4, members=2, rate=1e9) as comms:
         everyone(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert comms[0].stats().packets_sent > 0
-        assert comms[0]._peers.measured is None
+        assert comms[0]._peers.chooser.measured is None
 
 
 def test_without_trees_machines_reduce_inside_first() -> None:
     """Over TCP the chooser knows shared memory: it measures it, and counts it among the ways."""
     with loopback_job(4, members=2, rail="tcp") as comms:
         everyone(comms, lambda c: c.allreduce(np.ones(1 << 20, np.int32)))
-        assert comms[0]._peers.measured is not None
-        assert comms[0]._peers.measured.inside is not None
+        assert comms[0]._peers.chooser.measured is not None
+        assert comms[0]._peers.chooser.measured.inside is not None
         assert "hierarchical" in comms[0].explain(4 << 20)
 
 

@@ -80,7 +80,7 @@ with Communicator.join("j", 1, 2, address=sys.argv[2], controller=sys.argv[1]):
 def join(fabric: Fabric, rank: int, world: int = 2, **options: object) -> Communicator:
     """A rank of this process."""
     return Communicator.join("j", rank, world, address=fabric.hosts[rank].address, controller=fabric.jobs,
-                             timeout=TIMEOUT, **options)  # type: ignore[arg-type]
+                             timeout=TIMEOUT, **{"rail": "innet", **options})  # type: ignore[arg-type]
 
 
 def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:

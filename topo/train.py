@@ -235,7 +235,7 @@ def main(spec: Spec) -> None:
     from netfold.host import verbs
 
     digits = load_digits(Path(spec.data))
-    with verbs.init(lane_bits=spec.lane_bits) as comm:
+    with verbs.init(rail="innet", lane_bits=spec.lane_bits) as comm:
         trainer = Trainer(spec, digits, comm.rank, comm.size, comm)
         start = time.perf_counter()
         loss = float("nan")

@@ -280,6 +280,8 @@ def rail_threshold(first: RailCost, second: RailCost, *, join: float = 0.0) -> f
 # ---- choosing -------------------------------------------------------------------------------------------------------
 INNET = "innet"
 """The fabric folds."""
+MARGIN = 1.1
+"""Times the cheapest way that folding may take."""
 TIMED = (4 << 10, 32 << 10, 256 << 10, 2 << 20)
 """Bytes of the allreduces that a group may have timed, to set the model right (``collectives.measure``)."""
 
@@ -305,9 +307,11 @@ def candidates(
     groups: tuple[int, int] | None = None,
     inside: Link | None = None,
     fold: Link | None = None,
+    folded: int | None = None,
     contention: float = 1.0,
 ) -> dict[str, float]:
     """Predicted seconds of an allreduce by each algorithm that fits.  See ``choose``."""
+    lanes = nbytes if folded is None else folded
     from netfold.host.collectives.mesh2d import grid
 
     # Partners far apart share the fabric's inner links; neighbours in a well-ordered ring do not.
@@ -325,9 +329,9 @@ def candidates(
     if groups is not None and inside is not None:
         found["hierarchical"] = hierarchical(nbytes, *groups, inside, link)
     if fold is not None and groups is not None and inside is not None:
-        found[INNET] = netreduce_parallel(nbytes, *groups, inside, fold)
+        found[INNET] = netreduce_parallel(lanes, *groups, inside, fold)
     elif fold is not None:
-        found[INNET] = innet(nbytes, ranks, fold)
+        found[INNET] = innet(lanes, ranks, fold)
     return found
 
 
@@ -339,6 +343,7 @@ def choose(
     groups: tuple[int, int] | None = None,
     inside: Link | None = None,
     fold: Link | None = None,
+    folded: int | None = None,
     contention: float = 1.0,
     timed: Mapping[str, Mapping[int, float]] | None = None,
     only: Callable[[str], bool] = lambda name: True,
@@ -347,30 +352,45 @@ def choose(
 
     nbytes      of the tensor
     link        one rank's link;  inside  between ranks of one group;  fold  to the fabric that folds, None if none does
+    folded      bytes that each rank sends to be folded; default: nbytes
     groups      (groups, members of each)
     contention  by how much ranks far apart slow each other down: 1 on a fabric without oversubscription
     timed       seconds that algorithms took, by bytes: their predictions are multiplied by what these took beside the
                 model, between two sizes in proportion on a logarithmic scale
     only        which algorithms may be taken
+
+    Folding is taken unless something is cheaper by more than ``MARGIN``: two timings differ by as much, and the fold
+    leaves the links to others.
     """
     if contention < 1:
         raise ValueError(f"contention={contention}: expected 1 or more")
-    costs = candidates(nbytes, ranks, link, groups=groups, inside=inside, fold=fold, contention=contention)
+
+    def model(nbytes: int, folded: int | None = None) -> dict[str, float]:
+        return candidates(
+            nbytes, ranks, link, groups=groups, inside=inside, fold=fold, folded=folded, contention=contention
+        )
+
+    costs = model(nbytes, folded)
     for name, taken in (timed or {}).items():
         if name in costs and taken:
             sizes = sorted(taken)
-            models = [candidates(size, ranks, link, contention=contention)[name] for size in sizes]
-            factors = [taken[size] / model if model else 1.0 for size, model in zip(sizes, models, strict=True)]
-            costs[name] *= _between(math.log(max(nbytes, 1)), [math.log(size) for size in sizes], factors)
+            models = [model(size)[name] for size in sizes]
+            factors = [taken[size] / said if said else 1.0 for size, said in zip(sizes, models, strict=True)]
+            sent = folded if name == INNET and folded is not None else nbytes
+            costs[name] *= _between(math.log(max(sent, 1)), [math.log(size) for size in sizes], factors)
     # Names break ties, so that no rank's dictionary order decides.
     order = sorted(((name, cost) for name, cost in costs.items() if only(name)), key=lambda item: (item[1], item[0]))
     if not order:
         raise ValueError(f"none of {', '.join(sorted(costs))} is allowed: expected at least one")
     best, seconds = order[0]
-    rest = ", ".join(f"{name} {_time(cost)}" for name, cost in order[1:])
+    why = ""
+    if dict(order).get(INNET, math.inf) <= seconds * MARGIN and best != INNET:
+        why = f", within {MARGIN - 1:.0%} of {best} and easier on the links"
+        best, seconds = INNET, costs[INNET]
+    rest = ", ".join(f"{name} {_time(cost)}" for name, cost in order if name != best)
     rate = f"{1 / link.beta * 8 / 1e9:.3g} Gb/s" if link.beta else "any rate"
     text = (
-        f"{nbytes} bytes on {ranks} ranks: {best}, {_time(seconds)} predicted (links: {_time(link.alpha)}, {rate})"
+        f"{nbytes} bytes on {ranks} ranks: {best}, {_time(seconds)} predicted{why} (links: {_time(link.alpha)}, {rate})"
         + (f"; {rest}" if rest else "")
     )
     return Choice(best, seconds, tuple(order), text)

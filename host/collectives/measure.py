@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -19,13 +19,15 @@ import numpy as np
 
 from netfold.host.collectives import recursive_doubling
 from netfold.host.collectives.barrier import barrier
-from netfold.host.collectives.cost import TIMED, Link, candidates
+from netfold.host.collectives.cost import TIMED, Link
 from netfold.host.collectives.elements import Reduction
-from netfold.host.collectives.flow import Strand, run
+from netfold.host.collectives.flow import run
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.mesh.mesh import Flat, Mesh
 
-ROUNDS = 9
+ROUNDS, LONG_ROUNDS = 9, 3
+SHORT = 32 << 10
+"""Bytes up to which ROUNDS are timed: a rank that is scheduled late doubles what so small an allreduce takes."""
 LARGE = 1 << 20
 """Bytes of a long message: 8 ms at 1 Gb/s."""
 PATIENCE = 0.05
@@ -107,33 +109,36 @@ def measure_inside(
 
 def time_algorithms(
     mesh: Mesh,
-    measured: Measured,
-    names: Sequence[str],
-    strand: Callable[[str, Flat, Reduction], Strand],
+    ways: Mapping[str, Callable[[Flat], None]],
+    predict: Callable[[int], Mapping[str, float]],
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[int, float]]:
-    """``Measured.timed`` of these algorithms, the slowest rank's median, at those sizes of ``cost.TIMED`` that do not
-    take long.  All ranks call it together, inside an operation, with the same links."""
-    reduction = Reduction("sum", "float32")
-    timed: dict[str, dict[int, float]] = {name: {} for name in names}
+    """``Measured.timed`` of these ways, the slowest rank's median, at those sizes of ``cost.TIMED`` that do not take
+    long.  All ranks call it together, inside an operation, with the same predictions.
+
+    ways     sum an array of float32 over all ranks, in place
+    predict  seconds for so many bytes, by way
+    """
+    timed: dict[str, dict[int, float]] = {name: {} for name in ways}
     for nbytes in TIMED:
-        predicted = candidates(nbytes, mesh.size, measured.link, contention=measured.contention)
-        best = min(predicted[name] for name in names if name in predicted)
+        predicted = predict(nbytes)
+        best = min(predicted[name] for name in ways if name in predicted)
         if best > PATIENCE:
             break
-        for name in names:
-            if predicted.get(name, math.inf) > HOPELESS * best:
-                continue
-            data = np.zeros(nbytes // 4, np.float32)
-            taken = []
-            for _ in range(4):  # the first one is warm-up
+        names = [name for name in ways if predicted.get(name, math.inf) <= HOPELESS * best]
+        taken: dict[str, list[float]] = {name: [] for name in names}
+        data = np.zeros(nbytes // 4, np.float32)
+        # In turns, so that what slows the machine down for a while slows all of them.  The first turn is warm-up.
+        for _ in range(1 + (ROUNDS if nbytes <= SHORT else LONG_ROUNDS)):
+            for name in names:
                 run(mesh, barrier(mesh))
                 begin = clock()
-                run(mesh, strand(name, data, reduction))
-                taken.append(clock() - begin)
-            timed[name][nbytes] = median(taken[1:])
-    flat = np.array([seconds for name in names for seconds in timed[name].values()])
+                ways[name](data)
+                taken[name].append(clock() - begin)
+        for name in names:
+            timed[name][nbytes] = median(taken[name][1:])
+    flat = np.array([seconds for name in ways for seconds in timed[name].values()])
     run(mesh, recursive_doubling.allreduce(mesh, flat, Reduction("max", "float64")))
     agreed = iter(flat.tolist())
-    return {name: {nbytes: next(agreed) for nbytes in timed[name]} for name in names if timed[name]}
+    return {name: {nbytes: next(agreed) for nbytes in timed[name]} for name in ways if timed[name]}

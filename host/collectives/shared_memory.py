@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import mmap
 import os
 import secrets
@@ -20,11 +19,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from netfold.host.collectives import ring
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.broadcast import binomial
 from netfold.host.collectives.elements import Reduction
-from netfold.host.collectives.flow import Strand, by_counts, even, run
+from netfold.host.collectives.flow import Strand, even, run
 from netfold.host.errors import TransportError
 from netfold.host.mesh.mesh import Flat, Mesh
 
@@ -32,29 +30,6 @@ ROW = 4 << 20
 """Bytes of each rank's row: the window in which long data is worked through."""
 SHARED = "/dev/shm"
 _NAME = 48
-
-
-def machine() -> bytes:
-    """16 bytes that are equal for processes that can share memory: same kernel, same /dev/shm."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
-    where = os.stat(SHARED)
-    return hashlib.blake2b(f"{boot} {where.st_dev} {where.st_ino}".encode(), digest_size=16).digest()
-
-
-def machines(mesh: Mesh, own: bytes | None = None) -> list[list[int]]:
-    """Ranks grouped by machine, in order of their first rank.  All ranks call it together, inside an operation.
-
-    own  16 bytes in place of ``machine()``
-    """
-    keys = np.zeros(16 * mesh.size, np.uint8)
-    pieces = by_counts([16] * mesh.size)
-    keys[pieces[mesh.rank]] = np.frombuffer(machine() if own is None else own, np.uint8)
-    run(mesh, ring.all_gather(mesh, keys, pieces))
-    groups: dict[bytes, list[int]] = {}
-    for rank, piece in enumerate(pieces):
-        groups.setdefault(keys[piece].tobytes(), []).append(rank)
-    return list(groups.values())
 
 
 class SharedRows:

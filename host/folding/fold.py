@@ -157,6 +157,15 @@ class FoldRail:
                     self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
                 raise
 
+    @property
+    def suffices(self) -> bool:
+        return False
+
+    def trial(self, data: Flat, number: int) -> None:
+        counted = self._operations, self._bytes[:], self._seconds
+        self.allreduce(data, data, "sum", number)
+        self._operations, self._bytes, self._seconds = counted
+
     def _allreduce(self, source: Flat, out: Flat, op: Op, number: int, coding: Coding, feedback: Flat | None) -> None:
         begin = time.monotonic()
         self.saturated = 0

@@ -8,8 +8,8 @@ n ranks of a machine, M bytes, window by window of shared memory:
 The machine's link carries M bytes each way, not n M.  While the switches fold one window, the ranks gather the one
 before and reduce the one after: folding has a thread of its own, in native code.
 
-Where shared memory is too slow beside the machine's link for that to pay (``sufficient``), the links are measured, and
-the cheapest way of all is taken.
+Where shared memory is fast enough beside the machine's link (``sufficient``), that pays for certain; else who calls
+measures the links (``collectives.chooser``).
 
 A result has the same bits on all ranks: each piece is summed by one rank of a machine, in order of ranks, and folded
 once.
@@ -24,14 +24,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 from netfold.host.collectives.barrier import barrier
-from netfold.host.collectives.cost import INNET
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import even, run
 from netfold.host.collectives.measure import measure_inside
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.folding import native
-from netfold.host.folding.coding import PLAIN, Coding, LaneBits, take_back
+from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.fold import FoldRail, check_free
 from netfold.host.folding.sufficient import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
@@ -47,7 +46,6 @@ class ParallelFold:
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
-    always   fold whatever it costs
     timeout, news, missing, resume, suspect, timeline  as ``FoldRail``'s
     """
 
@@ -60,7 +58,6 @@ class ParallelFold:
         peers: Peers,
         address: str,
         *,
-        always: bool,
         timeout: float,
         news: Callable[[], NetFoldError | None] = lambda: None,
         missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
@@ -73,7 +70,6 @@ class ParallelFold:
         self._suspect = suspect
         self._timeline = timeline
         self._peers = peers
-        self._always = always
         self._rate = plan.rate
         self._news = news
         self._gave_up = threading.Event()
@@ -109,11 +105,6 @@ class ParallelFold:
         self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
     ) -> None:
         what = f"{op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
-        other = self._better(out.nbytes, what)
-        if other is not None:
-            source = source if feedback is None else take_back(source, feedback)
-            self._peers.allreduce(source, out, Reduction(op, out.dtype.name), algorithm=other)
-            return
         begin = time.monotonic()
         if source.ctypes.data != out.ctypes.data:
             out[...] = source
@@ -155,16 +146,13 @@ class ParallelFold:
                 folding.exception()
             raise
 
-    def _better(self, nbytes: int, what: str) -> str | None:
-        """An algorithm that is cheaper than folding; None where there is none.  May measure: all ranks alike."""
-        if self._always or self._suffices():
-            return None
-        algorithm = self._peers.choice(nbytes, what, fold=True).algorithm
-        return None if algorithm == INNET else algorithm
-
-    def _suffices(self) -> bool:
-        """Whether NetReduce's condition holds: then nobody needs to measure links."""
+    @property
+    def suffices(self) -> bool:
+        """NetReduce's condition: then nobody needs to measure links."""
         return bool(self._rate) and beats_ring(self._peers.size, self._local.size, 1 / self._inside.beta, self._rate)
+
+    def trial(self, data: Flat, number: int) -> None:
+        self._reduce(data, "sum", number, PLAIN, None)
 
     def _heard(self) -> NetFoldError | None:
         """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""
@@ -192,14 +180,10 @@ class ParallelFold:
             f"its part: {self._fold.describe(-(-nbytes // ranks), lane_bits)}"
         )
         inside, needed = 1 / self._inside.beta, ratio(self._peers.size, ranks)
-        if self._always or self._suffices():
-            if not self._rate:
-                return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
-            have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"
-            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
-        if self._peers.measured is None:
-            return f"{folds}, unless {inside / 1e9:.3g} GB/s in a machine turns out below {needed:.3g} times its link's"
-        return self._peers.explain(nbytes, fold=True)
+        if not self._rate:
+            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
+        have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"
+        return f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
 
     def halt(self, number: int) -> None:
         """As ``FoldRail``'s."""

@@ -91,6 +91,13 @@ class LaneRail(Rail, Protocol):
         """feedback: what earlier operations with narrow lanes left out, float32, one for each element: added, and
         renewed."""
 
+    @property
+    def suffices(self) -> bool:
+        """Whether folding is known to be the cheapest without measuring."""
+
+    def trial(self, data: Flat, number: int) -> None:
+        """A sum of float32 in place, inside an operation of the ranks' mesh, for the chooser to time: not counted."""
+
     def halt(self, number: int) -> None:
         """Round ``number``: the trees went away; go on over those that the controller plans now.  Returns at once."""
 

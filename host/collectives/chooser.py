@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which allreduce is the cheapest for a size: measured once (``measure``), predicted (``cost``), remembered.
+
+The first operation that has a choice measures the links, and times every algorithm at a few sizes, the fabric's fold
+too where there is one; or all this is read from the file that $NETFOLD_COST names (``calibration``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from netfold.host.collectives import calibration, cost
+from netfold.host.collectives.elements import Reduction
+from netfold.host.collectives.flow import Strand, run
+from netfold.host.collectives.machines import Machines
+from netfold.host.collectives.measure import Measured, measure, measure_inside, time_algorithms
+from netfold.host.mesh.mesh import Call, Flat, Mesh
+
+HIERARCHICAL = "hierarchical"
+CHOSEN = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
+"""What is taken without being asked for, beside the fold and, where ranks share machines, ``HIERARCHICAL``.  Not the
+parameter server: its n (n-1) flows at once are cheap in the model alone, which knows nothing of queues that overflow
+where many send to one; byteps needs helpers to differ from it."""
+REMEMBERED = 256
+"""Choices: a training loop has a few sizes, and calls them again and again."""
+UNMEASURED = Measured(cost.Link(0.0, 0.0), 1.0)
+"""For tensors without elements: nothing will be sent but a barrier."""
+
+Trial = Callable[[Flat, int], None]
+"""A fold's sum over all ranks, in place, as a part of operation ``number``."""
+
+
+class Chooser:
+    """Of one mesh; all ranks ask alike, and get the same answer.
+
+    strand    an allreduce by name, in place
+    measured  links of an earlier run; default: measured when first needed
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        machines: Machines,
+        strand: Callable[[str, Flat, Reduction], Strand],
+        *,
+        measured: Measured | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._machines = machines
+        self._strand = strand
+        self.measured = measured
+        self.trial: Trial | None = None
+        """Where the fabric folds: how to time it."""
+        self._choices: dict[tuple[int, int | None], tuple[Measured, cost.Choice]] = {}
+
+    def choice(self, nbytes: int, call: Call, *, folded: int | None = None) -> cost.Choice:
+        """The cheapest way, with all others.  May measure.
+
+        nbytes  of the tensor
+        call    the operation that needs to know
+        folded  bytes that each rank sends where the fabric folds; None: this operation does not fold
+        """
+        return self._choice(nbytes, folded, self._measure(call) if nbytes else UNMEASURED)
+
+    def known(self, nbytes: int, *, folded: int | None = None) -> cost.Choice | None:
+        """The same, where it has been measured."""
+        return None if self.measured is None else self._choice(nbytes, folded, self.measured)
+
+    def link(self, nbytes: int, call: Call) -> cost.Link:
+        """A rank's link.  May measure."""
+        return self._measure(call).link if nbytes and self._mesh.size > 1 else UNMEASURED.link
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _choice(self, nbytes: int, folded: int | None, measured: Measured) -> cost.Choice:
+        known = self._choices.get((nbytes, folded))
+        if known is None or known[0] is not measured:
+            while len(self._choices) >= REMEMBERED:
+                del self._choices[next(iter(self._choices))]
+            chosen = cost.choose(
+                nbytes,
+                self._mesh.size,
+                measured.link,
+                contention=measured.contention,
+                timed=measured.timed,
+                groups=self._machines.shape() if measured.inside else None,
+                inside=measured.inside,
+                fold=None if folded is None else measured.link,
+                folded=folded,
+                only=(*CHOSEN, HIERARCHICAL, cost.INNET).__contains__,
+            )
+            known = self._choices[nbytes, folded] = measured, chosen
+        return known[1]
+
+    def _measure(self, call: Call) -> Measured:
+        if self.measured is None:
+            with self._mesh.operation(Call(call.number, f"measuring links, for {call.text}")):
+                self.measured = self._remembered() or self._measured(call.number)
+        return self.measured
+
+    def _remembered(self) -> Measured | None:
+        """What an earlier run measured, where every rank knows it ($NETFOLD_COST, which some rank may lack)."""
+        ours = calibration.load(os.environ.get(calibration.COST_VARIABLE), self._mesh.size)
+        if ours is not None and self._machines.rows() is not None and ours.inside is None:
+            ours = None  # of one rank a machine
+        if ours is not None and self.trial is not None and cost.INNET not in ours.timed:
+            ours = None  # of a job that nothing folded for
+        return ours if calibration.agree(self._mesh, ours) else None
+
+    def _measured(self, number: int) -> Measured:
+        mesh, trial, shape = self._mesh, self.trial, self._machines.shape()
+        measured = measure(mesh)
+        names: tuple[str, ...] = CHOSEN
+        if (rows := self._machines.rows()) is not None:
+            measured = replace(measured, inside=measure_inside(mesh, self._machines.local(), rows))
+            names = (*CHOSEN, HIERARCHICAL)
+        reduction = Reduction("sum", "float32")
+
+        def way(name: str) -> Callable[[Flat], None]:
+            return lambda data: run(mesh, self._strand(name, data, reduction))
+
+        ways = {name: way(name) for name in names}
+        if trial is not None:
+            ways[cost.INNET] = lambda data: trial(data, number)
+        measured = replace(measured, timed=time_algorithms(mesh, ways, lambda nbytes: cost.candidates(
+            nbytes, mesh.size, measured.link, contention=measured.contention, groups=shape if rows else None,
+            inside=measured.inside, fold=None if trial is None else measured.link,
+        )))  # fmt: skip
+        if mesh.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
+            calibration.save(path, mesh.size, measured)
+        return measured

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ranks share a machine, and the memory that they then reduce over."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from netfold.host.collectives import ring
+from netfold.host.collectives.flow import by_counts, run
+from netfold.host.collectives.shared_memory import SHARED, SharedRows
+from netfold.host.mesh.mesh import Mesh, Subset
+
+
+def machine() -> bytes:
+    """16 bytes that are equal for processes that can share memory: same kernel, same /dev/shm."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+    where = os.stat(SHARED)
+    return hashlib.blake2b(f"{boot} {where.st_dev} {where.st_ino}".encode(), digest_size=16).digest()
+
+
+def find(mesh: Mesh, own: bytes | None = None) -> list[list[int]]:
+    """Ranks grouped by machine, in order of their first rank.  All ranks call it together, inside an operation.
+
+    own  16 bytes in place of ``machine()``
+    """
+    keys = np.zeros(16 * mesh.size, np.uint8)
+    pieces = by_counts([16] * mesh.size)
+    keys[pieces[mesh.rank]] = np.frombuffer(machine() if own is None else own, np.uint8)
+    run(mesh, ring.all_gather(mesh, keys, pieces))
+    groups: dict[bytes, list[int]] = {}
+    for rank, piece in enumerate(pieces):
+        groups.setdefault(keys[piece].tobytes(), []).append(rank)
+    return list(groups.values())
+
+
+class Machines:
+    """The machines of a mesh's ranks.  All ranks use it alike, inside operations.
+
+    groups  ranks by machine, where somebody has said so; else ``find`` finds out
+    """
+
+    def __init__(self, mesh: Mesh, groups: Sequence[Sequence[int]] = ()) -> None:
+        self._mesh = mesh
+        self.groups = [list(ranks) for ranks in groups]
+        self._rows: SharedRows | None = None
+
+    def find(self) -> list[list[int]]:
+        """The groups, found out where nobody knows yet."""
+        if not self.groups:
+            self.groups = find(self._mesh)
+        return self.groups
+
+    def shape(self) -> tuple[int, int] | None:
+        """(machines, ranks of each); None where these differ, or nobody knows."""
+        counts = {len(group) for group in self.groups}
+        return (len(self.groups), counts.pop()) if len(counts) == 1 else None
+
+    def local(self) -> Subset:
+        """The ranks of this rank's machine."""
+        return Subset(self._mesh, next(group for group in self.groups if self._mesh.rank in group))
+
+    def rows(self) -> SharedRows | None:
+        """Shared memory, where machines are known, have equally many ranks, and more than one.  Made once."""
+        shape = self.shape()
+        if self._rows is None and shape is not None and shape[1] > 1:
+            self._rows = SharedRows(self.local())
+        return self._rows
+
+    def close(self) -> None:
+        """Gives the shared memory back."""
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan must be to be followed, and what a rank reads out of it."""
+
+from __future__ import annotations
+
+from netfold.host.errors import PlanError
+from netfold.wire import roce
+from netfold.wire.jobs import Peer, Plan
+
+MAX_WORLD = 1023
+"""Ranks that the encoding of Inf and NaN can count (native/quantise.h)."""
+
+
+def ring_order(plan: Plan) -> list[int]:
+    """The controller's; a plan that came some other way has none, and then ranks go by address: hosts under one leaf
+    are mostly numbered side by side."""
+    if plan.ring:
+        return plan.ring
+
+    def place(peer: Peer) -> tuple[list[int], int]:
+        parts = peer.address.split(".")
+        return [int(part) for part in parts] if all(part.isdigit() for part in parts) else [], peer.rank
+
+    return [peer.rank for peer in sorted(plan.peers, key=place)]
+
+
+def sharing(plan: Plan) -> str:
+    """Which ranks have one address, for errors."""
+    ranks = next(ranks for ranks in plan.machines if len(ranks) > 1)
+    return f"ranks {', '.join(map(str, ranks))} have one, {plan.peers[ranks[0]].address}"
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises PlanError where a plan contradicts itself."""
+
+    def refuse(what: str) -> PlanError:
+        return PlanError(f"plan of job {plan.job!r} for rank {plan.rank}: {what}")
+
+    if not 0 <= plan.rank < plan.world <= MAX_WORLD:
+        raise refuse(f"rank {plan.rank} of world {plan.world}: expected 0 <= rank < world <= {MAX_WORLD}")
+    if sorted(peer.rank for peer in plan.peers) != list(range(plan.world)):
+        raise refuse(f"peers are ranks {[peer.rank for peer in plan.peers]}: expected each of 0..{plan.world - 1} once")
+    machines = plan.machines or [[rank] for rank in range(plan.world)]
+    if sorted(rank for ranks in machines for rank in ranks) != list(range(plan.world)):
+        raise refuse(f"machines are {machines}: expected each of 0..{plan.world - 1} once")
+    here = next(ranks for ranks in machines if plan.rank in ranks)
+    if plan.trees and any(len(ranks) != len(here) for ranks in machines):
+        raise refuse(f"machines are {machines}: expected equally many ranks on each, since there are trees")
+    if plan.ring and sorted(plan.ring) != list(range(plan.world)):
+        raise refuse(f"the ring visits {plan.ring}: expected each of 0..{plan.world - 1} once")
+    seen: dict[int, str] = {}
+    for tree in plan.trees:
+        if not 0 < tree.weight < float("inf"):
+            raise refuse(f"tree {tree.name!r} has weight {tree.weight}: expected a positive number")
+        for kind, stream in (("data", tree.data), ("agreement", tree.agreement)):
+            name = f"tree {tree.name!r}, {kind} stream"
+            if stream.slots < 2 or stream.slots & (stream.slots - 1) or stream.slots > 1 << 20:
+                raise refuse(f"{name}: {stream.slots} slots: expected a power of two, 2 .. 2^20")
+            if not 0 <= stream.psn <= roce.PSN_MASK:
+                raise refuse(f"{name}: first PSN {stream.psn}: expected 24 bits")
+            for qp in (stream.qp, stream.peer_qp):
+                if not 0 < qp <= 0xFFFFFF or qp % roce.QUEUE_PAIRS:
+                    raise refuse(f"{name}: queue pair {qp}: expected a multiple of {roce.QUEUE_PAIRS} below 2^24")
+            if not 0 < stream.source_port <= 0xFFFF or stream.source_port == roce.UDP_PORT:
+                raise refuse(f"{name}: source port {stream.source_port}: expected 1 .. 65535, not {roce.UDP_PORT}")
+            connection = stream.qp // roce.QUEUE_PAIRS
+            if {connection % len(here), stream.source_port % len(here)} != {here.index(plan.rank)}:
+                raise refuse(
+                    f"{name}: connection {connection}, source port {stream.source_port}: expected both to leave "
+                    f"{here.index(plan.rank)} divided by {len(here)}, this rank's place on its machine"
+                )
+            if stream.qp in seen:
+                raise refuse(f"{name}: queue pair {stream.qp} is also that of {seen[stream.qp]}")
+            seen[stream.qp] = name

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the fabric folds: folding is one way among others, by cost, and can be asked for or ruled out."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from helpers_host import everyone, loopback_job
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.host.collectives.chooser import CHOSEN
+from netfold.host.collectives.cost import INNET, MARGIN, TIMED, Link, choose
+from netfold.host.collectives.measure import Measured
+from netfold.host.communicator import Communicator
+from netfold.host.errors import PlanError
+
+LINK = Link(1e-4, 1e-9)
+SMALL, LARGE = 1000, 500_000
+"""Elements of float32: one way is cheaper, the other."""
+# Folding costs 10 ms whatever the size, a ring 1 ms for 4 KB and 100 ms for 2 MB.
+FIGURES = Measured(LINK, 1.0, timed={
+    INNET: dict.fromkeys(TIMED, 0.01),
+    **{name: dict(zip(TIMED, (0.001, 0.005, 0.02, 0.1), strict=True)) for name in CHOSEN},
+})  # fmt: skip
+
+
+def reduce(comms: list[Communicator], count: int, **asked: object) -> list[str]:
+    """A sum of integers on all ranks, exact; what carried it on each."""
+    sources = [np.arange(count, dtype=np.int32) + comm.rank for comm in comms]
+    for got in everyone(comms, lambda comm: comm.allreduce(sources[comm.rank], **asked)):
+        np.testing.assert_array_equal(got, sum(sources))
+    return [comm.flight()[-1].path for comm in comms]
+
+
+def known(comms: list[Communicator]) -> None:
+    """The same figures on all ranks, without measuring."""
+    for comm in comms:
+        comm._peers.chooser.measured = FIGURES
+
+
+def test_folding_is_taken_where_it_is_cheapest() -> None:
+    """By size, and explain() says what each way is expected to cost, also before anything was called."""
+    with loopback_job(3, rail="auto") as comms:
+        assert "once the first operation has measured the links" in comms[0].explain(4 * LARGE)
+        known(comms)
+        assert all(path.startswith("TCP") for path in reduce(comms, SMALL))
+        assert reduce(comms, LARGE) == ["innet"] * 3
+        small, large = comms[0].explain(4 * SMALL), comms[0].explain(4 * LARGE)
+    assert "3 ranks: innet, 10.4 ms predicted" in large
+    assert "fold in the network" in large
+    assert small.startswith("over TCP, 4000 bytes on 3 ranks: ")
+    for said in (small, large):
+        assert all(name in said for name in (INNET, "ring", "recursive_doubling", "double_binary_tree")), said
+
+
+def test_arguments_and_the_environment_override_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name either way; what switches cannot fold is an error, not something else in silence."""
+    with loopback_job(2, rail="auto") as comms:
+        known(comms)
+        assert reduce(comms, SMALL, algorithm="innet") == ["innet"] * 2
+        assert reduce(comms, LARGE, algorithm="ring") == ["TCP, ring"] * 2
+        for op, dtype in (("sum", np.float64), ("product", np.int32)):
+            with pytest.raises(ValueError, match=rf"algorithm='innet': {op} of {np.dtype(dtype).name} does not fold"):
+                comms[0].allreduce(np.ones(3, dtype), op=op, algorithm="innet")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="expected one of auto"):
+            comms[0].group([0]).allreduce(np.ones(3, np.int32), algorithm="innet")
+    monkeypatch.setenv("NETFOLD_ALGO", "ring")
+    with loopback_job(2, rail="auto") as comms:
+        assert reduce(comms, LARGE) == ["TCP, ring"] * 2
+        assert "by ring, as asked for" in comms[0].explain(4 * LARGE)
+    with loopback_job(2, rail="innet") as comms:  # the argument says more than the environment
+        assert reduce(comms, SMALL) == ["innet"] * 2
+    monkeypatch.setenv("NETFOLD_ALGO", "innet")
+    with loopback_job(2, rail="auto") as comms:
+        assert reduce(comms, SMALL) == ["innet"] * 2
+        assert comms[0]._peers.chooser.measured is None
+    with pytest.raises(ValueError, match=r"algorithm='innet' \(argument or NETFOLD_ALGO\), rail='tcp'"), loopback_job(
+        2, rail="tcp"
+    ):
+        pass
+
+
+def test_folding_that_cannot_be_is_refused() -> None:
+    """algorithm="innet" without trees: at the call, and as the communicator's own when it is made."""
+    with loopback_job(2, rail="tcp") as comms:
+        with pytest.raises(ValueError, match="algorithm='innet': nothing folds for this job: asked for by rail='tcp'"):
+            comms[0].allreduce(np.ones(3), algorithm="innet")
+        with pytest.raises(PlanError, match="rail='innet' asked for, but the plan has no tree"):
+            Communicator(comms[0].plan, address="127.0.0.1", algorithm="innet")
+
+
+def test_narrow_lanes_are_a_wish_to_fold(caplog: pytest.LogCaptureFixture) -> None:
+    """16 bits, a saturating sum: only switches can, so nobody asks what it costs; without them it is said, once."""
+    with loopback_job(2, rail="auto") as comms:
+        known(comms)
+        ones = np.ones(SMALL, np.float32)
+        everyone(comms, lambda comm: comm.allreduce(ones, lane_bits=16))
+        assert comms[0].flight()[-1].path == "innet"
+        assert reduce(comms, SMALL, saturate=True) == ["innet"] * 2
+        with caplog.at_level(logging.WARNING, "netfold"):
+            group = {comm.rank: comm.group([0, 1]) for comm in comms}
+            for _ in range(2):
+                got = everyone(comms, lambda comm: group[comm.rank].allreduce(ones, lane_bits=16))
+                assert [out.tolist() for out in got] == [[2.0] * SMALL] * 2
+    assert len([r for r in caplog.records if "go between the hosts whole" in r.message]) == 2
+
+
+def test_the_fold_is_timed_with_the_others_and_not_counted() -> None:
+    """The first operation measures: all ranks read the same figures, and the totals have one operation."""
+    with loopback_job(2, rail="auto") as comms:
+        reduce(comms, LARGE)
+        measured = [comm._peers.chooser.measured for comm in comms]
+        assert measured[0] is not None
+        assert measured[0] == measured[1]
+        assert set(measured[0].timed[INNET]) >= {TIMED[0]}
+        assert all(seconds > 0 for seconds in measured[0].timed[INNET].values())
+        assert [comm.stats().operations for comm in comms] == [1, 1]
+        assert [comm.stats().bytes_reduced for comm in comms] == [4 * LARGE] * 2
+        assert "predicted" in comms[0].explain(4 * LARGE)
+
+
+@given(beside=st.floats(0.5, 2.0).filter(lambda x: all(abs(x - edge) > 1e-9 for edge in (1, MARGIN))))
+def test_folding_wins_where_timings_cannot_tell(beside: float) -> None:
+    """Up to MARGIN times the cheapest way, and not beyond; the text says so."""
+    timed = {INNET: {4096: beside * 1e-3}, **{name: {4096: 1e-3} for name in CHOSEN}}
+    chosen = choose(4096, 4, LINK, timed=timed, fold=LINK, only=(*CHOSEN, INNET).__contains__)
+    assert (chosen.algorithm == INNET) == (beside <= MARGIN)
+    assert ("easier on the links" in str(chosen)) == (1 < beside <= MARGIN)
