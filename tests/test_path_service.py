@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -106,8 +107,8 @@ def test_a_lone_flow_is_cut_over_all_uplinks(tmp_path: Path) -> None:
 
 
 def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
-    """One rank blames spine1 for leaf2: its neighbour gets new paths as well, and leaf1 has no pin there any more; what
-    leaf2's ranks send stays as it was."""
+    """One rank blames spine1 for leaf2: its neighbour gets new paths as well, and leaf1's routes for what no pin is for
+    leave it; a pin goes on leading where it led, and what leaf2's ranks send stays as it was."""
 
     async def story() -> None:
         async with following(tmp_path, path_client.all_to_all(4)) as (r, plans, followers):
@@ -125,7 +126,11 @@ def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
                 async with asyncio.timeout(0.2):
                     await followers[2].next()
             pins = [e for e in r.switches["leaf1"].state.values() if isinstance(e, Entry) and e.table == tables.PIN]
-            assert [dict(pin.key)["sport"] for pin in pins] == [SPINE2]
+            assert [dict(pin.key)["sport"] for pin in pins] == [SPINE1, SPINE2]
+            routes = {dict(e.key)["dst"][0]: e for e in r.switches["leaf1"].state.values()  # type: ignore[index]
+                      if isinstance(e, Entry) and e.table == tables.ROUTE}
+            far = int(ipaddress.IPv4Address(r.fabric.hosts[2].address))
+            assert (routes[far].action, dict(routes[far].params)["port"]) == (tables.FORWARD, 4), "one way is left"
             table = await operate(r, "Table", path_service.AskTable())
             assert [link.suspect_for for link in table.uplinks] == [["leaf2"], [], [], []]
 
