@@ -4,7 +4,7 @@
 $NETFOLD_TIMELINE=trace.json: each rank writes trace.JOB.rankN.json when its communicator is closed, and `netfold
 timeline merge` makes one file of them, a process a rank.  Its rows:
 
-    operations   one span for each operation, with bytes, path and retransmissions
+    operations   one span for each operation, with bytes, path, retransmissions, and milliseconds of each stage below
     queued       asynchronous operations between their call and their turn
     packets      folding, from io.c: quantise (packets made of the tensor, ICRC included), send, wait, receive,
                  dequantise (results written to the tensor), retransmit (packets made, or sent, again)
@@ -37,6 +37,8 @@ MOST: Final = 1_000_000
 """Events that are kept; later ones are counted only."""
 OPERATIONS, QUEUED, PACKETS, MESSAGES = "operations", "queued", "packets", "messages"
 ROWS: Final = (OPERATIONS, QUEUED, PACKETS, MESSAGES)
+STAGES: Final = (PACKETS, MESSAGES)
+"""What an operation spends its time on."""
 
 log = logging.getLogger("netfold")
 
@@ -61,12 +63,18 @@ class Timeline:
         self._epoch = time.time_ns()
         self._events: list[tuple[str, str, int, int, dict[str, Any] | None]] = []
         """Row, name, begin, end in nanoseconds of CLOCK_MONOTONIC, arguments."""
+        self._stages: dict[str, int] = {}
+        """Nanoseconds of the operation under way, by stage."""
         self._lost = 0
         self._lock = threading.Lock()
 
     # ---- what is told ------------------------------------------------------------------------------------------------
     def add(self, row: str, name: str, begin: int, end: int, arguments: dict[str, Any] | None = None) -> None:
         """A span from ``begin`` to ``end``, nanoseconds of CLOCK_MONOTONIC."""
+        part, _, kind = row.rpartition(" ")
+        if kind in STAGES:
+            stage = f"{part} {name}".strip()
+            self._stages[stage] = self._stages.get(stage, 0) + end - begin
         if len(self._events) < MOST:
             self._events.append((row, name, begin, end, arguments))
         else:
@@ -88,6 +96,9 @@ class Timeline:
             for name in ("number", "group", "op", "dtype", "nbytes", "path", "state", "retransmissions", "error")
             if (value := getattr(operation, name)) not in ("", None)
         }
+        if self._stages:
+            arguments["stages_ms"] = {name: round(time / 1e6, 3) for name, time in self._stages.items()}
+            self._stages = {}
         self.add(OPERATIONS, operation.name, begin, end, arguments)
 
     def spans(self, spans: Sequence[Span], lost: int) -> None:
@@ -118,18 +129,22 @@ class Timeline:
             _about(self._rank, None, "process_sort_index", {"sort_index": self._rank}),
         ]
         rows = [*ROWS, *sorted({row for row, *_ in events} - set(ROWS))]
-        for number, row in enumerate(rows):
+        # A row is a thread.  To Perfetto thread 0 of process p is thread p, another row of ours: none has that number.
+        tids = {row: number for number, row in enumerate(rows, start=1)}
+        for row, number in tids.items():
             said.append(_about(self._rank, number, "thread_name", {"name": row}))
             said.append(_about(self._rank, number, "thread_sort_index", {"sort_index": number}))
         for number, (row, what, begin, end, arguments) in enumerate(sorted(events, key=lambda event: event[2])):
-            span = {"name": what, "cat": row, "pid": self._rank, "tid": rows.index(row),
+            span = {"name": what, "cat": row, "pid": self._rank, "tid": tids[row],
                     "ts": (begin - self._origin) / 1000}  # fmt: skip
             if row == QUEUED:  # these overlap, and spans of one row must not
-                said.append(span | {"ph": "b", "id": number})
-                said.append(span | {"ph": "e", "id": number, "ts": (end - self._origin) / 1000})
+                mine = {"id2": {"local": str(number)}}  # "id" would be one for all ranks of a merged file
+                said.append(span | {"ph": "b"} | mine)
+                said.append(span | {"ph": "e", "ts": (end - self._origin) / 1000} | mine)
             else:
                 about = {"args": arguments} if arguments else {}
                 said.append(span | {"ph": "X", "dur": (end - begin) / 1000} | about)
+        said.sort(key=in_order)
         other = {"job": self._job, "rank": self._rank, "world": self._world, "epoch_ns": self._epoch,
                  "lost": self._lost}  # fmt: skip
         try:
@@ -156,6 +171,11 @@ class _Part(Timeline):
 
     def write(self) -> None:
         """Whoever has the whole does."""
+
+
+def in_order(event: dict[str, Any]) -> tuple[bool, float]:
+    """Key of a trace's order: names first, then by time."""
+    return event["ph"] != "M", event["ts"]
 
 
 def _about(pid: int, tid: int | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

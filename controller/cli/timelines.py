@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from netfold.host.timeline import in_order
+
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
     """One trace of all ranks' files.  Raises ValueError for a file that is no rank's timeline, and for none at all."""
@@ -30,6 +32,7 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = pid
             events.append(event)
+    events.sort(key=in_order)
     lost = sum(trace["otherData"].get("lost", 0) for trace in traces)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"ranks": len(traces), "lost": lost}}
 
