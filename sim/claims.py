@@ -16,7 +16,7 @@ GIVE_UP = 0.05
 """Simulated seconds after which a run counts as not finished; 50 time-outs, and half of what routing takes to know."""
 
 Key = tuple[object, ...]
-"""(fabric, workload, size, state, seed)."""
+"""(fabric, workload, size, state, how many links where more than one, seed)."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,14 @@ class Row:
     """Wire bytes on the busiest uplink of a leaf, over the mean of that leaf's; the worst leaf."""
     timeouts: int
     dropped: int
+    links: int = 1
+    """Cables that are broken or out, where any is."""
 
     @property
     def key(self) -> Key:
         """All but the scheme."""
-        return self.fabric, self.workload, self.size, self.state, self.seed
+        links = f"{self.links} links" if self.links > 1 else ""
+        return self.fabric, self.workload, self.size, self.state, links, self.seed
 
 
 @dataclass(frozen=True)
@@ -126,4 +129,4 @@ def _change(ratio: float) -> str:
 def describe(key: Key) -> str:
     """A key in words, without the seed."""
     parts = [f"{part >> 20} MB" if isinstance(part, int) and part >= 1 << 20 else str(part) for part in key]
-    return ", ".join(part for part in parts[:4] if part != "0")
+    return ", ".join(part for part in parts[:5] if part not in ("0", ""))

@@ -5,6 +5,7 @@ On the paper's fabrics, its collectives and a layer of its models, every scheme 
 
     healthy        all links up
     link breaks    leaf 0 loses a spine at 1 us; nobody is told for 100 ms, hosts have their time-outs alone
+                   (with ``links``, more cables between leaves and the tier above go too, drawn by the seed)
     link is out    the same link has been out since before, and everybody plans and hashes around it
 
 What comes out are completion times beside those of packet spraying, queue pairs, loads of uplinks, and for each claim
@@ -14,6 +15,7 @@ of the paper whether it holds here.  Published: arXiv 2407.00550.
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +52,8 @@ class Point:
     state: State
     seed: int
     rto: float
+    links: int = 1
+    """Cables that break or are out; 1 where none is."""
 
 
 def run(
@@ -61,6 +65,7 @@ def run(
     sizes: Sequence[int] = (1, 4, 16, 64),
     schemes: Sequence[str] = tuple(SCHEMES),
     states: Sequence[State] = STATES,
+    links: Sequence[int] = (1,),
     seeds: Sequence[int] = (1,),
     rto: float = 1e-3,
     scale: bool = False,
@@ -71,6 +76,7 @@ def run(
     """Simulate, write ``results.json`` and ``*.svg`` into ``out``, say what holds.
 
     sizes    MB (2^20 bytes) on each rank
+    links    how many cables break or are out
     rto      seconds of the time-out, for all schemes; the paper's authors have 1 ms
     scale    also 16,384 hosts in the fluid simulator (minutes, 3 GB)
     jobs     processes; None: as joblib is configured, else all cores
@@ -81,10 +87,14 @@ def run(
                                ("model", models, MODELS), ("scheme", schemes, SCHEMES), ("state", states, STATES)):
         if unknown := [one for one in given if one not in known]:
             raise ValueError(f"no {name} is called {unknown[0]}; there are {', '.join(known)}")
-    points = [Point(fabric, *work, scheme, state, seed, rto)
+    for name, numbers, least in (("size", sizes, 1), ("number of links", links, 1), ("seed", seeds, 0)):
+        if low := [number for number in numbers if number < least]:
+            raise ValueError(f"a {name} of {low[0]}: expected {least} or more")
+    points = [Point(fabric, *work, scheme, state, seed, rto, count)
               for fabric in fabrics
               for work in [*((c, mb << 20) for c in collectives for mb in sizes), *((m, 0) for m in models)]
-              for state in states for scheme in schemes for seed in seeds]
+              for state in states for count in (links if state != "healthy" else (1,))
+              for scheme in schemes for seed in seeds]
     out.mkdir(parents=True, exist_ok=True)
     kept = _kept(out / ROWS, rto) if resume else {}
     todo = [point for point in points if _key(point) not in kept]
@@ -120,10 +130,12 @@ def simulate_point(point: Point) -> Row:
     topology = FABRICS[point.fabric]()
     workload = _workload(topology, point)
     scheme = SCHEMES[point.scheme]
-    faults = {"healthy": (), "link breaks": (Fault(BROKEN, 1e-6),), "link is out": (Fault(BROKEN, 0.0, 0.0),)}
-    dead = topology.dead([BROKEN]) if point.state == "link is out" else frozenset()
+    cables = [] if point.state == "healthy" else broken(topology, point.links, point.seed)
+    known = point.state == "link is out"
+    faults = [Fault(cable, 0.0, 0.0) if known else Fault(cable, 1e-6) for cable in cables]
+    dead = topology.dead(cables) if known else frozenset()
     transport = Transport(rto=point.rto)
-    outcome = simulate(topology, workload, scheme, transport=transport, faults=faults[point.state], seed=point.seed,
+    outcome = simulate(topology, workload, scheme, transport=transport, faults=faults, seed=point.seed,
                        deadline=GIVE_UP + float(workload.gap.sum()))
     uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]].reshape(-1, topology.aggs)
     uplinks = uplinks[uplinks.any(axis=1)]
@@ -133,7 +145,16 @@ def simulate_point(point: Point) -> Row:
                inf if outcome.unfinished else outcome.time, outcome.unfinished,
                int(np.unique(sender, return_counts=True)[1].max()),
                float((uplinks.max(axis=1) / uplinks.mean(axis=1)).max(initial=1.0)),
-               outcome.counts["timeouts"], outcome.counts["dropped"])
+               outcome.counts["timeouts"], outcome.counts["dropped"], point.links)
+
+
+def broken(topology: Topology, number: int, seed: int) -> list[Cable]:
+    """So many cables of leaves; the first is always the paper's.  Raises ValueError for more than there are."""
+    rest = [Cable("leaf", leaf, agg) for leaf in range(topology.leaves * topology.pods) for agg in range(topology.aggs)]
+    rest.remove(BROKEN)
+    if number > len(rest):
+        raise ValueError(f"{number} links out: the fabric has {len(rest) + 1} between leaves and the tier above")
+    return [BROKEN, *random.Random(seed).sample(rest, number - 1)]
 
 
 def _workload(topology: Topology, point: Point) -> Workload:
@@ -163,7 +184,7 @@ def _line(rows: Sequence[Row]) -> str:
 
 
 def _key(one: Point | Row) -> Key:
-    return one.fabric, one.workload, one.size, one.scheme, one.state, one.seed
+    return one.fabric, one.workload, one.size, one.scheme, one.state, one.links, one.seed
 
 
 def _kept(file: Path, rto: float) -> dict[Key, Row]:
@@ -195,8 +216,10 @@ def draw(rows: Sequence[Row], fabric: str) -> str:
     models = list(dict.fromkeys(r.workload for r in mine if not r.size))
     schemes = list(dict.fromkeys(r.scheme for r in mine))
     lines: list[list[Panel]] = []
-    for state in dict.fromkeys(r.state for r in mine):
-        ratios = {scheme: relative(mine, scheme, base, [state]) for scheme in schemes}
+    for state, links in dict.fromkeys((r.state, r.links) for r in mine):
+        such = [r for r in mine if (r.state, r.links) == (state, links)]
+        ratios = {scheme: relative(such, scheme, base) for scheme in schemes}
+        title = state if links == 1 else f"{state} ({links})"
 
         def value(scheme: str, work: str, size: int, ratios: dict[str, dict[Key, float]] = ratios
                   ) -> float | None:
@@ -206,10 +229,10 @@ def draw(rows: Sequence[Row], fabric: str) -> str:
         line = []
         for name in names:
             sizes = sorted({r.size for r in mine if r.workload == name})
-            line.append(Panel(f"{name}, {state}", [str(size >> 20) for size in sizes],
+            line.append(Panel(f"{name}, {title}", [str(size >> 20) for size in sizes],
                               {scheme: [value(scheme, name, size) for size in sizes] for scheme in schemes}))
         if models:
-            line.append(Panel(f"two layers' training, {state}", models,
+            line.append(Panel(f"two layers' training, {title}", models,
                               {scheme: [value(scheme, model, 0) for model in models] for scheme in schemes}))
         lines.append(line)
     seeds = ", ".join(map(str, sorted({r.seed for r in mine})))

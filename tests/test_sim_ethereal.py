@@ -63,6 +63,8 @@ def test_unknown_names_are_refused_with_the_known_ones(tmp_path) -> None:
     """A typing error does not start a sweep."""
     with pytest.raises(ValueError, match="no scheme is called ecpm; there are ethereal, netfold"):
         ethereal.run(out=tmp_path, schemes=["ecpm"])
+    with pytest.raises(ValueError, match="a number of links of 0: expected 1 or more"):
+        ethereal.run(out=tmp_path, links=[0])
 
 
 ROW = Row("leaf-spine", "ring", 1 << 20, "spray", "healthy", 1, 1.0, 0, 8, 1.0, 0, 0)
@@ -157,6 +159,22 @@ def test_a_ray_cluster_that_is_not_there_is_not_waited_for(scheme: str, monkeypa
         with pytest.raises(EngineError, match=f"no Ray cluster answers at {address}"), engine(f"ray={address}"):
             pass
     sys.modules["ray"].init.assert_not_called()
+
+
+@pytest.mark.usefixtures("small")
+def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
+    """As many different cables as asked for, each number with rows of its own; healthy runs are not repeated."""
+    topology = ethereal.FABRICS["leaf-spine"]()
+    few, more = (ethereal.broken(topology, n, seed=1) for n in (2, 5))
+    assert few[0] == more[0] == ethereal.BROKEN
+    assert [len(set(few)), len(set(more))] == [2, 5]
+    with pytest.raises(ValueError, match="17 links out: the fabric has 16"):
+        ethereal.broken(topology, 17, seed=1)
+    ethereal.run(out=tmp_path, links=[1, 3], echo=lambda _: None, **{**SMALL, "sizes": [1]})
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [(row["state"], row["links"]) for row in rows if row["scheme"] == "netfold"] == [
+        ("healthy", 1), ("link breaks", 1), ("link breaks", 3), ("link is out", 1), ("link is out", 3)]
+    assert all(row["time"] for row in rows if row["scheme"] == "netfold")
 
 
 @pytest.mark.usefixtures("small")

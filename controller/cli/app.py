@@ -5,7 +5,6 @@ asked for cannot be."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -36,6 +35,7 @@ from netfold.controller.cli.options import (
 )
 from netfold.controller.cli.paths import paths
 from netfold.controller.cli.run import run
+from netfold.controller.cli.sim import simulations
 from netfold.controller.cli.trace import flight, timeline
 from netfold.controller.plan import fabric as fabrics
 from netfold.controller.plan.fabric import Engine, Fabric, FabricError, Faults
@@ -277,41 +277,8 @@ app.command()(flight)
 app.add_typer(timeline, name="timeline")
 
 app.add_typer(benchmarks, name="bench")
-simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
 app.add_typer(simulations, name="sim")
 app.add_typer(paths, name="paths")
-
-
-@simulations.command()
-def ethereal(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
-    fabrics_: Annotated[str, typer.Option("--fabrics", help="leaf-spine (256 hosts), fat-tree.")] = "leaf-spine",
-    collectives: Annotated[str, typer.Option(help="all: every one; or names, by commas.")] = "all",
-    schemes: Annotated[str, typer.Option(help="all: every one; or names, by commas.")] = "all",
-    models: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
-    sizes: Annotated[str, typer.Option(help="MB on each rank, by commas.")] = "1,4,16,64",
-    seeds: Annotated[str, typer.Option(help="By commas.")] = "1",
-    scale: Annotated[bool, typer.Option(help="Also 16,384 hosts in the fluid simulator (minutes, 3 GB).")] = False,
-    jobs: Annotated[int | None, typer.Option(help="Processes; default: joblib's, or all cores.")] = None,
-    engine: Annotated[str, typer.Option(help="Where: loky, threading, dask=HOST:PORT, ray or ray=ADDRESS.")] = "loky",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
-) -> None:
-    """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
-    from netfold.sim import ethereal as paper
-    from netfold.sim import sweep
-
-    chosen: dict[str, Any] = {"fabrics": fabrics_.split(",")}
-    for name, given in (("collectives", collectives), ("schemes", schemes), ("models", models)):
-        if given != "all":
-            chosen[name] = [] if given == "none" else given.split(",")
-    try:
-        chosen |= {"sizes": [int(n) for n in sizes.split(",")], "seeds": [int(n) for n in seeds.split(",")]}
-        with sweep.engine(engine) if engine != "loky" else contextlib.nullcontext():
-            paper.run(out=out, scale=scale, jobs=jobs, resume=resume, **chosen)
-    except ValueError as error:
-        _fail(CANNOT, str(error))
-    except sweep.EngineError as error:
-        _fail(FAILED, f"sim ethereal: {error}")
 
 
 def main() -> None:
