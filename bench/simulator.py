@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from netfold.bench.replay import Flow, Spec, Times
 from netfold.controller.plan.fabric import Fabric, leafspine
 from netfold.sim.packet import Outcome, Transport, simulate
-from netfold.sim.placement import SCHEMES, Scheme, place
+from netfold.sim.placement import SCHEMES, Placement, Scheme, place
 from netfold.sim.topology import Topology, of_fabric
-from netfold.sim.workload import COLLECTIVES, Workload, shifted_all_to_all
+from netfold.sim.workload import COLLECTIVES, Workload, ring_all_gather, shifted_all_to_all
 from netfold.topo import sandbox
 from netfold.wire import roce
 
@@ -36,7 +37,9 @@ DELAY: Final = 50e-6
 FIRST_WINDOW: Final = 32
 """Packets that host/native/rc_requester.c begins with, where its window has as many."""
 SCHEME: Final = SCHEMES["ethereal"]
-WORKLOADS: Final = {**COLLECTIVES, "shifted all-to-all": shifted_all_to_all}
+WORKLOADS: Final = {**COLLECTIVES, "shifted all-to-all": shifted_all_to_all, "all-gather": ring_all_gather}
+ACK: Final = 10
+"""Bytes on a link for each packet acknowledged: one ACK of 62 answers about six (counted on the fabric's links)."""
 
 
 class Case(NamedTuple):
@@ -47,31 +50,40 @@ class Case(NamedTuple):
 
 
 CASES: Final = (
-    Case("all-to-all", 2), Case("shifted all-to-all", 2), Case("ring", 2), Case("halving-doubling", 2),
-    Case("all-to-all", 1), Case("halving-doubling", 1),
+    Case("all-to-all", 2), Case("shifted all-to-all", 2), Case("ring", 2), Case("all-gather", 2),
+    Case("halving-doubling", 2), Case("all-to-all", 1), Case("halving-doubling", 1),
 )  # fmt: skip
 """With 8 hosts, four on a leaf: two uplinks for four hosts limit what crosses, one uplink all the more."""
+
+
+def queue_pairs(topology: Topology, workload: Workload, scheme: Scheme) -> Placement:
+    """The placement as queue pairs carry it: as many between two hosts as there are uplinks, on whatever paths, and
+    every flow in equal parts over all of them.  Raises ValueError for what that cannot carry."""
+    placed = place(topology, workload, scheme)
+    lanes = topology.aggs
+    count = np.bincount(placed.task, minlength=len(workload))[placed.task]
+    if wrong := set(count.tolist()) - {1, lanes}:
+        raise ValueError(f"a flow in {wrong.pop()} pieces: expected it whole, or over all {lanes} uplinks")
+    of = np.repeat(np.arange(len(placed)), lanes // count)
+    task = placed.task[of]
+    lane = np.arange(len(task)) % lanes
+    size = workload.size[task]
+    return Placement(task, size * (lane + 1) // lanes - size * lane // lanes, placed.path[of], np.ones(len(task)))
 
 
 def flows(fabric: Fabric, topology: Topology, workload: Workload, scheme: Scheme) -> tuple[list[Flow], list[int]]:
     """The workload as `replay` takes it, and all source ports.  Raises ValueError for what it cannot replay."""
     number = {switch.name: n for n, switch in enumerate(fabric.switches, 1)}
     ports = [roce.PATH_PORT + number[switch.name] for switch in fabric.switches if switch.role == "spine"]
-    placed = place(topology, workload, scheme)
+    placed = queue_pairs(topology, workload, scheme)
     pieces: dict[int, list[int]] = defaultdict(list)
     for task, path in zip(placed.task.tolist(), placed.path.tolist(), strict=True):
         pieces[task].append(path)
     waits: dict[int, list[int]] = defaultdict(list)
     for before, after in workload.waits.tolist():
         waits[after].append(before)
-    result = []
-    for task in range(len(workload)):
-        paths = pieces[task] * (len(ports) if len(pieces[task]) == 1 else 1)
-        if len(paths) != len(ports):
-            raise ValueError(f"task {task} in {len(paths)} pieces: expected it whole, or over all {len(ports)} uplinks")
-        result.append(Flow(int(workload.source[task]), int(workload.destination[task]), int(workload.size[task]),
-                           waits[task], [ports[path] for path in paths]))
-    return result, ports
+    return [Flow(int(workload.source[task]), int(workload.destination[task]), int(workload.size[task]), waits[task],
+                 [ports[path] for path in pieces[task]]) for task in range(len(workload))], ports
 
 
 def real(
@@ -89,12 +101,14 @@ def real(
 
 
 def simulated(topology: Topology, workload: Workload, window: int) -> Outcome:
-    """The simulator's run, with the real transport's packets and windows."""
+    """The simulator's run, with the real transport's packets, queue pairs and windows, and its ACKs among the data: who
+    waits for them waits in the other direction's queues too."""
     packet = Transport(mtu=roce.PATH_MTU, header=58)
     in_flight = packet.round_trip(topology) * topology.host_rate / 8 / (packet.mtu + packet.header)
     transport = Transport(mtu=packet.mtu, header=packet.header, window=min(FIRST_WINDOW, window) / in_flight,
-                          max_window=window / in_flight, rto=1.0, jitter=0.0)
-    return simulate(topology, workload, SCHEME, transport=transport, deadline=1e3)
+                          max_window=window / in_flight, ack=ACK, rto=1.0, jitter=0.0)
+    return simulate(topology, workload, SCHEME, transport=transport, deadline=1e3,
+                    placement=queue_pairs(topology, workload, SCHEME))
 
 
 def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: Path | None) -> bool:

@@ -47,6 +47,8 @@ class Transport:
     """Payload bytes of a full packet."""
     header: int = 58
     """Bytes around each payload: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4."""
+    ack: int = 0
+    """Bytes of an ACK that queues like data, on the way back; 0: it takes an empty path's time and no bandwidth."""
     ecn: int = 800_000
     """Bytes of backlog above which a queue marks: DCTCP's K."""
     buffer: int = 64 << 20
@@ -72,6 +74,8 @@ class Transport:
         for name in ("ecn", "buffer", "window", "max_window", "gain", "rto"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"transport.{name}: expected a value above 0, got {getattr(self, name)}")
+        if not 0 <= self.ack <= 65535:
+            raise ValueError(f"transport.ack: expected 0..65535 bytes, got {self.ack}")
         if self.max_window < self.window:
             raise ValueError(f"transport.max_window: {self.max_window} is below the first window {self.window}")
 
@@ -118,7 +122,8 @@ class Outcome:
     """int64[links], deepest backlog in bytes."""
     link_dropped: NDArray[np.int64]
     counts: dict[str, int]
-    """hops, sent, resent, delivered, discarded, dropped, in_flight, marked, timeouts, lost_acks, pieces, moved."""
+    """hops, sent, resent, delivered, discarded, dropped, in_flight, marked, timeouts, lost_acks, answers, answered,
+    pieces, moved.  hops, dropped and in_flight count ACKs too, where they take bandwidth."""
     cpu: float = field(compare=False)
     """Seconds of processor time that the event loop took."""
 
@@ -128,14 +133,14 @@ class _Config(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("hosts", "leaves", "aggs", "pods", "cores")),
         *((name, ctypes.c_double) for name in ("host_rate", "leaf_rate", "core_rate")),
         *((name, ctypes.c_uint64) for name in ("delay", "ecn_bytes", "buffer_bytes")),
-        *((name, ctypes.c_uint32) for name in ("mode", "mtu", "header", "tolerant", "move")),
+        *((name, ctypes.c_uint32) for name in ("mode", "mtu", "header", "ack_bytes", "tolerant", "move")),
         *((name, ctypes.c_double) for name in ("window", "max_window", "min_window", "gain")),
         *((name, ctypes.c_uint64) for name in ("rto", "mark_time", "freeze_time", "jitter", "deadline", "seed")),
     )
 
 
 _RESULTS = ("end", "hops", "sent", "resent", "delivered", "discarded", "dropped", "in_flight", "marked", "timeouts",
-            "lost_acks", "unfinished", "pieces", "moved")
+            "lost_acks", "answers", "answered", "unfinished", "pieces", "moved")
 
 
 class _Result(ctypes.Structure):
@@ -151,9 +156,11 @@ def simulate(
     faults: Sequence[Fault] = (),
     seed: int = 0,
     deadline: float = 1.0,
+    placement: Placement | None = None,
 ) -> Outcome:
     """Run a workload to its end, or to ``deadline`` seconds of simulated time.
 
+    placement   the pieces of its flows; None: as the scheme plans them
     Runs with equal arguments give equal outcomes.  Raises ValueError for hosts that the fabric does not have,
     PlanError where failures leave no path, SimulationError for lack of memory.
     """
@@ -165,7 +172,7 @@ def simulate(
         raise ValueError(f"deadline: expected seconds of 0..1e6, got {deadline}")
     if scheme.mode != "pinned" and not scheme.tolerant:
         raise ValueError(f"scheme {scheme.name}: packets of one flow take several paths, so receivers must be tolerant")
-    before = place(topology, workload, scheme, seed=seed, mtu=transport.mtu)
+    before = placement or place(topology, workload, scheme, seed=seed, mtu=transport.mtu)
     dead = topology.dead(f.cable for f in faults if not f.up)
     after = before
     if dead and scheme.moves:
@@ -186,7 +193,7 @@ def simulate(
         topology.hosts, topology.leaves, topology.aggs, topology.pods, topology.cores,
         8 * _PS / topology.host_rate, 8 * _PS / topology.leaf_rate, 8 * _PS / topology.core_rate,
         _ps(topology.delay), transport.ecn, transport.buffer,
-        _MODES[scheme.mode], transport.mtu, transport.header, scheme.tolerant, scheme.moves,
+        _MODES[scheme.mode], transport.mtu, transport.header, transport.ack, scheme.tolerant, scheme.moves,
         max(1.0, transport.window * bdp), max(1.0, transport.max_window * bdp), 1.0, transport.gain,
         _ps(transport.rto), _ps(transport.mark_time), _ps(transport.freeze_time), _ps(transport.jitter),
         _ps(deadline), seed % 2**64,

@@ -116,9 +116,18 @@ def shifted_all_to_all(hosts: Sequence[int], size: int) -> Workload:
 
 def ring(hosts: Sequence[int], size: int) -> Workload:
     """Allreduce in 2(n-1) steps of size/n to the right neighbour."""
+    return _around(hosts, size, 2)
+
+
+def ring_all_gather(hosts: Sequence[int], size: int) -> Workload:
+    """All-gather in n-1 steps of size/n to the right neighbour."""
+    return _around(hosts, size, 1)
+
+
+def _around(hosts: Sequence[int], size: int, times: int) -> Workload:
     build, n = _Builder(), _ranks(hosts)
     arrived: list[Sequence[int]] = [()] * n  # what a rank waits for
-    for step in range(2 * (n - 1)):
+    for step in range(times * (n - 1)):
         sent = [build.flow(hosts[r], hosts[(r + 1) % n], _part(size, n, (r - step) % n), step, arrived[r])
                 for r in range(n)]
         arrived = [(sent[(r - 1) % n],) for r in range(n)]

@@ -34,12 +34,12 @@ def flows(*rows: tuple[int, int, int], gap: float = 0.0) -> Workload:
 def assert_conserved(topology, workload, outcome) -> None:
     """Packets: all that were sent are delivered, discarded, dropped or under way; all that were due were delivered."""
     c = outcome.counts
-    assert c["sent"] == c["delivered"] + c["discarded"] + c["dropped"] + c["in_flight"]
+    arrived = c["delivered"] + c["discarded"] + c["answered"]
+    assert c["sent"] + c["answers"] == arrived + c["dropped"] + c["in_flight"]
     assert c["hops"] == outcome.link_packets.sum()
     assert c["dropped"] == outcome.link_dropped.sum()
     hosts = topology.size
-    arrived = outcome.link_packets[hosts:2 * hosts].sum()
-    assert arrived == c["delivered"] + c["discarded"]
+    assert outcome.link_packets[hosts:2 * hosts].sum() == arrived
 
 
 @pytest.mark.parametrize(("topology", "to", "hops"), [
@@ -117,11 +117,11 @@ SMALL = st.tuples(
 
 @settings(max_examples=100)
 @given(case=SMALL, broken=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.floats(0, 3e-5)), max_size=2),
-       tight=st.booleans())
-def test_packets_are_conserved_and_runs_repeat(case, broken, tight) -> None:
-    """Whatever flows, scheme, failures and buffers: the books balance, and equal arguments give equal outcomes."""
+       tight=st.booleans(), ack=st.sampled_from([0, 64]))
+def test_packets_are_conserved_and_runs_repeat(case, broken, tight, ack) -> None:
+    """Whatever flows, scheme, failures, buffers, ACKs: the books balance, and equal arguments give equal outcomes."""
     rows, scheme, topology, seed = case
-    transport = Transport(buffer=40_000, rto=1e-4) if tight else Transport(rto=1e-4)
+    transport = Transport(buffer=40_000, rto=1e-4, ack=ack) if tight else Transport(rto=1e-4, ack=ack)
     faults = [Fault(Cable("leaf", leaf, agg), when, announced=when + 5e-3) for leaf, agg, when in broken]
     work = flows(*rows)
     run = {"transport": transport, "faults": faults, "seed": seed, "deadline": 0.1}
@@ -214,6 +214,25 @@ def test_flows_wait_for_what_they_depend_on() -> None:
     spaced = work.then(work, gap=1e-5)
     twice = simulate(leaf_spine(hosts=4, leaves=1, spines=1), spaced, SCHEMES["ecmp"], transport=EXACT)
     assert twice.time == pytest.approx(12 * hop + 1e-5, abs=1e-11)
+
+
+@pytest.mark.parametrize(("topology", "to", "hops"), [(TWO_TIERS, 1, 2), (TWO_TIERS, 15, 4), (THREE_TIERS, 7, 6)])
+def test_an_ack_that_queues_takes_its_own_time_back(topology, to, hops) -> None:
+    """A window of one packet: every further one waits for a round trip, of data and of an ACK of its weight."""
+    stop_and_wait = replace(EXACT, window=1e-9, max_window=1e-9, ack=500)
+    outcome = simulate(topology, flows((0, to, 3 * EXACT.mtu)), SCHEMES["ecmp"], transport=stop_and_wait)
+    there, back = (hops * (size * 8 / 400e9 + 500e-9) for size in (WIRE, 500))
+    assert outcome.time == pytest.approx(3 * there + 2 * back, abs=1e-11)
+    assert outcome.counts["answers"] == 3
+
+
+def test_an_ack_that_queues_waits_behind_data() -> None:
+    """Two hosts that send to each other: ACKs that weigh nothing change nothing, others come after what is queued."""
+    both = flows((0, 1, 40 * EXACT.mtu), (1, 0, 40 * EXACT.mtu))
+    narrow = replace(EXACT, window=0.5, max_window=0.5)
+    times = [simulate(TWO_TIERS, both, SCHEMES["ecmp"], transport=replace(narrow, ack=size)).time
+             for size in (0, 1, 2000)]
+    assert times[0] < times[1] < times[2]
 
 
 @pytest.mark.parametrize(("change", "says"), [

@@ -143,10 +143,14 @@ void link_event(struct sim *s, uint32_t number)
     l->count.packets++;
     l->count.bytes += p.bytes;
     s->r.hops++;
-    if (l->kind == 1)
-        arrive(s, &p);
-    else
+    if (l->kind != 1) {
         transmit(s, next_link(s, l, &p), &p);
+    } else if (p.answer) {
+        s->r.answered++;
+        acknowledge(s, &(struct ack){0, p.piece, p.seq, p.agg, p.core, p.echo, p.nack});
+    } else {
+        arrive(s, &p);
+    }
 }
 
 /* ---- failures ---- */

@@ -17,6 +17,7 @@ struct config {
     /* end points */
     uint32_t mode;                                   /* enum mode */
     uint32_t mtu, header;                            /* bytes of payload of a full packet; bytes around a payload */
+    uint32_t ack_bytes;                              /* of an ACK that queues like data; 0: it takes no bandwidth */
     uint32_t tolerant;                               /* receivers take packets in any order; else go-back-N */
     uint32_t move;                                   /* PINNED: a time-out moves the piece and marks the path */
     double window, max_window, min_window;           /* packets: at the start, at most, at least */
@@ -59,6 +60,7 @@ struct link_count {
 struct result {
     uint64_t end;                                    /* when the last task finished, or the deadline */
     uint64_t hops, sent, resent, delivered, discarded, dropped, in_flight, marked, timeouts, lost_acks;
+    uint64_t answers, answered;                      /* ACKs that queued: sent, arrived */
     uint64_t unfinished;                             /* tasks */
     uint64_t pieces, moved;
 };

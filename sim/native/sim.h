@@ -24,6 +24,7 @@ struct packet {
     uint16_t agg, core;         /* the path */
     uint16_t bytes;
     uint8_t marked;
+    uint8_t answer, echo, nack; /* an ACK that queues like data: what it says */
 };
 
 struct ack {
@@ -155,6 +156,7 @@ void transport_close(struct sim *s);
 void start_piece(struct sim *s, uint32_t task, const struct piece *piece);
 void card_free(struct sim *s, uint32_t host);
 void arrive(struct sim *s, const struct packet *p);
+void acknowledge(struct sim *s, const struct ack *a);
 void ack_event(struct sim *s, uint32_t distance);
 void timeout(struct sim *s, uint32_t sender);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* End points: DCTCP windows over go-back-N, or over receivers that take packets in any order; time-outs.
  *
- * Simplification, on purpose: an ACK takes its reverse path's empty-network time and no bandwidth (64 bytes in 9000),
- * and is lost if that path is down. */
+ * Simplification, on purpose: unless told what it weighs, an ACK takes its reverse path's empty-network time and no
+ * bandwidth (64 bytes in 9000), and is lost if that path is down. */
 #include "sim.h"
 
 #include <string.h>
@@ -169,11 +169,34 @@ void transport_close(struct sim *s)
 
 /* ---- receiving ---- */
 
+static void answer(struct sim *s, const struct sender *t, const struct packet *p, uint32_t seq, int nack)
+{
+    if (s->c->ack_bytes) {
+        struct packet back = {.piece = p->piece, .seq = seq, .destination = t->source, .agg = p->agg, .core = p->core,
+                              .bytes = (uint16_t)s->c->ack_bytes, .answer = 1, .echo = p->marked, .nack = (uint8_t)nack};
+        s->r.answers++;
+        transmit(s, t->destination, &back);
+        return;
+    }
+    if (s->broken && blocked(s, t->destination_leaf, t->source_leaf, p->agg, p->core, 0)) {
+        s->r.lost_acks++;
+        return;
+    }
+    struct fifo *f = &s->acks[t->distance];
+    struct ack *a = push(&s->events, f, sizeof *a);
+    if (!a)
+        return;
+    *a = (struct ack){s->events.now + s->ack_delay[t->distance], p->piece, seq, p->agg, p->core, p->marked,
+                      (uint8_t)nack};
+    if (f->count == 1)
+        schedule(&s->events, s->link_count + s->size + t->distance, a->time);
+}
+
 void arrive(struct sim *s, const struct packet *p)
 {
     struct sender *t = &s->senders[p->piece];
     int fresh, nack = 0;
-    uint32_t answer = p->seq;
+    uint32_t next = p->seq;
     if (s->c->tolerant) {
         fresh = t->flags && !(t->flags[p->seq] & RECEIVED); /* no flags: the sender knows already that all is there */
         if (fresh)
@@ -181,7 +204,7 @@ void arrive(struct sim *s, const struct packet *p)
     } else {
         fresh = p->seq == t->received;
         nack = p->seq > t->received && !t->nacked;
-        answer = t->received + (uint32_t)fresh;
+        next = t->received + (uint32_t)fresh;
         if (p->seq > t->received && !nack) { /* one NAK a gap; the rest of the gap's followers are dropped silently */
             s->r.discarded++;
             return;
@@ -197,18 +220,7 @@ void arrive(struct sim *s, const struct packet *p)
         s->r.discarded++;
     }
     s->r.marked += p->marked;
-    if (s->broken && blocked(s, t->destination_leaf, t->source_leaf, p->agg, p->core, 0)) {
-        s->r.lost_acks++;
-        return;
-    }
-    struct fifo *f = &s->acks[t->distance];
-    struct ack *a = push(&s->events, f, sizeof *a);
-    if (!a)
-        return;
-    *a = (struct ack){s->events.now + s->ack_delay[t->distance], p->piece, answer, p->agg, p->core, p->marked,
-                      (uint8_t)nack};
-    if (f->count == 1)
-        schedule(&s->events, s->link_count + s->size + t->distance, a->time);
+    answer(s, t, p, next, nack);
 }
 
 /* ---- acknowledgements and time-outs ---- */
@@ -230,7 +242,7 @@ static void dctcp(struct sim *s, struct sender *t, uint32_t acked, int marked)
     t->window = (uint32_t)t->cwnd;
 }
 
-static void acknowledge(struct sim *s, const struct ack *a)
+void acknowledge(struct sim *s, const struct ack *a)
 {
     struct sender *t = &s->senders[a->piece];
     if (!t->active)
