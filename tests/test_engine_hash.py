@@ -40,7 +40,7 @@ def test_crc32_and_csum16_of_every_length_and_alignment(flags: str) -> None:
     rng = random.Random(SEED)
     library = ctypes.CDLL(str(cc.build([RUNTIME / "hash.c"], kind="shared", name="hash", flags=flags.split())))
     library.ss_hash.restype = ctypes.c_uint64
-    library.ss_csum16.restype = ctypes.c_uint16
+    library.ss_csum16.restype = library.ss_csum16_after.restype = ctypes.c_uint16
     crc32 = _constant("SS_CRC32")
     lengths = [*range(700), 1024, 1086, 1087, 1088, 4096, 65535]
     for length in lengths:
@@ -51,6 +51,9 @@ def test_crc32_and_csum16_of_every_length_and_alignment(flags: str) -> None:
         where = ctypes.c_void_p(at)
         assert library.ss_hash(None, crc32, where, length) == zlib.crc32(data), f"crc32 of {length} bytes"
         assert library.ss_csum16(where, length, None, 0) == checksum(data), f"csum16 of {length} bytes"
+        before = struct.pack("!IIH", *(rng.choice([0, 0xFFFF, rng.getrandbits(16)]) for _ in range(3)))
+        numbers = ctypes.c_uint64(sum(struct.unpack("!IIH", before)))
+        assert library.ss_csum16_after(numbers, where, length) == checksum(before + data), f"after {before.hex()}"
 
 
 def _constant(name: str) -> int:

@@ -48,20 +48,22 @@ class Sizes:
     agreement: int
     quota: int = SLOTS // 2
     """Of any one switch, for one job: a job of many trees gets smaller ranges rather than all the slots."""
+    together: int = SLOTS
+    """Of all trees of a job, for the data: a machine's link carries them all, and needs so many in flight.  More only
+    fills the caches of whoever keeps the packets: switches their words, hosts what they may have to send again."""
 
-    def fitted(self, trees: int, sharers: int = 1) -> Sizes:
-        """The sizes that keep so many trees through one switch within the quota, and in all no more in flight on a
-        machine's link where so many of its ranks share it."""
-        size = max(self.agreement, self.data >> (sharers - 1).bit_length())
-        while size > self.agreement and trees * (size + self.agreement) > self.quota:
+    def fitted(self, trees: int) -> Sizes:
+        """The sizes for a job with so many trees through one switch, those of all ranks of a machine counted."""
+        size = self.data
+        while size > self.agreement and (trees * size > self.together or trees * (size + self.agreement) > self.quota):
             size //= 2
-        return Sizes(size, self.agreement, self.quota)
+        return replace(self, data=size)
 
 
 SIZES: Final[Mapping[str, Sizes]] = {
-    "softswitch": Sizes(data=2048, agreement=128),
+    "softswitch": Sizes(data=1024, agreement=128, together=1024),
     # an egress queue of BMv2 holds 64 packets, and P4Runtime cannot make it longer
-    "bmv2": Sizes(data=64, agreement=16),
+    "bmv2": Sizes(data=64, agreement=16, together=128),
 }
 
 
@@ -183,7 +185,7 @@ class Ledger:
             ]
         through = Counter(fold.switch for tree in trees for fold in tree.folds)
         most = max(through.values(), default=0) * len(groups)
-        sizes = self.sizes.fitted(most, len(groups))
+        sizes = self.sizes.fitted(most)
         need = most * (sizes.data + sizes.agreement)
         if need > sizes.quota:
             raise Refused(f"{most} trees through one switch need {need} slots at the least, a job may have "

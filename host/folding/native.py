@@ -165,6 +165,7 @@ def library() -> C.CDLL:
         [home / name for name in SOURCES],
         kind="shared",
         name="netfold-host",
+        include=[Path(cc.__file__).parent / "runtime"],
         # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
         flags=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=default"],
         optional_flags=["-march=native"],

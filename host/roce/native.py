@@ -110,6 +110,7 @@ def library() -> C.CDLL:
         [home / name for name in SOURCES],
         kind="shared",
         name="netfold-roce",
+        include=[Path(cc.__file__).parent / "runtime"],
         flags=["-O3", "-fvisibility=default"],
         optional_flags=["-march=native"],
         libs=["-lpthread"],

@@ -30,7 +30,7 @@ class ExternEmitter(PacketEmitter):
         cells = f"registers[{reg.index}]"
         if is_wide(t):
             n = limbs(width(t))
-            self.line(f"if ({index} < {reg.size}) memcpy({out}, (const uint64_t *){cells} + {index} * {n}, {8 * n});")
+            self.line(f"if ({index} < {reg.size}) ss_w_copy({out}, (const uint64_t *){cells} + {index} * {n}, {n});")
             self.line(f"else ss_w_zero({out}, {n});")
         else:
             self.line(f"{out} = {index} < {reg.size} ? ((const {cell_type(reg.type)} *){cells})[{index}] : 0;")
@@ -43,7 +43,7 @@ class ExternEmitter(PacketEmitter):
         if is_wide(t):
             n = limbs(width(t))
             value = self.pointer(s.args[1])
-            self.line(f"if ({index} < {reg.size}) memcpy((uint64_t *){cells} + {index} * {n}, {value}, {8 * n});")
+            self.line(f"if ({index} < {reg.size}) ss_w_copy((uint64_t *){cells} + {index} * {n}, {value}, {n});")
         else:
             ctype = cell_type(reg.type)
             value = self.x(s.args[1])
@@ -86,6 +86,9 @@ class ExternEmitter(PacketEmitter):
     def op_checksum(self, s: ir.Extern) -> None:
         assert s.out is not None
         algorithm, payload = s.info
+        if algorithm == 6 and not any(isinstance(v.type, Varbit) for v in s.args):
+            self.ones_complement(s, payload)
+            return
         buffer, n = self.field_list(s.args)
         if algorithm == 6:
             if payload and n.isdigit() and int(n) % 2:
@@ -94,6 +97,28 @@ class ExternEmitter(PacketEmitter):
             self.line(f"{self.lv(s.out)} = ss_csum16({buffer}, {n}, {more});")
         else:
             self.line(f"{self.lv(s.out)} = ss_hash(sw, {algorithm}, {buffer}, {n});")
+
+    def ones_complement(self, s: ir.Extern, payload: bool) -> None:
+        """csum16 without laying the fields out as bytes: each counts by the place of its last bit in a 16-bit word."""
+        assert s.out is not None
+        bits = sum(width(v.type) for v in s.args)
+        if payload and (bits + 7) // 8 % 2:
+            raise P4Error(s.pos, f"a checksum with payload over an odd number of header bytes ({(bits + 7) // 8})")
+        parts, end = ["0ull"], 0
+        for v in s.args:
+            w = width(v.type)
+            end += w
+            shift = -end % 16
+            if is_wide(v.type):
+                parts.append(f"ss_w_sum16({self.pointer(v)}, {limbs(w)}, {shift})")
+            elif w > 64:
+                parts.append(f"ss_sum16((uint64_t)({self.x(v)}), {shift})")
+                parts.append(f"ss_sum16((uint64_t)(({self.x(v)}) >> 64), {shift})")
+            elif w:
+                parts.append(f"ss_sum16({self.x(v)}, {shift})")
+        if payload:
+            parts.append("(uint16_t)~ss_csum16(p->payload, p->payload_len, NULL, 0)")
+        self.line(f"{self.lv(s.out)} = ss_sum16_end({' + '.join(parts)});")
 
     def op_value_set(self, s: ir.Extern) -> None:
         assert s.out is not None

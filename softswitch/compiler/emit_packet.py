@@ -159,6 +159,20 @@ class PacketEmitter(ExprEmitter):
             at += size
         return at
 
+    def table_key(self, keys: Sequence[ir.Expr]) -> str:
+        """The byte form as 64-bit words, zeros behind it, made in registers: the name of the array."""
+        key = self.fresh("key")
+        sizes = [(width(k.type) + 7) // 8 for k in keys]
+        self.line(f"uint64_t {key}[{max(1, (sum(sizes) + 7) // 8)}] = {{ 0 }};")
+        at = 0
+        for k, size in zip(keys, sizes, strict=True):
+            if size > 8:
+                self.pack_each(f"(uint8_t *){key} + {at}", [k])
+            elif size:
+                self.line(f"ss_key_put({key}, {at}, {size}, {self.x(k)});")
+            at += size
+        return key
+
     def unpack_each(self, base: str, fields: Sequence[tuple[str, ir.Type]]) -> None:
         at = 0
         for lv, t in fields:

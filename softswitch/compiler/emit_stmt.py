@@ -301,10 +301,7 @@ class StmtEmitter(ExternEmitter):
 
     def apply(self, s: ir.Apply) -> None:
         table = s.table
-        size = sum((width(k.type) + 7) // 8 for k in s.keys)
-        key = self.fresh("key")
-        self.line(f"uint8_t {key}[{max(1, size)}];")
-        self.pack_each(key, s.keys)
+        key = self.table_key(s.keys)
         selector, n = "NULL", "0"
         if s.selectors:
             selector, n = self.field_list(s.selectors)

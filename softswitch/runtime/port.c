@@ -28,6 +28,7 @@
 #endif
 
 #define RX_BATCH 16u
+#define RX_BULKY 2u               /* super-packets: more of them would be out of the cache before their turn comes */
 #define RX_HEADROOM 64u           /* a VLAN tag goes back in here */
 #define RX_FRAME (65536u + 256u)
 #define TX_BATCH 64u
@@ -210,7 +211,8 @@ uint32_t ss_port_receive(ss_port *p, ss_segment_fn *each, void *arg) {
     struct iovec pieces[RX_BATCH][2];
     struct mmsghdr messages[RX_BATCH];
     if (p->fd < 0) return 0;
-    for (uint32_t i = 0; i < RX_BATCH; i++) {
+    uint32_t want = p->bulky ? RX_BULKY : RX_BATCH;
+    for (uint32_t i = 0; i < want; i++) {
         pieces[i][0] = (struct iovec){&vnets[i], sizeof vnets[i]};
         /* 2: IP headers aligned to 4 bytes, as the kernel has them */
         pieces[i][1] = (struct iovec){frames[i] + RX_HEADROOM + 2, RX_FRAME - 2};
@@ -218,7 +220,7 @@ uint32_t ss_port_receive(ss_port *p, ss_segment_fn *each, void *arg) {
                                               .msg_control = &controls[i], .msg_controllen = sizeof controls[i]};
         vnets[i] = (ss_vnet){0};
     }
-    int n = recvmmsg(p->fd, messages, RX_BATCH, MSG_DONTWAIT, NULL);
+    int n = recvmmsg(p->fd, messages, want, MSG_DONTWAIT, NULL);
     if (n < 0) {
         if (errno == EINVAL && p->vnet) p->stats.malformed++;  /* a super-packet that the kernel could not describe */
         return 0;
@@ -240,6 +242,7 @@ uint32_t ss_port_receive(ss_port *p, ss_segment_fn *each, void *arg) {
         uint32_t segments = ss_cut(frame, len, v, take, &to, &why);
         if (segments == 0) p->stats.malformed++;
         else if (segments > 1) p->stats.super_packets_in++;
+        p->bulky = segments > 1;
     }
     if (p->pcap_in) ss_pcap_flush(p->pcap_in);
     return (uint32_t)n;

@@ -33,6 +33,7 @@ typedef struct ss_port {
     bool up, started;
     bool told, told_up;           /* what the control plane thinks of it */
     bool vnet, join;              /* socket speaks virtio_net_hdr; neighbours are joined */
+    bool bulky;                   /* super-packets came last */
     ss_tx_state tx;
     uint8_t *arena; size_t arena_size, used;          /* frames that wait, back to back, first to last */
     struct ss_slot { size_t at; uint32_t len; } *slots;

@@ -10,6 +10,7 @@
 #include "segment.h"
 #include <string.h>
 #include "softswitch.h"
+#include "wide.h"
 
 enum { ETH = 14, VLAN = 4, UDP = 17, TCP = 6 };
 enum { FIN = 0x01, SYN = 0x02, RST = 0x04, PSH = 0x08, ACK = 0x10, URG = 0x20, ECE = 0x40, CWR = 0x80 };
@@ -59,42 +60,34 @@ static bool understand(const uint8_t *f, uint32_t len, bool super, layout *at) {
 
 static uint32_t checksum_at(const layout *at) { return at->l4 + (at->protocol == UDP ? 6 : 16); }
 
-static uint32_t pseudo_header(const uint8_t *f, const layout *at, uint32_t l4_len, uint8_t out[40]) {
-    uint32_t addresses = at->v6 ? 32 : 8;
-    memcpy(out, f + at->l3 + (at->v6 ? 8 : 12), addresses);
-    if (!at->v6) {
-        out[8] = 0, out[9] = at->protocol;
-        put16(out + 10, l4_len);
-        return 12;
-    }
-    put32(out + 32, l4_len);
-    put32(out + 36, at->protocol);
-    return 40;
+/* Headers are added up as numbers of 32 bits, which a ones' complement sum of 16 allows: no vectors over bytes that were
+ * just written one by one. */
+static uint64_t sum_of(const uint8_t *p, uint32_t n) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < n; i += 4) sum += get32(p + i);
+    return sum;
+}
+
+static uint64_t pseudo_header(const uint8_t *f, const layout *at, uint32_t l4_len) {
+    return (at->v6 ? sum_of(f + at->l3 + 8, 32) : sum_of(f + at->l3 + 12, 8)) + at->protocol + l4_len;
 }
 
 /* The one's complement sum that checksum offload wants in the checksum field: pseudo header only, not inverted. */
 static uint16_t partial_checksum(const uint8_t *f, const layout *at, uint32_t l4_len) {
-    uint8_t pseudo[40];
-    uint32_t n = pseudo_header(f, at, l4_len, pseudo);
-    return (uint16_t)~ss_csum16(pseudo, n, NULL, 0);
+    return (uint16_t)~ss_sum16_end(pseudo_header(f, at, l4_len));
 }
 
 /* 0 where the checksum in the packet is right (RFC 1071: the sum over it is then all ones). */
 static uint16_t checksum_error(const uint8_t *f, const layout *at) {
-    uint8_t pseudo[40];
-    uint32_t n = pseudo_header(f, at, at->end - at->l4, pseudo);
-    return ss_csum16(pseudo, n, f + at->l4, at->end - at->l4);
+    uint64_t headers = pseudo_header(f, at, at->end - at->l4) + sum_of(f + at->l4, at->headers - at->l4);
+    return ss_csum16_after(headers, f + at->headers, at->end - at->headers);
 }
 
-static void fill_checksum(uint8_t *f, const layout *at) {
-    put16(f + checksum_at(at), 0);
-    uint16_t sum = checksum_error(f, at);
-    put16(f + checksum_at(at), sum == 0 && at->protocol == UDP ? 0xffff : sum);   /* 0 would mean "none" */
-}
+static uint16_t ip_checksum_error(const uint8_t *ip) { return (uint16_t)ss_sum16_end(sum_of(ip, 4u * (ip[0] & 15))); }
 
 static void fill_ip_checksum(uint8_t *ip) {
     put16(ip + 10, 0);
-    put16(ip + 10, ss_csum16(ip, 4u * (ip[0] & 15), NULL, 0));
+    put16(ip + 10, ip_checksum_error(ip));
 }
 
 static void set_lengths(uint8_t *f, const layout *at, uint32_t payload) {
@@ -102,6 +95,15 @@ static void set_lengths(uint8_t *f, const layout *at, uint32_t payload) {
     if (at->v6) put16(f + at->l3 + 4, l4_len);
     else put16(f + at->l3 + 2, at->l4 - at->l3 + l4_len);
     if (at->protocol == UDP) put16(f + at->l4 + 4, l4_len);
+}
+
+/* What is not the same in all segments. */
+static void clear_what_changes(uint8_t *f, const layout *at) {
+    if (at->v6) put16(f + at->l3 + 4, 0);
+    else memset(f + at->l3 + 2, 0, 4), put16(f + at->l3 + 10, 0);
+    if (at->protocol == UDP) put16(f + at->l4 + 4, 0);
+    else put32(f + at->l4 + 4, 0), f[at->l4 + 13] = 0;
+    put16(f + checksum_at(at), 0);
 }
 
 /* ---- cutting ----------------------------------------------------------------------------------------------------------- */
@@ -139,17 +141,23 @@ uint32_t ss_cut(uint8_t *f, uint32_t len, const ss_vnet *v, ss_segment_fn *each,
     uint8_t flags = at.protocol == TCP ? saved[at.l4 + 13] : 0;
     uint32_t seq = at.protocol == TCP ? get32(saved + at.l4 + 4) : 0;
     uint16_t id = at.v6 ? 0 : get16(saved + at.l3 + 4);
+    /* What the segments' checksums have in common; the rest is added as the numbers that are written. */
+    clear_what_changes(saved, &at);
+    uint64_t ip_sum = at.v6 ? 0 : sum_of(saved + at.l3, at.l4 - at.l3);
+    uint64_t l4_sum = pseudo_header(saved, &at, 0) + sum_of(saved + at.l4, at.headers - at.l4);
     do {
         /* Each segment's headers are written right before its payload, over the end of the segment before it, which has
          * been handled by then: nothing is copied but headers. */
-        uint32_t payload = left < v->gso_size ? left : v->gso_size;
+        uint32_t payload = left < v->gso_size ? left : v->gso_size, l4_len = headers - at.l4 + payload;
         uint8_t *segment = f + (size_t)n * v->gso_size;
+        uint64_t sum = l4_sum + l4_len;
         left -= payload;
         memcpy(segment, saved, headers);
         set_lengths(segment, &at, payload);
         if (!at.v6) {
-            put16(segment + at.l3 + 4, id + n);
-            fill_ip_checksum(segment + at.l3);
+            uint16_t own = (uint16_t)(id + n);
+            put16(segment + at.l3 + 4, own);
+            put16(segment + at.l3 + 10, ss_sum16_end(ip_sum + at.l4 - at.l3 + l4_len + own));
         }
         if (at.protocol == TCP) {
             uint8_t only = flags;
@@ -157,10 +165,10 @@ uint32_t ss_cut(uint8_t *f, uint32_t len, const ss_vnet *v, ss_segment_fn *each,
             if (n) only &= (uint8_t)~CWR;
             segment[at.l4 + 13] = only;
             put32(segment + at.l4 + 4, seq + n * v->gso_size);
-        }
-        layout part = at;
-        part.end = headers + payload;
-        fill_checksum(segment, &part);
+            sum += (uint64_t)only + (seq + n * v->gso_size);
+        } else sum += l4_len;
+        uint16_t checksum = ss_csum16_after(sum, segment + headers, payload);
+        put16(segment + checksum_at(&at), checksum == 0 && at.protocol == UDP ? 0xffff : checksum);   /* 0: "none" */
         each(arg, segment, headers + payload);
         n++;
     } while (left);
@@ -183,7 +191,7 @@ static bool joinable(const ss_frame *frame, uint32_t mtu, layout *at) {
 
 /* 0xffff and 0 both check as the number zero; the kernel writes 0 (but 0xffff in UDP), so that the other is not joined. */
 static bool right_checksums(const uint8_t *f, const layout *at) {
-    return (at->v6 || (get16(f + at->l3 + 10) != 0xffff && ss_csum16(f + at->l3, 20, NULL, 0) == 0)) &&
+    return (at->v6 || (get16(f + at->l3 + 10) != 0xffff && ip_checksum_error(f + at->l3) == 0)) &&
            checksum_error(f, at) == 0;
 }
 

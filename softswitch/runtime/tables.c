@@ -10,25 +10,6 @@
  */
 #include "internal.h"
 
-static inline uint64_t load_tail(const uint8_t *p, uint32_t n) {   /* n in 1..7, reading nothing beyond */
-    if (n >= 4) {
-        uint32_t low, high;
-        memcpy(&low, p, 4);
-        memcpy(&high, p + n - 4, 4);
-        return low | (uint64_t)high << (8 * (n - 4));
-    }
-    if (n == 1) return p[0];
-    uint16_t low;
-    memcpy(&low, p, 2);
-    return low | (uint64_t)p[n - 1] << (8 * (n - 1));
-}
-
-static inline void load_key(const ss_table *t, const uint8_t *key, uint64_t *words) {
-    uint32_t full = t->key_bytes / 8, tail = t->key_bytes % 8;
-    for (uint32_t i = 0; i < full; i++) memcpy(&words[i], key + 8 * i, 8);
-    if (tail) words[full] = load_tail(key + 8 * full, tail);
-}
-
 static inline uint64_t mix(uint64_t h, uint64_t word) {
     unsigned __int128 product = (unsigned __int128)(h ^ word) * 0x9E3779B97F4A7C15u;
     return (uint64_t)product ^ (uint64_t)(product >> 64);
@@ -103,15 +84,11 @@ static ss_rule *find_and_keep(ss_table *t, const uint64_t *words) {
 
 /* ---- what a program calls --------------------------------------------------------------------------------------------- */
 
-ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint8_t *key, const uint8_t *sel, uint32_t sel_len) {
+ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint64_t *key, const uint8_t *sel, uint32_t sel_len) {
     (void)packet;
     ss_table *t = &sw->tables[table];
-    uint64_t words[t->words];
     ss_rule *rule = NULL;
-    if (likely(t->used && t->info->n_keys)) {
-        load_key(t, key, words);
-        rule = t->last && same_words(t, words, t->last_key) ? t->last : find_and_keep(t, words);
-    }
+    if (t->used && t->info->n_keys) rule = t->last && same_words(t, key, t->last_key) ? t->last : find_and_keep(t, key);
     if (!rule) return (ss_entry){.action = t->default_action, .hit = false, .params = t->default_params};
     rule->last_hit = sw->now_us;
     rule->count.packets++;

@@ -88,7 +88,13 @@ SS_INLINE void ss_w_trim(uint64_t *d, unsigned w)
     if (w % 64) d[w / 64] &= SS_MASK64(w % 64);
 }
 SS_INLINE void ss_w_zero(uint64_t *d, unsigned n) { memset(d, 0, n * 8); }
-SS_INLINE void ss_w_copy(uint64_t *d, const uint64_t *a, unsigned n) { memmove(d, a, n * 8); }
+/* In steps that compilers turn into one load and store each: a call of memcpy for 256 bytes takes longer than the copy. */
+SS_INLINE void ss_w_copy(uint64_t *d, const uint64_t *a, unsigned n)
+{
+    unsigned i = 0;
+    for (; i + 8 <= n; i += 8) memcpy(d + i, a + i, 64);
+    for (; i < n; i++) d[i] = a[i];
+}
 
 SS_INLINE bool ss_w_eq(const uint64_t *a, const uint64_t *b, unsigned n)
 {
@@ -315,19 +321,82 @@ SS_INLINE void ss_store_128(uint8_t *b, unsigned k, ss_u128 v)
     ss_store(b, k - 8, (uint64_t)(v >> 64));
     ss_store64(b + k - 8, (uint64_t)v);
 }
+/* A field of size <= 8 bytes at byte `at` of a table's key, where zeros stand. */
+SS_INLINE void ss_key_put(uint64_t *key, unsigned at, unsigned size, uint64_t v)
+{
+    uint64_t bytes = __builtin_bswap64(v << (64 - 8 * size));
+    key[at / 8] |= bytes << 8 * (at % 8);
+    if (at % 8 + size > 8) key[at / 8 + 1] |= bytes >> (64 - 8 * (at % 8));
+}
+/* Limbs and packets hold a wide number's bytes in opposite orders: n bytes, n a multiple of 8, from last to first.  As
+ * vectors by hand, since compilers find them in only some of the loops. */
+#if defined(__AVX512BW__)
+#define SS_VECTOR 64
+#define SS_COUNT_DOWN(n) SS_DOWN16(n + 48), SS_DOWN16(n + 32), SS_DOWN16(n + 16), SS_DOWN16(n)
+#elif defined(__AVX2__)
+#define SS_VECTOR 32
+#define SS_COUNT_DOWN(n) SS_DOWN16(n + 16), SS_DOWN16(n)
+#else
+#define SS_VECTOR 16
+#define SS_COUNT_DOWN(n) SS_DOWN16(n)
+#endif
+#define SS_DOWN16(n) n + 15, n + 14, n + 13, n + 12, n + 11, n + 10, n + 9, n + 8, n + 7, n + 6, n + 5, n + 4, n + 3, \
+                     n + 2, n + 1, n
+typedef uint8_t ss_vector __attribute__((vector_size(SS_VECTOR)));
+SS_INLINE ss_vector ss_reversed(ss_vector v)
+{
+#if defined(__clang__)
+    return __builtin_shufflevector(v, v, SS_COUNT_DOWN(0));
+#else
+    return __builtin_shuffle(v, (ss_vector){ SS_COUNT_DOWN(0) });
+#endif
+}
+SS_INLINE void ss_reverse(uint8_t *d, const uint8_t *s, unsigned n)
+{
+    unsigned i = 0;
+    for (; i + SS_VECTOR <= n; i += SS_VECTOR) {
+        ss_vector v;
+        memcpy(&v, s + n - i - SS_VECTOR, sizeof v);
+        v = ss_reversed(v);
+        memcpy(d + i, &v, sizeof v);
+    }
+    for (; i < n; i += 8) {
+        uint64_t v = ss_load64(s + n - i - 8);
+        memcpy(d + i, &v, 8);
+    }
+}
 /* k bytes into n limbs */
 SS_INLINE void ss_w_load(uint64_t *d, unsigned n, const uint8_t *b, unsigned k)
 {
     unsigned whole = k / 8;
-    for (unsigned i = 0; i < whole; i++) d[i] = ss_load64(b + k - 8 * (i + 1));
+    ss_reverse((uint8_t *)d, b + k % 8, 8 * whole);
     if (whole < n) d[whole] = ss_load(b, k % 8);
     for (unsigned i = whole + 1; i < n; i++) d[i] = 0;
 }
 SS_INLINE void ss_w_store(uint8_t *b, unsigned k, const uint64_t *a, unsigned n)
 {
     unsigned whole = k / 8;
-    for (unsigned i = 0; i < whole; i++) ss_store64(b + k - 8 * (i + 1), ss_w_limb(a, n, i));
+    ss_reverse(b + k % 8, (const uint8_t *)a, 8 * whole);
     ss_store(b, k % 8, ss_w_limb(a, n, whole));
+}
+
+/* ---- checksums: a ones' complement sum of 16-bit words is the number modulo 2^16 - 1, wherever its parts stand ---------- */
+
+/* A field of up to 64 bits that ends s bits above a word's end; thousands of these fit one sum. */
+SS_INLINE uint64_t ss_sum16(uint64_t v, unsigned s) { return ((v & 0xffffffffu) + (v >> 32)) << s; }
+SS_INLINE uint64_t ss_w_sum16(const uint64_t *a, unsigned n, unsigned s)
+{
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < n; i++) sum += (a[i] & 0xffffffffu) + (a[i] >> 32);
+    return ss_sum16(sum, s);
+}
+SS_INLINE uint64_t ss_sum16_end(uint64_t sum)
+{
+    sum = (sum & 0xffffffffu) + (sum >> 32);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    return ~sum & 0xffff;
 }
 
 /* ---- bit strings at any bit offset (slow path: fields that share bytes with wide ones) -------------------------------- */

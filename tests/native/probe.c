@@ -56,10 +56,12 @@ static void act(state *s, ss_entry e) {
 }
 
 static void table(ss_switch *sw, state *s, uint32_t index) {
-    uint8_t key[6], sel[4];
-    be(key, s->b, 2), be(key + 2, s->c, 4), be(sel, s->c, 4);
-    if (index == 0 || index == 4) be(key, s->c, 4);
-    if (index == 5) be(key, s->b, 2);
+    uint64_t key[1] = {0};
+    uint8_t *bytes = (uint8_t *)key, sel[4];
+    be(sel, s->c, 4);
+    if (index == 0 || index == 4) be(bytes, s->c, 4);
+    else if (index == 5) be(bytes, s->b, 2);
+    else be(bytes, s->b, 2), be(bytes + 2, s->c, 4);
     ss_entry e = ss_lookup(sw, &s->std, index, key, index == 5 ? sel : NULL, index == 5 ? 4 : 0);
     act(s, e);
     if (index == 0) s->b = ss_direct_meter(sw, &s->std, &e);
