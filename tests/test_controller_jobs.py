@@ -169,7 +169,7 @@ def test_ranks_get_matching_plans(tmp_path: Path) -> None:
                         assert a.peer_qp == b.qp
                         assert a.peer == r.fabric.hosts[(rank + 1) % 4].address
                         assert (a.psn, a.slots) == (b.psn, b.slots)
-                    assert (mine.data.slots, mine.agreement.slots) == (2048, 128)
+                    assert (mine.data.slots, mine.agreement.slots) == (512, 128)
             qps = [s.qp for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)]
             assert len(set(qps)) == len(qps)
 
@@ -548,7 +548,7 @@ def test_status_shows_switches_links_jobs_and_reports(tmp_path: Path) -> None:
             by_name = {s.name: s for s in status.switches}
             assert all(s.up for s in status.switches)
             assert by_name["leaf1"].corrupt == 1
-            assert by_name["leaf1"].slots_used == 2176
+            assert by_name["leaf1"].slots_used == 1152
             (job,) = status.jobs
             assert (job.state, job.world, job.joined) == ("active", 2, [0, 1])
             assert job.trees[0].switches == {"leaf1": ["h1", "h2"]}

@@ -118,7 +118,7 @@ def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
                 for mine, theirs in zip(plan.trees, after.trees, strict=True):
                     assert (mine.data.peer_qp, mine.agreement.peer_qp) == (theirs.data.qp, theirs.agreement.qp)
                     assert mine.data.peer == r.fabric.hosts[(rank // 2 + 1) % 3].address
-                    assert mine.data.slots == 1024
+                    assert mine.data.slots == 256
             streams: list[Stream] = [s for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)]
             assert len({stream.qp for stream in streams}) == len(streams)
             for plan in plans:

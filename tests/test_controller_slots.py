@@ -233,15 +233,15 @@ def test_operators_see_open_slots_and_who_is_missing(tmp_path: Path) -> None:
             for name, held in fold(job.streams[2], 77, {0, 2, 3}).items():
                 r.switches[name].slots = held
             (found,) = await operator.slots(r.fabric.jobs, "leaf1", "j")
-            assert (found.job, found.probed, len(found.open)) == ("j", 2 * (2048 + 128), 1)
+            assert (found.job, found.probed, len(found.open)) == ("j", 2 * (512 + 128), 1)
             assert (found.open[0].tree, found.open[0].missing) == ("spine2", ["rank 1 (h2)"])
             out = io.StringIO()
             show_slots("leaf1", [found], Console(file=out, width=160))
-            assert "1 of 4352 slots of leaf1 are open" in out.getvalue()
+            assert "1 of 1280 slots of leaf1 are open" in out.getvalue()
             assert "rank 1 (h2)" in out.getvalue()
             assert "SUM16" in out.getvalue()
             assert await operator.slots(r.fabric.jobs, "spine1") == [
-                operator.JobSlots("j", job.epoch, 2048 + 128, [])]
+                operator.JobSlots("j", job.epoch, 512 + 128, [])]
             (stalled,) = await operator.stall(r.fabric.jobs, "j")
             assert stalled.missing == [1]
             assert "waits for rank 1" in str(stalled)
