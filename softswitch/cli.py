@@ -58,7 +58,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 @app.command()
 def run(
-    program: Annotated[Path | None, typer.Argument(metavar="[PROGRAM.p4]", help="Pushed at the start.")] = None,
+    program: Annotated[Path | None, typer.Argument(metavar="PROGRAM.p4", help="Pushed at the start.")] = None,
     interface: Annotated[
         list[str] | None,
         typer.Option("-i", "--interface", metavar="PORT@IFACE", help="Port number and its Linux interface; repeat."),

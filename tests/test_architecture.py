@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,18 @@ def test_only_one_optional_module_imports_scapy() -> None:
         if any(name.split(".")[0] == "scapy" for name in imports(path))
     }
     assert users == {"wire/scapy_roce.py"}
+
+
+def test_what_is_no_python_is_installed_too() -> None:
+    """Sources that are compiled on first use lie in the package data, or an installed NetFold lacks them."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = tool["package-dir"]
+    patterns = tool["package-data"]["*"]
+    homes = [ROOT / folders.get(name, name.replace(".", "/")) for name in tool["packages"]]
+    sources = [path for home in homes for path in home.rglob("*") if path.suffix in (".c", ".h", ".p4", ".typed")]
+    assert len(sources) > 50
+    missed = {
+        str(path.relative_to(ROOT)) for path in sources
+        if not any(path in home.glob(pattern) for home in homes if path.is_relative_to(home) for pattern in patterns)
+    }  # fmt: skip
+    assert not missed

@@ -43,6 +43,7 @@ from netfold.wire.roce import PATH_MTU
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs are filled, not broken where the source's lines end
     pretty_exceptions_enable=False,
     add_completion=False,
     help="In-network allreduce on P4 switches: fabrics, their controller, and a demo of the whole.",
@@ -341,7 +342,8 @@ def _address(file: Path | None, controller: str | None) -> str:
         return _load(file).jobs
     if address := os.environ.get(CONTROLLER_VARIABLE):
         return address
-    _fail(CANNOT, f"which controller? Give a FABRIC.toml, --controller ADDRESS, or set {CONTROLLER_VARIABLE}")
+    _fail(CANNOT, "which controller? Give its FABRIC.toml (slots, paths: --fabric FABRIC.toml), --controller ADDRESS, "
+                  f"or set {CONTROLLER_VARIABLE}")
 
 
 def _token(file: Path | None) -> str:

@@ -11,7 +11,7 @@ import typer
 CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
 """gRPC address of the controller, where a command is not told otherwise; ranks use it too."""
 
-FabricFile = Annotated[Path | None, typer.Argument(metavar="[FABRIC.toml]", help="The fabric's description.")]
+FabricFile = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml", help="The fabric's description.")]
 Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
                                           help="Generate the fabric instead of reading it; or "
                                                "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS.")]

@@ -38,7 +38,7 @@ def show(
 @paths.command()
 def mode(
     mode: Annotated[str, typer.Argument(help="pinned, ecmp, or spray.")],
-    leaves: Annotated[list[str] | None, typer.Argument(metavar="[LEAF]...", help="Default: all.")] = None,
+    leaves: Annotated[list[str] | None, typer.Argument(metavar="LEAF", help="Default: all.")] = None,
     fabric: Fabric = None,
     controller: Address = None,
     json: Json = False,

@@ -11,7 +11,7 @@ import typer
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")],
     ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
                                        "host; a multiple of the hosts puts several on each.")] = None,
     topo: Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",

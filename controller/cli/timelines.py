@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from netfold.host.timeline import in_order
-
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
     """One trace of all ranks' files.  Raises ValueError for a file that is no rank's timeline, and for none at all."""
@@ -32,7 +30,7 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = pid
             events.append(event)
-    events.sort(key=in_order)
+    events.sort(key=lambda event: (event["ph"] != "M", event["ts"]))
     lost = sum(trace["otherData"].get("lost", 0) for trace in traces)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"ranks": len(traces), "lost": lost}}
 
@@ -44,5 +42,7 @@ def _read(path: Path) -> dict[str, Any]:
                 and isinstance(trace["otherData"]["rank"], int) and isinstance(trace["otherData"]["job"], str)):
             raise TypeError("fields of other types")
         return dict(trace)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: no rank's timeline: {error!r}") from error
