@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.host.collectives import BROADCAST, REDUCE
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
 from netfold.host.collectives.flow import by_counts
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits, Rounding, take_back
 from netfold.host.halves import storage
 from netfold.host.mesh.mesh import Flat
-from netfold.host.peers import Peers
+from netfold.host.peers import Peers, named
 from netfold.host.work import Turns, Work
 
 Array = NDArray[Any]
@@ -138,16 +139,27 @@ class Group:
         return self._turns.later(call, f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}")
 
     def reduce(
-        self, array: Array, out: Array | None = None, op: ReduceOp = "sum", *, root: int = 0, dtype: str | None = None
+        self,
+        array: Array,
+        out: Array | None = None,
+        op: ReduceOp = "sum",
+        *,
+        root: int = 0,
+        dtype: str | None = None,
+        algorithm: str | None = None,
     ) -> Array | None:
-        """The reduction of every rank's array on ``root``; None elsewhere."""
+        """The reduction of every rank's array on ``root``; None elsewhere.
+
+        algorithm  one of ``collectives.REDUCE``; default: the cheapest
+        """
         self._check_rank(root, "root")
+        named(algorithm, REDUCE)
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
         result = self._out(array.shape, array, out) if self.rank == root else None
         data = _flat_copy(array)
         with self._turn("reduce", data.nbytes, op, reduction.element):
-            self._peers.reduce(storage(data), reduction, root)
+            self._peers.reduce(storage(data), reduction, root, algorithm=algorithm)
         if result is not None:
             result[...] = data.reshape(array.shape)
         return result
@@ -176,13 +188,17 @@ class Group:
         return result
 
     # ---- copies ------------------------------------------------------------------------------------------------------
-    def broadcast(self, array: Array, *, root: int = 0) -> Array:
-        """Fills every rank's array with the root's, in place."""
+    def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
+        """Fills every rank's array with the root's, in place.
+
+        algorithm  one of ``collectives.BROADCAST``; default: the cheapest
+        """
         self._check_rank(root, "root")
+        named(algorithm, BROADCAST)
         self._check_writeable(array, "array")
         data = _flat(array)
         with self._turn("broadcast", data.nbytes, dtype=data.dtype):
-            self._peers.broadcast(data.view(np.uint8), root)
+            self._peers.broadcast(data.view(np.uint8), root, algorithm=algorithm)
         if not np.may_share_memory(data, array):
             array[...] = data.reshape(array.shape)
         return array

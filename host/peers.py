@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from netfold.host.collectives import (
     ALLREDUCE,
+    BROADCAST,
+    REDUCE,
     all_to_all,
     broadcast,
     byteps,
     cost,
     gather,
     hierarchical,
+    mesh2d,
     parameter_server,
-    reduce,
     ring,
     scatter,
 )
@@ -36,6 +38,8 @@ from netfold.host.mesh.mesh import Call, Flat, Mesh, Pending, Subset
 ALGORITHM_VARIABLE = "NETFOLD_ALGO"
 AUTO = "auto"
 KNOWN = (AUTO, *sorted([*ALLREDUCE, HIERARCHICAL]))
+SEGMENT = 64 << 10
+"""Bytes of a chain's segments where the links are not known."""
 HELPED = ("byteps", "parameter_server")
 
 
@@ -44,7 +48,7 @@ class Peers:
 
     name       of the group, part of every call
     algorithm  of allreduce: one of ``KNOWN``; "auto": by cost; default $NETFOLD_ALGO, or "auto"
-    order      of the ring: ranks under one switch side by side (``Plan.ring``); default: by rank
+    order      of rings, chains and meshes: ranks under one switch side by side (``Plan.ring``); default: by rank
     helpers    ranks that have no data and only add for the others, by "byteps" (default) or "parameter_server"; they
                call every allreduce with an array that gives the size
     measured   links of an earlier run; default: measured at the first operation that has a choice
@@ -117,35 +121,45 @@ class Peers:
         self.mesh.expect("ring")
         self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
 
-    def broadcast(self, data: Flat, root: int) -> None:
-        """Fills ``data`` with the root's."""
+    def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
+        """Fills ``data`` with the root's.
+
+        algorithm  one of ``collectives.BROADCAST``; default: the cheapest.  Ranks take their places by ``order``
+        """
         what = f"broadcast from {root} of {data.size} x {data.dtype}"
-        n, link = data.nbytes, self._link(data.nbytes, what)
-        segment = max(4096, min(1 << 20, int(cost.chain_segment(n, self.size, link))))
-        strands: dict[str, tuple[float, Strand]] = {
-            "binomial": (cost.broadcast_binomial(n, self.size, link), broadcast.binomial(self.mesh, data, root=root)),
-            "chain": (
-                cost.broadcast_chain(n, self.size, link, segment),
-                broadcast.chain(self.mesh, data, root=root, segment=segment),
-            ),
-            "scatter_all_gather": (
-                cost.broadcast_scatter_all_gather(n, self.size, link),
-                broadcast.scatter_all_gather(self.mesh, data, root=root),
-            ),
+        n, p = data.nbytes, self.size
+        link = self._link(n, what) if algorithm is None else self.chooser.seen.link
+        segment = max(4096, min(1 << 20, int(cost.chain_segment(n, p, link)))) if link.beta else SEGMENT
+        seconds = {
+            "binomial": cost.broadcast_binomial(n, p, link),
+            "chain": cost.broadcast_chain(n, p, link, segment),
+            "scatter_all_gather": cost.broadcast_scatter_all_gather(n, p, link),
         }
-        name, (_, strand) = min(strands.items(), key=lambda item: item[1][0])
+        name = named(algorithm, BROADCAST) or min(seconds, key=lambda name: (seconds[name], name))
+        placed = self.mesh if self.order is None else Subset(self.mesh, self.order)
+        start = root if self.order is None else self.order.index(root)
+        if name == "chain":
+            strand = broadcast.chain(placed, data, root=start, segment=segment)
+        else:
+            strand = BROADCAST[name](placed, data, root=start)
         self.note(f"{self.mesh.kind}, {name}")
         self._run(f"{what} by {name}", strand, n)
 
-    def reduce(self, data: Flat, reduction: Reduction, root: int) -> None:
-        """Leaves the reduction over all ranks in the root's ``data``; the others' is left half done."""
+    def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
+        """Leaves the reduction over all ranks in the root's ``data``; the others' is left half done.
+
+        algorithm  one of ``collectives.REDUCE``; default: the cheapest
+        """
         what = f"reduce to {root}, {reduction.op} of {data.size} x {reduction.element}"
-        n, link = data.nbytes, self._link(data.nbytes, what)
-        straight = cost.broadcast_binomial(n, self.size, link)  # the same tree, the other way
-        twice = cost.reduce_scatter(n, self.size, link) + link.alpha + n * link.beta
-        how = reduce.binomial if straight <= twice else reduce.reduce_scatter_gather
-        self.note(f"{self.mesh.kind}, {how.__name__}")
-        self._run(f"{what} by {how.__name__}", how(self.mesh, data, reduction, root=root), n)
+        n = data.nbytes
+        name = named(algorithm, REDUCE)
+        if name is None:
+            link = self._link(n, what)
+            straight = cost.broadcast_binomial(n, self.size, link)  # the same tree, the other way
+            twice = cost.reduce_scatter(n, self.size, link) + link.alpha + n * link.beta
+            name = "binomial" if straight <= twice else "reduce_scatter_gather"
+        self.note(f"{self.mesh.kind}, {name}")
+        self._run(f"{what} by {name}", REDUCE[name](self.mesh, data, reduction, root=root), n)
         self.bytes_reduced += n
         if self.rank == root:
             reduction.finish(data, self.size)
@@ -224,6 +238,8 @@ class Peers:
     def _allreduce(self, name: str, data: Flat, reduction: Reduction) -> Strand:
         if name == "ring":
             return ring.allreduce(self.mesh, data, reduction, order=self.order)
+        if name == "mesh2d":
+            return mesh2d.allreduce(self.mesh, data, reduction, order=self.order)
         if name == HIERARCHICAL:
             return self._hierarchical(data, reduction)
         if self.helpers and name == "byteps":
@@ -265,3 +281,10 @@ class Peers:
         with self.mesh.operation(Call(0, self.name + what)):
             self.mesh.wait([post()])
         self.operations += 1
+
+
+def named(algorithm: str | None, known: Collection[str]) -> str | None:
+    """The algorithm, where one is asked for, and it is known.  Raises ValueError."""
+    if algorithm is not None and algorithm not in known:
+        raise ValueError(f"algorithm={algorithm!r}: expected one of {', '.join(known)}")
+    return algorithm

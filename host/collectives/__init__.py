@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from netfold.host.collectives import (
+    broadcast,
     byteps,
     double_binary_tree,
     halving_doubling,
     mesh2d,
     parameter_server,
     recursive_doubling,
+    reduce,
     ring,
 )
 from netfold.host.collectives.elements import Reduction
@@ -38,3 +40,12 @@ ALLREDUCE: dict[str, Callable[[Mesh, Flat, Reduction], Strand]] = {
     "mesh2d": mesh2d.allreduce,
 }
 """Those that need nothing but a mesh."""
+BROADCAST: dict[str, Callable[..., Strand]] = {
+    "binomial": broadcast.binomial,
+    "chain": broadcast.chain,
+    "scatter_all_gather": broadcast.scatter_all_gather,
+}
+REDUCE: dict[str, Callable[..., Strand]] = {
+    "binomial": reduce.binomial,
+    "reduce_scatter_gather": reduce.reduce_scatter_gather,
+}

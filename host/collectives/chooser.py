@@ -68,6 +68,11 @@ class Chooser:
         """The same, where it has been measured."""
         return None if self.measured is None else self._choice(nbytes, folded, self.measured)
 
+    @property
+    def seen(self) -> Measured:
+        """What has been measured so far, or UNMEASURED."""
+        return self.measured or UNMEASURED
+
     def link(self, nbytes: int, call: Call) -> cost.Link:
         """A rank's link.  May measure."""
         return self._measure(call).link if nbytes and self._mesh.size > 1 else UNMEASURED.link

@@ -21,7 +21,7 @@ import numpy as np
 
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, length, together
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh, Subset
 
 
 def grid(size: int) -> tuple[int, int]:
@@ -31,9 +31,22 @@ def grid(size: int) -> tuple[int, int]:
 
 
 def allreduce(
-    mesh: Mesh, data: Flat, reduction: Reduction, *, shape: tuple[int, int] | None = None, tag: int = 0
+    mesh: Mesh,
+    data: Flat,
+    reduction: Reduction,
+    *,
+    shape: tuple[int, int] | None = None,
+    order: Sequence[int] | None = None,
+    tag: int = 0,
 ) -> Strand:
-    """Reduces ``data`` over all ranks, in place; rank = row * columns + column.  Uses ``tag`` and ``tag + 1``."""
+    """Reduces ``data`` over all ranks, in place.  Uses ``tag`` and ``tag + 1``.
+
+    shape  rows and columns; default: ``grid``
+    order  ranks row by row: a row of neighbours in the fabric keeps its half of the steps under one switch; default: by
+           rank
+    """
+    if order is not None:
+        mesh = Subset(mesh, order)
     rows, columns = grid(mesh.size) if shape is None else shape
     if rows * columns != mesh.size:
         raise ValueError(f"a grid of {rows} x {columns} for {mesh.size} ranks: expected as many places as ranks")
