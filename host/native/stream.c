@@ -56,6 +56,7 @@ static int64_t base_rto(const nf_stream *s)
     if (s->flowing && s->least_rtt && rto > 4 * s->least_rtt)
         rto = 4 * s->least_rtt;
     int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_IDLE;
+    least = least < s->slow ? s->slow : least;
     return rto < least ? least : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
 }
 
@@ -103,6 +104,13 @@ bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
     *seq = s->una + (uint64_t)(int64_t)ahead;
     if (ahead < 0 || *seq >= s->next || at(s, *seq)->state == NF_DONE) {
         s->counters.duplicates++;
+        if (s->asked) {                                         /* nothing was lost */
+            s->asked--;
+            if (s->slow <= s->fired) {
+                s->slow = 2 * s->fired < NF_RTO_MAX ? 2 * s->fired : NF_RTO_MAX;
+                s->allowed = s->allowed / 2 > NF_PROBES ? s->allowed / 2 : s->allowed < NF_PROBES ? s->allowed : NF_PROBES;
+            }
+        }
         return false;
     }
     return true;
@@ -130,6 +138,8 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
         if (now - sent->at < s->round_least)
             s->round_least = now - sent->at;
         s->burst = 0;
+        if (sent->at > s->asked_at)
+            s->asked = 0;
         overtake(s, sent, seq);
     } else if (!sent->probe && sent->state == NF_FLIGHT && s->srtt && now - sent->at >= s->srtt) {
         /* Old enough to be the repetition's result (RFC 8985, 6.2).  A probe's is none: what answers it is mostly a late
@@ -179,7 +189,9 @@ static void adapt_window(nf_stream *s)
         s->allowed += 1 + s->window / 32;
     s->allowed = s->allowed < 1 ? 1 : s->allowed > s->window ? s->window : s->allowed;
     if (s->round_least != NF_NEVER)
-        s->least_rtt = s->round_least;
+        s->least_rtt = s->least_rtt && s->round_least > 2 * s->least_rtt ? 2 * s->least_rtt : s->round_least;
+    if (s->asked == 0)
+        s->slow /= 2;
     s->round_least = NF_NEVER;
     s->round_end = s->next;
     s->round_results = s->round_marks = 0;
@@ -220,6 +232,8 @@ void nf_stream_tick(nf_stream *s, int64_t now)
     if (now < s->deadline)
         return;
     s->counters.timeouts++;
+    s->asked_at = now;
+    s->fired = s->rto;
     bool holes = s->top > s->una;
     s->quiet++;
     if (holes)
@@ -231,7 +245,8 @@ void nf_stream_tick(nf_stream *s, int64_t now)
     else if (s->burst < NF_PROBES)
         s->burst = NF_PROBES;
     if (s->quiet > NF_PATIENCE) {
-        int64_t most = s->flowing && 4 * base_rto(s) < NF_RTO_MAX ? 4 * base_rto(s) : NF_RTO_MAX;
+        int64_t base = base_rto(s), most = s->flowing && 4 * base < NF_RTO_SILENT ? 4 * base : NF_RTO_SILENT;
+        most = most < base ? base : most;
         s->rto = 2 * s->rto < most ? 2 * s->rto : most;
     }
     uint64_t end = holes ? s->top : s->next;
@@ -242,6 +257,7 @@ void nf_stream_tick(nf_stream *s, int64_t now)
             left--;
         } else if (sent->state == NF_FLIGHT) {
             lose(s, seq, !holes);
+            s->asked++;
             left--;
         }
     }

@@ -15,6 +15,10 @@
  * time-out that brings a result doubles how many.  Lasting silence before the first result means that another rank is
  * late: the timer then backs off all the way, and one packet asks; later on it backs off only a little.
  *
+ * A slow network looks the same.  What tells them apart: a slot that waits for a late rank swallows what it is asked, but
+ * who repeats what was not lost gets its result twice.  Then the timer was too short, and waits twice as long from there
+ * on; else the repetitions of all ranks would fill the very queue that they wait for.
+ *
  * Nothing here knows packets or clocks: times are nanoseconds handed in.
  */
 #ifndef NF_STREAM_H
@@ -29,7 +33,8 @@
 #define NF_PROBES 4                    /* packets that go again at the first time-out */
 #define NF_RTO_IDLE 2000000ll          /* least while other ranks may be late: they may share cores with us */
 #define NF_RTO_FLOWING 1000000ll       /* least while results come */
-#define NF_RTO_MAX 50000000ll          /* bounds how long a repaired path stays unused */
+#define NF_RTO_SILENT 50000000ll       /* the most that silence adds: bounds how long a repaired path stays unused */
+#define NF_RTO_MAX 1000000000ll        /* the most that round trips ask for; longer ones are a late rank's */
 
 typedef enum { NF_FREE, NF_FLIGHT, NF_LOST, NF_DONE } nf_state;
 
@@ -67,6 +72,9 @@ typedef struct {
     uint32_t burst;                    /* packets to repeat at the next time-out, if this one brings something */
     bool flowing;                      /* results since the stream was last idle: all ranks are in */
     uint32_t quiet;                    /* time-outs since the last result */
+    uint32_t asked;                    /* packets that time-outs repeated, and whose second result may come yet */
+    int64_t asked_at, fired;           /* when the timer ran out last, and after how long */
+    int64_t slow;                      /* the timer waits at least so long: a shorter one was too short */
     bool batch;                        /* results since nf_stream_settle */
     /* How many may be in flight, adapted once a round trip.  Marks: DCTCP (RFC 8257), less by half the share of marked
      * results.  Loss: half, but no less than `least` (a quarter of the window, or 64); a repair then queues behind
