@@ -238,6 +238,29 @@ def test_a_late_rank_does_not_cause_a_storm() -> None:
     assert retransmissions(fabric) <= 2 * 2 * (waited + 10)
 
 
+@pytest.mark.parametrize(("packets", "operations"), [(200, 1), (20, 5)])
+@pytest.mark.parametrize("loss", [0.0, 0.02])
+def test_a_network_slower_than_any_timer_is_not_flooded(loss: float, packets: int, operations: int) -> None:
+    """Round trips of half a second, most of it in the queue of their own window: ranks find out that their repetitions
+    were for nothing, instead of filling the queue that they wait for."""
+    packet_time = 17 * MILLISECOND  # 4 KB at 2 Mb/s
+    network = TerribleNetwork(
+        random.Random(5), loss=loss, duplicate=loss, reorder=loss, packet_time=packet_time, late=packet_time
+    )
+    fabric = make_fabric([[0, 1], [2, 3]], network, slots=64)
+    sources = integers(4, 256 * packets, 3)
+    calls = [
+        [Call(source, np.empty_like(source), 1.0, number) for number in range(operations)] for source in sources
+    ]
+    for _ in run(fabric, calls, limit=600 * SECOND):
+        pass
+    for own in calls:
+        for call in own:
+            assert (call.out == sum(sources)).all()
+    assert network.now < 4 * operations * (packets + 6) * packet_time
+    assert retransmissions(fabric) < 4 * operations * packets / 2
+
+
 def test_without_loss_nothing_is_sent_twice() -> None:
     """A clean network sees each packet once, and no timer runs out."""
     network = TerribleNetwork(random.Random(1))
