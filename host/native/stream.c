@@ -96,6 +96,17 @@ static void lose(nf_stream *s, uint64_t seq, bool probe)
     s->in_flight--;
 }
 
+/* What a time-out repeated was not lost: the second result is here. */
+static void fired_too_soon(nf_stream *s)
+{
+    s->asked--;
+    if (s->slow > s->fired)
+        return;                                                 /* known already */
+    s->slow = 2 * s->fired < NF_RTO_MAX ? 2 * s->fired : NF_RTO_MAX;
+    double half = s->allowed / 2 > NF_PROBES ? s->allowed / 2 : NF_PROBES;
+    s->allowed = half < s->allowed ? half : s->allowed;         /* round trips so long are our own queue */
+}
+
 bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
 {
     /* serial arithmetic: a PSN is at most 2^23 away from the window's start */
@@ -104,13 +115,8 @@ bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
     *seq = s->una + (uint64_t)(int64_t)ahead;
     if (ahead < 0 || *seq >= s->next || at(s, *seq)->state == NF_DONE) {
         s->counters.duplicates++;
-        if (s->asked) {                                         /* nothing was lost */
-            s->asked--;
-            if (s->slow <= s->fired) {
-                s->slow = 2 * s->fired < NF_RTO_MAX ? 2 * s->fired : NF_RTO_MAX;
-                s->allowed = s->allowed / 2 > NF_PROBES ? s->allowed / 2 : s->allowed < NF_PROBES ? s->allowed : NF_PROBES;
-            }
-        }
+        if (s->asked)
+            fired_too_soon(s);
         return false;
     }
     return true;
