@@ -9,24 +9,33 @@ single rails', ``of best`` the time beside the best single rail's.
 A cut: at a part of a call's time, all host links of the last plane go down.  ``extra`` is what the call took beyond
 t + (S - t R) / r, with t the moment of the cut, R the rate of all rails and r that of those left, both measured just
 before: what moved until then counts, and the rest goes over what is left at its full rate.
+
+TCP in the hosts is told to mind losses only (``CONGESTION``), where the kernel's default is another: on a shaped link
+of one machine, with round trips of 30 microseconds behind queues of megabytes, BBR comes to believe in windows of a few
+packets and leaves a fifth of the link unused, which would flatter every other rail.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast, get_args
 
 import msgspec
 
 from netfold.bench.allreduce import READY_SECONDS, BenchFailed, size
 from netfold.bench.rails_rank import Begun, Took, Turn, uses
 from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second, leafspine
+from netfold.host.peers import ALGORITHM_VARIABLE, KNOWN
+from netfold.host.rails.joining import START_VARIABLE
+from netfold.host.rails.multirail import Start
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 
@@ -40,6 +49,10 @@ BACK_SECONDS = 30.0
 """For a rail to be used again."""
 LARGE = 16 << 20
 """Bytes from which fewer calls warm up."""
+FIRST = 8
+"""Calls after the start that are told one by one."""
+CONGESTION = ("cubic", "reno")
+"""Of TCP in the hosts: the first one that the kernel lets us have."""
 LONG = 1.0
 """Seconds that a turn's timed calls take at least, where ``iterations`` says fewer."""
 
@@ -59,6 +72,8 @@ class Spec:
     cuts: tuple[float, ...]
     cut_bytes: int
     timeout: float
+    start: Start = "hot"
+    algorithm: str = "auto"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -98,15 +113,24 @@ class Result(msgspec.Struct, frozen=True):
     rates: list[str]
     ranks: int
     engine: str
+    congestion: str
+    algorithm: str
+    start: str
+    first: list[float]
+    """Seconds of the first calls of ``cut_bytes``."""
     rows: list[Row]
     cuts: list[Cut]
 
 
 def spec(
     *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
-    cuts: str, cut_bytes: str, timeout: float,
+    cuts: str, cut_bytes: str, timeout: float, start: str = "hot", algorithm: str = "auto",
 ) -> Spec:  # fmt: skip
     """From the command line's words.  Raises ValueError that names the option."""
+    if start not in get_args(Start):
+        raise ValueError(f"--start {start}: expected one of {', '.join(get_args(Start))}")
+    if algorithm not in KNOWN:
+        raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
     first, last = size(begin, "-b"), size(end, "-e")
     if not 4 <= first <= last or factor < 2 or rounds < 1:
         raise ValueError(f"-b {begin} -e {end} -f {factor} --rounds {rounds}: expected sizes of 4 bytes or more, a "
@@ -130,7 +154,7 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return Spec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
-                size(cut_bytes, "--cut-bytes"), timeout)  # fmt: skip
+                size(cut_bytes, "--cut-bytes"), timeout, cast(Start, start), algorithm)  # fmt: skip
 
 
 def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> Result:
@@ -157,21 +181,25 @@ def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> R
     ]
     try:
         rails = spec.rails.split("+")
-        with (
-            Planes(fabrics, logs=logs) as planes,
-            _team(spec, planes, logs, 0, [spec.rails]) as together,
-            _team(spec, planes, logs, 1, rails) as alone,
-        ):
+        with contextlib.ExitStack() as stack:
+            planes = stack.enter_context(Planes(fabrics, logs=logs))
+            congestion = _congestion(planes)
+            echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}; {spec.start} start")
+            together = stack.enter_context(_team(spec, planes, logs, 0, [spec.rails]))
+            alone = stack.enter_context(_team(spec, planes, logs, 1, rails))
             alone.hear(READY_SECONDS)
             for use in uses(together.hear(READY_SECONDS)[0]):
                 rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
                 echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
+            first = [max(t.seconds for t in _turn(spec, together, Turn(spec.cut_bytes))) for _ in range(FIRST)]
+            echo(f"# first {FIRST} sums of {spec.cut_bytes} bytes, ms: {' '.join(f'{t * 1e3:.0f}' for t in first)}")
             ways = [*((alone, way) for way in range(len(rails))), (together, 0)]
             rows = _compare(spec, ways, echo)
             cuts = [_cut(spec, ways, planes, part, echo) for part in spec.cuts]
     except (TeamFailed, ControllerFailed, SwitchFailed, WiringError) as error:
         raise BenchFailed(str(error)) from error
-    result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, rows, cuts)
+    result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, spec.start,
+                    first, rows, cuts)  # fmt: skip
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
@@ -185,11 +213,28 @@ def _team(spec: Spec, planes: Planes, logs: Path, half: int, ways: Sequence[str]
     under = spec.ranks // spec.leaves
     hosts = [host for at, host in enumerate(first.fabric.hosts) if at // under % 2 == half]
     envs = [
-        {**environment(first.fabric, hosts, rank, job="bench"), **planes.environment(host)}
+        {**environment(first.fabric, hosts, rank, job="bench"), **planes.environment(host),
+         START_VARIABLE: spec.start, ALGORITHM_VARIABLE: spec.algorithm}
         for rank, host in enumerate(hosts)
     ]
     command = [sys.executable, "-m", "netfold.bench.rails_rank", str(spec.timeout), *ways]
     return Team(f"rails{half}", command, [first.mininet.get(host.name).pid for host in hosts], envs, logs)
+
+
+def _congestion(planes: Planes) -> str:
+    """What TCP in the hosts minds from now on: the first of CONGESTION that the kernel lets us have, else its own."""
+    network = planes.networks[0]
+    pids = [network.mininet.get(host.name).pid for host in network.fabric.hosts]
+
+    def at(pid: int, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["mnexec", "-a", str(pid), "sysctl", *command], capture_output=True, text=True, timeout=10, check=False
+        )
+
+    for name in CONGESTION:
+        if all(at(pid, "-w", f"net.ipv4.tcp_congestion_control={name}").returncode == 0 for pid in pids):
+            return name
+    return at(pids[0], "-n", "net.ipv4.tcp_congestion_control").stdout.strip() or "unknown"
 
 
 def _turn(spec: Spec, team: Team, turn: Turn) -> list[Took]:
