@@ -5,7 +5,7 @@
         planes.launch([sys.executable, "train.py"], job="digits", env={"NETFOLD_RAILS": "innet@a+tcp@b"}).wait(60)
 
 Planes are called a, b, ... in order.  A host has an interface for each; packets to a plane's addresses leave by its
-interface.
+interface.  One fabric alone is a plane, too, and keeps its names.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 from mininet.net import Mininet
 
 from netfold.controller.plan.fabric import Fabric, Host, Link
+from netfold.controller.plan.generate import PLANE_NAMES as NAMES
 from netfold.host.rails.planes import PLANES_VARIABLE
-from netfold.topo.net import Network, Ranks
+from netfold.topo.net import Network, Ranks, with_sockets_in
 from netfold.topo.switches import CLASSES
 from netfold.topo.topology import FabricTopo
 
-NAMES: Final = "abcdefgh"
 SPAN: Final = 16
 """Plane n's addresses have this times n added to their second byte: 10.0.1.1 is 10.16.1.1 on plane b."""
 
@@ -72,6 +72,18 @@ def on_plane(fabric: Fabric, number: int) -> Fabric:
     )  # fmt: skip
 
 
+def side_by_side(fabrics: Sequence[Fabric], folder: Path) -> list[Fabric]:
+    """Planes of fabrics that have the same hosts, with every gRPC address a unix socket in ``folder``."""
+    placed = [with_sockets_in(fabric, folder) for fabric in fabrics]
+    return [on_plane(fabric, number) for number, fabric in enumerate(placed)] if len(placed) > 1 else placed
+
+
+def planes_of(fabrics: Sequence[Fabric], host: str) -> dict[str, str]:
+    """What a rank in this host must know of the planes."""
+    words = [f"{NAMES[n]}={fabric.host(host).address}@{fabric.jobs}" for n, fabric in enumerate(fabrics)]
+    return {PLANES_VARIABLE: " ".join(words)}
+
+
 class PlanesTopo(FabricTopo):
     """All planes in one network."""
 
@@ -90,9 +102,10 @@ class Planes:
 
     def __init__(self, planes: Sequence[Fabric], *, logs: Path, offload: bool | None = None) -> None:
         self.fabrics = list(planes)
-        self.networks = [Network(fabric, logs=logs / NAMES[n]) for n, fabric in enumerate(planes)]
+        folders = [logs / NAMES[n] for n in range(len(planes))] if len(planes) > 1 else [logs]
+        self.networks = [Network(fabric, logs=folder) for fabric, folder in zip(planes, folders, strict=True)]
         self._offload = offload
-        self._mininet: Any = None
+        self.mininet: Any = None
 
     def __enter__(self) -> Planes:
         try:
@@ -101,14 +114,14 @@ class Planes:
             for network in self.networks:
                 network.logs.mkdir(parents=True, exist_ok=True)
             Mininet.inited = True  # as in Network
-            self._mininet = Mininet(switch=kind, controller=None, build=False)
-            self._mininet.topo = PlanesTopo(
+            self.mininet = Mininet(switch=kind, controller=None, build=False)
+            self.mininet.topo = PlanesTopo(
                 self.fabrics, logs=self.networks[0].logs.absolute(), offload=self._offload
             )
-            self._mininet.build()
-            self._mininet.start()
+            self.mininet.build()
+            self.mininet.start()
             for network in self.networks:
-                network.mininet = self._mininet
+                network.mininet = self.mininet
                 network.start_controller()
         except BaseException:
             self.stop()
@@ -125,9 +138,14 @@ class Planes:
         for network in self.networks:
             network.mininet = None  # which is ours
             network.stop()
-        if self._mininet is not None:
-            self._mininet.stop()
-            self._mininet = None
+        if self.mininet is not None:
+            self.mininet.stop()
+            self.mininet = None
+
+    def check(self) -> None:
+        """Raise SwitchFailed or ControllerFailed where one has ended."""
+        for network in self.networks:
+            network.check()
 
     def launch(self, command: Sequence[str], *, job: str, env: Mapping[str, str] | None = None) -> Ranks:
         """``Network.launch`` in all hosts; NETFOLD_PLANES names the planes."""
@@ -136,9 +154,7 @@ class Planes:
 
     def environment(self, host: Host) -> dict[str, str]:
         """What a rank in this host must know of the planes."""
-        here = [next(h.address for h in fabric.hosts if h.name == host.name) for fabric in self.fabrics]
-        words = [f"{NAMES[n]}={address}@{self.fabrics[n].jobs}" for n, address in enumerate(here)]
-        return {PLANES_VARIABLE: " ".join(words)}
+        return planes_of(self.fabrics, host.name)
 
     def cut(self, number: int, *, up: bool = False) -> None:
         """Takes all host links of a plane down, at the switches' ends, or up again."""

@@ -3,6 +3,7 @@
 
     netfold run -np 8 --topo leafspine,2,2,8 -- python train.py     a fabric for this run alone
     netfold run -np 4 --fabric lab.toml -- python train.py          Mininet hosts that run already
+    netfold run --topo dual,leafspine,2,2,8 -- python train.py      two planes: hosts with two interfaces, two rails
 
 What ranks print comes out line by line behind their number.  Where one fails, the others get some seconds to say what
 they lack (they name the lost rank themselves), then all are ended; so they are by Ctrl-C.
@@ -25,11 +26,13 @@ from types import FrameType
 from typing import IO, Final
 
 from netfold.controller.plan.fabric import Fabric, Host
+from netfold.controller.plan.generate import PLANE_NAMES as NAMES
+from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 
 FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
-"""File of the fabric whose prompt this is (`netfold up --topo` sets it)."""
+"""File of the fabric whose prompt this is, or of each of its planes, with colons (`netfold up --topo` sets it)."""
 LOOK: Final = 1.0
 """Seconds between looks at the fabric's own processes."""
 DRAIN: Final = 1.0
@@ -50,11 +53,31 @@ class Stopped(BaseException):
     """A signal asks to end."""
 
 
-def run_in(
-    fabric: Fabric, command: Sequence[str], *, ranks: int | None, job: str, grace: float, timeout: float | None
-) -> int:
-    """Bring a fabric up in a sandbox, run ``command`` on its hosts, take it down.  Exit status; raises CannotRun."""
-    chosen(fabric, ranks)
+@dataclass(frozen=True)
+class What:
+    """What to run, and how.
+
+    ranks    how many; default: one on every host
+    rails    of the job, as NETFOLD_RAILS has them; default: that variable, or folding on every plane
+    grace    seconds for the others after one has failed
+    timeout  seconds for all of it
+    """
+
+    command: Sequence[str]
+    job: str
+    ranks: int | None = None
+    rails: str | None = None
+    grace: float = 15.0
+    timeout: float | None = None
+
+
+def run_in(fabrics: Sequence[Fabric], what: What) -> int:
+    """Bring fabrics with the same hosts up in a sandbox, run on the hosts, take it all down.  Exit status.
+
+    Raises CannotRun.
+    """
+    chosen(fabrics[0], what.ranks)
+    rails_for(fabrics, what.rails)
     try:
         import mininet  # noqa: F401
     except MininetMissing as error:
@@ -62,19 +85,20 @@ def run_in(
     sandbox.enter()
     from mininet.log import setLogLevel
 
-    from netfold.topo.net import ControllerFailed, Network, with_sockets_in
+    from netfold.topo.net import ControllerFailed
+    from netfold.topo.planes import Planes, side_by_side
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError
 
     setLogLevel("error")
-    fabric = with_sockets_in(fabric, sandbox.rundir())
-    hosts = chosen(fabric, ranks)
+    fabrics = side_by_side(fabrics, sandbox.rundir())
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     try:
-        with stopping(), Network(fabric, logs=logs) as network:
-            pids = [network.mininet.get(host.name).pid for host in hosts]
-            with console(fabric, command, hosts, pids, job=job) as ranks_:
-                return ranks_.run(grace=grace, timeout=timeout, check=network.check)
+        with stopping(), Planes(fabrics, logs=logs) as planes:
+            hosts = chosen(fabrics[0], what.ranks)
+            pids = [planes.mininet.get(host.name).pid for host in hosts]
+            with console(fabrics, what, hosts, pids) as ranks:
+                return ranks.run(grace=what.grace, timeout=what.timeout, check=planes.check)
     except (ControllerFailed, SwitchFailed, WiringError) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
@@ -82,22 +106,37 @@ def run_in(
         return 128 + int(stopped.args[0])
 
 
-def run_on(
-    fabric: Fabric, command: Sequence[str], *, ranks: int | None, job: str, grace: float, timeout: float | None
-) -> int:
-    """Run ``command`` on hosts of a fabric that is up in Mininet.  Exit status; raises CannotRun."""
-    hosts = chosen(fabric, ranks)
-    if fabric.jobs.startswith(("127.", "localhost:")):
-        raise CannotRun(
-            f"fabric {fabric.name}: its job service is at {fabric.jobs}, which its hosts, in network namespaces of "
-            'their own, do not reach: give it a unix socket, jobs = "unix:/run/netfold.sock"'
-        )
+def run_on(fabrics: Sequence[Fabric], what: What) -> int:
+    """Run on hosts of a fabric, or of several planes, that are up in Mininet.  Exit status; raises CannotRun."""
+    hosts = chosen(fabrics[0], what.ranks)
+    for fabric in fabrics:
+        if {host.name for host in fabric.hosts} != {host.name for host in fabrics[0].hosts}:
+            raise CannotRun(f"{fabrics[0].name} and {fabric.name} have other hosts: expected planes of the same ones")
+        if fabric.jobs.startswith(("127.", "localhost:")):
+            raise CannotRun(
+                f"fabric {fabric.name}: its job service is at {fabric.jobs}, which its hosts, in network namespaces of "
+                'their own, do not reach: give it a unix socket, jobs = "unix:/run/netfold.sock"'
+            )
+    rails_for(fabrics, what.rails)
     pids = mininet_hosts([host.name for host in hosts])
     try:
-        with stopping(), console(fabric, command, hosts, pids, job=job) as ranks_:
-            return ranks_.run(grace=grace, timeout=timeout)
+        with stopping(), console(fabrics, what, hosts, pids) as ranks:
+            return ranks.run(grace=what.grace, timeout=what.timeout)
     except Stopped as stopped:
         return 128 + int(stopped.args[0])
+
+
+def rails_for(fabrics: Sequence[Fabric], rails: str | None) -> dict[str, str]:
+    """What tells the ranks their rails, where there is anything to tell.  Raises CannotRun for what cannot be."""
+    asked = rails or os.environ.get(RAILS_VARIABLE, "")
+    names = NAMES[: len(fabrics)]
+    if not asked:
+        return {RAILS_VARIABLE: "+".join(f"innet@{name}" for name in names)} if len(names) > 1 else {}
+    try:
+        parse_rails(asked, {name: Plane("", "") for name in names})
+    except ValueError as error:
+        raise CannotRun(f"rails {asked!r}: {error}") from error
+    return {RAILS_VARIABLE: asked}
 
 
 def chosen(fabric: Fabric, ranks: int | None) -> list[Host]:
@@ -164,17 +203,21 @@ def stopping() -> Iterator[None]:
 
 @contextlib.contextmanager
 def console(
-    fabric: Fabric, command: Sequence[str], hosts: Sequence[Host], pids: Sequence[int], *, job: str
+    fabrics: Sequence[Fabric], what: What, hosts: Sequence[Host], pids: Sequence[int]
 ) -> Iterator[Console]:
     """Starts the ranks; none of them outlives the block."""
     from netfold.topo.net import environment, start
+    from netfold.topo.planes import planes_of
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
     path = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+    rails = rails_for(fabrics, what.rails)
     try:
         for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
-            ours: Mapping[str, str] = {**path, **environment(fabric, hosts, rank, job=job)}
-            ranks.add(host.name, start(command, pid, ours, subprocess.PIPE))
+            ours: Mapping[str, str] = {
+                **path, **environment(fabrics[0], hosts, rank, job=what.job), **planes_of(fabrics, host.name), **rails,
+            }  # fmt: skip
+            ranks.add(host.name, start(what.command, pid, ours, subprocess.PIPE))
         yield ranks
     finally:
         ranks.kill()

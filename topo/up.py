@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold up --topo ...`: a fabric and its controller, and Mininet's prompt in front of them."""
+"""`netfold up --topo ...`: a fabric, or several as planes, their controllers, and Mininet's prompt in front of them."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from netfold.controller.plan.fabric import Fabric
@@ -13,8 +14,11 @@ from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 
 
-def up(fabric: Fabric) -> int:
-    """Bring the fabric up in a sandbox, hand the terminal to Mininet's prompt, take it all down.  Exit status."""
+def up(fabrics: Sequence[Fabric]) -> int:
+    """Bring fabrics with the same hosts up in a sandbox, hand the terminal to Mininet's prompt, take it all down.
+
+    Exit status.
+    """
     try:
         import mininet  # noqa: F401
     except MininetMissing as error:
@@ -24,27 +28,33 @@ def up(fabric: Fabric) -> int:
     from mininet.cli import CLI
     from mininet.log import lg, setLogLevel
 
-    from netfold.topo.net import ControllerFailed, Network, with_sockets_in
+    from netfold.topo.net import ControllerFailed
+    from netfold.topo.planes import Planes, side_by_side
     from netfold.topo.run import FABRIC_VARIABLE
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError
 
     setLogLevel("info")
     lg.propagate = False  # it prints on its own
-    fabric = with_sockets_in(fabric, sandbox.rundir())
+    fabrics = side_by_side(fabrics, sandbox.rundir())
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
-    os.environ["NETFOLD_CONTROLLER"] = fabric.jobs
+    os.environ["NETFOLD_CONTROLLER"] = fabrics[0].jobs
     os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     try:
-        with Network(fabric, logs=logs) as network:
-            os.environ[FABRIC_VARIABLE] = str(network.file)
-            first, last = fabric.hosts[0].name, fabric.hosts[-1].name
-            print(
-                f"\n{fabric.name} is up: {len(fabric.switches)} switches ({fabric.engine}), {len(fabric.hosts)} hosts, "
-                f"controller at {fabric.jobs}, logs in {logs}\n"
-                f"Try:  {first} ping -c 3 {last}     sh netfold status     {first} ip route     exit\n"
-            )
-            CLI(network.mininet)
+        with Planes(fabrics, logs=logs) as planes:
+            os.environ[FABRIC_VARIABLE] = os.pathsep.join(str(network.file) for network in planes.networks)
+            first, last = fabrics[0].hosts[0].name, fabrics[0].hosts[-1].name
+            print()
+            for fabric in fabrics:
+                print(f"{fabric.name} is up: {len(fabric.switches)} switches ({fabric.engine}), {len(fabric.hosts)} "
+                      f"hosts, controller at {fabric.jobs}")
+            print(f"logs in {logs}\n"
+                  f"Try:  {first} ping -c 3 {last}     sh netfold status     {first} ip route     exit")
+            if len(fabrics) > 1:
+                print(f"      sh netfold run --rails innet@a+tcp@b -- python train.py     "
+                      f"sh netfold status --controller {fabrics[1].jobs}")
+            print()
+            CLI(planes.mininet)
     except (ControllerFailed, SwitchFailed, WiringError) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1

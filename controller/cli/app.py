@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, Unpack
+from typing import Annotated, Any, Final, NoReturn, TypeVar, Unpack
 
 import typer
 
@@ -49,6 +49,8 @@ app = typer.Typer(
     help="In-network allreduce on P4 switches: fabrics, their controller, and a demo of the whole.",
 )
 
+T = TypeVar("T")
+
 FAILED: Final = 1
 CANNOT: Final = 2
 
@@ -78,10 +80,10 @@ def up(
         _fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
     faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
     if topo is not None:
-        fabric = _parse_topo(topo, switch, rate, seed, path_mtu, **faults)
+        planes = _parse_planes(topo, switch, rate, seed, path_mtu, **faults)
         from netfold.topo.up import up as up_topo
 
-        raise typer.Exit(up_topo(fabric))
+        raise typer.Exit(up_topo(planes))
     assert file is not None
     if (switch, rate, seed, path_mtu) != ("softswitch", None, 0, PATH_MTU) or any(faults.values()):
         _fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
@@ -307,7 +309,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
         _fail(FAILED, str(error))
 
 
-def _checked(make: Callable[[], Fabric]) -> Fabric:
+def _checked(make: Callable[[], T]) -> T:
     try:
         return make()
     except FabricError as error:
@@ -331,6 +333,16 @@ def _parse_topo(
     from netfold.controller.plan import generate
 
     return _checked(lambda: generate.parse(
+        topo, rate=rate, seed=seed, engine=_engine(switch), path_mtu=path_mtu, **faults
+    ))
+
+
+def _parse_planes(
+    topo: str, switch: str, rate: str | None, seed: int, path_mtu: int = PATH_MTU, **faults: Unpack[Faults]
+) -> list[Fabric]:
+    from netfold.controller.plan import generate
+
+    return _checked(lambda: generate.parse_planes(
         topo, rate=rate, seed=seed, engine=_engine(switch), path_mtu=path_mtu, **faults
     ))
 

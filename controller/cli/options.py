@@ -14,9 +14,11 @@ CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
 FabricFile = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml", help="The fabric's description.")]
 Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
                                           help="Generate the fabric instead of reading it; or "
-                                               "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS.")]
+                                               "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS. `netfold up`: dual, or "
+                                               "triple, before it makes two or three planes with the same hosts.")]
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
-Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit.")]
+Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit. With planes also "
+                                               "one for each: 150mbit,75mbit.")]
 Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
 Duplicate = Annotated[float, typer.Option(help="Share of packets that come twice.")]
 Reorder = Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")]

@@ -15,11 +15,17 @@ def run(
     ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
                                        "host; a multiple of the hosts puts several on each.")] = None,
     topo: Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
-                                             help="Bring this fabric up for the run.")] = None,
-    fabric: Annotated[Path | None, typer.Option(metavar="FABRIC.toml", help="A fabric that is up in Mininet; default: "
-                                                "the one whose prompt this is.")] = None,
+                                             help="Bring this fabric up for the run; or threetier,..., and dual or "
+                                                  "triple before it for planes.")] = None,
+    fabric: Annotated[list[Path] | None, typer.Option(metavar="FABRIC.toml", help="A fabric that is up in Mininet; "
+                                                      "given again: its other planes; default: the one whose prompt "
+                                                      "this is.")] = None,
+    rails: Annotated[str | None, typer.Option(metavar="KIND@PLANE+...", help="With planes: what carries an allreduce, "
+                                              "innet@a+tcp@b; default: $NETFOLD_RAILS, or innet on every plane.")
+                     ] = None,
     switch: Annotated[str, typer.Option("--switch", help="With --topo: softswitch, or bmv2.")] = "softswitch",
-    rate: Annotated[str | None, typer.Option(help="With --topo: rate of every link, in tc's units.")] = None,
+    rate: Annotated[str | None, typer.Option(help="With --topo: rate of every link, in tc's units; with planes also "
+                                            "one for each, with commas.")] = None,
     loss: Annotated[float, typer.Option(help="With --topo: share of packets lost on every link, each way.")] = 0.0,
     seed: Annotated[int, typer.Option(help="With --topo: of the losses.")] = 0,
     job: Annotated[str, typer.Option(help="The job's name.")] = "run",
@@ -28,32 +34,32 @@ def run(
 ) -> None:
     """Run a program on the hosts of a fabric, one rank each, with all that netfold, torch and gloo want to know.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, NETFOLD_JOB, NETFOLD_ADDRESS and
-    NETFOLD_CONTROLLER are set; each line of output comes with its rank in front. The exit status is that of the first
-    rank that failed; 124 where the time was up; 130 after Ctrl-C, which ends all ranks.
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, NETFOLD_JOB, NETFOLD_ADDRESS,
+    NETFOLD_CONTROLLER, NETFOLD_PLANES and, with planes, NETFOLD_RAILS are set; each line of output comes with its rank
+    in front. The exit status is that of the first rank that failed; 124 where the time was up; 130 after Ctrl-C, which
+    ends all ranks.
     """
     from netfold.controller.cli import app as cli
     from netfold.topo import run as runner
 
     if grace < 0 or (timeout is not None and timeout <= 0):
         cli._fail(cli.CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
-    if topo is not None and fabric is not None:
+    if topo is not None and fabric:
         cli._fail(cli.CANNOT, "run: expected either --topo or --fabric, got both")
+    what = runner.What(command, job, ranks, rails, grace, timeout)
     try:
         if topo is not None:
-            made = cli._parse_topo(topo, switch, rate, seed, loss=loss)
-            status = runner.run_in(made, command, ranks=ranks, job=job, grace=grace, timeout=timeout)
+            status = runner.run_in(cli._parse_planes(topo, switch, rate, seed, loss=loss), what)
         else:
             if (switch, rate, loss, seed) != ("softswitch", None, 0.0, 0):
                 cli._fail(cli.CANNOT, "run: --switch, --rate, --loss and --seed go with --topo")
-            file = fabric or os.environ.get(runner.FABRIC_VARIABLE)
-            if not file:
+            here = os.environ.get(runner.FABRIC_VARIABLE, "")
+            files = fabric or [Path(file) for file in here.split(os.pathsep) if file]
+            if not files:
                 cli._fail(cli.CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric "
                                       "FABRIC.toml for one that is up; at the prompt of `netfold up --topo` it is "
                                       "known. Across machines start ranks by torchrun or a scheduler (docs/host.md)")
-            status = runner.run_on(
-                cli._load(Path(file)), command, ranks=ranks, job=job, grace=grace, timeout=timeout
-            )
+            status = runner.run_on([cli._load(file) for file in files], what)
     except runner.CannotRun as error:
         cli._fail(cli.CANNOT, str(error))
     raise typer.Exit(status)

@@ -4,12 +4,13 @@
     leafspine,LEAVES,SPINES,HOSTS                 every leaf on every spine
     threetier,PODS,LEAVES,AGGS,SPINES,HOSTS       per pod LEAVES leaves, each on AGGS aggs; spine s is on the agg
                                                   s mod AGGS of every pod, so that each spine is the root of one tree
+    dual,FORM or triple,FORM                      two or three planes: fabrics of that form which share their hosts
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from netfold.controller.plan.fabric import Engine, Fabric, FabricError, Faults, Role, assemble, leafspine, spread
 from netfold.wire.roce import PATH_MTU
@@ -19,6 +20,25 @@ FORMS: Final = {
     "threetier": "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS",
 }
 """What `parse` takes."""
+PLANES: Final = {"dual": 2, "triple": 3}
+"""What may stand before one of them for `parse_planes`."""
+PLANE_NAMES: Final = "abcdefgh"
+"""Of planes, in order."""
+
+
+def parse_planes(text: str, *, rate: str | None = None, **options: Any) -> list[Fabric]:
+    """The fabrics of all planes, alike but for their rates: one where ``text`` asks for no more.  Raises FabricError.
+
+    rate     of all links; or one for each plane, with commas
+    options  of `parse`
+    """
+    kind, _, form = text.partition(",")
+    count = PLANES.get(kind, 1)
+    rates = [rate] if rate is None else [*rate.split(",")]
+    if len(rates) not in (1, count):
+        raise FabricError(f"rate {rate!r}: expected one for all planes, or {count} with commas")
+    rates *= count // len(rates)
+    return [parse(form if kind in PLANES else text, rate=rate, **options) for rate in rates]
 
 
 def parse(
