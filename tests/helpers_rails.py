@@ -187,6 +187,7 @@ class Ranks:
         options.setdefault("stall", STALL)
         options.setdefault("timeout", 1000.0)  # nothing here may need it
         ledgers = self.lines.ledgers
+        known = options.pop("known_by", {})
 
         def revive(rank: int) -> Callable[[int, int], Revival]:
             return lambda rail, deaths: FakeRevival(planes[rail], rank, deaths)
@@ -195,7 +196,8 @@ class Ranks:
             return MultiRail(
                 [FakeRail(plane, rank, charge=charge) for plane, charge in zip(planes, charges, strict=True)],
                 [f"rail{i}" for i in range(len(planes))], rank, self.world,
-                ledger=ledgers[rank], sideline=self.lines, revive=revive(rank), **options,
+                ledger=ledgers[rank], sideline=self.lines, revive=revive(rank), known=known.get(rank, ()),
+                **options,
             )  # fmt: skip
 
         self.rails = on_ranks(self.world, make)

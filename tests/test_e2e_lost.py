@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_topo import ENGINES, in_sandbox, program
@@ -14,7 +15,8 @@ from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
-from netfold.topo.net import Network
+from netfold.topo.net import Network, Ranks
+from netfold.topo.planes import Planes, side_by_side
 
 pytestmark = pytest.mark.timeout(200)
 TIMEOUT = 1.0
@@ -34,22 +36,57 @@ def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> 
             folder = tmp_path / job
             folder.mkdir()
             ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUT), str(folder)], job=job)
-            said = []
-            for process in ranks.processes[:3]:
-                output, _ = process.communicate(timeout=60)
-                said.append(json.loads(output))
-            for process in ranks.processes:
-                process.kill()
-            for rank, told in enumerate(said):
+            for rank, told in enumerate(heard(ranks)):
                 where = f"{job}, rank {rank}: {told}"
-                assert told["kind"] in ("CollectiveTimeout", "PeerLost"), where
-                assert "rank 3" in told["text"], where
-                assert not any(f"rank {other} gone" in told["text"] for other in range(3)), where
-                assert "100000 x float32" in told["text"], where
-                assert f"operation {told['number']}" in told["text"], where
-                assert told["state"] == "failed", where
-                assert told["seconds"] < BOUND, where
+                named(told, where)
                 if rail == "innet" and way != "kill":
                     assert "rank 3 gone, stopped, or never called" in told["text"], where
                     assert "leaf2" in told["text"], where
         network.check()
+
+
+SEVERAL = [("stop", "rank 3 does not answer"), ("stay", "rank 3 answers, and has not called"), ("kill", "rank 3")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=160)
+def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, tmp_path: Path) -> None:
+    """The same where one allreduce goes over two planes, whether it is cut or not."""
+    rate = "200mbit" if engine == "softswitch" else "20mbit"
+    one = leafspine(1, 0, 4, rate=rate, engine=engine)
+    with Planes(side_by_side([one, one], sandbox.rundir()), logs=tmp_path) as planes:
+        for way, says in SEVERAL if engine == "softswitch" else SEVERAL[:1]:
+            folder = tmp_path / way
+            folder.mkdir()
+            command = [*program("rank_lost.py"), "auto", way, str(TIMEOUT), str(folder)]
+            ranks = planes.launch(command, job=way, env={"NETFOLD_RAILS": "innet@a+tcp@b"})
+            for rank, told in enumerate(heard(ranks)):
+                where = f"{way}, rank {rank}: {told}"
+                named(told, where)
+                assert says in told["text"], where
+                assert "rails: innet@a " in told["text"], where
+                assert ", tcp@b " in told["text"], where
+        planes.check()
+
+
+def heard(ranks: Ranks) -> list[dict[str, Any]]:
+    """What the ranks that are left were told; then all are ended."""
+    said = []
+    for process in ranks.processes[:3]:
+        output, _ = process.communicate(timeout=60)
+        said.append(json.loads(output))
+    for process in ranks.processes:
+        process.kill()
+    return said
+
+
+def named(told: dict[str, Any], where: str) -> None:
+    """Rank 3 and nobody else, the operation and its size, in time, and as failed in the flight recorder."""
+    assert told["kind"] in ("CollectiveTimeout", "PeerLost"), where
+    assert "rank 3" in told["text"], where
+    assert not any(f"rank {other} {what}" in told["text"] for other in range(3)
+                   for what in ("gone", "is gone", "does not", "answers")), where  # fmt: skip
+    assert "100000 x float32" in told["text"], where
+    assert f"operation {told['number']}" in told["text"], where
+    assert told["state"] == "failed", where
+    assert told["seconds"] < BOUND, where

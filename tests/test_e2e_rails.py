@@ -15,7 +15,7 @@ from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
-from netfold.topo.planes import Planes, on_plane
+from netfold.topo.planes import Planes, on_plane, side_by_side
 
 pytestmark = pytest.mark.timeout(200)
 SIZES = {"softswitch": ("100mbit", 4 << 20), "bmv2": ("10mbit", 512 << 10)}
@@ -34,11 +34,18 @@ def test_a_tcp_plane_that_is_cut_costs_no_sum(tmp_path: Path) -> None:
     cut_and_back("innet@a+tcp@b", "softswitch", tmp_path)
 
 
+@in_sandbox(timeout=150)
+def test_one_of_three_unlike_planes_is_cut(tmp_path: Path) -> None:
+    """Folding, queue pairs and TCP at once: the queue pairs' plane goes and comes back, no sum is wrong."""
+    cut_and_back("innet@a+roce@b+tcp@c", "softswitch", tmp_path)
+
+
 def cut_and_back(rails: str, engine: Engine, tmp_path: Path) -> None:
     rate, nbytes = SIZES[engine]
-    one = leafspine(1, 0, 4, rate=rate, engine=engine, rundir=sandbox.rundir())
+    one = leafspine(1, 0, 4, rate=rate, engine=engine)
     results = []
-    with Planes([on_plane(one, n) for n in range(2)], logs=tmp_path / "logs") as planes:
+    fabrics = side_by_side([one] * len(rails.split("+")), sandbox.rundir())
+    with Planes(fabrics, logs=tmp_path / "logs") as planes:
         ranks = planes.launch([*program("rank_rails.py"), str(nbytes)], job="rails", env={"NETFOLD_RAILS": rails})
         for rank, line in ranks.lines(within=100):
             if line == "running":

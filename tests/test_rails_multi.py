@@ -16,6 +16,7 @@ from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.rails import planes
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RailSpec
+from netfold.host.rails.shares import Figure
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 1_500_000
@@ -187,3 +188,38 @@ def test_what_several_rails_cannot_heed_is_refused(asked: dict[str, object], say
     rails = [RailSpec("innet", planes.Plane(f"10.{n}.0.1", "unix:/nowhere")) for n in (1, 2)]
     with pytest.raises(ValueError, match=f"{says}.*several rails choose for themselves"):
         Communicator.join("j", 0, 2, address="", rails=rails, **asked)  # type: ignore[arg-type]
+
+
+def test_figures_of_the_last_run_need_no_measurement() -> None:
+    """Known to one rank only, all begin with the shares that follow from them, and no rail is measured."""
+    kept: list[list[Figure]] = []
+    first = Ranks([Plane(3), Plane(3)], keep=kept.append)
+    first.close()
+    assert len(kept) == 3
+    known = [Figure(0.001, 3e8), Figure(0.002, 1e8)]
+    again = Ranks([Plane(3), Plane(3)], known_by={1: known})
+    for rails in again.rails:
+        assert [(use.latency, use.bandwidth) for use in rails.use()] == [
+            (figure.latency, pytest.approx(figure.bandwidth, rel=0.01)) for figure in known
+        ]
+        assert [use.nbytes for use in rails.use()] == [0, 0]
+        assert "75% rail0 + 25% rail1" in rails.describe(64 << 20)
+    again.sum(LONG, 1)
+    again.close()
+
+
+def test_the_flight_recorder_hears_shares_and_reasons() -> None:
+    """Of a short call the rail and why; of a long one the parts; and what went again over which rail after a death."""
+    known = [Figure(0.001, 1e8), Figure(0.001, 1e8)]
+    ranks = Ranks([Plane(2), Plane(2, [Death(0, errors=[0])])], known_by={0: known, 1: known})
+    ranks.planes[1].up.clear()
+    notes: list[str] = []
+    ranks.rails[0].note = notes.append
+    ranks.sum(1000, 1)
+    ranks.sum(LONG, 2)
+    assert notes == [
+        "rail0 (soonest, 1.04 ms predicted)",
+        "50% rail0 + 50% rail1 (32.3 ms predicted, 61 ms on rail0 alone)",
+        "2999680 bytes again over rail0 (soonest, 31 ms predicted), died: rail1: the fake plane is dead",
+    ]
+    ranks.close()

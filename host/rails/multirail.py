@@ -236,14 +236,19 @@ class MultiRail:
 
     def _settle(self, source: Flat, op: Op, rail: int) -> Flat:
         """A settlement to which all ranks come together: it tells what the rail costs."""
-        result = self._settlements.run(source, op, rail)
+        result = self._run(source, op, rail)
         carrier, seconds = self._settlements.carrier, self._settlements.seconds
         if seconds is not None:
             self._estimates[carrier].add(source.nbytes, seconds)
             self._nbytes[carrier] += source.nbytes
-        if carrier != rail:
-            self.note(f"then {self._rails.names[carrier]}: {self._rails.names[rail]} died, {self._cause(rail)}")
         self._count(carrier)
+        return result
+
+    def _run(self, source: Flat, op: Op, rail: int) -> Flat:
+        """A settlement."""
+        result = self._settlements.run(source, op, rail)
+        if (carrier := self._settlements.carrier) != rail:
+            self.note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
         return result
 
     def _long(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
@@ -286,7 +291,7 @@ class MultiRail:
         together  no rank comes late to it, so it says what the rail costs: not after ranges
         """
         table = status.tell(self.rank, self.world, self._rails, parts, self._estimates)
-        settle = self._settle if together else self._settlements.run
+        settle = self._settle if together else self._run
         told = status.hear(settle(table, "sum", rail), self.world, self._rails.live, parts)
         self._rails.bury(told.dead, None)
         for index in told.back:
@@ -309,7 +314,7 @@ class MultiRail:
         strange = [rail for rail in live if self.shares.figures[rail].bandwidth is None]
         for nbytes in (1024,) * WARM:
             for rail in strange:
-                self._settlements.run(np.zeros(nbytes // 4, np.int32), "sum", rail)
+                self._run(np.zeros(nbytes // 4, np.int32), "sum", rail)
         for nbytes in LATENCY + (RATE if start == "hot" else ()):
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 self._settle(np.zeros(nbytes // 4, np.int32), "sum", rail)

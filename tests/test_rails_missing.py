@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are missing where several rails are one: named on every other rank, whoever looks first."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers_rails import Plane, Ranks, on_ranks
+
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.rails.multirail import MultiRail
+
+pytestmark = pytest.mark.timeout(60)
+SIZES = [1000, 1_500_000]
+"""Elements of a call on one rail, and of one that is cut."""
+
+
+def fails(rails: MultiRail, size: int) -> NetFoldError:
+    """What an allreduce ends with."""
+    with pytest.raises(NetFoldError) as caught:
+        rails.allreduce(np.ones(size, np.int32), np.empty(size, np.int32), "sum", 17)
+    return caught.value
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("lost", "kind", "says"),
+    [
+        ("gone", PeerLost, "rank 2 is gone: nobody listens there any more"),
+        ("deaf", CollectiveTimeout, r"rank 2 does not answer \(stopped, or cut off\)"),
+        ("", CollectiveTimeout, "rank 2 answers, and has not called this operation"),
+    ],
+)
+def test_a_missing_rank_is_named_with_operation_size_and_rails(
+    size: int, lost: str, kind: type[NetFoldError], says: str
+) -> None:
+    """On every other rank, and no other rank is blamed."""
+    ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)], timeout=0.6, stall=0.05)
+    if lost:
+        getattr(ranks.lines, lost).add(2)
+    errors = on_ranks(3, lambda rank: fails(ranks.rails[rank], size) if rank < 2 else None)
+    for rank, error in enumerate(errors[:2]):
+        assert isinstance(error, kind)
+        assert error.args[0].startswith(f"rank {rank} of 3, operation 17 ({size} x int32, {4 * size} bytes): ")
+        with pytest.raises(kind, match=says):
+            raise error
+        assert f"rank {1 - rank} " not in str(error).partition("(so rank")[0].partition("bytes): ")[2]
+        assert "rails: rail0 up, " in str(error)
+        assert "rail1 up, " in str(error)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_came_later_hears_what_the_first_found(size: int) -> None:
+    """Rank 0 gives up and would be gone soon; rank 1, whose own patience is long, names rank 2 all the same."""
+    ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)], timeout=0.6, stall=0.05)
+    ranks.rails[1]._roll.timeout = 1000.0
+    over = threading.Event()
+
+    def call(rank: int) -> str:
+        if rank == 2:
+            return ""
+        if rank == 1:
+            assert over.wait(20)
+        error = fails(ranks.rails[rank], size)
+        over.set()
+        return str(error)
+
+    first, later, _ = on_ranks(3, call)
+    assert "rank 2 answers, and has not called this operation" in first
+    assert "rank 2 answers, and has not called this operation (so rank 0 found)" in later
+
+
+def test_a_closing_rank_that_gave_up_stays_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers longer than after a good end: long enough for whoever asks every quarter of a second."""
+    slept: list[float] = []
+    monkeypatch.setattr("netfold.host.rails.multirail.time.sleep", slept.append)
+    good, bad = (Ranks([Plane(2, quiet=True), Plane(2, quiet=True)], timeout=0.3, stall=0.05) for _ in range(2))
+    good.rails[0].close()
+    fails(bad.rails[0], 1000)
+    slept_before = list(slept)
+    bad.rails[0].close()
+    assert all(seconds <= 0.3 for seconds in slept_before)
+    assert slept[-1] > 0.5
