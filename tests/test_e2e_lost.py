@@ -72,8 +72,9 @@ def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, t
 def heard(ranks: Ranks) -> list[dict[str, Any]]:
     """What the ranks that are left were told; then all are ended."""
     said = []
-    for process in ranks.processes[:3]:
+    for process, log in zip(ranks.processes[:3], ranks.logs, strict=False):
         output, _ = process.communicate(timeout=60)
+        assert output, f"{log}: {log.read_text()[-3000:]}"
         said.append(json.loads(output))
     for process in ranks.processes:
         process.kill()

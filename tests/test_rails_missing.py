@@ -7,10 +7,12 @@ import threading
 
 import numpy as np
 import pytest
-from helpers_rails import Plane, Ranks, on_ranks
+from helpers_rails import Plane, Ranks, Sidelines, on_ranks
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question
 from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.roll import Roll
 
 pytestmark = pytest.mark.timeout(60)
 SIZES = [1000, 1_500_000]
@@ -83,3 +85,21 @@ def test_a_closing_rank_that_gave_up_stays_to_tell(monkeypatch: pytest.MonkeyPat
     bad.rails[0].close()
     assert all(seconds <= 0.3 for seconds in slept_before)
     assert slept[-1] > 0.5
+
+
+def test_a_rank_that_is_behind_is_not_to_blame() -> None:
+    """Rank 1 still waits in the ranges, for rank 2: to rank 0, which is at the settlement after them, it is behind."""
+    ledgers = [Ledger(), Ledger(), Ledger()]
+    for ledger in ledgers[:2]:
+        ledger.enter(1, [0, 1])
+    ledgers[0].settle(2, 0)
+    question = Question(Ask.AGE, 2, 0)
+    assert [ledger.answer(question).outcome for ledger in ledgers[1:]] == [Outcome.BEHIND, Outcome.ABSENT]
+    roll = Roll(ledgers[0], Sidelines(3), [1, 2], timeout=1.0)
+    answers = {rank: ledgers[rank].answer(question) for rank in (1, 2)}
+    with pytest.raises(CollectiveTimeout, match=r"^nothing moved for 1 s: rank 2 answers, and has not called"):
+        roll.check(answers, [1, 2], 1.5)
+    roll.check({1: answers[1]}, [1], 1.5)
+    with pytest.raises(CollectiveTimeout, match="rank 1 is behind"):
+        roll.check({1: answers[1]}, [1], 2.5)
+    assert ledgers[0].gave_up

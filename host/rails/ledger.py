@@ -53,8 +53,10 @@ class Outcome(IntEnum):
     DONE = 2
     FORGOTTEN = 3
     ABSENT = 4
-    """The asked rank has not come to this position."""
-    OVER = 5
+    """The asked rank has not come to this position, and waits for nothing."""
+    BEHIND = 5
+    """The same, because it still waits for something before it."""
+    OVER = 6
     """It has given up, and ``Answer.result`` says why."""
 
 
@@ -198,10 +200,14 @@ class Ledger:
 
     def _state(self, question: Question) -> Outcome:
         if question.position > self._at:
-            return Outcome.ABSENT
+            return self._not_there()
         # a range that failed stays failed through the settlement after it
         last = self._at - 1 if self._settles else self._at
         return Outcome.VOID if question.position >= last and question.rail in self._failed else Outcome.NOT_YET
+
+    def _not_there(self) -> Outcome:
+        done = self._at == 0 or (bool(self._outcomes) and self._outcomes[-1][0] == self._at)
+        return Outcome.ABSENT if done else Outcome.BEHIND
 
     def _age(self, question: Question) -> float:
         if question.position > self._at:
@@ -223,7 +229,7 @@ class Ledger:
         if self._verdict is not None:
             return Answer(Outcome.OVER, result=self._verdict)
         if position > self._at:
-            return Answer(Outcome.ABSENT)
+            return Answer(self._not_there())
         if position == self._at and not self._settles:
             return Answer(Outcome.NOT_YET)
         if position < self._at:

@@ -189,7 +189,7 @@ class RailSet:
         everybody = len(answers) == len(self._roll.others)
         if everybody and quiet >= patience and min(a.age for a in answers.values()) >= NEARLY * patience:
             raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
-        if late:
+        if late and not any(answer.outcome is Outcome.BEHIND for answer in answers.values()):
             raise RailDown(f"{name}: nothing moved for {quiet:.1f} s here, though it did elsewhere")
 
     def _patience(self, index: int) -> float:

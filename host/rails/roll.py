@@ -5,6 +5,8 @@
     silent    it does not answer: stopped, or cut off
     absent    it answers, and has not come to this operation
 
+A rank that is behind, since it still waits for something itself, is not to blame: it will say who is.
+
 Whoever finds that out gives up, and tells all who ask him from then on (``Ledger.give_up``): ranks that came later, or
 looked a moment later, name the same ranks instead of the one that gave up before them.
 """
@@ -65,8 +67,11 @@ class Roll:
         if quiet <= self.timeout:
             return
         absent = [rank for rank, answer in sorted(answers.items()) if answer.outcome is Outcome.ABSENT]
+        behind = [rank for rank, answer in sorted(answers.items()) if answer.outcome is Outcome.BEHIND]
         missing = [f"{ranks([rank])} does not answer (stopped, or cut off)" for rank in silent]
         missing += [f"{ranks([rank])} answers, and has not called this operation" for rank in absent]
+        if behind and quiet > 2 * self.timeout:
+            missing += [f"{_are(behind)} behind, and waits for others without telling for whom"]
         if missing:
             why = f"nothing moved for {self.timeout:g} s: {'; '.join(missing)}"
             raise self._give_up(CollectiveTimeout(why), why)

@@ -98,7 +98,7 @@ class Settlements:
                     raise NetFoldError(f"rank {rank} knows nothing of step {position} any more; join anew")
                 if answer.outcome is Outcome.DONE:
                     result = answer.result
-                if answer.outcome not in (Outcome.NOT_YET, Outcome.ABSENT):
+                if answer.outcome not in (Outcome.NOT_YET, Outcome.ABSENT, Outcome.BEHIND):
                     left.discard(rank)
             if len(left) < len(asked):
                 heard = self._clock()
