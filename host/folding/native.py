@@ -24,7 +24,7 @@ from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 from softswitch import cc
 
-SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "history.c", "fold.c", "io.c", "abi.c")
+SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "history.c", "fold.c", "udp.c", "io.c", "abi.c")
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
 RUN_PACKETS = 60

@@ -3,36 +3,20 @@
 #include "io.h"
 #include "quantise.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/udp.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <sys/socket.h>
-#include <time.h>
 
-#ifndef UDP_SEGMENT
-#define UDP_SEGMENT 103
-#endif
-#ifndef UDP_GRO
-#define UDP_GRO 104
-#endif
-
-#define BATCH 8                        /* datagrams, or super-packets, a receive call */
-#define DATAGRAM 65536
+#define ROUNDS 4                       /* receive calls before what is due gets out again */
 
 struct nf_io {
     nf_fold *fold;
-    int receiver, interrupt;
-    uint32_t n_senders;
-    nf_sender *senders;
+    nf_udp *udp;
+    int interrupt;
     nf_run run;                        /* what is being sent; the kernel may take it in pieces */
     uint32_t taken;                    /* packets of it that left */
     bool blocked;                      /* the kernel's send buffer is full */
-    uint64_t setbacks, unfolded;
-    int32_t setback;
-    uint8_t (*buffers)[DATAGRAM];
+    uint64_t unfolded;
     nf_span *spans;                    /* NULL: nobody asked */
     uint64_t n_spans, spans_room, spans_lost;
     bool repeats;                      /* some packets of `run` are sent again */
@@ -44,16 +28,12 @@ nf_io *nf_io_open(nf_fold *fold, int receiver, uint32_t n_senders, const nf_send
     if (!io)
         return NULL;
     io->fold = fold;
-    io->receiver = receiver;
     io->interrupt = -1;
-    io->n_senders = n_senders;
-    io->senders = malloc(n_senders * sizeof *senders);
-    io->buffers = malloc(BATCH * sizeof *io->buffers);
-    if (!io->senders || !io->buffers) {
-        nf_io_close(io);
+    io->udp = nf_udp_open(receiver, n_senders, senders);
+    if (!io->udp) {
+        free(io);
         return NULL;
     }
-    memcpy(io->senders, senders, n_senders * sizeof *senders);
     return io;
 }
 
@@ -61,8 +41,7 @@ void nf_io_close(nf_io *io)
 {
     if (!io)
         return;
-    free(io->senders);
-    free(io->buffers);
+    nf_udp_close(io->udp);
     free(io);
 }
 
@@ -70,18 +49,7 @@ void nf_io_interrupt_by(nf_io *io, int fd) { io->interrupt = fd; }
 uint64_t nf_io_unfolded(const nf_io *io) { return io->unfolded; }
 void nf_io_forget(nf_io *io) { io->run.packets = io->taken = 0; }
 
-int64_t nf_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
-
-void nf_io_setbacks(const nf_io *io, uint64_t *count, int32_t *error)
-{
-    *count = io->setbacks;
-    *error = io->setback;
-}
+void nf_io_setbacks(const nf_io *io, uint64_t *count, int32_t *error) { nf_udp_setbacks(io->udp, count, error); }
 
 /* ---- the timeline: one comparison where nobody asked ---------------------------------------------------------------- */
 void nf_io_trace(nf_io *io, nf_span *spans, uint64_t room)
@@ -125,42 +93,6 @@ static bool make_run(nf_io *io)
     return made;
 }
 
-static int sender_of(const nf_io *io, uint16_t port)
-{
-    for (uint32_t i = 0; i < io->n_senders; i++)
-        if (io->senders[i].port == port)
-            return io->senders[i].fd;
-    return -1;
-}
-
-/* Sends `n` bytes, cut into packets of `segment` bytes by the kernel. */
-static ssize_t send_bytes(int fd, const nf_route *route, const uint8_t *bytes, size_t n, uint32_t segment)
-{
-    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(NF_UDP_PORT),
-                              .sin_addr.s_addr = htonl(route->destination) };
-    struct iovec iov = { (void *)bytes, n };
-    union { char space[CMSG_SPACE(sizeof(uint16_t))]; struct cmsghdr align; } control = { 0 };
-    struct msghdr m = { .msg_name = &to, .msg_namelen = sizeof to, .msg_iov = &iov, .msg_iovlen = 1 };
-    if (n > segment) {
-        m.msg_control = &control;
-        m.msg_controllen = sizeof control.space;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = IPPROTO_UDP;
-        c->cmsg_type = UDP_SEGMENT;
-        c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-        uint16_t size = (uint16_t)segment;
-        memcpy(CMSG_DATA(c), &size, sizeof size);
-    }
-    return sendmsg(fd, &m, MSG_DONTWAIT);
-}
-
-/* Errors that pass: a full queue, a route or neighbour that is not there just now.  The packets count as lost. */
-static bool passes(int error)
-{
-    return error == ENOBUFS || error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EPERM ||
-           error == ECONNREFUSED || error == EHOSTDOWN;
-}
-
 /* Sends what the fold has to send.  Returns an errno that will not pass, or 0. */
 static int send_all(nf_io *io)
 {
@@ -172,34 +104,28 @@ static int send_all(nf_io *io)
             if (!make_run(io))
                 return 0;
         }
-        int fd = sender_of(io, run->route.source_port);
         int64_t begin = begin_span(io);
-        ssize_t sent = send_bytes(fd, &run->route, run->bytes, run->length, run->segment);
-        int error = errno;
+        int error;
+        nf_sending sending = nf_udp_send(io->udp, &run->route, run->bytes, run->length, run->segment, &error);
         end_span(io, io->repeats ? NF_RETRANSMIT : NF_SEND, begin, run->packets);
-        if (sent >= 0) {
+        switch (sending) {
+        case NF_SENT:
             io->taken = run->packets;
             continue;
-        }
-        if (error == EINTR)
-            continue;
-        if (error == EAGAIN || error == EWOULDBLOCK) {
+        case NF_BLOCKED:
             io->blocked = true;
             return 0;
-        }
-        bool refused_run = run->packets > 1 && (error == EIO || error == EINVAL || error == EOPNOTSUPP ||
-                                                error == EMSGSIZE);
-        if (!refused_run && !passes(error))
+        case NF_BROKEN:
             return error;
-        if (refused_run) {              /* no segmentation on this path (EIO: no checksum offload on older kernels) */
+        case NF_REFUSED_RUN:
             nf_fold_no_runs(io->fold);
-        } else {
-            io->setbacks++;
-            io->setback = error;
+            break;
+        case NF_SETBACK:
+            break;
         }
         nf_fold_unsent(io->fold, run, 0);
         io->taken = run->packets;
-        if (!refused_run)
+        if (sending == NF_SETBACK)
             return 0;                   /* not again at once: the stream's timer or the next result leads back here */
     }
 }
@@ -207,47 +133,28 @@ static int send_all(nf_io *io)
 /* Takes what has arrived.  Returns an errno or 0. */
 static int receive_all(nf_io *io)
 {
-    struct mmsghdr messages[BATCH];
-    struct iovec iov[BATCH];
-    union { char space[3 * CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control[BATCH];
-    for (int rounds = 0; rounds < 4; rounds++) {                /* then let others' packets out again */
-        for (int i = 0; i < BATCH; i++) {
-            iov[i] = (struct iovec){ io->buffers[i], DATAGRAM };
-            messages[i].msg_hdr = (struct msghdr){ .msg_iov = &iov[i], .msg_iovlen = 1, .msg_control = &control[i],
-                                                   .msg_controllen = sizeof control[i].space };
-        }
+    for (int rounds = 0; rounds < ROUNDS; rounds++) {           /* then let others' packets out again */
+        nf_datagram got[NF_UDP_BATCH];
         int64_t begin = begin_span(io);
-        int n = recvmmsg(io->receiver, messages, BATCH, MSG_DONTWAIT, NULL);
+        int n = nf_udp_receive(io->udp, got);
+        if (n < 0)
+            return -n;
         if (n > 0)
             end_span(io, NF_RECEIVE, begin, (uint32_t)n);
-        if (n < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNREFUSED ? 0 : errno;
         int64_t now = nf_now();
-        for (int i = 0; i < n; i++) {
-            size_t bytes = messages[i].msg_len, segment = bytes;
-            bool marked = false, folded = true;
-            struct msghdr *m = &messages[i].msg_hdr;
-            for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
-                int value = 0;
-                if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
-                    memcpy(&value, CMSG_DATA(c), sizeof value);
-                    segment = value > 0 ? (size_t)value : bytes;
-                } else if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) {
-                    marked = (*CMSG_DATA(c) & 3) == NF_ECN_CE;
-                } else if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TTL) {
-                    memcpy(&value, CMSG_DATA(c), sizeof value);
-                    folded = value == NF_RESULT_TTL;
-                }
-            }
-            if (bytes && !folded)                   /* a switch that lost its entries routes what it should fold */
-                io->unfolded += (bytes + segment - 1) / segment;
-            if (!bytes || !folded)
+        for (nf_datagram *d = got; d < got + n; d++) {
+            if (!d->n)
                 continue;
+            uint64_t packets = (d->n + d->segment - 1) / d->segment;
+            if (d->ttl >= 0 && d->ttl != NF_RESULT_TTL) {       /* a switch that lost its entries routes what it should fold */
+                io->unfolded += packets;
+                continue;
+            }
             begin = begin_span(io);
-            nf_fold_receive(io->fold, io->buffers[i], bytes, segment, marked, now);
-            end_span(io, NF_DEQUANTISE, begin, (uint32_t)((bytes + segment - 1) / segment));
+            nf_fold_receive(io->fold, d->bytes, d->n, d->segment, d->marked, now);
+            end_span(io, NF_DEQUANTISE, begin, (uint32_t)packets);
         }
-        if (n < BATCH)
+        if (n < NF_UDP_BATCH)
             return 0;
     }
     return 0;
@@ -273,10 +180,10 @@ static nf_run_status run_loop(nf_io *io, int64_t until, int32_t *error)
         int64_t deadline = nf_fold_deadline(io->fold), wait = (deadline < until ? deadline : until) - now;
         wait = wait < 0 ? 0 : wait;
         struct timespec timeout = { wait / 1000000000, wait % 1000000000 };
-        struct pollfd polled[3] = { { .fd = io->receiver, .events = POLLIN },
+        struct pollfd polled[3] = { { .fd = nf_udp_receiver(io->udp), .events = POLLIN },
                                     { .fd = io->interrupt, .events = POLLIN }, { .fd = -1 } };
         if (io->blocked)
-            polled[2] = (struct pollfd){ .fd = sender_of(io, io->run.route.source_port), .events = POLLOUT };
+            polled[2] = (struct pollfd){ .fd = nf_udp_sender(io->udp, io->run.route.source_port), .events = POLLOUT };
         int64_t begin = begin_span(io);
         int ready = ppoll(polled, 3, &timeout, NULL);
         *error = errno;

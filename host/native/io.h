@@ -3,15 +3,11 @@
 #ifndef NF_IO_H
 #define NF_IO_H
 #include "fold.h"
+#include "udp.h"
 
 typedef struct nf_io nf_io;
 
 typedef enum { NF_RUN_DONE = 0, NF_RUN_AGAIN = 1, NF_RUN_FAILED = 2, NF_RUN_OS_ERROR = 3 } nf_run_status;
-
-typedef struct {                       /* a socket bound to (our address, port), for streams with this source port */
-    uint32_t port;
-    int32_t fd;
-} nf_sender;
 
 /* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.  NULL: no memory. */
 nf_io *nf_io_open(nf_fold *, int receiver, uint32_t n_senders, const nf_sender *);
@@ -43,6 +39,4 @@ uint64_t nf_io_unfolded(const nf_io *);
 void nf_io_interrupt_by(nf_io *, int fd);
 /* What the fold had ready to send is for trees that are gone. */
 void nf_io_forget(nf_io *);
-
-int64_t nf_now(void);                  /* CLOCK_MONOTONIC, nanoseconds */
 #endif

@@ -6,17 +6,13 @@
 #include <poll.h>
 
 #include "rc.h"
+#include "udp.h"
 
 typedef struct nf_rc_io nf_rc_io;
 
-typedef struct {                       /* a socket bound to (our address, port), for queue pairs with this source port */
-    uint32_t port;
-    int32_t fd;
-} nf_rc_sender;
-
 /* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.
  * NULL: no memory, or no thread. */
-nf_rc_io *nf_rc_io_open(nf_rc *, int receiver, uint32_t n_senders, const nf_rc_sender *);
+nf_rc_io *nf_rc_io_open(nf_rc *, int receiver, uint32_t n_senders, const nf_sender *);
 /* Ends the housekeeper; the endpoint stays the caller's. */
 void nf_rc_io_close(nf_rc_io *);
 
@@ -30,6 +26,5 @@ int32_t nf_rc_io_run(nf_rc_io *, int64_t until, struct pollfd *others, uint32_t 
 
 /* Times the kernel had no way for a packet just then, and the last such errno. */
 void nf_rc_io_setbacks(const nf_rc_io *, uint64_t *count, int32_t *error);
-int64_t nf_rc_now(void);               /* CLOCK_MONOTONIC, nanoseconds */
-uint32_t nf_rc_abi_size(uint32_t which);        /* of nf_rc_plan, nf_rc_event, nf_rc_run, nf_rc_standing, nf_rc_sender */
+uint32_t nf_rc_abi_size(uint32_t which);        /* of nf_rc_plan, nf_rc_event, nf_rc_run, nf_rc_standing, nf_sender */
 #endif

@@ -18,7 +18,7 @@ from typing import Any
 
 from softswitch import cc
 
-SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_io.c", "reps.c")
+SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "udp.c", "rc_io.c", "reps.c")
 POLLIN = select.POLLIN
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""
@@ -148,7 +148,7 @@ def library() -> C.CDLL:
     declare("nf_rc_io_unlock", None, pointer)
     declare("nf_rc_io_run", C.c_int32, pointer, i64, C.POINTER(Pollfd), u32)
     declare("nf_rc_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
-    declare("nf_rc_now", i64)
+    declare("nf_now", i64)
     for which, kind in enumerate((PairPlan, Event, RunStruct, Standing, Sender)):
         if lib.nf_rc_abi_size(which) != C.sizeof(kind):
             raise cc.BuildError(
@@ -374,7 +374,7 @@ class EndpointIo:
 
 def now() -> int:
     """CLOCK_MONOTONIC, nanoseconds."""
-    return int(library().nf_rc_now())
+    return int(library().nf_now())
 
 
 def number(address: str) -> int:
