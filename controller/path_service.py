@@ -296,7 +296,7 @@ class PathService:
                  if request.end in (link.a, link.b) and {end.node for end in link.ends} <= switches]
         if not found:
             raise Refusal(Code.NOT_FOUND, f"no link between switches has the end {request.end!r}; "
-                                          "`netfold paths` lists them")
+                                          "`netfold paths show` lists them")
         if request.drained:
             self._steering.drained.add(found[0])
         else:
@@ -310,7 +310,7 @@ class PathService:
         pins = self._steering.pins(Clos(self._fabric.graph()))
         if key not in pins:
             raise Refusal(Code.NOT_FOUND, f"{request.switch} pins no source port {request.source_port} for "
-                                          f"{request.leaf}; `netfold paths --pins` lists them")
+                                          f"{request.leaf}; `netfold paths show --pins` lists them")
         others = sorted({port for (switch, leaf, _), port in pins.items() if (switch, leaf) == key[:2]})
         if request.port and request.port not in others:
             raise Refusal(Code.INVALID_ARGUMENT, f"port: expected an uplink of {request.switch} towards "

@@ -81,7 +81,8 @@ def run(
     scale    also 16,384 hosts in the fluid simulator (minutes, 3 GB)
     jobs     processes; None: as joblib is configured, else all cores
     resume   keep what a run that was ended has left in ``out``: rows.jsonl has every simulation as soon as it is done
-    Raises ValueError for names that do not exist.
+    Raises ValueError for names that do not exist and what cannot be simulated (PlanError where failures leave two
+    leaves without a path), OSError where ``out`` cannot be written.
     """
     for name, given, known in (("fabric", fabrics, FABRICS), ("collective", collectives, COLLECTIVES),
                                ("model", models, MODELS), ("scheme", schemes, SCHEMES), ("state", states, STATES)):
@@ -90,6 +91,11 @@ def run(
     for name, numbers, least in (("size", sizes, 1), ("number of links", links, 1), ("seed", seeds, 0)):
         if low := [number for number in numbers if number < least]:
             raise ValueError(f"a {name} of {low[0]}: expected {least} or more")
+    Transport(rto=rto)  # refuses what cannot be, as do the fabrics, before anything is simulated
+    for fabric in fabrics:
+        broken(FABRICS[fabric](), max(links), seeds[0])
+    if not (fabrics and (collectives or models) and states and schemes):
+        raise ValueError("nothing to simulate: expected a fabric, a state, a scheme, and a collective or a model")
     points = [Point(fabric, *work, scheme, state, seed, rto, count)
               for fabric in fabrics
               for work in [*((c, mb << 20) for c in collectives for mb in sizes), *((m, 0) for m in models)]
@@ -152,7 +158,7 @@ def broken(topology: Topology, number: int, seed: int) -> list[Cable]:
     """So many cables of leaves; the first is always the paper's.  Raises ValueError for more than there are."""
     rest = [Cable("leaf", leaf, agg) for leaf in range(topology.leaves * topology.pods) for agg in range(topology.aggs)]
     rest.remove(BROKEN)
-    if number > len(rest):
+    if number > len(rest) + 1:
         raise ValueError(f"{number} links out: the fabric has {len(rest) + 1} between leaves and the tier above")
     return [BROKEN, *random.Random(seed).sample(rest, number - 1)]
 

@@ -65,6 +65,11 @@ def test_unknown_names_are_refused_with_the_known_ones(tmp_path) -> None:
         ethereal.run(out=tmp_path, schemes=["ecpm"])
     with pytest.raises(ValueError, match="a number of links of 0: expected 1 or more"):
         ethereal.run(out=tmp_path, links=[0])
+    with pytest.raises(ValueError, match="257 links out: the fabric has 256"):
+        ethereal.run(out=tmp_path, links=[1, 257])
+    with pytest.raises(ValueError, match="nothing to simulate"):
+        ethereal.run(out=tmp_path, collectives=[], models=[])
+    assert not list(tmp_path.iterdir())
 
 
 ROW = Row("leaf-spine", "ring", 1 << 20, "spray", "healthy", 1, 1.0, 0, 8, 1.0, 0, 0)
@@ -168,6 +173,7 @@ def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
     few, more = (ethereal.broken(topology, n, seed=1) for n in (2, 5))
     assert few[0] == more[0] == ethereal.BROKEN
     assert [len(set(few)), len(set(more))] == [2, 5]
+    assert len(set(ethereal.broken(topology, 16, seed=1))) == 16
     with pytest.raises(ValueError, match="17 links out: the fabric has 16"):
         ethereal.broken(topology, 17, seed=1)
     ethereal.run(out=tmp_path, links=[1, 3], echo=lambda _: None, **{**SMALL, "sizes": [1]})

@@ -32,7 +32,7 @@ def ethereal(
     seeds: Annotated[str, typer.Option(help="By commas.")] = "1",
     scale: Annotated[bool, typer.Option("--scale", help="Also 16,384 hosts in the fluid simulator (minutes, 3 GB).")]
     = False,
-    jobs: Annotated[int | None, typer.Option(help="Processes; default: joblib's, or all cores.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: joblib's, or all cores.")] = None,
     engine: Annotated[str, typer.Option(help="Where: loky, threading, dask=HOST:PORT, ray or ray=ADDRESS.")] = "loky",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
 ) -> None:
@@ -52,6 +52,8 @@ def ethereal(
             paper.run(out=out, rto=rto, scale=scale, jobs=jobs, resume=resume, **chosen)
     except (ValueError, ModuleNotFoundError) as error:
         _fail(2, str(error))
+    except OSError as error:
+        _fail(1, f"cannot write {error.filename or out}: {error.strerror}")
     except sweep.EngineError as error:
         _fail(1, str(error))
 
