@@ -92,8 +92,13 @@ def simulator(
 ) -> None:
     """The packet simulator against a real fabric: the same flows on both; exit status 1 beyond 15 %."""
     from netfold.bench import simulator as bench
+    from netfold.controller.cli import app as cli
 
-    sys.exit(0 if bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json) else 1)
+    try:
+        within = bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json)
+    except ValueError as error:
+        cli._fail(cli.CANNOT, f"bench simulator: {error}")
+    sys.exit(0 if within else 1)
 
 
 @app.command()

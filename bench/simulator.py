@@ -114,8 +114,16 @@ def simulated(topology: Topology, workload: Workload, window: int) -> Outcome:
 def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: Path | None) -> bool:
     """Prints the table; True where all cases are within the bar.  ``size`` in MB, ``window`` in packets.
 
-    Enters a sandbox: the process begins anew there.
+    Enters a sandbox: the process begins anew there.  Raises ValueError for what cannot be compared.
     """
+    if hosts < 4 or hosts & (hosts - 1):
+        raise ValueError(f"--hosts {hosts}: expected a power of two of at least 4, for halving-doubling on two leaves")
+    if not 2 <= window <= 1 << 20 or window & (window - 1):
+        raise ValueError(f"--window {window}: expected a power of two of packets, 2 or more")
+    if rounds < 1 or not size * 1e6 >= hosts * 1024:
+        raise ValueError(f"--rounds {rounds}, --size {size:g}: expected a round, and 1 KB for each host at least")
+    for spines in dict.fromkeys(case.spines for case in CASES):
+        leafspine(2, spines, hosts, rate=rate)
     sandbox.enter()
     from netfold.topo.net import Network
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers_topo import in_sandbox
+from typer.testing import CliRunner
 
 from netfold.bench import simulator
 from netfold.bench.simulator import Case
+from netfold.controller.cli.app import app
 from netfold.controller.plan.fabric import leafspine
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import of_fabric
@@ -80,3 +82,14 @@ def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: P
     twice = 2 * expected  # the round that opens connections, and one that counts
     assert np.all(found >= 0.99 * twice), found / twice
     assert np.all(found <= 1.12 * twice + repeats), found / twice
+
+
+@pytest.mark.parametrize(("option", "value", "says"), [
+    ("--hosts", "7", "power of two"), ("--window", "12", "power of two"), ("--rounds", "0", "a round"),
+    ("--size", "0", "1 KB for each host"), ("--rate", "fast", "expected a rate"),
+])
+def test_what_cannot_be_compared_is_refused_before_anything_starts(option: str, value: str, says: str) -> None:
+    """Status 2 and one line."""
+    result = CliRunner().invoke(app, ["bench", "simulator", option, value])
+    assert (result.exit_code, result.output.startswith("netfold: bench simulator: ")) == (2, True)
+    assert says in result.output

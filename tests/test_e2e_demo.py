@@ -147,6 +147,7 @@ def test_a_switch_that_fails_to_start_is_explained_and_leaves_nothing(tmp_path: 
         (["demo", "--rate", "fast"], 2, "expected a rate such as 100mbit"),
         (["demo", "--loss", "1.5"], 2, "expected a share of 0..1, got 1.5"),
         (["demo", "--steps", "0"], 2, "--steps: expected at least 1, got 0"),
+        (["demo", "--ranks", "1"], 2, "--ranks: expected at least 2, got 1"),
         (["demo", "--lane-bits", "12"], 2, "--lane-bits: expected 32, 16 or 8, got 12"),
         (["demo", "--switch", "tofino"], 2, "expected softswitch or bmv2, got 'tofino'"),
     ],

@@ -67,9 +67,10 @@ def demo(
     """
     scale = SCALES[switch]
     leafspine(leaves, spines, ranks, rate=rate or scale.rate, seed=seed, engine=switch, **faults)
-    if steps is not None and steps < 1:
-        print(f"netfold: demo --steps: expected at least 1, got {steps}", file=sys.stderr)
-        return 2
+    for option, given, least in (("--steps", steps, 1), ("--ranks", ranks, 2)):
+        if given is not None and given < least:
+            print(f"netfold: demo {option}: expected at least {least}, got {given}", file=sys.stderr)
+            return 2
     for package, remedy in (("mininet", "sudo apt install mininet"), ("sklearn", "pip install 'netfold[demo]'")):
         if not _installed(package):
             print(f"netfold: demo needs {package}, which is not installed: {remedy}", file=sys.stderr)
