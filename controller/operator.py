@@ -96,6 +96,22 @@ class TreeStatus(msgspec.Struct, frozen=True):
     weight: float
     switches: dict[str, list[str]]
     """Switch to its children, hosts and switches by name."""
+    links: list[str] = []
+    """Links between switches that carry it, from the lower end: ``switch:port - switch``."""
+
+
+class RoundStatus(msgspec.Struct, frozen=True):
+    """The last time that a job's trees were planned anew."""
+
+    number: int
+    """Counts them."""
+    why: str
+    ago: float
+    """Seconds since its beginning."""
+    took: float | None
+    """Seconds from notice to go-on; None while the ranks stand still."""
+    problem: str
+    """Why there are no trees yet."""
 
 
 class JobStatus(msgspec.Struct, frozen=True):
@@ -117,6 +133,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     reports: list[Report]
     lost: list[int] = []
     """Ranks that died: their connection broke before they left."""
+    round: RoundStatus | None = None
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Final
 
 from netfold.controller.job import Job
-from netfold.controller.operator import JobStatus, LinkStatus, Outcomes, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.operator import JobStatus, LinkStatus, Outcomes, RoundStatus, SwitchStatus, Traffic, TreeStatus
 from netfold.controller.plan import slots
 from netfold.controller.plan.fabric import End, Link, Switch
+from netfold.controller.recovery import Round
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
 from netfold.controller.switch.target import Target
@@ -72,10 +74,17 @@ def of_job(job: Job) -> JobStatus:
         hosts=[job.joins[rank].address for rank in joined],
         slots=job.slots,
         trees=[
-            TreeStatus(tree.root, tree.weight, {f.switch: [child.node for child in f.children] for f in tree.folds})
+            TreeStatus(tree.root, tree.weight, {f.switch: [child.node for child in f.children] for f in tree.folds},
+                       [f"{f.switch}:{f.parent_port} - {f.parent}" for f in tree.folds if f.parent is not None])
             for tree in job.trees
         ],
         reason=job.reason,
         reports=[job.reports[rank] for rank in sorted(job.reports)],
         lost=sorted(job.lost),
+        round=None if job.round is None else _of_round(job.round),
     )
+
+
+def _of_round(last: Round) -> RoundStatus:
+    took = last.ended - last.began if last.plans.done() else None
+    return RoundStatus(last.number, last.why, time.monotonic() - last.began, took, last.problem)

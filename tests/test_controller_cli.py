@@ -12,7 +12,17 @@ from typer.testing import CliRunner
 
 from netfold.controller.cli.app import CANNOT, FAILED, app
 from netfold.controller.cli.show import show
-from netfold.controller.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.cli.top import screen
+from netfold.controller.operator import (
+    JobStatus,
+    LinkStatus,
+    Outcomes,
+    RoundStatus,
+    Status,
+    SwitchStatus,
+    Traffic,
+    TreeStatus,
+)
 from netfold.controller.plan.fabric import leafspine, load
 from netfold.wire.jobs import Report
 
@@ -51,6 +61,10 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     (["up"], CANNOT, "either a FABRIC.toml or --topo"),
     (["up", "lab.toml", "--loss", "0.1"], CANNOT, "go with --topo"),
     (["up", "nowhere.toml"], CANNOT, "cannot read the fabric file nowhere.toml"),
+    (["up", "--topo", "leafspine,2,2,4", "--misses", "1"], CANNOT, "fabric.misses: expected 2..1000 probes, got 1"),
+    (["up", "--topo", "leafspine,2,2,4", "--probe", "100"], CANNOT, "fabric.probe: expected 0 (off)"),
+    (["top"], CANNOT, "which controller?"),
+    (["top", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers at unix:/nonexistent"),
     (["up", "--topo", "torus,2,2,2"], CANNOT, "unknown topology 'torus,2,2,2'"),
     (["up", "--topo", "leafspine,2,2"], CANNOT, "leafspine,2,2,8"),
     (["up", "--topo", "leafspine,2,0,4"], CANNOT, "at least 1 spine"),
@@ -104,3 +118,38 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
         assert words in text, text
     cut = next(line for line in text.splitlines() if "leaf1:2 - spine1:1" in line)
     assert "down" in cut
+
+
+def test_status_tells_what_carries_a_job_and_its_last_disaster() -> None:
+    """Links of each tree; how often they were planned anew, why, and how long it took or what is waited for."""
+    tree = TreeStatus("spine1", 1.0, {"spine1": ["leaf1", "leaf2"]}, ["leaf1:3 - spine1", "leaf2:3 - spine1"])
+    for took, problem, words in ((0.0154, "", "spine2 is down; went on after 15 ms"),
+                                 (None, "no link to h1 is up", "spine2 is down; the ranks stand still (no link")):
+        job = JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048, [tree], "", [],
+                        round=RoundStatus(3, "spine2 is down", 12.0, took, problem))
+        out = io.StringIO()
+        show(Status("lab", "bmv2", 61.0, [], [], [job]), Console(file=out, width=160))
+        assert "over leaf1:3 - spine1, leaf2:3 - spine1" in out.getvalue()
+        assert f"trees planned anew 3 times, last 12 s ago: {words}" in out.getvalue()
+
+
+def test_top_shows_what_changed_between_two_looks() -> None:
+    """Rates of links, sums and losses by the seconds between; a switch that was started anew counts from 0."""
+
+    def look(times: int, folded: int) -> Status:
+        there, back = Traffic(1000 * times, 1_000_000 * times, 5 * times), Traffic(500 * times, 125_000 * times, 0)
+        switch = SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3, Outcomes(folded, 10 * times))
+        return Status("lab", "softswitch", 61.0, [switch], [LinkStatus("leaf1:1", "h1:0", "1gbit", 0, there, back)],
+                      [JobStatus("train", "active", 77, 2, [0, 1], [1], [], 2048, [TreeStatus("leaf1", 1.0, {})], "",
+                                 []),
+                       JobStatus("old", "finished", 76, 2, [0, 1], [0, 1], [], 0, [], "", [])])
+
+    out = io.StringIO()
+    Console(file=out, width=160).print(screen(look(1, 900), look(3, 100), 2.0))
+    text = out.getvalue()
+    switch, link, job = (next(line for line in text.splitlines() if line.strip().startswith(name))
+                         for name in ("leaf1 ", "leaf1:1 - h1:0", "train"))
+    assert switch.split()[-4:] == ["2176/16384", "0", "10", "0"]
+    assert link.split()[-5:] == ["1gbit", "8.0", "1.0", "1500", "5"]
+    assert job.split() == ["train", "active", "1", "of", "2", "leaf1", "-"]
+    assert "old" not in text

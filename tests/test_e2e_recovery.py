@@ -24,11 +24,15 @@ ELEMENTS = {"softswitch": 60_000, "bmv2": 8_000}
 RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
 
 
-def steady(network: Network, seed: int, seconds: float, steps: list[Callable[[], None]]) -> list[dict[str, float]]:
+def steady(
+    network: Network, seed: int, seconds: float, steps: list[Callable[[], None]], *, each: int = 1
+) -> list[dict[str, float]]:
     """Sums on all ranks for so long; does a step whenever rank 0 has come forward six times since the last one, and
-    returns what the ranks say in the end."""
+    returns what the ranks say in the end.  ``each`` host has so many ranks."""
     elements = ELEMENTS[network.fabric.engine]
-    ranks = network.launch([*program("rank_steady.py"), str(seed), str(elements), str(seconds)], job="steady")
+    hosts = [host for host in network.fabric.hosts for _ in range(each)]
+    command = [*program("rank_steady.py"), str(seed), str(elements), str(seconds)]
+    ranks = network.launch(command, job="steady", hosts=hosts)
     todo: Iterator[Callable[[], None]] = iter(steps)
     ends, ticks, left = [], 0, len(steps)
     for rank, line in ranks.lines(within=seconds + 60):
@@ -99,3 +103,19 @@ def test_a_spine_that_returns_carries_running_jobs_again(engine: Engine, tmp_pat
         (job,) = network.status().jobs
     assert {(end["rail"], end["rounds"] > 1) for end in ends} == {("innet", True)}
     assert [tree.root for tree in job.trees] == ["spine1", "spine2"]
+
+
+@in_sandbox(timeout=120)
+def test_ranks_that_share_machines_recover_together(tmp_path: Path) -> None:
+    """Two ranks on each of four hosts, which fold in groups of their own: a spine dies, and all go on, exact."""
+    fabric = leafspine(2, 2, 4, rate="1gbit", rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        do = Disasters(network)
+        ends = steady(network, 8, 4.0, [lambda: do.kill("spine1")], each=2)
+        (job,) = network.status().jobs
+    assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", ends[0]["rounds"])] * 8
+    assert ends[0]["rounds"] > 0
+    assert len({end["operations"] for end in ends}) == 1
+    assert [tree.root for tree in job.trees] == ["spine2", "spine2"]
+    assert job.round is not None
+    assert (job.round.why, job.round.took is not None) == ("spine1 is down", True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar, Unpack
 
+import msgspec
 import typer
 
 from netfold.bench.cli import app as benchmarks
@@ -25,10 +26,13 @@ from netfold.controller.cli.options import (
     FabricFile,
     Json,
     Loss,
+    Misses,
     PathMtu,
+    Probe,
     Rate,
     Reorder,
     Seed,
+    Steady,
     SwitchKind,
     Topo,
     Verbose,
@@ -36,6 +40,7 @@ from netfold.controller.cli.options import (
 from netfold.controller.cli.paths import paths
 from netfold.controller.cli.run import run
 from netfold.controller.cli.sim import simulations
+from netfold.controller.cli.top import top
 from netfold.controller.cli.trace import flight, timeline
 from netfold.controller.plan import fabric as fabrics
 from netfold.controller.plan.fabric import Engine, Fabric, FabricError, Faults
@@ -67,6 +72,9 @@ def up(
     corrupt: Corrupt = 0.0,
     seed: Seed = 0,
     path_mtu: PathMtu = PATH_MTU,
+    probe: Probe = None,
+    misses: Misses = None,
+    steady: Steady = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
     verbose: Verbose = False,
 ) -> None:
@@ -79,8 +87,11 @@ def up(
     if (file is None) == (topo is None):
         _fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
     faults: Faults = {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}
+    said = {"probe": probe, "misses": misses, "steady": steady}
+    settings = {name: value for name, value in said.items() if value is not None}
     if topo is not None:
-        planes = _parse_planes(topo, switch, rate, seed, path_mtu, **faults)
+        planes = [_changed(fabric, settings)
+                  for fabric in _parse_planes(topo, switch, rate, seed, path_mtu, **faults)]
         from netfold.topo.up import up as up_topo
 
         raise typer.Exit(up_topo(planes))
@@ -88,7 +99,7 @@ def up(
     if (switch, rate, seed, path_mtu) != ("softswitch", None, 0, PATH_MTU) or any(faults.values()):
         _fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
                       f"{file} says these things")
-    _run(_serve(_load(file), timeout))
+    _run(_serve(_changed(_load(file), settings), timeout))
 
 
 async def _serve(fabric: Fabric, timeout: float) -> None:
@@ -121,8 +132,6 @@ def status(
     json: Json = False,
 ) -> None:
     """Show what a running controller sees: switches, links with their traffic, jobs with their trees."""
-    import msgspec
-
     from netfold.controller import operator
 
     answer = _run(operator.status(_address(file, controller), token=_token(file)))
@@ -160,8 +169,6 @@ def slots(
     Of every stream that is a slot whose result is not there. A job that runs has some at any moment; one that hangs has
     the same ones each time.
     """
-    import msgspec
-
     from netfold.controller import operator
 
     answer = _run(operator.slots(_address(fabric, controller), switch, job, token=_token(fabric)))
@@ -181,8 +188,6 @@ def stall(
     json: Json = False,
 ) -> None:
     """Say whom a job waits for: the missing ranks, the switch, the slot and its bitmap."""
-    import msgspec
-
     from netfold.controller import operator
 
     answer = _run(operator.stall(_address(file, controller), job, token=_token(file)))
@@ -276,6 +281,7 @@ def doctor() -> None:
 
 app.command()(demo)
 app.command()(run)
+app.command()(top)
 app.command()(flight)
 app.add_typer(timeline, name="timeline")
 
@@ -318,6 +324,13 @@ def _checked(make: Callable[[], T]) -> T:
 
 def _load(file: Path) -> Fabric:
     return _checked(lambda: fabrics.load(file))
+
+
+def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
+    """With some of [fabric]'s settings otherwise."""
+    changed = msgspec.structs.replace(fabric, **settings)
+    _checked(lambda: fabrics.validate(changed))
+    return changed
 
 
 def _engine(name: str) -> Engine:

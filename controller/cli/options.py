@@ -28,3 +28,9 @@ PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]
+Probe = Annotated[float | None, typer.Option(help="Seconds between probes of links between switches; 0: none; instead "
+                                               "of the fabric's.")]
+Misses = Annotated[int | None, typer.Option(help="Probes lost in a row before a link is down; instead of "
+                                              "the fabric's.")]
+Steady = Annotated[float | None, typer.Option(help="Seconds that something must be back before running jobs use it "
+                                                "again; instead of the fabric's.")]

@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Outcomes, Status, Traffic
+from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Outcomes, RoundStatus, Status, Traffic
 
 
 def show(status: Status, console: Console | None = None) -> None:
@@ -64,10 +64,22 @@ def _job(console: Console, job: JobStatus) -> None:
     for tree in job.trees:
         ways = "; ".join(f"{switch} <- {' '.join(children)}" for switch, children in tree.switches.items())
         console.print(f"  tree {tree.root}, weight {tree.weight:.2f}, {job.slots} slots: {ways}")
+        if tree.links:
+            console.print(f"    over {', '.join(tree.links)}")
+    if job.round is not None:
+        console.print(f"  {round_words(job.round)}", style="yellow")
     if job.reports:
         console.print(f"  {sum(r.bytes_reduced for r in job.reports) / 1e6:.1f} MB reduced over all ranks, "
                       f"{sum(r.packets_sent for r in job.reports)} packets sent, "
                       f"{sum(r.retransmissions for r in job.reports)} sent again")
+
+
+def round_words(last: RoundStatus) -> str:
+    """How often a job's trees were planned anew, and what it was the last time."""
+    times = "once" if last.number == 1 else f"{last.number} times"
+    end = f"went on after {last.took * 1e3:.0f} ms" if last.took is not None else "the ranks stand still"
+    problem = f" ({last.problem})" if last.took is None and last.problem else ""
+    return f"trees planned anew {times}, last {last.ago:.0f} s ago: {last.why}; {end}{problem}"
 
 
 def _traffic(traffic: Traffic) -> str:

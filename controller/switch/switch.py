@@ -47,13 +47,13 @@ PROBE_TRIES: Final = 4
 PACKETS: Final = 1024
 """Packets from the switch that wait for a reader; more are dropped and counted."""
 
-# gRPC's own waits between connection attempts start at 1 s and grow to minutes: too slow to notice a switch that starts
+# gRPC's own waits between connection attempts start at 1 s and grow to minutes; jobs stand still for a leaf that starts
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # no session inherits another's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10000),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
@@ -204,16 +205,21 @@ class Target:
         while True:
             client: Client | None = None
             try:
+                began = time.monotonic()
                 client = await self._connect()
+                connected = time.monotonic()
                 async with self._busy:
                     self.pushes += await client.ensure_pipeline()
+                    loaded = time.monotonic()
                     self._unsure = True
                     await self._apply(client)
                     self._client, client.on_ports = client, self._on_change
                     self.sessions += 1
                     self._note("")
                 attempt = 0
-                log.info("%s: up, %d entries", self.name, len(self._actual))
+                log.info("%s: up, %d entries; connected after %.0f ms, program loaded in %.0f, entries written in %.0f",
+                         self.name, len(self._actual), 1e3 * (connected - began), 1e3 * (loaded - connected),
+                         1e3 * (time.monotonic() - loaded))
                 self._note(await client.ended() or "the session ended")
                 log.warning("%s: down: %s", self.name, self.problem)
             except NotPrimary as error:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold top`: the fabric as it moves: rates of links, slots, jobs, and what was lost, once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from netfold.controller.cli.options import Address, FabricFile
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from netfold.controller.operator import Status, Traffic
+
+
+def top(
+    file: FabricFile = None,
+    controller: Address = None,
+    interval: Annotated[float, typer.Option("-d", "--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    rounds: Annotated[int | None, typer.Option("-n", "--rounds", min=1, help="Looks; default: until Ctrl-C.")] = None,
+) -> None:
+    """Watch a running fabric: what every link carries, slots in use, jobs and their last re-planning, packets lost."""
+    from rich.live import Live
+
+    from netfold.controller import operator
+    from netfold.controller.cli import app as cli
+
+    address, token = cli._address(file, controller), cli._token(file)
+
+    def look() -> tuple[float, Status]:
+        status: Status = cli._run(operator.status(address, token=token))
+        return time.monotonic(), status
+
+    before = look()
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError), Live(auto_refresh=False) as live:
+        shown = 0
+        while rounds is None or shown < rounds:
+            time.sleep(interval)
+            now = look()
+            live.update(screen(before[1], now[1], now[0] - before[0]), refresh=True)
+            before, shown = now, shown + 1
+
+
+def screen(before: Status, now: Status, seconds: float) -> Group:
+    """What changed between two looks, so many seconds apart."""
+    from rich.console import Group
+    from rich.table import Table
+
+    from netfold.controller.cli.show import round_words
+
+    switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "corrupt/s", box=None)
+    for old, new in zip(before.switches, now.switches, strict=True):
+        folded, repeats = (new.folded.first - old.folded.first, _repeats(new.folded) - _repeats(old.folded))
+        switches.add_row(new.name, "up" if new.up else f"[red]down[/red]: {new.problem}",
+                         f"{new.slots_used}/{new.slots}", _rate(folded, seconds), _rate(repeats, seconds),
+                         _rate(new.corrupt - old.corrupt, seconds))
+    links = Table("link", "state", "rate", "there Mb/s", "back Mb/s", "packets/s", "lost/s", box=None)
+    for a, b in zip(before.links, now.links, strict=True):
+        ways = ((a.a_to_b, b.a_to_b), (a.b_to_a, b.b_to_a))
+        packets = sum(new.packets - old.packets for old, new in ways)
+        lost = sum(new.lost - old.lost for old, new in ways)
+        links.add_row(f"{b.a} - {b.b}", "up" if b.up else "[red]down[/red]", b.rate or "-",
+                      *(_megabits(old, new, seconds) for old, new in ways), _rate(packets, seconds),
+                      _rate(lost, seconds))
+    jobs = Table("job", "state", "ranks", "trees", "last re-planning", box=None)
+    for job in now.jobs:
+        if job.state != "finished":
+            ranks = f"{len(job.joined) - len(job.left) - len(job.lost)} of {job.world}"
+            jobs.add_row(job.name, job.state, ranks, " ".join(tree.root for tree in job.trees) or job.reason or "-",
+                         "-" if job.round is None else round_words(job.round))
+    up = sum(switch.up for switch in now.switches)
+    head = f"fabric {now.fabric} on {now.engine}, up {now.uptime:.0f} s, {up} of {len(now.switches)} switches up"
+    return Group(head, switches, links, jobs)
+
+
+def _repeats(folded: object) -> int:
+    return sum(getattr(folded, name) for name in ("answered", "asked", "waited", "late", "repeated"))
+
+
+def _megabits(old: Traffic, new: Traffic, seconds: float) -> str:
+    return f"{max(0, new.bytes - old.bytes) * 8 / seconds / 1e6:.1f}"
+
+
+def _rate(count: int, seconds: float) -> str:
+    """A switch that was started anew counts from 0."""
+    return f"{max(0, count) / seconds:.0f}"
