@@ -54,7 +54,7 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     assert "spine2: insert multicast" in full.stdout
     shared = CliRunner().invoke(app, ["plan", str(file), "--ranks-per-host", "2"])
     assert "place 1: ranks 1 3 5 7" in shared.stdout
-    assert "tree spine1: weight 0.500, 2 levels, 1024 slots a switch" in shared.stdout
+    assert "tree spine1: weight 0.500, 2 levels, 256 slots a switch" in shared.stdout
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), [
@@ -142,7 +142,7 @@ def test_top_shows_what_changed_between_two_looks() -> None:
         return Status("lab", "softswitch", 61.0, [switch], [LinkStatus("leaf1:1", "h1:0", "1gbit", 0, there, back)],
                       [JobStatus("train", "active", 77, 2, [0, 1], [1], [], 2048, [TreeStatus("leaf1", 1.0, {})], "",
                                  []),
-                       JobStatus("old", "finished", 76, 2, [0, 1], [0, 1], [], 0, [], "", [])])
+                       JobStatus("over-and-done", "finished", 76, 2, [0, 1], [0, 1], [], 0, [], "", [])])
 
     out = io.StringIO()
     Console(file=out, width=160).print(screen(look(1, 900), look(3, 100), 2.0))
@@ -152,4 +152,4 @@ def test_top_shows_what_changed_between_two_looks() -> None:
     assert switch.split()[-4:] == ["2176/16384", "0", "10", "0"]
     assert link.split()[-5:] == ["1gbit", "8.0", "1.0", "1500", "5"]
     assert job.split() == ["train", "active", "1", "of", "2", "leaf1", "-"]
-    assert "old" not in text
+    assert "over-and-done" not in text
