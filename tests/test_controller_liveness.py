@@ -224,9 +224,10 @@ def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
             await all_resume(r, plans)
             held, streams_before = job.held, job.streams
             ledger = r.controller._ledger
-            with contextlib.suppress(Refused):
-                while True:
-                    ledger._slots["leaf1"].take(2048)
+            for bits in reversed(range(14)):
+                with contextlib.suppress(Refused):
+                    while True:
+                        ledger._slots["leaf1"].take(1 << bits)
             restart(r, "spine1")
             refused: list[str] = []
             admit = ledger.admit
