@@ -19,6 +19,7 @@ import networkx as nx
 
 from netfold.controller.job import Job
 from netfold.controller.jobs import Jobs
+from netfold.controller.plan import collectives
 from netfold.controller.plan import paths as planners
 from netfold.controller.plan.clos import Clos, PlanError
 from netfold.controller.plan.fabric import End, Fabric
@@ -172,6 +173,7 @@ class PathService:
     async def follow(self, request: Follow) -> AsyncGenerator[Paths, None]:
         """This rank's paths, now and after every change that is one for it.  Raises Refusal."""
         job = self._job(request.job, request.epoch, request.rank)
+        request = _told_in_flows(request, job)
         _check(request, job)
         before: Paths | None = None
         while not self._closing:
@@ -334,6 +336,28 @@ class PathService:
 
     def _end_at(self, link: int, switch: str) -> End:
         return next(end for end in self._fabric.links[link].ends if end.node == switch)
+
+
+def _told_in_flows(request: Follow, job: Job) -> Follow:
+    """A request for a collective as one for its flows.  Raises Refusal for one that cannot be."""
+    if not request.collective:
+        return request
+    ranks = request.ranks or list(range(job.world))
+    where = f"{request.collective} among the ranks {ranks} with root {request.root}"
+    if request.steps:
+        raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected a collective or steps, got both")
+    if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(job.world)) or request.rank not in ranks:
+        raise Refusal(Code.INVALID_ARGUMENT, f"{where}: expected different ranks below {job.world}, and rank "
+                                             f"{request.rank} among them")
+    try:
+        steps = collectives.steps(request.collective, len(ranks), request.root)
+    except ValueError as error:
+        raise Refusal(Code.INVALID_ARGUMENT, str(error)) from error
+    return msgspec.structs.replace(request, collective="", ranks=[], steps=[
+        [Flow(ranks[a], ranks[b], size) for (a, b), size in step.items()
+         if request.scope == "leaf" or ranks[a] == request.rank]
+        for step in steps
+    ])
 
 
 def _check(request: Follow, job: Job) -> None:

@@ -521,7 +521,7 @@ def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:
     if client is None:
         return None
     try:
-        return PlannedPaths(client, plan, order=ring_order(plan))
+        return PlannedPaths(client, plan)
     except PlanError as error:
         log.warning("%s; the switches choose paths by their hash", error)
         return None

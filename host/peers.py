@@ -100,7 +100,6 @@ class Peers:
             what = f"{reduction.op} of {out.size} x {reduction.element}"
             name = self.pick(out.nbytes, algorithm, what)
             self.note(f"{self.mesh.kind}, {name}")
-            self.mesh.expect(name)
             self._run(f"{what} by {name}", self._allreduce(name, out, reduction), out.nbytes)
         else:
             self.operations += 1
@@ -110,7 +109,7 @@ class Peers:
     def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
-        self.mesh.expect("ring")
+        self.mesh.expect("ring", ranks=self.order or ())
         self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction, order=self.order), data.nbytes)
         self.bytes_reduced += data.nbytes
         reduction.finish(data[pieces[self.rank]], self.size)
@@ -118,7 +117,7 @@ class Peers:
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
         """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
         strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
-        self.mesh.expect("ring")
+        self.mesh.expect("ring", ranks=self.order or ())
         self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
 
     def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
@@ -143,6 +142,7 @@ class Peers:
         else:
             strand = BROADCAST[name](placed, data, root=start)
         self.note(f"{self.mesh.kind}, {name}")
+        placed.expect(name, root=start)
         self._run(f"{what} by {name}", strand, n)
 
     def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
@@ -159,6 +159,7 @@ class Peers:
             twice = cost.reduce_scatter(n, self.size, link) + link.alpha + n * link.beta
             name = "binomial" if straight <= twice else "reduce_scatter_gather"
         self.note(f"{self.mesh.kind}, {name}")
+        self.mesh.expect("binomial_reduce" if name == "binomial" else name, root=root)
         self._run(f"{what} by {name}", REDUCE[name](self.mesh, data, reduction, root=root), n)
         self.bytes_reduced += n
         if self.rank == root:
@@ -166,10 +167,12 @@ class Peers:
 
     def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
         """Fills the root's ``data`` with every rank's ``data[pieces[rank]]``."""
+        self.mesh.expect("gather", root=root)
         self._run(f"gather to {root}, {data.dtype}", gather.gather(self.mesh, data, pieces, root=root), 1)
 
     def scatter(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
         """Fills each rank's ``data[pieces[rank]]`` from the root's ``data``."""
+        self.mesh.expect("scatter", root=root)
         self._run(f"scatter from {root}, {data.dtype}", scatter.scatter(self.mesh, data, pieces, root=root), 1)
 
     def all_to_all(self, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice]) -> None:
@@ -236,6 +239,7 @@ class Peers:
 
     # ---- algorithms that need to know more than the mesh -------------------------------------------------------------
     def _allreduce(self, name: str, data: Flat, reduction: Reduction) -> Strand:
+        self.mesh.expect(name, ranks=self.order or () if name in ("ring", "mesh2d") else ())
         if name == "ring":
             return ring.allreduce(self.mesh, data, reduction, order=self.order)
         if name == "mesh2d":

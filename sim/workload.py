@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.controller.plan import collectives
+
 Int = NDArray[np.int64]
 
 
@@ -98,9 +100,9 @@ class _Builder:
 def all_to_all(hosts: Sequence[int], size: int) -> Workload:
     """Direct: every rank sends size/n to every other at once, beginning with its right neighbour."""
     build, n = _Builder(), _ranks(hosts)
-    for r in range(n):
-        for k in range(1, n):
-            build.flow(hosts[r], hosts[(r + k) % n], _part(size, n, (r + k) % n), 0)
+    (step,) = collectives.all_to_all(n)
+    for a, b in step:
+        build.flow(hosts[a], hosts[b], _part(size, n, b), 0)
     return build.done()
 
 
@@ -128,9 +130,9 @@ def _around(hosts: Sequence[int], size: int, times: int) -> Workload:
     build, n = _Builder(), _ranks(hosts)
     arrived: list[Sequence[int]] = [()] * n  # what a rank waits for
     for step in range(times * (n - 1)):
-        sent = [build.flow(hosts[r], hosts[(r + 1) % n], _part(size, n, (r - step) % n), step, arrived[r])
-                for r in range(n)]
-        arrived = [(sent[(r - 1) % n],) for r in range(n)]
+        sent = {b: build.flow(hosts[a], hosts[b], _part(size, n, (a - step) % n), step, arrived[a])
+                for a, b in collectives.ring(n)[0]}
+        arrived = [(sent[r],) for r in range(n)]
     return build.done()
 
 
@@ -139,12 +141,11 @@ def halving_doubling(hosts: Sequence[int], size: int) -> Workload:
     build, n = _Builder(), _ranks(hosts)
     if n & (n - 1):
         raise ValueError(f"halving_doubling: expected a power of two of ranks, got {n}")
-    distances = [n >> k for k in range(1, n.bit_length())]
+    exchanges = collectives.halving_doubling(n)  # from the nearest partner to the farthest
     arrived: list[Sequence[int]] = [()] * n
-    for step, distance in enumerate(distances + distances[::-1]):
-        sent = [build.flow(hosts[r], hosts[r ^ distance], max(1, size * distance // n), step, arrived[r])
-                for r in range(n)]
-        arrived = [(sent[r ^ distance],) for r in range(n)]
+    for step, exchange in enumerate(exchanges[::-1] + exchanges):
+        sent = {b: build.flow(hosts[a], hosts[b], max(1, size * (a ^ b) // n), step, arrived[a]) for a, b in exchange}
+        arrived = [(sent[r],) for r in range(n)]
     return build.done()
 
 

@@ -16,9 +16,9 @@ from helpers_controller import run
 from test_controller_jobs import Rig, rig
 
 from netfold.controller import path_service
+from netfold.controller.plan import collectives
 from netfold.controller.switch import rpc, tables
 from netfold.controller.switch.entities import Entry
-from netfold.host.roce import path_client
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Suspect
@@ -38,6 +38,11 @@ class Follower:
         """The next plan; fails where none comes."""
         async with asyncio.timeout(WAIT):
             return msgspec.json.decode(await self._answers.__anext__(), type=Paths)
+
+
+def flows_of(collective: str) -> list[list[Flow]]:
+    """Of four ranks."""
+    return [[Flow(a, b, size) for (a, b), size in step.items()] for step in collectives.steps(collective, 4)]
 
 
 def steps_of(plan: Plan, steps: list[list[Flow]], scope: str) -> list[list[Flow]]:
@@ -77,15 +82,15 @@ def test_flows_of_a_step_fill_all_uplinks_evenly(tmp_path: Path, scope: str) -> 
     """All-to-all of four ranks: each leaf's two uplinks carry the same, every flow is whole, and none stays inside."""
 
     async def story() -> None:
-        async with following(tmp_path, path_client.all_to_all(4), scope) as (_, _, followers):
+        async with following(tmp_path, flows_of("all_to_all"), scope) as (_, _, followers):
             paths = [await follower.next() for follower in followers]
             assert all(plan.ports == [SPINE1, SPINE2] for plan in paths)
-            assert loads(paths) == {(leaf, port): 2 * path_client.UNIT for leaf in (0, 2) for port in (SPINE1, SPINE2)}
+            assert loads(paths) == {(leaf, port): 2 * collectives.UNIT for leaf in (0, 2) for port in (SPINE1, SPINE2)}
             for rank, plan in enumerate(paths):
                 others = {2, 3} if rank < 2 else {0, 1}
                 assert {piece.peer for piece in plan.pieces} == others
                 for peer in others:
-                    assert sum(piece.size for piece in plan.pieces if piece.peer == peer) == path_client.UNIT
+                    assert sum(piece.size for piece in plan.pieces if piece.peer == peer) == collectives.UNIT
                 assert {reach.peer: reach.source_ports for reach in plan.reaches} == {
                     peer: [SPINE1, SPINE2] if peer in others else [] for peer in range(4) if peer != rank}
 
@@ -96,12 +101,33 @@ def test_a_lone_flow_is_cut_over_all_uplinks(tmp_path: Path) -> None:
     """A ring has one flow from leaf to leaf: two pieces, back to back."""
 
     async def story() -> None:
-        async with following(tmp_path, path_client.ring(4)) as (_, _, followers):
+        async with following(tmp_path, flows_of("ring")) as (_, _, followers):
             paths = [await follower.next() for follower in followers]
-            half = path_client.UNIT // 2
+            half = collectives.UNIT // 2
             assert [(p.peer, p.offset, p.size) for p in paths[1].pieces] == [(2, 0, half), (2, half, half)]
             assert {p.source_port for p in paths[1].pieces} == {SPINE1, SPINE2}
             assert not paths[0].pieces
+
+    run(story())
+
+
+@pytest.mark.parametrize("scope", ["leaf", "host"])
+def test_a_collective_may_be_named_instead_of_its_flows(tmp_path: Path, scope: str) -> None:
+    """The same plan; and a group's ring, in its own order, is planned for its ranks alone."""
+
+    async def story() -> None:
+        async with following(tmp_path, flows_of("all_to_all"), scope) as (r, plans, followers):
+            for plan, follower in zip(plans, followers, strict=True):
+                def named(name: str, ranks: list[int], plan: Plan = plan) -> Follow:
+                    return Follow(plan.job, plan.rank, plan.epoch, collective=name, ranks=ranks,
+                                  scope=scope)  # type: ignore[arg-type]
+
+                told = await follower.next()
+                assert (await Follower(r, named("all_to_all", [])).next()).pieces == told.pieces
+                assert (await Follower(r, named("somebody's own", [])).next()).pieces == told.pieces
+                if plan.rank in (0, 3):
+                    ring = await Follower(r, named("ring", [3, 0])).next()
+                    assert {piece.peer for piece in ring.pieces} == {3 - plan.rank}
 
     run(story())
 
@@ -111,7 +137,7 @@ def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
     leave it; a pin goes on leading where it led, and what leaf2's ranks send stays as it was."""
 
     async def story() -> None:
-        async with following(tmp_path, path_client.all_to_all(4)) as (r, plans, followers):
+        async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
             for follower in followers:
                 await follower.next()
             me = plans[0]
@@ -173,6 +199,12 @@ REFUSED = [
     ("Follow", Follow("j", 0, 0, [[Flow(0, 9, 1)]]), "below 4"),
     ("Follow", Follow("j", 0, 0, [[Flow(0, 1, 0)]]), "at least"),
     ("Follow", Follow("j", 0, 0, [[Flow(1, 2, 1)]]), 'scope "leaf"'),
+    ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)]], collective="ring"), "got both"),
+    ("Follow", Follow("j", 0, 0, collective="ring", ranks=[1, 2]), "rank 0 among them"),
+    ("Follow", Follow("j", 0, 0, collective="ring", ranks=[0, 1, 0]), "different ranks below 4"),
+    ("Follow", Follow("j", 0, 0, collective="chain", ranks=[0, 9]), "different ranks below 4"),
+    ("Follow", Follow("j", 0, 0, collective="chain", ranks=[0]), "2 ranks or more"),
+    ("Follow", Follow("j", 0, 0, collective="binomial", root=4), "one of them"),
     ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)], [Flow(0, 2, 1)]]), "one flow to each peer"),
     ("Suspect", Suspect("j", 0, 0, 7, SPINE1), "below 4"),
 ]

@@ -24,16 +24,24 @@ class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank sends.  Flows of one step run together and share uplinks; steps come one after the other."""
+    """What a rank sends: which collective it is going to run, or which flows.  Flows of one step run together and share
+    uplinks; steps come one after the other."""
 
     job: str
     rank: int
     epoch: int
-    steps: list[list[Flow]]
-    """This rank's flows; all ranks' for ``scope`` "leaf".  At most one flow to each peer in all."""
+    steps: list[list[Flow]] = []
+    """Where ``collective`` is empty: this rank's flows; all ranks' for ``scope`` "leaf".  At most one flow to each peer
+    in all."""
     scope: Literal["host", "leaf"] = "host"
     """"host": these flows are cut by themselves; "leaf": all flows of a step between two leaves are cut together, into
     fewer pieces."""
+    collective: str = ""
+    """A name that the controller knows the flows of; of one that it does not: as if everybody sent to everybody."""
+    ranks: list[int] = []
+    """Who takes part in it, in its order: of the ring, above all.  Empty: all, by number."""
+    root: int = 0
+    """Whence or where to, a place in ``ranks``: of broadcasts, gathers and the like."""
     token: str = ""
 
 

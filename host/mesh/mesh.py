@@ -90,10 +90,14 @@ class Mesh(ABC):
     def begin(self, call: Call) -> None:
         """All messages from here on belong to ``call``."""
 
-    def expect(self, algorithm: str) -> None:
-        """Says whose messages come next, by an allreduce algorithm or "all_to_all": a mesh whose paths are planned
-        plans them for these.  All ranks say the same.  Between operations."""
-        del algorithm
+    def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
+        """Says whose messages come next, by a collective's name (controller/plan/collectives.py): a mesh whose paths
+        are planned plans them for these.  All who take part say the same.  Between operations.
+
+        ranks  who takes part, in the collective's order: of its ring, above all; default: all, by number
+        root   a place in ``ranks``, where the collective has one
+        """
+        del algorithm, ranks, root
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:
@@ -148,6 +152,9 @@ class Subset(Mesh):
 
     def begin(self, call: Call) -> None:
         self._mesh.begin(call)
+
+    def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
+        self._mesh.expect(algorithm, ranks=[self.ranks[rank] for rank in ranks or range(self.size)], root=root)
 
     def abort(self, error: BaseException) -> None:
         self._mesh.abort(error)

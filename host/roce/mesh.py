@@ -37,7 +37,7 @@ from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.roce import native
 from netfold.host.roce.detours import Detours
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
-from netfold.host.roce.path_client import PlannedPaths
+from netfold.host.roce.path_client import Collective, PlannedPaths
 from netfold.host.roce.sockets import OURS, open_sockets
 from netfold.host.roce.ways import MOST_PAIRS, Way, Ways
 from netfold.wire import roce
@@ -488,8 +488,10 @@ class RoceMesh(TcpMesh):
         return self._error
 
     # ---- life ------------------------------------------------------------------------------------------------------
-    def expect(self, algorithm: str) -> None:
-        paths = None if self._planned is None else self._planned.changed(algorithm)
+    def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
+        if self._planned is None or len(ranks) == 1:
+            return
+        paths = self._planned.changed(Collective(algorithm, tuple(ranks), root))
         if paths is not None:
             self.adopt(paths)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's line to the controller's path service (wire/paths.py): its paths now, newer ones, and paths it suspects.
 
-    planned = PlannedPaths(jobs, plan, order=plan.ring)
+    planned = PlannedPaths(jobs, plan)
     mesh = RoceMesh(plan, listener, planned=planned, timeout=30.0)    # owns it; asks before each collective
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import grpc
 import msgspec
@@ -19,62 +18,47 @@ from netfold.host.errors import PlanError
 from netfold.host.folding.jobs import JobClient
 from netfold.host.roce.ways import MOST_PAIRS
 from netfold.wire.jobs import Plan
-from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Suspect
+from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
 log = logging.getLogger("netfold")
 
 ANSWER: Final = 10.0
 """Seconds for the controller's first answer, and for one to a suspicion."""
 CLOSE: Final = 1.0
-UNIT: Final = 1 << 20
-"""Size of every flow that is planned: what counts is how flows compare."""
 LEAF_WORLD: Final = 64
-STEPS: Final = {"ring": "ring", "halving_doubling": "halving_doubling", "recursive_doubling": "halving_doubling"}
-"""Which steps an algorithm takes; those of others are planned as if everybody sent to everybody."""
+MOST_COLLECTIVES: Final = 32
+"""Plans that a rank follows at once, a stream each: what comes after them goes by the all-to-all's."""
 
 
-def all_to_all(world: int) -> list[list[Flow]]:
-    """Everybody sends to everybody at once."""
-    return [[Flow(a, b, UNIT) for a in range(world) for b in range(world) if a != b]]
+class Collective(NamedTuple):
+    """Whose paths: an algorithm's, among some of the job's ranks in its order; none: all, by number."""
+
+    algorithm: str
+    ranks: tuple[int, ...] = ()
+    root: int = 0
 
 
-def ring(world: int, order: Sequence[int] = ()) -> list[list[Flow]]:
-    """Everybody sends to the next in this order (default: by rank): ring allreduce, ring all-gather."""
-    ranks = order or range(world)
-    return [[Flow(a, b, UNIT) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True)]]
-
-
-def halving_doubling(world: int) -> list[list[Flow]]:
-    """Partners at distance 1, 2, 4 ..., one distance a step; ``world`` is a power of two."""
-    steps = [1 << k for k in range((world - 1).bit_length())]
-    return [[Flow(a, a ^ step, UNIT) for a in range(world) if a ^ step < world] for step in steps]
-
-
-PATTERNS: Final[dict[str, Callable[[int], list[list[Flow]]]]] = {
-    "all_to_all": all_to_all, "halving_doubling": halving_doubling,
-}  # fmt: skip
+ALL_TO_ALL: Final = Collective("all_to_all")
 
 
 class PlannedPaths:
     """A rank's paths for each collective, asked for when it is first used.  Raises PlanError.
 
-    order  of the ring (``Plan.ring``)
-    scope  default: "leaf", up to LEAF_WORLD ranks, for all flows of a step have to be told; then "host"
+    scope  default: "leaf", up to LEAF_WORLD ranks, for then the controller plans all flows of a step; else "host"
     """
 
-    def __init__(
-        self, jobs: JobClient, plan: Plan, *, order: Sequence[int] = (), scope: Literal["host", "leaf"] | None = None
-    ) -> None:
-        self._jobs, self._plan, self._order = jobs, plan, order
+    def __init__(self, jobs: JobClient, plan: Plan, *, scope: Literal["host", "leaf"] | None = None) -> None:
+        self._jobs, self._plan = jobs, plan
         self._scope: Literal["host", "leaf"] = scope or ("leaf" if plan.world <= LEAF_WORLD else "host")
-        self._clients: dict[str, PathClient] = {}
-        self._adopted: tuple[str, Paths] | None = None
+        self._clients: dict[Collective, PathClient] = {}
+        self._refused: set[Collective] = set()
+        self._adopted: tuple[Collective, Paths] | None = None
         self._tell: Any = jobs.channel.unary_unary(
             f"/{SERVICE}/Suspect",
             request_serializer=msgspec.json.encode,
             response_deserializer=msgspec.json.Decoder(Noted).decode,
         )
-        self.ports = self._client("all_to_all").now.ports
+        self.ports = self._client(ALL_TO_ALL).now.ports
         """Source ports of all paths that this rank may ever use."""
 
     @property
@@ -82,10 +66,21 @@ class PlannedPaths:
         """For data, to any one peer: as many as there may be paths, so that any later plan fits; alike on all ranks."""
         return max(1, min(MOST_PAIRS, len(self.ports)))
 
-    def changed(self, algorithm: str) -> Paths | None:
-        """The newest paths for a collective, unless they were the last ones that this gave."""
-        steps = STEPS.get(algorithm, "all_to_all")
-        now = (steps, self._client(steps).now)
+    def changed(self, wanted: Collective) -> Paths | None:
+        """The newest paths for a collective, unless they were the last ones that this gave.
+
+        Where the controller has none for it, those of the all-to-all, and a warning: it may be down just now.
+        """
+        if wanted not in self._clients and wanted not in self._refused:
+            try:
+                if len(self._clients) >= MOST_COLLECTIVES:
+                    raise PlanError(f"{len(self._clients)} collectives of this job are planned already")
+                self._client(wanted)
+            except PlanError as error:
+                self._refused.add(wanted)
+                log.warning("no plan for %s: it takes the paths of an all-to-all: %s", wanted, error)
+        of = ALL_TO_ALL if wanted in self._refused else wanted
+        now = of, self._clients[of].now
         if now == self._adopted:
             return None
         self._adopted = now
@@ -108,27 +103,23 @@ class PlannedPaths:
             client.close()
         self._clients.clear()
 
-    def _client(self, steps: str) -> PathClient:
-        if steps not in self._clients:
-            world = self._plan.world
-            flows = ring(world, self._order) if steps == "ring" else PATTERNS[steps](world)
-            self._clients[steps] = PathClient(self._jobs, self._plan, flows, scope=self._scope)
-        return self._clients[steps]
+    def _client(self, wanted: Collective) -> PathClient:
+        if wanted not in self._clients:
+            self._clients[wanted] = PathClient(self._jobs, self._plan, wanted, scope=self._scope)
+        return self._clients[wanted]
 
 
 class PathClient:
     """Of one rank and one collective, over the channel of ``jobs``.  Raises PlanError.
 
-    steps  flows of all ranks, by step
     scope  "leaf": the controller cuts all flows between two leaves together; "host": each host's by themselves
     """
 
     def __init__(
-        self, jobs: JobClient, plan: Plan, steps: Sequence[Sequence[Flow]], *, scope: Literal["host", "leaf"] = "leaf"
+        self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf"] = "leaf"
     ) -> None:
-        self._jobs, self._plan = jobs, plan
-        own = [[f for f in step if scope == "leaf" or f.source == plan.rank] for step in steps]
-        request = Follow(plan.job, plan.rank, plan.epoch, own, scope, jobs.token)
+        request = Follow(plan.job, plan.rank, plan.epoch, collective=of.algorithm, ranks=list(of.ranks), root=of.root,
+                         scope=scope, token=jobs.token)  # fmt: skip
         follow = jobs.channel.unary_stream(
             f"/{SERVICE}/Follow",
             request_serializer=msgspec.json.encode,

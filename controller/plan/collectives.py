@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which flows each collective has: what planners need to know of it, for the controller and the simulator alike.
+
+A collective is a list of steps; the flows of a step run together, and those of different steps do not.  Ranks are
+places 0 .. n-1, sizes are relative: what counts is how flows of one step compare.  Where two algorithms differ only in
+when they send what (a ring's reduce-scatter and all-gather), their flows are the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+Step = dict[tuple[int, int], int]
+"""Relative bytes by (sender, receiver)."""
+UNIT: Final = 1 << 20
+"""Of the largest flow of a step."""
+
+
+def ring(n: int) -> list[Step]:
+    """Everybody to the next: allreduce, reduce-scatter, all-gather."""
+    return [{(r, (r + 1) % n): UNIT for r in range(n)}]
+
+
+def chain(n: int, root: int = 0) -> list[Step]:
+    """Broadcast from each rank to the next, pipelined, and so all at once."""
+    return [{((root + v) % n, (root + v + 1) % n): UNIT for v in range(n - 1)}]
+
+
+def all_to_all(n: int) -> list[Step]:
+    """Everybody to everybody at once, beginning with the next."""
+    return [{(r, (r + k) % n): UNIT for r in range(n) for k in range(1, n)}]
+
+
+def halving_doubling(n: int) -> list[Step]:
+    """Partners at distance 1, 2, 4 ... of the 2^k that take part; before and after, each of the others gives what it
+    has to its left neighbour and gets it back.  Recursive doubling is the same."""
+    core = 1 << (n.bit_length() - 1)
+    extra = n - core
+    taking_part = [2 * place if place < extra else place + extra for place in range(core)]
+    folded = {pair: UNIT for r in range(extra) for pair in ((2 * r, 2 * r + 1), (2 * r + 1, 2 * r))}
+    distances = [1 << k for k in range(core.bit_length() - 1)]
+    steps = [{(taking_part[p], taking_part[p ^ d]): UNIT for p in range(core)} for d in distances]
+    return [step for step in (folded, *steps) if step]
+
+
+def binomial(n: int, root: int = 0) -> list[Step]:
+    """Broadcast: v, counted from the root, has it from v without its lowest bit; the longest way first."""
+    distances = [1 << k for k in reversed(range((n - 1).bit_length()))]
+    return [{((root + v) % n, (root + v + d) % n): UNIT for v in range(0, n - d, 2 * d)} for d in distances]
+
+
+def binomial_reduce(n: int, root: int = 0) -> list[Step]:
+    """The same tree, the other way."""
+    return [{(b, a): size for (a, b), size in step.items()} for step in reversed(binomial(n, root))]
+
+
+def scatter(n: int, root: int = 0) -> list[Step]:
+    """The root to everybody, a piece each."""
+    return [{(root, r): UNIT for r in range(n) if r != root}]
+
+
+def gather(n: int, root: int = 0) -> list[Step]:
+    """Everybody to the root, a piece each."""
+    return [{(r, root): UNIT for r in range(n) if r != root}]
+
+
+def scatter_all_gather(n: int, root: int = 0) -> list[Step]:
+    """Broadcast: a scatter, then a ring."""
+    return _apart(scatter(n, root), ring(n))
+
+
+def reduce_scatter_gather(n: int, root: int = 0) -> list[Step]:
+    """Reduce: a ring, then a gather."""
+    return _apart(ring(n), gather(n, root))
+
+
+def double_binary_tree(n: int) -> list[Step]:
+    """Up and down both trees at once, half of the data on each; see `binary_tree`."""
+    flows: Counter[tuple[int, int]] = Counter()
+    for shift in (0, 1):
+        for child, parent in binary_tree(n, shift).items():
+            flows[child, parent] += UNIT // 2
+            flows[parent, child] += UNIT // 2
+    return [dict(flows)]
+
+
+def binary_tree(n: int, shift: int) -> dict[int, int]:
+    """Parent of every rank but the root (Sanders, Speck and Traeff 2009): number v of 1 .. n is rank (v + shift - 1)
+    mod n, its height is its count of trailing zeros.  Shift 0 and 1 are the two trees: who is inside one is a leaf of
+    the other."""
+    parents: dict[int, int] = {}
+
+    def build(low: int, high: int, parent: int) -> None:
+        if low <= high:
+            top = max(range(low, high + 1), key=lambda v: v & -v)
+            if parent:
+                parents[(top + shift - 1) % n] = (parent + shift - 1) % n
+            build(low, top - 1, top)
+            build(top + 1, high, top)
+
+    build(1, n, 0)
+    return parents
+
+
+def mesh2d(n: int) -> list[Step]:
+    """Neighbours in the rows and columns of a grid as square as the number allows, both ways at once."""
+    rows = next(r for r in range(int(n**0.5), 0, -1) if n % r == 0)
+    columns = n // rows
+    right = [(r, r + 1) for r in range(n) if (r + 1) % columns]
+    down = [(r, r + columns) for r in range(n - columns)]
+    return [{pair: UNIT for a, b in right + down for pair in ((a, b), (b, a))}]
+
+
+def _apart(*parts: Iterable[Step]) -> list[Step]:
+    """One after the other; a flow that comes twice is planned where it comes first, for a message to a peer is cut in
+    one way."""
+    seen: set[tuple[int, int]] = set()
+    steps = []
+    for step in (step for part in parts for step in part):
+        steps.append({pair: size for pair, size in step.items() if pair not in seen})
+        seen.update(step)
+    return [step for step in steps if step]
+
+
+UNROOTED: Final[dict[str, Callable[[int], list[Step]]]] = {
+    "all_to_all": all_to_all,
+    "ring": ring,
+    "halving_doubling": halving_doubling,
+    "recursive_doubling": halving_doubling,
+    "double_binary_tree": double_binary_tree,
+    "mesh2d": mesh2d,
+}
+ROOTED: Final[dict[str, Callable[[int, int], list[Step]]]] = {
+    "binomial": binomial,
+    "binomial_reduce": binomial_reduce,
+    "chain": chain,
+    "scatter": scatter,
+    "gather": gather,
+    "scatter_all_gather": scatter_all_gather,
+    "reduce_scatter_gather": reduce_scatter_gather,
+}
+
+
+def steps(name: str, n: int, root: int = 0) -> list[Step]:
+    """Of a collective among n ranks; of one that is not known: as if everybody sent to everybody.
+
+    Raises ValueError for fewer than 2 ranks, or a root that is none of them.
+    """
+    if n < 2 or not 0 <= root < n:
+        raise ValueError(f"{name} among {n} ranks with root {root}: expected 2 ranks or more, and one of them")
+    if name in ROOTED:
+        return ROOTED[name](n, root)
+    return UNROOTED.get(name, all_to_all)(n)
