@@ -25,9 +25,12 @@ from netfold.host.collectives.flow import run
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.mesh.mesh import Flat, Mesh
 
-ROUNDS, LONG_ROUNDS = 9, 3
-SHORT = 32 << 10
-"""Bytes up to which ROUNDS are timed: a rank that is scheduled late doubles what so small an allreduce takes."""
+ROUNDS = 9
+TURNS = {4 << 10: (6, 4), 32 << 10: (6, 4), 256 << 10: (3, 4)}
+"""By bytes: how often an algorithm is timed, and how many operations in a row each time; else LONG_TURNS.  A rank that
+is scheduled late doubles what one small allreduce takes, and a single one of 256 KB may pass a shaped link as a burst,
+faster than the link."""
+LONG_TURNS = 3, 1
 LARGE = 1 << 20
 """Bytes of a long message: 8 ms at 1 Gb/s."""
 PATIENCE = 0.05
@@ -129,13 +132,15 @@ def time_algorithms(
         names = [name for name in ways if predicted.get(name, math.inf) <= HOPELESS * best]
         taken: dict[str, list[float]] = {name: [] for name in names}
         data = np.zeros(nbytes // 4, np.float32)
+        turns, in_a_row = TURNS.get(nbytes, LONG_TURNS)
         # In turns, so that what slows the machine down for a while slows all of them.  The first turn is warm-up.
-        for _ in range(1 + (ROUNDS if nbytes <= SHORT else LONG_ROUNDS)):
+        for _ in range(1 + turns):
             for name in names:
                 run(mesh, barrier(mesh))
                 begin = clock()
-                ways[name](data)
-                taken[name].append(clock() - begin)
+                for _ in range(in_a_row):
+                    ways[name](data)
+                taken[name].append((clock() - begin) / in_a_row)
         for name in names:
             timed[name][nbytes] = median(taken[name][1:])
     flat = np.array([seconds for name in ways for seconds in timed[name].values()])
