@@ -23,7 +23,7 @@ SMALL, LARGE = 1000, 500_000
 # Folding costs 10 ms whatever the size, a ring 1 ms for 4 KB and 100 ms for 2 MB.
 FIGURES = Measured(LINK, 1.0, timed={
     INNET: dict.fromkeys(TIMED, 0.01),
-    **{name: dict(zip(TIMED, (0.001, 0.005, 0.02, 0.1), strict=True)) for name in CHOSEN},
+    **{name: dict(zip(TIMED, (0.001, 0.002, 0.01, 0.02, 0.1), strict=True)) for name in CHOSEN},
 })  # fmt: skip
 
 

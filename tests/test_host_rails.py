@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from netfold.host import sockets
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.folding import fold
@@ -103,7 +104,7 @@ def test_a_small_receive_buffer_narrows_the_window_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where the system limits the buffer, bursts must not overflow it: a smaller window, a warning, the same sums."""
-    monkeypatch.setattr(fold, "_grow", lambda sock, force, option, wanted: 64 * fold.SKB_BYTES[1024])
+    monkeypatch.setattr(sockets, "_grow", lambda sock, force, option, wanted: 64 * fold.SKB_BYTES[1024])
     with caplog.at_level("WARNING", "netfold"), loopback_job(2, slots=1024) as comms:
         assert "windows are at most 32 packets instead of 512" in caplog.text
         assert "window 32 packets" in comms[0].explain(1)

@@ -282,7 +282,7 @@ INNET = "innet"
 """The fabric folds."""
 MARGIN = 1.1
 """Times the cheapest way that folding may take."""
-TIMED = (4 << 10, 32 << 10, 256 << 10, 2 << 20)
+TIMED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 """Bytes of the allreduces that a group may have timed, to set the model right (``collectives.measure``)."""
 
 

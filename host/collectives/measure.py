@@ -26,7 +26,7 @@ from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.mesh.mesh import Flat, Mesh
 
 ROUNDS = 9
-TURNS = {4 << 10: (6, 4), 32 << 10: (6, 4), 256 << 10: (3, 4)}
+TURNS = {4 << 10: (6, 4), 16 << 10: (6, 4), 64 << 10: (6, 4), 256 << 10: (3, 4)}
 """By bytes: how often an algorithm is timed, and how many operations in a row each time; else LONG_TURNS.  A rank that
 is scheduled late doubles what one small allreduce takes, and a single one of 256 KB may pass a shaped link as a burst,
 faster than the link."""

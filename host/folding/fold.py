@@ -21,6 +21,7 @@ from netfold.host.folding.native import AGREEMENT, DATA, Core, Io, Standing
 from netfold.host.folding.suspicion import Suspicion
 from netfold.host.mesh.mesh import ranks
 from netfold.host.rails.rail import Flat, Op, RailStats, TreeStats
+from netfold.host.sockets import open_sockets
 from netfold.host.timeline import Timeline
 from netfold.wire import roce
 from netfold.wire.jobs import Missing, Plan
@@ -38,12 +39,6 @@ PIECE = 1 << 28
 """Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
 SKB_BYTES = {1024: 2304, 4096: 8448}
 """What the kernel charges a socket's receive buffer for one unmerged packet of a path MTU."""
-
-# <linux/udp.h>, <linux/in.h>, <asm/socket.h>; Python's socket module does not name them all
-UDP_SEGMENT, UDP_GRO = 103, 104
-IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
-IP_RECVTTL, IP_RECVTOS = 12, 13
-SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 
 
 class FoldRail:
@@ -100,25 +95,12 @@ class FoldRail:
         streams = [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
         charge = SKB_BYTES[plan.path_mtu]
         wanted = sum(stream.slots // 2 for stream in streams) * charge
-        with _CloseOnError() as opened:
-            self._receiver = opened.add(_bind(address, roce.UDP_PORT, shared=shared))
-            room = _grow(self._receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, wanted)
-            self._receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
-            self._receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
-            _try(self._receiver, socket.IPPROTO_UDP, UDP_GRO, 1)
-            senders = {}
-            segments = True
-            for port in sorted({stream.source_port for stream in streams}):
-                sender = senders[port] = opened.add(_bind(address, port))
-                # So the kernel writes DF and the IPv4 ID 0, and 0, 1, 2... in a super-packet; see native/roce.h
-                sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
-                sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
-                sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, roce.RESULT_TTL)
-                segments &= _try(sender, socket.IPPROTO_UDP, UDP_SEGMENT, 0)
-                _grow(sender, SO_SNDBUFFORCE, socket.SO_SNDBUF, 1 << 20)
+        ports = sorted({stream.source_port for stream in streams})
+        sockets = open_sockets(address, ports, room=wanted, shared=shared, ttl=roce.RESULT_TTL)
+        try:
             # A window that the receive buffer cannot hold would turn every burst into loss.
-            most = max(2, room // charge // len(streams))
-            run = native.RUN_PACKETS if segments else 1
+            most = max(2, sockets.room // charge // len(streams))
+            run = native.RUN_PACKETS if sockets.super_packets else 1
             self.members = members or plan.world
             self._core = Core(
                 address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most,
@@ -129,10 +111,14 @@ class FoldRail:
                 log.warning(
                     "job %r, rank %d: the receive buffer has %d bytes, so windows are at most %d packets instead of "
                     "%d; for full speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN",
-                    plan.job, plan.rank, room, 1 << (most.bit_length() - 1), planned, wanted,
+                    plan.job, plan.rank, sockets.room, 1 << (most.bit_length() - 1), planned, wanted,
                 )  # fmt: skip
             self._windows = [self._core.standing(index, DATA).window for index in range(len(plan.trees))]
-            self._io = Io(self._core, self._receiver, senders)
+            self._io = Io(self._core, sockets.receiver, sockets.senders)
+        except BaseException:
+            sockets.close()
+            raise
+        self._receiver = sockets.receiver
         self._halts = Halts(self._serve)
         self._io.interrupt_by(self._halts.fd)
         self._timeline = timeline
@@ -380,61 +366,3 @@ def _header(failure: native.Failure, side: str) -> str:
     address = getattr(failure, f"{side}_address")
     length = getattr(failure, f"{side}_length")
     return f"{opcode.name} of operation {address >> 32}, offset {address & 0xFFFFFFFF}, {length} bytes"
-
-
-def check_free(address: str) -> None:
-    """Raises TransportError where somebody on this host uses the address's UDP port 4791, even to share it."""
-    _bind(address, roce.UDP_PORT).close()
-
-
-class _CloseOnError:
-    """Closes what was opened where the rest fails."""
-
-    def __init__(self) -> None:
-        self._opened: list[socket.socket] = []
-
-    def add(self, sock: socket.socket) -> socket.socket:
-        self._opened.append(sock)
-        return sock
-
-    def __enter__(self) -> _CloseOnError:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None:
-            for sock in self._opened:
-                sock.close()
-
-
-def _bind(address: str, port: int, *, shared: bool = False) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.setblocking(False)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((address, port))
-    except OSError as error:
-        sock.close()
-        hint = {
-            errno.EADDRINUSE: "another job or program on this host has it",
-            errno.EADDRNOTAVAIL: "this host has no such address: give the one on the fabric (`ip addr`)",
-        }.get(error.errno or 0, "see `ip addr` and `ss -lun`")
-        raise TransportError(
-            error.errno, f"cannot use UDP {address}:{port} for RoCEv2: {error.strerror}; {hint}"
-        ) from error
-    return sock
-
-
-def _try(sock: socket.socket, level: int, option: int, value: int) -> bool:
-    try:
-        sock.setsockopt(level, option, value)
-    except OSError:
-        return False
-    return True
-
-
-def _grow(sock: socket.socket, force: int, option: int, wanted: int) -> int:
-    """Asks for a socket buffer beyond the system's limit, or up to it; returns the bytes that packets may take."""
-    if not _try(sock, socket.SOL_SOCKET, force, wanted):
-        sock.setsockopt(socket.SOL_SOCKET, option, wanted)
-    return sock.getsockopt(socket.SOL_SOCKET, option)

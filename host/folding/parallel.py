@@ -31,12 +31,13 @@ from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.folding import native
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
-from netfold.host.folding.fold import FoldRail, check_free
+from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.sufficient import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
 from netfold.host.peers import Peers
 from netfold.host.rails.rail import Flat, Op, RailStats
 from netfold.host.roce.reuseport import by_remainder, steer
+from netfold.host.sockets import check_free
 from netfold.host.timeline import Timeline
 from netfold.wire.jobs import Missing, Plan
 

@@ -38,7 +38,7 @@ from netfold.host.roce import native
 from netfold.host.roce.detours import Detours
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
 from netfold.host.roce.path_client import Collective, PlannedPaths
-from netfold.host.roce.sockets import OURS, open_sockets
+from netfold.host.roce.sockets import OURS, open_endpoint
 from netfold.host.roce.ways import MOST_PAIRS, Way, Ways
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
@@ -123,7 +123,7 @@ class RoceMesh(TcpMesh):
     ports        UDP source ports, which queue pairs take in turn; default: as many as needed, chosen by the kernel
     recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
     planned      the controller's paths: gives queue_pairs and ports, and is the mesh's from here on
-    shared       a FoldRail is going to be opened on the same address (roce_sockets)
+    shared       a FoldRail is going to be opened on the same address (``sockets``)
     All ranks must give the same queue_pairs, path_mtu and window.
     Raises PlanError, TransportError, ValueError.
     """
@@ -166,7 +166,7 @@ class RoceMesh(TcpMesh):
         room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
         if recycle and not ports:
             ports = range(roce.PATH_PORT + 1, roce.PATH_PORT + 1 + ENTROPIES)
-        sockets = open_sockets(mine, ports or [0] * queue_pairs, room=room, shared=shared)
+        sockets = open_endpoint(mine, ports or [0] * queue_pairs, room=room, shared=shared)
         try:
             runs = native.RUN_PACKETS if sockets.super_packets else 1
             self._endpoint = Endpoint(mine, path_mtu=path_mtu, window=window, max_run=runs, reorder=reorder)
@@ -182,8 +182,7 @@ class RoceMesh(TcpMesh):
             self._ends = {rank: self._open(rank, addresses[rank]) for rank in range(plan.world)}
             self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
         except BaseException:
-            for sock in (sockets.receiver, *sockets.senders.values()):
-                sock.close()
+            sockets.close()
             raise
 
     def _open(self, rank: int, address: str) -> _End:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UDP sockets as RoCEv2 over a kernel needs them: one that receives on port 4791, one that sends for each source port.
+
+The folding engine (``folding.fold``) and the queue pairs (``roce.sockets``) each open a set of their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from netfold.host.errors import TransportError
+from netfold.wire import roce
+
+# <linux/udp.h>, <linux/in.h>, <asm/socket.h>; Python's socket module does not name them all
+UDP_SEGMENT, UDP_GRO = 103, 104
+IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
+IP_RECVTTL, IP_RECVTOS = 12, 13
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+SEND_BYTES = 1 << 20
+"""Of a sender's buffer."""
+
+
+@dataclass
+class Sockets:
+    """What an engine needs of the kernel."""
+
+    receiver: socket.socket
+    """Says the ECN of each datagram, and merges those of one flow (UDP_GRO)."""
+    senders: dict[int, socket.socket]
+    """By UDP source port."""
+    room: int
+    """Bytes that the receive buffer takes, as the kernel counts them."""
+    super_packets: bool
+    """The kernel cuts super-packets (UDP_SEGMENT)."""
+
+    def close(self) -> None:
+        """Gives all of them back; safe to call twice."""
+        for sock in (self.receiver, *self.senders.values()):
+            sock.close()
+
+
+def open_sockets(
+    address: str, ports: Sequence[int], *, room: int, shared: bool = False, ttl: int | None = None
+) -> Sockets:
+    """Binds address:4791 and one socket for each source port (0: one that the kernel chooses).
+
+    room    bytes that the receive buffer should take; more than the system's limit needs CAP_NET_ADMIN
+    shared  other sockets are going to use the same address and port (``roce.reuseport``)
+    ttl     of what leaves; then the receiver says the TTL of what comes, too; default: the system's
+    Raises TransportError.
+    """
+    opened: list[socket.socket] = []
+    try:
+        receiver = _bound(address, roce.UDP_PORT, opened, shared=shared)
+        receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
+        if ttl is not None:
+            receiver.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
+        _try(receiver, socket.IPPROTO_UDP, UDP_GRO, 1)
+        got = _grow(receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, room)
+        senders: dict[int, socket.socket] = {}
+        super_packets = True
+        for port in ports:
+            sender = _bound(address, port, opened)
+            # So the kernel writes DF and the IPv4 ID 0, and 0, 1, 2... in a super-packet; see native/roce.h
+            sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
+            if ttl is not None:
+                sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+            super_packets &= _try(sender, socket.IPPROTO_UDP, UDP_SEGMENT, 0)
+            _grow(sender, SO_SNDBUFFORCE, socket.SO_SNDBUF, SEND_BYTES)
+            senders[sender.getsockname()[1]] = sender
+    except BaseException:
+        for sock in opened:
+            sock.close()
+        raise
+    return Sockets(receiver, senders, got, super_packets)
+
+
+def check_free(address: str) -> None:
+    """Raises TransportError where somebody on this host uses the address's UDP port 4791, even to share it."""
+    _bound(address, roce.UDP_PORT, []).close()
+
+
+def _bound(address: str, port: int, opened: list[socket.socket], *, shared: bool = False) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    opened.append(sock)
+    try:
+        sock.setblocking(False)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((address, port))
+    except OSError as error:
+        sock.close()
+        hint = {
+            errno.EADDRINUSE: "another job or program on this host has it: one rank a fabric address",
+            errno.EADDRNOTAVAIL: "this host has no such address: give the one on the fabric (`ip addr`)",
+        }.get(error.errno or 0, "see `ip addr` and `ss -lun`")
+        raise TransportError(
+            error.errno, f"cannot use UDP {address}:{port} for RoCEv2: {error.strerror}; {hint}"
+        ) from error
+    return sock
+
+
+def _try(sock: socket.socket, level: int, option: int, value: int) -> bool:
+    try:
+        sock.setsockopt(level, option, value)
+    except OSError:
+        return False
+    return True
+
+
+def _grow(sock: socket.socket, force: int, option: int, wanted: int) -> int:
+    """Asks for a socket buffer beyond the system's limit, or up to it; returns the bytes that packets may take."""
+    if not _try(sock, socket.SOL_SOCKET, force, wanted):
+        sock.setsockopt(socket.SOL_SOCKET, option, wanted)
+    return sock.getsockopt(socket.SOL_SOCKET, option)
