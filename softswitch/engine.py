@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from softswitch import cc
 from softswitch.codec import (
     DELETE,
     INSERT,
@@ -70,25 +69,16 @@ from softswitch.entities import (
     by_name,
     width,
 )
-from softswitch.transport import MESSAGE_MAX, InProcess, OverSocket, Transport
+from softswitch.transport import MESSAGE_MAX, OverSocket, Transport
 
-RUNTIME = Path(__file__).parent / "runtime"
-CORE = ("pipeline.c", "tables.c", "entries.c", "profiles.c", "state.c", "pre.c", "value_sets.c", "hash.c", "control.c",
-        "info.c")
-"""The runtime's C files that every program links with."""
+if TYPE_CHECKING:
+    from softswitch.linking import Compiled
+    from softswitch.local import LocalEngine
 
 _BATCH = 256 * 1024
 _PAGE = 1024
 
 _N = TypeVar("_N", bound=Named)
-
-
-class Compiled(Protocol):
-    """What the compiler hands over (softswitch.compiler.driver.Program)."""
-
-    @property
-    def c_source(self) -> str:
-        """The C file that defines ss_the_program."""
 
 
 @dataclass(frozen=True)
@@ -110,35 +100,6 @@ class Stats:
     digests: int
 
 
-def build(
-    program: Compiled | str | Path,
-    *,
-    extra: Sequence[str] = ("capture.c",),
-    kind: cc.Kind = "shared",
-    name: str = "switch",
-    flags: Sequence[str] = (),
-    cache_dir: Path | None = None,
-) -> Path:
-    """Builds a compiled program (or its C text, or C file) with the runtime; `extra` names more files of runtime/.
-
-    The default is the library that Engine.in_process loads; it links with the runtime as a library of its own, which
-    is built once, so that a new program costs its own C file alone. Raises cc.BuildError.
-    """
-    source = program if isinstance(program, str | Path) else program.c_source
-    own: list[cc.Source] = [source, *(RUNTIME / file for file in extra)]
-    core = [RUNTIME / file for file in CORE]
-    # Lanes and byte swaps as vectors: -O3 and the machine's own instructions make a fold a third faster than -O2.
-    def link(sources: Sequence[cc.Source], kind: cc.Kind, name: str, libs: Sequence[str] = ()) -> Path:
-        return cc.build(
-            sources, kind=kind, name=name, include=[RUNTIME], flags=["-g", "-O3", *flags],
-            optional_flags=["-march=native"], libs=libs, cache_dir=cache_dir,
-        )  # fmt: skip
-
-    if kind == "exe":
-        return link([*own, *core], kind, name)
-    return link(own, kind, name, [str(link(core, "shared", "runtime"))])
-
-
 class Engine:
     """One running switch program."""
 
@@ -155,10 +116,10 @@ class Engine:
     def in_process(
         cls, program: Compiled | str | Path, *, cpu_port: int | None = None, seed: int = 1
     ) -> LocalEngine:
-        """Opens a compiled program, C text, a C file, or a library made by `build`, inside this process."""
-        built = isinstance(program, Path) and program.suffix == ".so"
-        library = program if isinstance(program, Path) and built else build(program)
-        return LocalEngine(InProcess(library, cpu_port=cpu_port, seed=seed))
+        """Opens a compiled program, C text, a C file, or a library made by `linking.build`, inside this process."""
+        from softswitch.local import LocalEngine  # an Engine itself
+
+        return LocalEngine.open(program, cpu_port=cpu_port, seed=seed)
 
     @classmethod
     def over(
@@ -448,58 +409,6 @@ class Engine:
                 yield reader
             if cursor == 0:
                 return
-
-
-class LocalEngine(Engine):
-    """An Engine whose switch lives in this process: frames go in and come out by call, and the test owns the clock."""
-
-    def __init__(self, transport: InProcess) -> None:
-        self._local = transport
-        self._frames: list[tuple[int, bytes]] = []
-        self.events: list[Event] = []
-        """Reports so far, in order; the caller may clear it."""
-        super().__init__(transport)
-
-    def __enter__(self) -> LocalEngine:
-        return self
-
-    def inject(self, port: int, frame: bytes, *, now_us: int | None = None) -> list[tuple[int, bytes]]:
-        """Runs one frame through the switch: the (port, frame) pairs that leave, in order; reports go to `events`."""
-        if now_us is not None:
-            self.advance(now_us)
-        if not 0 <= port <= 511:
-            raise InvalidArgument(f"port {port} is not within 0..511")
-        self._local.receive(port, frame)
-        return self.take()
-
-    @property
-    def now_us(self) -> int:
-        """The switch's clock, microseconds since its start."""
-        return self._local.now_us
-
-    def advance(self, now_us: int) -> int | None:
-        """Sets the clock (microseconds since the start) and reports idle entries; the time of the next one, if any."""
-        if now_us < self._local.now_us:
-            raise InvalidArgument(f"time goes back from {self._local.now_us} to {now_us} us")
-        self._local.now_us = now_us
-        due = self._local.tick()
-        self._collect()
-        return due
-
-    def take(self) -> list[tuple[int, bytes]]:
-        """Frames that left since the last call (after packet_out, say)."""
-        self._collect()
-        frames, self._frames = self._frames, []
-        return frames
-
-    def limit_output(self, frames: int = 0xFFFFFFFF, depth: int = 0) -> None:
-        """Has queues take only so many frames until the next take(), and report `depth` frames queued."""
-        self._local.limit(frames, depth)
-
-    def _collect(self) -> None:
-        frames, events = self._local.take()
-        self._frames += frames
-        self.events += events
 
 
 def _find(things: Sequence[_N], kind: str, which: str | int) -> _N:

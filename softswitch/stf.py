@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from softswitch.engine import Engine, LocalEngine
+from softswitch.engine import Engine
 from softswitch.entities import (
     ActionInfo,
     CloneSession,
@@ -35,6 +35,7 @@ from softswitch.entities import (
     TableInfo,
     by_name,
 )
+from softswitch.local import LocalEngine
 from softswitch.stf_script import (
     Add,
     Call,

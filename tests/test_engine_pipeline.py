@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from helpers_probe import PROBE, TELL, Op, probe, read
 
-from softswitch.engine import Engine, LocalEngine
+from softswitch.engine import Engine
 from softswitch.entities import CloneSession, EventKind, InvalidArgument, Multicast
+from softswitch.local import LocalEngine
 
 NORMAL, INGRESS_CLONE, EGRESS_CLONE, RECIRC, REPLICATION, RESUBMIT = 0, 1, 2, 4, 5, 6
 PARSED = 77 << 24

@@ -14,7 +14,7 @@ from helpers_probe import PROBE
 
 from softswitch import cc
 from softswitch.compiler.driver import compile_file
-from softswitch.engine import CORE, RUNTIME
+from softswitch.linking import CORE, RUNTIME
 
 HOSTILE = PROBE.with_name("hostile.c")
 FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from helpers_probe import PROBE, Op, probe, read
 
-from softswitch.engine import Engine, LocalEngine
+from softswitch.engine import Engine
 from softswitch.entities import (
     AlreadyExists,
     CloneSession,
@@ -31,6 +31,7 @@ from softswitch.entities import (
     Unimplemented,
     pack_key,
 )
+from softswitch.local import LocalEngine
 
 
 @pytest.fixture(scope="module")

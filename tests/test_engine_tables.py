@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from softswitch.codec import DELETE, INSERT, split, table_write
-from softswitch.engine import Engine, LocalEngine, read_idle_entry
+from softswitch.engine import Engine, read_idle_entry
 from softswitch.entities import (
     AlreadyExists,
     Count,
@@ -31,6 +31,7 @@ from softswitch.entities import (
     ResourceExhausted,
     TableInfo,
 )
+from softswitch.local import LocalEngine
 
 ONES16, ONES32 = 0xFFFF, 0xFFFFFFFF
 

@@ -26,7 +26,7 @@ from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.native import AGREEMENT, DATA, Core
 from netfold.host.rails.rail import Op
 from netfold.wire import roce
-from softswitch import engine, entities
+from softswitch import engine, entities, linking, local
 from softswitch.compiler.driver import compile_file
 
 PROGRAM = Path(__file__).resolve().parent.parent / "p4src" / "netfold.p4"
@@ -35,7 +35,7 @@ PROGRAM = Path(__file__).resolve().parent.parent / "p4src" / "netfold.p4"
 @cache
 def library() -> Path:
     """The program, compiled once for all tests."""
-    return engine.build(compile_file(PROGRAM))
+    return linking.build(compile_file(PROGRAM))
 
 
 def checksum(data: bytes) -> int:
@@ -86,7 +86,7 @@ class P4Fabric:
             one.close()
 
     @staticmethod
-    def _write(switch: engine.LocalEngine, entity: Entry | Multicast) -> None:
+    def _write(switch: local.LocalEngine, entity: Entry | Multicast) -> None:
         if isinstance(entity, Multicast):
             switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
             return

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softswitch import cc
-from softswitch.engine import RUNTIME
+from softswitch.linking import RUNTIME
 
 UDP4, TCP4, UDP6, TCP6 = range(4)
 GSO = {UDP4: 5, UDP6: 5, TCP4: 1, TCP6: 4}

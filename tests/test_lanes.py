@@ -19,7 +19,7 @@ from slot_model import combine
 
 from netfold.wire import roce
 from netfold.wire.roce import Operation
-from softswitch import engine, entities
+from softswitch import engine, entities, linking
 from softswitch.compiler.driver import compile_file
 
 P4SRC = Path(__file__).resolve().parent.parent / "p4src"
@@ -35,7 +35,7 @@ ENDS = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x7FFF8000, 0x80007FFF, 0x7F80
 
 @cache
 def library() -> Path:
-    return engine.build(compile_file(P4SRC / "netfold.p4"))
+    return linking.build(compile_file(P4SRC / "netfold.p4"))
 
 
 class Leaf:

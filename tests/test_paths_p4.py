@@ -22,7 +22,8 @@ from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.tables import Mode
 from netfold.wire import roce
-from softswitch.engine import Engine, LocalEngine
+from softswitch.engine import Engine
+from softswitch.local import LocalEngine
 
 FABRIC = leafspine(3, 4, 6)
 LEAF = "leaf1"

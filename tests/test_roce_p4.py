@@ -25,7 +25,7 @@ from netfold.controller.switch.entities import Entry, Multicast
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Pair
 from netfold.host.roce.sockets import OURS
 from netfold.wire import roce
-from softswitch import engine, entities
+from softswitch import engine, entities, local
 
 PORT = 50_000
 Lanes = NDArray[np.int32]
@@ -82,7 +82,7 @@ class Ring:
         return self.sums == self.world and not self.unsent
 
 
-def native(switch: engine.LocalEngine, entity: Entry) -> entities.Entry:
+def native(switch: local.LocalEngine, entity: Entry) -> entities.Entry:
     """One of the controller's entries as engines take them; keys are exact values, or (value, prefix length)."""
     table = switch.table(entity.table)
     pairs = []
@@ -95,7 +95,7 @@ def native(switch: engine.LocalEngine, entity: Entry) -> entities.Entry:
     return entities.Entry(table, packed, mask, do)
 
 
-def write(switch: engine.LocalEngine, entity: Entry | Multicast) -> None:
+def write(switch: local.LocalEngine, entity: Entry | Multicast) -> None:
     """One of the controller's entities into a switch."""
     if isinstance(entity, Multicast):
         switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))

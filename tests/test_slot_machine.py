@@ -37,7 +37,7 @@ from netfold.controller.switch import entities as desired
 from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Stream
-from softswitch import engine, entities
+from softswitch import engine, entities, local
 
 PSNS = 9
 """How many each rank sends: twice around the slots."""
@@ -61,7 +61,7 @@ class Flight(NamedTuple):
 class Fold(NamedTuple):
     """A switch: the program's and the model's, and who is at which port."""
 
-    engine: engine.LocalEngine
+    engine: local.LocalEngine
     model: SlotSwitch
     children: dict[int, int]
     """Port to place among the children."""
@@ -221,7 +221,7 @@ class Machine(RuleBasedStateMachine):
             self.put(flight.node, port, frame)
 
 
-def _write(switch: engine.LocalEngine, entity: desired.Entity) -> None:
+def _write(switch: local.LocalEngine, entity: desired.Entity) -> None:
     if isinstance(entity, desired.Multicast):
         switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
         return

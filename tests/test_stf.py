@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softswitch.compiler.diagnostics import CompileError
-from softswitch.engine import Engine, LocalEngine
+from softswitch.engine import Engine
+from softswitch.local import LocalEngine
 from softswitch.stf import Report, draw_difference, matches, run_statements
 from softswitch.stf import run as run_files
 from softswitch.stf_script import Add, Call, CheckCounter, Command, Expect, Packet, StfSyntaxError, parse

@@ -32,7 +32,7 @@ from softswitch.entities import EngineError, Event, Internal
 log = logging.getLogger(__name__)
 
 SOURCES = ("segment.c", "pcap.c", "port.c", "channel.c", "io.c", "main.c")
-"""The runtime's files that make a process of a program, besides engine.CORE."""
+"""The runtime's files that make a process of a program, besides linking.CORE."""
 
 START_TIMEOUT = 10.0
 """Seconds that a new process has to answer its first request."""

@@ -16,8 +16,8 @@ from finsy.proto import p4i, p4r
 
 import softswitch
 from softswitch import cc
-from softswitch.engine import build
 from softswitch.entities import EngineError, InvalidArgument
+from softswitch.linking import build
 from softswitch.p4runtime.process import SOURCES
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
