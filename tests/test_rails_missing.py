@@ -19,6 +19,14 @@ SIZES = [1000, 1_500_000]
 """Elements of a call on one rail, and of one that is cut."""
 
 
+def impatient(world: int, seconds: float) -> Ranks:
+    """Ranks that wait so long for others; but not while they come together themselves, on a busy machine."""
+    ranks = Ranks([Plane(world, quiet=True), Plane(world, quiet=True)], stall=0.05)
+    for rails in ranks.rails:
+        rails._roll.timeout = seconds
+    return ranks
+
+
 def fails(rails: MultiRail, size: int) -> NetFoldError:
     """What an allreduce ends with."""
     with pytest.raises(NetFoldError) as caught:
@@ -39,7 +47,7 @@ def test_a_missing_rank_is_named_with_operation_size_and_rails(
     size: int, lost: str, kind: type[NetFoldError], says: str
 ) -> None:
     """On every other rank, and no other rank is blamed."""
-    ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)], timeout=0.6, stall=0.05)
+    ranks = impatient(3, 1.0)
     if lost:
         getattr(ranks.lines, lost).add(2)
     errors = on_ranks(3, lambda rank: fails(ranks.rails[rank], size) if rank < 2 else None)
@@ -56,7 +64,7 @@ def test_a_missing_rank_is_named_with_operation_size_and_rails(
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rank_that_came_later_hears_what_the_first_found(size: int) -> None:
     """Rank 0 gives up and would be gone soon; rank 1, whose own patience is long, names rank 2 all the same."""
-    ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)], timeout=0.6, stall=0.05)
+    ranks = impatient(3, 0.6)
     ranks.rails[1]._roll.timeout = 1000.0
     over = threading.Event()
 
@@ -78,7 +86,7 @@ def test_a_closing_rank_that_gave_up_stays_to_tell(monkeypatch: pytest.MonkeyPat
     """It answers longer than after a good end: long enough for whoever asks every quarter of a second."""
     slept: list[float] = []
     monkeypatch.setattr("netfold.host.rails.multirail.time.sleep", slept.append)
-    good, bad = (Ranks([Plane(2, quiet=True), Plane(2, quiet=True)], timeout=0.3, stall=0.05) for _ in range(2))
+    good, bad = impatient(2, 0.3), impatient(2, 0.3)
     good.rails[0].close()
     fails(bad.rails[0], 1000)
     slept_before = list(slept)
