@@ -98,6 +98,21 @@ def test_while_a_rail_is_down_the_other_carries_all() -> None:
     ranks.close()
 
 
+def test_a_rail_that_dies_while_it_is_measured_is_one_that_died() -> None:
+    """At the start as later: the other one carries all, and the dead one comes back."""
+    plane = Plane(2, [Death(2, errors=[0])])
+    plane.armed = 0
+    plane.up.clear()
+    ranks = Ranks([Plane(2), plane])
+    ranks.sum(LONG, 1)
+    assert [use.state for use in ranks.rails[0].use()] == ["up", "down"]
+    plane.up.set()
+    ranks.sum(LONG, 2)
+    ranks.sum(LONG, 3)
+    assert [(use.state, use.deaths) for use in ranks.rails[0].use()] == [("up", 0), ("up", 1)]
+    ranks.close()
+
+
 def test_three_rails_lose_two() -> None:
     """Two of three die in one call."""
     planes = [Plane(3), Plane(3, [Death(1, errors=[2])]), Plane(3, [Death(1, told=[1])])]

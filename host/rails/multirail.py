@@ -309,17 +309,16 @@ class MultiRail:
     # ---- the beginning -----------------------------------------------------------------------------------------------
     def _begin(self, start: Start) -> None:
         """Agrees on what the ranks know of the rails, and measures the rest: all ranks the same."""
-        live = list(self._rails.live)
-        self._exchange({}, live[0])
-        strange = [rail for rail in live if self.shares.figures[rail].bandwidth is None]
-        for nbytes in (1024,) * WARM:
-            for rail in strange:
-                self._run(np.zeros(nbytes // 4, np.int32), "sum", rail)
-        for nbytes in LATENCY + (RATE if start == "hot" else ()):
+        self._exchange({}, self._rails.live[0])
+        strange = [rail for rail in self._rails.live if self.shares.figures[rail].bandwidth is None]
+        sizes = LATENCY + (RATE if start == "hot" else ())
+        plan = [(self._run, 1024)] * WARM + [(self._settle, nbytes) for nbytes in sizes]
+        for settle, nbytes in plan:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
-                self._settle(np.zeros(nbytes // 4, np.int32), "sum", rail)
+                if rail in self._rails.live:  # it may die here as well as later
+                    settle(np.zeros(nbytes // 4, np.int32), "sum", rail)
         if strange:
-            self._exchange({}, live[0])
+            self._exchange({}, self._rails.live[0])
 
 
 def _told(error: NetFoldError, text: str) -> NetFoldError:
