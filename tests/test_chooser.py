@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 import numpy as np
 import pytest
+from helpers_collectives import values
 from helpers_host import everyone, loopback_job
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.host.collectives.chooser import CHOSEN
 from netfold.host.collectives.cost import INNET, MARGIN, TIMED, Link, choose
-from netfold.host.collectives.measure import Measured
+from netfold.host.collectives.measure import Measured, time_algorithms
 from netfold.host.communicator import Communicator
 from netfold.host.errors import PlanError
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Call, Flat, Mesh
 
 LINK = Link(1e-4, 1e-9)
 SMALL, LARGE = 1000, 500_000
@@ -120,6 +124,24 @@ def test_the_fold_is_timed_with_the_others_and_not_counted() -> None:
         assert [comm.stats().operations for comm in comms] == [1, 1]
         assert [comm.stats().bytes_reduced for comm in comms] == [4 * LARGE] * 2
         assert "predicted" in comms[0].explain(4 * LARGE)
+
+
+def test_slow_links_are_measured_in_bounded_time() -> None:
+    """On links that take 40 ms for 4 KB no size takes more than about BUDGET, three turns of each way at the least."""
+    counted: list[int] = []
+
+    def time(mesh: Mesh) -> dict[str, dict[int, float]]:
+        def way(data: Flat) -> None:
+            if mesh.rank == 0:
+                counted.append(data.nbytes)
+
+        with mesh.operation(Call(1, "timing")):
+            return time_algorithms(mesh, {"ring": way, "mesh2d": way}, lambda nbytes: {"ring": 0.04, "mesh2d": 0.08})
+
+    values(MemoryFabric(2).run(time))
+    assert set(Counter(counted)) == set(TIMED)
+    for nbytes, count in Counter(counted).items():
+        assert count == 2 * 3, f"{nbytes} bytes: {count} operations"
 
 
 @given(beside=st.floats(0.5, 2.0).filter(lambda x: all(abs(x - edge) > 1e-9 for edge in (1, MARGIN))))

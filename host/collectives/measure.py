@@ -31,6 +31,8 @@ TURNS = {4 << 10: (6, 4), 16 << 10: (6, 4), 64 << 10: (6, 4), 256 << 10: (3, 4)}
 is scheduled late doubles what one small allreduce takes, and a single one of 256 KB may pass a shaped link as a burst,
 faster than the link."""
 LONG_TURNS = 3, 1
+BUDGET = 0.3
+"""Seconds that one size is expected to take at most; on slow links fewer operations are timed."""
 LARGE = 1 << 20
 """Bytes of a long message: 8 ms at 1 Gb/s."""
 PATIENCE = 0.05
@@ -133,6 +135,9 @@ def time_algorithms(
         taken: dict[str, list[float]] = {name: [] for name in names}
         data = np.zeros(nbytes // 4, np.float32)
         turns, in_a_row = TURNS.get(nbytes, LONG_TURNS)
+        once = sum(predicted[name] for name in names)
+        while (1 + turns) * in_a_row * once > BUDGET and (turns > 2 or in_a_row > 1):
+            turns, in_a_row = (turns, in_a_row - 1) if in_a_row > 1 else (turns - 1, 1)
         # In turns, so that what slows the machine down for a while slows all of them.  The first turn is warm-up.
         for _ in range(1 + turns):
             for name in names:
