@@ -4,7 +4,8 @@
  *
  *   requester (rc_requester.c)   writes posted -> FIRST, MIDDLE..., LAST or ONLY; window, timer, what to send again
  *   responder (rc_responder.c)   packets in any order -> memory that was registered; ACK, NAK; messages whole, in order
- *   endpoint  (rc.c)             all queue pairs of one address: who is next, headers, ICRC, regions, events
+ *   endpoint  (rc.c)             all queue pairs of one address; sends (rc_send.c): who is next, headers, ICRC
+ *   owner     (rc_owner.c)       memory that peers may write to; events
  *   paths     (rc_paths.c)       which paths answer, and which one is to blame
  *   reps.c                       which source port the next packet takes, where paths are not planned
  *   rc_io.c                      an endpoint over UDP sockets

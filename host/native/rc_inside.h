@@ -124,9 +124,11 @@ struct nf_rc {
 /* rc.c */
 void nf_rc_activate(nf_rc *, nf_qp *);
 void nf_rc_answer(nf_rc *, nf_qp *);
+void nf_rc_break(nf_rc *, nf_qp *, uint8_t syndrome, bool by_peer);
+
+/* rc_owner.c */
 bool nf_rc_reserve_events(nf_rc *, uint32_t more);
 void nf_rc_emit(nf_rc *, const nf_rc_event *);
-void nf_rc_break(nf_rc *, nf_qp *, uint8_t syndrome, bool by_peer);
 uint8_t *nf_rc_region(nf_rc *, uint32_t key, uint64_t offset, uint64_t length);
 
 static inline uint32_t nf_rc_index(const nf_rc *rc, const nf_qp *qp) { return (uint32_t)(qp - rc->qps); }

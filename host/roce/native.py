@@ -18,7 +18,10 @@ from typing import Any
 
 from softswitch import cc
 
-SOURCES = ("crc.c", "rc.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "udp.c", "rc_io.c", "reps.c")
+SOURCES = (
+    "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_owner.c", "reps.c", "udp.c",
+    "rc_io.c",
+)  # fmt: skip
 POLLIN = select.POLLIN
 NEVER = (1 << 63) - 1
 """A deadline that never comes."""

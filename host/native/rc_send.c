@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Packets leave: who is next, headers, ICRC. */
+#include "rc_inside.h"
+
+bool nf_rc_write(nf_rc *rc, uint32_t index, const void *data, uint32_t length, uint32_t key, uint64_t offset,
+                 uint64_t id)
+{
+    if (index >= rc->n_qps || rc->qps[index].broken || !length || length > NF_RC_MESSAGE ||
+        !nf_rc_reserve_events(rc, 1))
+        return false;
+    nf_write w = { .data = data, .length = length, .key = key, .offset = offset, .id = id };
+    if (!nf_requester_post(rc, &rc->qps[index], w))
+        return false;
+    rc->owed++;
+    return true;
+}
+
+static size_t put_bth(uint8_t *p, uint8_t opcode, uint32_t pad, uint8_t ecn, uint32_t qp, bool ack, uint32_t psn)
+{
+    p[0] = opcode;
+    p[1] = (uint8_t)(pad << 4);
+    nf_put16(p + 2, NF_PKEY);
+    nf_put32(p + 4, (uint32_t)ecn << 24 | qp);
+    nf_put32(p + 8, (ack ? 0x80000000u : 0) | psn);
+    return NF_BTH_BYTES;
+}
+
+/* Bytes of packet `seq` of a write; the parts of it in *opcode and *payload. */
+static uint32_t measure(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_t *opcode, uint32_t *payload)
+{
+    uint64_t at = (seq - w->first) * rc->path_mtu, left = w->length - at;
+    bool first = !at, last = left <= rc->path_mtu;
+    *opcode = first ? (last ? NF_WRITE_ONLY : NF_WRITE_FIRST) : (last ? NF_WRITE_LAST : NF_WRITE_MIDDLE);
+    *payload = last ? (uint32_t)left : rc->path_mtu;
+    return NF_BTH_BYTES + (first ? NF_RETH_BYTES : 0) + ((*payload + 3) & ~3u) + NF_ICRC_BYTES;
+}
+
+static uint32_t fill(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint64_t seq, bool ack, const nf_route *route,
+                     uint16_t id, uint8_t *p)
+{
+    uint8_t opcode;
+    uint32_t payload, n = measure(rc, w, seq, &opcode, &payload), pad = -payload & 3;
+    size_t h = put_bth(p, opcode, pad, 0, qp->plan.peer_qp, ack, nf_rc_psn(qp->plan.psn, seq));
+    if (nf_has_reth(opcode)) {
+        nf_put64(p + h, w->offset);
+        nf_put32(p + h + 8, w->key);
+        nf_put32(p + h + 12, w->length);
+        h += NF_RETH_BYTES;
+    }
+    memcpy(p + h, w->data + (seq - w->first) * rc->path_mtu, payload);
+    memset(p + h + payload, 0, pad);
+    nf_write_icrc(p, n, route, id);
+    return n;
+}
+
+static void begin_run(const nf_rc *rc, const nf_qp *qp, nf_rc_run *run)
+{
+    run->bytes = rc->buffer;
+    run->length = run->packets = 0;
+    run->route = (nf_route){ rc->address, qp->plan.peer, (uint16_t)qp->plan.source_port };
+    run->qp = nf_rc_index(rc, qp);
+}
+
+static bool can_send_from(const nf_rc *rc, uint16_t port)
+{
+    for (uint32_t i = 0; i < rc->n_ports; i++)
+        if (rc->ports[i] == port)
+            return true;
+    return false;
+}
+
+static bool send_answers(nf_rc *rc, nf_rc_run *run)
+{
+    while (rc->n_answers) {
+        nf_qp *qp = &rc->qps[rc->answers[rc->n_answers - 1]];
+        nf_responder *r = &qp->in;
+        begin_run(rc, qp, run);
+        if (can_send_from(rc, r->from))
+            run->route.source_port = r->from;
+        run->answers = 1;
+        run->segment = NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES;
+        uint64_t seq = r->report_from > r->expected ? r->report_from : r->expected;
+        while (run->packets < rc->max_run) {
+            uint8_t syndrome = NF_AETH_ACK;
+            uint64_t about = r->expected - 1;
+            if (r->due) {
+                r->due = false;                     /* before the first packet: PSN - 1, which acknowledges nothing */
+            } else {
+                while (seq < r->report && r->in[seq & (rc->window - 1)])
+                    seq++;
+                if (seq < r->report) {
+                    syndrome = NF_AETH_SEQUENCE;
+                    about = seq++;
+                } else if (r->refusal_due) {
+                    syndrome = r->refusal;
+                    about = r->refused_at;
+                    r->refusal_due = false;
+                } else {
+                    break;
+                }
+            }
+            uint8_t *p = rc->buffer + run->length;
+            size_t h = put_bth(p, NF_RC_ACKNOWLEDGE, 0, r->marked ? NF_BECN : 0, qp->plan.peer_qp, false,
+                               nf_rc_psn(qp->plan.peer_psn, about));
+            r->marked = false;
+            nf_put32(p + h, (uint32_t)syndrome << 24 | r->msn);
+            nf_write_icrc(p, run->segment, &run->route, (uint16_t)run->packets++);
+            run->length += run->segment;
+        }
+        r->report_from = seq;
+        if (run->packets < rc->max_run) {           /* that was all */
+            qp->answering = false;
+            rc->n_answers--;
+        }
+        if (run->packets)
+            return true;
+    }
+    return false;
+}
+
+bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run)
+{
+    if (send_answers(rc, run))
+        return true;
+    run->answers = 0;
+    for (uint32_t tried = 0; tried < rc->n_active;) {
+        uint32_t slot = rc->turn % rc->n_active;
+        nf_qp *qp = &rc->qps[rc->active[slot]];
+        nf_requester *r = &qp->out;
+        if (r->una == r->limit) {                   /* idle: off the list */
+            qp->listed = false;
+            rc->active[slot] = rc->active[--rc->n_active];
+            continue;
+        }
+        uint32_t may = nf_requester_sendable(rc, r);
+        rc->turn++;
+        if (!may) {
+            tried++;
+            continue;
+        }
+        begin_run(rc, qp, run);
+        uint32_t most = may < rc->max_run ? may : rc->max_run;
+        if (qp->reps) {
+            run->route.source_port = rc->ports[nf_reps_next(qp->reps, rc->n_ports, now)];
+            most = 1;
+        }
+        bool shorter = false;
+        const nf_write *w = NULL;
+        while (run->packets < most && !shorter) {
+            uint64_t seq = nf_requester_peek(rc, r);
+            if (!w || seq < w->first || seq >= w->first + nf_rc_packets(rc, w->length))
+                w = nf_requester_write(r, seq);
+            uint8_t opcode;
+            uint32_t payload, n = measure(rc, w, seq, &opcode, &payload);
+            if (run->packets && n > run->segment)
+                break;
+            if (!run->packets)
+                run->segment = n;
+            shorter = n < run->segment;
+            bool ack = opcode == NF_WRITE_LAST || opcode == NF_WRITE_ONLY;
+            fill(rc, qp, w, seq, ack, &run->route, (uint16_t)run->packets, rc->buffer + run->length);
+            run->length += n;
+            run->seqs[run->packets++] = seq;
+            nf_requester_send(rc, r, seq, now);
+        }
+        return true;
+    }
+    return false;
+}
+
+void nf_rc_unsent(nf_rc *rc, const nf_rc_run *run)
+{
+    if (run->answers) {                             /* NAKs are lost, and the timer repairs; an ACK goes again */
+        rc->qps[run->qp].in.due = true;
+        nf_rc_answer(rc, &rc->qps[run->qp]);
+        return;
+    }
+    for (uint32_t i = 0; i < run->packets; i++)
+        nf_requester_unsent(rc, &rc->qps[run->qp].out, run->seqs[i]);
+}
+
+void nf_rc_no_runs(nf_rc *rc) { rc->max_run = 1; }
