@@ -41,6 +41,9 @@ DELEGATED = (
 
 log = logging.getLogger("netfold")
 
+_not_compiled: Callable[..., Any] = torch._disable_dynamo
+"""For methods that torch calls from C++: inside torch.compile'd code Dynamo would look into them, and fail."""
+
 
 class Work(dist._Work):
     """An allreduce under way."""
@@ -110,6 +113,7 @@ class NetfoldGroup(dist.ProcessGroup):
         """ "netfold"."""
         return "netfold"
 
+    @_not_compiled
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> dist._Work:
         """By the communicator what it reduces, all else by gloo.
 
@@ -117,6 +121,7 @@ class NetfoldGroup(dist.ProcessGroup):
         """
         return self._reduce("allreduce", tensors, opts, timeout)
 
+    @_not_compiled
     def allreduce_coalesced(self, tensors: Any, opts: Any = dist.ReduceOp.SUM) -> dist._Work:
         """``allreduce`` of several tensors."""
         return self._reduce("allreduce_coalesced", tensors, opts, None)
@@ -165,14 +170,14 @@ def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> 
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _delegate(name: str) -> Callable[..., Any]:
+def _delegate(name: str) -> Any:
     def call(self: NetfoldGroup, *args: Any, **kwargs: Any) -> Any:
         self._say(name)
         return getattr(self._inner, name)(*args, **kwargs)
 
     call.__name__ = name
     call.__doc__ = f"``{name}`` of gloo."
-    return call
+    return _not_compiled(call)
 
 
 for _method in DELEGATED:
