@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -114,6 +115,29 @@ def allgather(array: NDArray[Any]) -> NDArray[Any]:
         raise ValueError("allgather of a single number: expected one or more dimensions")
     rows = comm.all_gather(np.array([len(array)], np.int64))
     return comm.all_gather(array, counts=rows.tolist())
+
+
+def allgather_object(value: Any) -> list[Any]:
+    """Every rank's object, in order of rank.  They are pickled: ranks of a job run each other's code, as everywhere."""
+    import numpy as np
+
+    mine = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = communicator().all_gather(np.array([mine.size], np.int64))
+    everyones = communicator().all_gather(mine, counts=sizes.tolist())
+    return [pickle.loads(piece.tobytes()) for piece in np.split(everyones, sizes.cumsum()[:-1])]
+
+
+def broadcast_object(value: Any, root_rank: int = 0) -> Any:
+    """The root's object, pickled on its way; what the others give is left alone."""
+    import numpy as np
+
+    comm = communicator()
+    mine = np.frombuffer(pickle.dumps(value) if comm.rank == root_rank else b"", np.uint8)
+    nbytes = comm.broadcast(np.array([mine.size], np.int64), root=root_rank)[0]
+    if comm.rank == root_rank:
+        comm.broadcast(mine.copy(), root=root_rank)
+        return value
+    return pickle.loads(comm.broadcast(np.empty(nbytes, np.uint8), root=root_rank).tobytes())
 
 
 def broadcast(array: NDArray[Any], root_rank: int = 0) -> NDArray[Any]:

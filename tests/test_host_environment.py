@@ -43,7 +43,7 @@ def test_an_address_is_that_of_the_way_to_the_controller(monkeypatch: pytest.Mon
 
 
 def test_verbs_speak_horovods_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """allgather of unlike rows, broadcast by root_rank, parameters as mapping, arrays or pairs, the average."""
+    """allgather of unlike rows and of objects, broadcast by root_rank, parameters as mapping, arrays or pairs."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -61,9 +61,13 @@ def test_verbs_speak_horovods_words(monkeypatch: pytest.MonkeyPatch) -> None:
         assert mean.tolist() == [0.5]
         with pytest.raises(ValueError, match="single number"):
             mine.allgather(np.array(1))
+        assert mine.allgather_object({"rank": comm.rank, "words": "x" * comm.rank}) == [
+            {"rank": 0, "words": ""}, {"rank": 1, "words": "x"}
+        ]  # fmt: skip
+        assert mine.broadcast_object(("from", comm.rank), root_rank=1) == ("from", 1)
 
     with loopback_job(2, rail="tcp") as comms:
-        everyone(comms, work)
+        assert everyone(comms, work) == [None, None]
         monkeypatch.setattr(verbs, "_world", comms[0])
         assert (netfold.is_initialized(), netfold.rank(), netfold.size(), netfold.local_rank()) == (True, 0, 2, 1)
         monkeypatch.delenv("WORLD_SIZE")
