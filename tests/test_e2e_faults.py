@@ -85,7 +85,7 @@ def test_three_tiers_fold_and_recover_level_by_level(engine: Engine, tmp_path: P
 
 
 FLAPS = {"shorter than a time-out": 0.01, "longer": 0.4}
-"""Seconds that a link is out; time-outs grow to NF_RTO_MAX, 50 ms."""
+"""Seconds that a link is out; silence lets time-outs grow to NF_RTO_SILENT, 50 ms."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
