@@ -198,4 +198,5 @@ class RailSet:
         if not spare:
             return self._roll.timeout  # the last rail is given up only when nothing else can be done
         quiet = min(self._ledger.quiet(other) for other in spare)
-        return self._stall if quiet < self._stall else ALL_QUIET * self._stall
+        # another one moves: this one is dead, not the machine busy, which stops all rails at nearly the same moment
+        return self._stall if quiet < self._stall / 4 else ALL_QUIET * self._stall
