@@ -6,6 +6,11 @@
 It works on any P4Runtime target, notices what no port status tells (a cable in the wrong port, a far end that hangs),
 and is itself plain RoCEv2: an RDMA WRITE to queue pair 1, addressed to all routers of the link.  A direction is down
 when so many probes in a row were lost that it cannot be the losses that the fabric says the link has.
+
+BMv2 has one thread for what arrives on all its ports, and libpcap keeps that thread at a port which was down until a
+frame arrives there: until then the switch is deaf, for probes as well.  A neighbour's probe wakes it at a port between
+switches; at a host's port nothing may come for long, least of all from ranks that wait for trees.  So hosts are asked
+for a sign of life, by ARP, at switches whose links are in doubt.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Final, NamedTuple
 
-from netfold.controller.plan.fabric import End, Fabric
+from netfold.controller.plan.fabric import End, Fabric, Host
 from netfold.wire import roce
 
 ROUTERS: Final = "224.0.0.2"
@@ -31,6 +36,10 @@ _SOURCE_PORT: Final = 0xC001
 _TTL: Final = 255
 _ETHERTYPE_IPV4: Final = 0x0800
 _UDP: Final = 17
+_ETHERTYPE_ARP: Final = 0x0806
+_ARP: Final = struct.Struct("!HHBBH6s4s6s4s")
+_LEAST_FRAME: Final = 60
+"""Bytes of an Ethernet frame without its check sequence."""
 _NOTE: Final = struct.Struct("!8sII")
 """magic, number of the link, 1 where it goes from b to a."""
 _MAGIC: Final = b"netfold?"
@@ -58,6 +67,11 @@ class Links:
             if {a.node, b.node} <= switches:
                 self._ways[number, 0], self._ways[number, 1] = (a, b), (b, a)
                 self._patience[number] = _patience(link.loss, fabric.misses)
+        self._hosts = {
+            end: fabric.host(host.node)
+            for link in fabric.links for end, host in (link.ends, link.ends[::-1])
+            if end.node in switches and host.node not in switches
+        }
         self._unheard = dict.fromkeys(self._ways, 0)
         """Probes sent since the last one that arrived."""
         self._arrived = dict.fromkeys(self._ways, 0)
@@ -98,6 +112,13 @@ class Links:
             else:
                 self._unheard[number, way] = 0
 
+    def knocks(self, up: Collection[str], numbers: Collection[int]) -> Iterator[Probe]:
+        """A question to every host at the switches of these links that makes the host's kernel send a frame."""
+        doubtful = {sender.node for (number, _), (sender, _) in self._ways.items() if number in numbers}
+        for end, host in self._hosts.items():
+            if end.node in doubtful and end.node in up:
+                yield Probe(end.node, end.port, self._question(end, host))
+
     def heard(self, switch: str, port: int, frame: bytes) -> str:
         """A packet-in.  Returns what is wrong with it where it is a probe on a wrong cable, else nothing."""
         if len(frame) < _BEFORE_NOTE + _NOTE.size:
@@ -112,6 +133,12 @@ class Links:
         self._unheard[number, way] = 0
         self._arrived[number, way] += 1
         return ""
+
+    def _question(self, sender: End, host: Host) -> bytes:
+        """An ARP probe (RFC 5227): its sender has no address yet, so that the host keeps nothing of it."""
+        mine, nobody = _mac(self._fabric.switch(sender.node).mac), bytes(6)
+        arp = _ARP.pack(1, _ETHERTYPE_IPV4, 6, 4, 1, mine, bytes(4), nobody, IPv4Address(host.address).packed)
+        return (_mac(host.mac) + mine + struct.pack("!H", _ETHERTYPE_ARP) + arp).ljust(_LEAST_FRAME, b"\0")
 
     def _frame(self, sender: End, number: int, way: int) -> bytes:
         switch = self._fabric.switch(sender.node)
@@ -130,7 +157,7 @@ class Links:
         # a UDP checksum of 0 means none: what comes out as 0 is sent as its other form (RFC 768)
         checksum = _checksum(pseudo + udp + payload + icrc)
         udp = udp[:6] + (checksum if any(checksum) else b"\xff\xff")
-        ethernet = _ROUTERS_MAC + bytes.fromhex(switch.mac.replace(":", "")) + struct.pack("!H", _ETHERTYPE_IPV4)
+        ethernet = _ROUTERS_MAC + _mac(switch.mac) + struct.pack("!H", _ETHERTYPE_IPV4)
         return ethernet + ip + udp + payload + icrc
 
 
@@ -138,6 +165,10 @@ def _patience(loss: float, misses: int) -> int:
     if loss in (0.0, 1.0):  # what loses everything is down
         return misses
     return max(misses, math.ceil(math.log(CHANCE) / math.log(loss)))
+
+
+def _mac(text: str) -> bytes:
+    return bytes.fromhex(text.replace(":", ""))
 
 
 def _checksum(data: bytes) -> bytes:

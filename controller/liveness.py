@@ -158,7 +158,8 @@ class Liveness:
 
     async def _send(self, only: Collection[int] | None) -> None:
         up = {target.name: target.client for target in self._targets.values() if target.is_up}
-        for probe in self._links.round(up, only):
+        doubtful = self._links.down() | self._suspects
+        for probe in (*self._links.knocks(up, doubtful), *self._links.round(up, only)):
             try:
                 await up[probe.switch].packet_out(probe.port, probe.frame)
             except SwitchError as error:

@@ -60,6 +60,28 @@ def test_a_probe_is_valid_rocev2() -> None:
         assert bytes(again) == probe.frame
 
 
+def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
+    """One ARP probe to each host of the switches at such a link and to no other; scapy reads it as one, whole."""
+    from scapy.layers.l2 import ARP, Ether
+
+    everywhere = [s.name for s in FABRIC.switches]
+    questions = list(Links(FABRIC).knocks(everywhere, [number(FABRIC, "leaf1", "spine2")]))
+    asked = [host for host, leaf in FABRIC.leaf_of().items() if leaf == "leaf1"]
+    assert sorted(Ether(question.frame)[ARP].pdst for question in questions) == sorted(
+        FABRIC.host(host).address for host in asked)
+    for question in questions:
+        frame = Ether(question.frame)
+        host = FABRIC.host_at(frame[ARP].pdst)
+        assert host is not None
+        assert (frame.dst, frame[ARP].op, frame[ARP].psrc) == (host.mac, 1, "0.0.0.0")
+        assert (frame.src, frame[ARP].hwsrc) == (FABRIC.switch("leaf1").mac,) * 2
+        assert len(question.frame) == 60
+        assert any({str(End(question.switch, question.port)), host.name} <= {link.a, link.b, link.b.partition(":")[0]}
+                   for link in FABRIC.links)
+    assert not list(Links(FABRIC).knocks(everywhere, []))
+    assert not list(Links(FABRIC).knocks(["leaf2"], [number(FABRIC, "leaf1", "spine2")]))
+
+
 def test_a_link_is_down_when_probes_are_lost_in_one_direction() -> None:
     """Not before MISSES of them in a row, no other link with it, and up with the first that arrives."""
     found = Links(FABRIC)

@@ -67,6 +67,39 @@ def test_a_link_that_swallows_is_found_by_suspicion_alone(tmp_path: Path) -> Non
     run(story())
 
 
+def test_a_switch_that_a_hosts_port_keeps_deaf_is_woken(tmp_path: Path) -> None:
+    """BMv2 hears nothing after a port was down until a frame arrives there, and ranks that halt send none: a question
+    to the host behind it brings one, and the job goes on."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            uplinks = {number(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2")}
+            before = r.switches["leaf1"].sends
+            awake: list[int] = []
+
+            def answers(port: int, frame: bytes) -> None:
+                if port == 1 and frame[12:14] == b"\x08\x06" and len(awake) < patience:
+                    awake.append(port)
+                    if len(awake) == patience:  # its answer is lost until links have been found down
+                        cables.cut.clear()
+                before(port, frame)
+
+            r.switches["leaf1"].sends = answers
+            patience = 2 * r.fabric.misses
+            plans = await r.together(4)
+            watcher = await r.watch(plans[3])
+            cables.cut |= uplinks
+            await suspect(r, plans[0])
+            # the far side's uplinks answer, so leaf1's are not put down to a late controller
+            assert isinstance(await watcher.next(), Halt)
+            after = await all_resume(r, plans)
+            assert len(awake) == patience
+            assert {tree.name for tree in after[0].trees} <= {"spine1", "spine2"}
+
+    run(story())
+
+
 def test_links_that_answer_are_cleared(tmp_path: Path) -> None:
     """A rank that waits for a slow one blames nobody: all links answer, no job halts, and no probe is sent after."""
 
