@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, Final
 
 from netfold.controller import goodbye
 from netfold.controller.admission import check, check_against, refuse
@@ -194,7 +194,8 @@ class Jobs:
 
     async def settle(self) -> None:
         """Wait for what was begun in the background."""
-        await asyncio.gather(*self._cleaning)
+        while self._cleaning:
+            await asyncio.gather(*self._cleaning)
         await self._recovery.close()
 
     async def drop(self, name: str) -> bool:
@@ -289,9 +290,13 @@ class Jobs:
         self._recovery.look_for_the_gone(job)
         if job.is_empty and job.planning is not None and job.planning.done():
             # whoever noticed is being cancelled itself
-            task = asyncio.create_task(self._end(job), name=f"end of {job}")
-            self._cleaning.add(task)
-            task.add_done_callback(self._cleaning.discard)
+            self._background(self._end(job), f"end of {job}")
+
+    def _background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+        return task
 
     def _withdraw(self, job: Job, rank: int, why: str) -> None:
         if job.state == "gathering":
@@ -315,6 +320,11 @@ class Jobs:
             job.tell(JobEnded(job.reason or "its ranks have joined anew"))
         job.tell(None)
         self._recovery.look_for_the_gone(job)
+        # whoever asked for it may stop waiting (a rank's call has a deadline): entries and slots go all the same
+        await asyncio.shield(self._background(self._clear(job), f"end of {job}"))
+
+    async def _clear(self, job: Job) -> None:
+        """Entries first, then their slots."""
         if job.trees:
             await self._installer.uninstall(job.part)
         self._ledger.release(job.held)

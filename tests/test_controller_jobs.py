@@ -194,6 +194,26 @@ def test_the_last_leave_clears_the_switches(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_rank_that_stops_waiting_for_its_leave_leaves_nothing(tmp_path: Path) -> None:
+    """The last Leave's deadline passes while a switch is slow: what the job held goes all the same."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            await r.leave(plans[0])
+            gate = r.switches["leaf1"].gate = asyncio.Event()
+            last = asyncio.create_task(r.leave(plans[1]))
+            await until(lambda: r.controller.jobs.all()[0].state == "finished")
+            last.cancel()
+            await asyncio.wait([last])
+            gate.set()
+            await until(r.base_only)
+            again = await r.together(2)
+            assert [tree.name for tree in again[0].trees] == [tree.name for tree in plans[0].trees]
+
+    run(story())
+
+
 def test_nobody_gets_a_plan_before_all_are_in(tmp_path: Path) -> None:
     """Three of four wait; the fourth releases them."""
 
