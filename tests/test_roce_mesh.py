@@ -245,6 +245,18 @@ def test_a_rank_that_never_calls_is_named() -> None:
         assert "rank 2 gone, stopped, or never called" in str(results[rank])
 
 
+def test_that_a_path_stands_still_is_no_movement() -> None:
+    """Where the network swallows everything, the timeout counts from the last packet that came, whatever queue pairs
+    tell of their paths meanwhile."""
+    with RoceRanks(2, timeout=1.0) as ranks:
+        check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
+        for sock in receivers(ranks):
+            lose(sock, 1 - 2**-32)
+        results = ranks.run(allreduce("ring", [1000], 2), timeout=15)
+    for result in results:
+        assert isinstance(result, CollectiveTimeout), results
+
+
 def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
     """Its peers learn it from the TCP connection, at once, wherever they wait."""
 

@@ -364,6 +364,7 @@ class RoceMesh(TcpMesh):
         return (super()._poll(0) if ready else False) or moved
 
     def _take_events(self) -> bool:
+        """Whether anything moved: that a path stands still is news, but the opposite of it."""
         with self._quiet():
             events = list(self._endpoint.events())
         for event in events:
@@ -378,7 +379,7 @@ class RoceMesh(TcpMesh):
                 self._detours.answered(event)
             else:
                 self._broken(event)
-        return bool(events)
+        return any(event.what != STALLED for event in events)
 
     def _sent(self, event: Event) -> None:
         whose = self._writes.pop(event.id)
