@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from netfold.host.folding import native
+from netfold.host.folding import abi, native, quantise
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.rails.rail import Flat
 from netfold.wire.jobs import Stream, Tree
@@ -32,14 +32,14 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     x = np.random.default_rng(1).standard_normal(n).astype(np.float32)
     y = np.empty_like(x)
     wire = np.empty(-(-n // 256) * 256, ">i4")
-    agreed = native.scales(x)
+    agreed = quantise.scales(x)
     scratch = np.empty_like(agreed)
 
     def stream(number: int) -> Stream:
         return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
 
     core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
-    run = native.RunStruct()
+    run = abi.RunStruct()
 
     def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006
         """Every packet made and read back as its own result: all that a rank does but the kernel's part."""
@@ -51,10 +51,10 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
                 data = ctypes.cast(run.bytes, ctypes.c_char_p)
                 lib.nf_fold_receive(core.handle, data, run.length, run.segment, False, 0)
 
-    def narrow_all(how: native.Narrowing, tops: native.Scales, lanes: Flat) -> None:
+    def narrow_all(how: abi.Narrowing, tops: quantise.Scales, lanes: Flat) -> None:
         lib.nf_narrow_all(ctypes.byref(how), x.ctypes.data, None, n, tops.ctypes.data, lanes.ctypes.data)
 
-    def widen_all(how: native.Narrowing, tops: native.Scales, lanes: Flat) -> None:
+    def widen_all(how: abi.Narrowing, tops: quantise.Scales, lanes: Flat) -> None:
         lib.nf_widen_all(ctypes.byref(how), lanes.ctypes.data, n, tops.ctypes.data, 1.0, y.ctypes.data)
 
     def loop_narrow(bits: LaneBits, rounding: Rounding) -> None:
@@ -64,9 +64,9 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     into = np.empty_like(ints)
     narrow: dict[str, Callable[[], None]] = {}
     for bits in (16, 8):
-        tops, lanes = native.scales(x, bits), np.empty(n * bits // 8, np.uint8)
+        tops, lanes = quantise.scales(x, bits), np.empty(n * bits // 8, np.uint8)
         for stochastic in (False, True):
-            how = native.Narrowing(bits, native.levels(WORLD, bits), stochastic, 7)
+            how = abi.Narrowing(bits, quantise.levels(WORLD, bits), stochastic, 7)
             name = f"to {bits} bits" + (", stochastic" if stochastic else "")
             narrow[name] = functools.partial(narrow_all, how, tops, lanes)
         narrow[f"from {bits} bits"] = functools.partial(widen_all, how, tops, lanes)

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from netfold.host.folding.native import SPANS, Span
+from netfold.host.folding.abi import SPANS, Span
 from netfold.wire.flight import Operation
 
 VARIABLE: Final = "NETFOLD_TIMELINE"

@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 
 import netfold
-from netfold.host.folding import native
+from netfold.host.folding import quantise
 
 LENGTHS = (1, 1025, 20_001)
 
@@ -43,10 +43,10 @@ def main(seed: int) -> None:
             assert np.abs(whole - np.sum(floats, axis=0, dtype=np.float64)).max() < 1e-5, f"float32[{length}]"
             digest.update(total.tobytes() + whole.tobytes())
             for bits in (16, 8):
-                agreed = np.maximum.reduce([native.scales(x, bits) for x in floats])
-                lanes = np.sum([native.narrow(x, agreed, comm.size, bits) for x in floats], axis=0)
+                agreed = np.maximum.reduce([quantise.scales(x, bits) for x in floats])
+                lanes = np.sum([quantise.narrow(x, agreed, comm.size, bits) for x in floats], axis=0)
                 got = comm.allreduce(mine, lane_bits=bits, rounding="nearest")
-                assert np.array_equal(got, native.widen(lanes, agreed, comm.size, bits)), f"{bits} bits, [{length}]"
+                assert np.array_equal(got, quantise.widen(lanes, agreed, comm.size, bits)), f"{bits} bits, [{length}]"
                 digest.update(got.tobytes())
         again, mtu = comm.stats().retransmissions, comm.plan.path_mtu
         print(json.dumps({"path_mtu": mtu, "retransmissions": again, "digest": digest.hexdigest()}))

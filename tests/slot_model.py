@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.folding.coding import PLAIN, Coding
-from netfold.host.folding.native import NEVER, Core, Credits
+from netfold.host.folding.native import Core, Credits
+from netfold.host.native_library import NEVER
 from netfold.host.rails.rail import Op
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree

@@ -30,8 +30,10 @@ from slot_model import (
     run,
 )
 
-from netfold.host.folding import native
-from netfold.host.folding.native import AGREEMENT, DATA, Core, Credits, Run
+from netfold.host.folding import abi, native
+from netfold.host.folding.abi import AGREEMENT, DATA
+from netfold.host.folding.native import Core, Credits
+from netfold.host.native_library import Run
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 
@@ -451,8 +453,8 @@ def test_ranks_that_disagree_all_learn_it(
         pass
     failures = [core.failure() for core in fabric.cores]
     assert all(failure.error for failure in failures)
-    index = native.FIELDS.index(field)
-    told = [f for f in failures if f.error == native.SIGNATURES_DIFFER]
+    index = abi.FIELDS.index(field)
+    told = [f for f in failures if f.error == abi.SIGNATURES_DIFFER]
     assert told
     for failure in told:
         assert (failure.low[index], failure.high[index]) == values
@@ -467,7 +469,7 @@ def test_another_operation_number_is_a_mismatch() -> None:
     for _ in run(fabric, calls, limit=SECOND):
         pass
     for core in fabric.cores:
-        assert core.failure().error in (native.SIGNATURES_DIFFER, native.HEADERS_DIFFER)
+        assert core.failure().error in (abi.SIGNATURES_DIFFER, abi.HEADERS_DIFFER)
 
 
 def lone_core(*, slots: int = 64) -> Core:
@@ -492,7 +494,7 @@ def test_headers_of_another_message_are_reported_field_by_field() -> None:
     roce.RETH.pack_into(packet, roce.BTH_BYTES, 6 << 32, 99, 4096)
     core.receive(bytes(packet), 1)
     failure = core.failure()
-    assert failure.error == native.HEADERS_DIFFER
+    assert failure.error == abi.HEADERS_DIFFER
     assert (failure.expected_address >> 32, failure.got_address >> 32) == (5, 6)
     assert (failure.expected_length, failure.got_length) == (3 * 1024, 4096)
 

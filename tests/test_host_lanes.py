@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from netfold.host.communicator import Communicator, RailName
 from netfold.host.errors import RankMismatch
-from netfold.host.folding import native
+from netfold.host.folding import quantise
 from netfold.host.halves import narrow, widen
 
 RAILS: list[RailName] = ["innet", "tcp"]
@@ -36,7 +36,7 @@ def test_narrow_lanes_halve_and_quarter_the_packets(bits: Any) -> None:
         out = same(everyone(comms, lambda comm: comm.allreduce(x * (comm.rank + 1), lane_bits=bits)))
         packets = [comm.stats().packets_sent - comm.stats().retransmissions for comm in comms]
         assert packets == [64 * bits // 32 + 1 + 1] * 3
-        assert np.abs(out - 6 * x).max() <= 3 * 3.0 / native.levels(3, bits) + 1e-5
+        assert np.abs(out - 6 * x).max() <= 3 * 3.0 / quantise.levels(3, bits) + 1e-5
         assert f"lanes of {bits} bits" not in comms[0].explain(x.nbytes), "only where it is the default"
 
 
@@ -71,7 +71,7 @@ def test_with_feedback_the_sum_over_time_is_the_sum_of_all(rail: RailName, bits:
         if rail == "tcp" or bits == 32:
             assert not owed.any()
         # what the others owe is not here to see: bounded by one step a rank
-        assert np.abs(total - 30 * x).max() <= 2 * np.abs(x).max() * 2 / (2 * native.levels(2, 8) - 1)
+        assert np.abs(total - 30 * x).max() <= 2 * np.abs(x).max() * 2 / (2 * quantise.levels(2, 8) - 1)
         return total
 
     with loopback_job(2, rail=rail) as comms:

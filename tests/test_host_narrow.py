@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from netfold.host.folding import native
+from netfold.host.folding import native, quantise
 
 Floats = NDArray[np.float32]
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 widths = st.sampled_from([16, 8])
 
 
-def agree(sources: list[Floats], bits: int, residuals: list[Floats] | None = None) -> native.Scales:
+def agree(sources: list[Floats], bits: int, residuals: list[Floats] | None = None) -> quantise.Scales:
     """What the MAX fold gives every rank."""
     left: list[Any] = [None] * len(sources) if residuals is None else list(residuals)
-    every = [native.scales(x, bits, e) for x, e in zip(sources, left, strict=True)]
+    every = [quantise.scales(x, bits, e) for x, e in zip(sources, left, strict=True)]
     return np.maximum.reduce(np.array(every))
 
 
@@ -33,20 +33,20 @@ def reduce(
     """What the ranks and the switches do together, without the packets."""
     world, agreed = len(sources), agree(sources, bits, residuals)
     lanes = [
-        native.narrow(x, agreed, world, bits, key=keys[rank] if keys else None,
+        quantise.narrow(x, agreed, world, bits, key=keys[rank] if keys else None,
                       residual=residuals[rank] if residuals else None)
         for rank, x in enumerate(sources)
     ]  # fmt: skip
     total = np.array(lanes).sum(axis=0, dtype=np.int64)
     assert np.abs(total).max(initial=0) < 2 ** (bits - 1), "a lane overflowed"
-    return native.widen(total, agreed, world, bits, divisor)
+    return quantise.widen(total, agreed, world, bits, divisor)
 
 
 def bound(sources: list[Floats], bits: int, rounding: float) -> NDArray[np.float64]:
     """The error bound of native/narrow.h, element by element."""
     world = len(sources)
     top = np.repeat(agree(sources, bits).view(np.float32).astype(np.float64), 256)[: sources[0].size]
-    step = top / native.levels(world, bits)
+    step = top / quantise.levels(world, bits)
     return np.asarray(world * step * rounding + 2.0**-22 * world * top + 2.0**-149)
 
 
@@ -70,15 +70,15 @@ def test_the_largest_values_of_any_world_do_not_overflow(
     world: int, bits: int, magnitude: int, sign: float, stochastic: bool
 ) -> None:
     """Every rank with the block's largest magnitude: a lane of M levels each, however the scale is rounded."""
-    levels = native.levels(world, bits)
+    levels = quantise.levels(world, bits)
     assert levels * world < 2 ** (bits - 1)
     if levels == 0:
         assert (bits, world > 127) == (8, True)
         return
     x = np.full(256, sign * np.uint32(magnitude).view(np.float32), np.float32)
-    agreed = native.scales(x, bits)
+    agreed = quantise.scales(x, bits)
     for key in range(3) if stochastic else [None]:
-        lanes = native.narrow(x, agreed, world, bits, key=key)
+        lanes = quantise.narrow(x, agreed, world, bits, key=key)
         assert (np.abs(lanes) <= levels).all()
         assert stochastic or (lanes == sign * levels).all()
 
@@ -87,7 +87,7 @@ def test_the_largest_values_of_any_world_do_not_overflow(
 def test_the_largest_of_a_block_comes_back_bit_for_bit(x: Floats, bits: int) -> None:
     """With one rank, the value that made the scale is exact, of either sign."""
     result = reduce([x], bits)
-    top = np.repeat(native.scales(x, bits), 256)[: x.size]
+    top = np.repeat(quantise.scales(x, bits), 256)[: x.size]
     made = (x.view(np.uint32) & 0x7FFFFFFF == top) & (top > 0)
     assert (result[made].view(np.uint32) == x[made].view(np.uint32)).all()
 
@@ -146,13 +146,13 @@ def test_stochastic_rounding_is_right_on_average_and_repeats(bits: int) -> None:
     """The mean of many keys' lanes is the value itself, within five standard errors and the generator's 2^-9; one key
     always gives the same lanes, two give different ones."""
     x = np.linspace(-1, 1, 512, dtype=np.float32)
-    agreed = native.scales(x, bits)
-    tries = [native.narrow(x, agreed, 8, bits, key=native.library().nf_key(7, number, 3)) for number in range(1000)]
+    agreed = quantise.scales(x, bits)
+    tries = [quantise.narrow(x, agreed, 8, bits, key=native.library().nf_key(7, number, 3)) for number in range(1000)]
     top = agreed.view(np.float32).repeat(256)
-    error = np.mean(tries, axis=0) - x.astype(np.float64) * native.levels(8, bits) / top
+    error = np.mean(tries, axis=0) - x.astype(np.float64) * quantise.levels(8, bits) / top
     assert np.abs(error).max() <= 5 * 0.5 / 1000**0.5 + 2**-9
     assert abs(error.mean()) <= 5 * 0.5 / (1000 * 512) ** 0.5 + 2**-9
-    assert (native.narrow(x, agreed, 8, bits, key=5) == native.narrow(x, agreed, 8, bits, key=5)).all()
+    assert (quantise.narrow(x, agreed, 8, bits, key=5) == quantise.narrow(x, agreed, 8, bits, key=5)).all()
     assert (tries[0] != tries[1]).any()
 
 
@@ -173,6 +173,6 @@ def test_feedback_owes_no_more_than_its_bound_and_loses_nothing(
         got += reduce(sources, bits, residuals=residuals)
         sent += np.sum(np.array(sources, np.float64), axis=0)
         owed = max(float(np.abs(e).max()) for e in residuals)
-        assert owed <= largest * (1 / (2 * native.levels(world, bits) - 1) + 2**-20)
+        assert owed <= largest * (1 / (2 * quantise.levels(world, bits) - 1) + 2**-20)
     difference = np.abs(got + np.sum(np.array(residuals, np.float64), axis=0) - sent).max()
     assert difference <= 1e-5 * world * steps * largest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from netfold.host.folding import native
+from netfold.host.folding import native, quantise
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 worlds = st.sampled_from([1, 2, 3, 7, 8, 64, 127, 128, 129, 255, 256, 257, 511, 512, 1023])
@@ -22,20 +22,20 @@ worlds = st.sampled_from([1, 2, 3, 7, 8, 64, 127, 128, 129, 255, 256, 257, 511, 
 def reduce(sources: list[NDArray[np.float32]], divisor: float = 1.0) -> NDArray[np.float32]:
     """What the ranks and the switches do together, without the packets."""
     world = len(sources)
-    agreed = np.maximum.reduce(np.array([native.scales(x) for x in sources]))
-    lanes = [native.quantise(x, agreed, world) for x in sources]
+    agreed = np.maximum.reduce(np.array([quantise.scales(x) for x in sources]))
+    lanes = [quantise.quantise(x, agreed, world) for x in sources]
     total: NDArray[np.int64] = np.array(lanes).sum(axis=0, dtype=np.int64)
     assert np.abs(total).max(initial=0) <= 2**31 - 1 or (agreed == 256).any(), "a lane overflowed"
-    return native.dequantise(total.astype(np.int32), sources[0].size, agreed, world, divisor)
+    return quantise.dequantise(total.astype(np.int32), sources[0].size, agreed, world, divisor)
 
 
 def bound(sources: list[NDArray[np.float32]]) -> NDArray[np.float64]:
     """The error bound of native/quantise.h, element by element."""
     world = len(sources)
-    agreed = np.max([native.scales(x) for x in sources], axis=0).astype(np.int64)
+    agreed = np.max([quantise.scales(x) for x in sources], axis=0).astype(np.int64)
     exponent = np.repeat(agreed, 256)[: sources[0].size]
     exact = np.sum(np.array(sources, np.float64), axis=0)
-    rounding: NDArray[np.float64] = world / 2 * np.exp2(exponent - 157.0 + native.headroom(world))
+    rounding: NDArray[np.float64] = world / 2 * np.exp2(exponent - 157.0 + quantise.headroom(world))
     limit: NDArray[np.float64] = rounding + 2.0**-24 * (np.abs(exact) + rounding) + 2.0**-150
     return limit
 
@@ -57,8 +57,8 @@ def test_worst_blocks_of_any_world_do_not_overflow(world: int, exponent: int, si
     """Every rank with the largest magnitude of an exponent: the sum of lanes stays inside int32."""
     top = np.uint32(exponent << 23 | 0x7FFFFF).view(np.float32)
     x = np.full(256, sign * top, np.float32)
-    agreed = native.scales(x)
-    lane = int(native.quantise(x, agreed, world)[0])
+    agreed = quantise.scales(x)
+    lane = int(quantise.quantise(x, agreed, world)[0])
     assert lane != 0
     assert abs(lane * world) < 2**31
 
@@ -66,7 +66,7 @@ def test_worst_blocks_of_any_world_do_not_overflow(world: int, exponent: int, si
 @given(st.integers(1, 1023))
 def test_headroom_follows_the_arithmetic_of_its_comment(world: int) -> None:
     """L is ceil(log2 N) while a float's 24 bits cannot round up, and one more than enough beyond."""
-    bits = native.headroom(world)
+    bits = quantise.headroom(world)
     if world <= 128:
         assert 2**bits >= world > 2**bits / 2
     else:
@@ -77,7 +77,7 @@ def test_headroom_follows_the_arithmetic_of_its_comment(world: int) -> None:
 def test_one_rank_gets_every_float_of_like_size_back(x: NDArray[np.float32]) -> None:
     """With one rank, values within 2^-7 of their block's largest come back bit for bit."""
     result = reduce([x])
-    top = np.repeat(native.scales(x).astype(np.int64), 256)[: x.size]
+    top = np.repeat(quantise.scales(x).astype(np.int64), 256)[: x.size]
     near = ((x.view(np.uint32) >> 23 & 255) + 7 >= top) & (x != 0)
     assert (result[near].view(np.uint32) == x[near].view(np.uint32)).all()
 
@@ -145,8 +145,8 @@ def test_specials_of_all_1023_ranks_are_counted() -> None:
     """1023 ranks with the same special value fill a 10-bit count without running into the next."""
     for value in (np.inf, -np.inf, np.nan):
         x = np.full(3, value, np.float32)
-        lane = native.quantise(x, native.scales(x), 1023).astype(np.int64) * 1023
-        result = native.dequantise(lane.astype(np.uint32).view(np.int32), 3, native.scales(x), 1023)
+        lane = quantise.quantise(x, quantise.scales(x), 1023).astype(np.int64) * 1023
+        result = quantise.dequantise(lane.astype(np.uint32).view(np.int32), 3, quantise.scales(x), 1023)
         assert np.isnan(result).all() if np.isnan(value) else (result == value).all()
 
 
@@ -176,9 +176,9 @@ def _unaligned(x: NDArray[Any]) -> NDArray[Any]:
 def test_unaligned_wire_buffers_serve() -> None:
     """Payloads start at odd offsets in a run of packets: the loops do not ask for alignment."""
     x = np.linspace(-1, 1, 256, dtype=np.float32)
-    agreed = native.scales(x)
-    lanes = native.quantise(x, agreed, 2)
+    agreed = quantise.scales(x)
+    lanes = quantise.quantise(x, agreed, 2)
     odd = _unaligned(lanes.astype(">i4"))
     out = np.empty(256, np.float32)
     native.library().nf_dequantise_all(odd.ctypes.data, 256, agreed.ctypes.data, 2, 1.0, out.ctypes.data)
-    assert (out == native.dequantise(lanes, 256, agreed, 2)).all()
+    assert (out == quantise.dequantise(lanes, 256, agreed, 2)).all()

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from slot_model import SECOND, Call, Layout, TerribleNetwork, count_ranks, make_fabric, run
 
-from netfold.host.folding import native
+from netfold.host.folding import abi, quantise
+from netfold.host.folding.abi import AGREEMENT, DATA
 from netfold.host.folding.coding import Coding, LaneBits
-from netfold.host.folding.native import AGREEMENT, DATA
+from netfold.host.folding.native import Core
 from netfold.host.rails.rail import Op
 
 LAYOUTS: list[list[Layout]] = [[0], [0, 1, 2], [[0, 1], [2, 3]], [[[0, 1], [2]], [3, 4]]]
@@ -26,7 +27,7 @@ Rows = list[NDArray[Any]]
 def results(
     layout: list[Layout], sources: Rows, *, op: Op = "sum", coding: Coding = Coding(), loss: float = 0.0,  # noqa: B008
     seed: int = 0, path_mtu: int = 1024, trees: int = 1, feedback: Rows | None = None, in_place: bool = False,
-) -> tuple[Rows, list[native.Core]]:  # fmt: skip
+) -> tuple[Rows, list[Core]]:  # fmt: skip
     """One operation of all ranks: what each got, and the cores."""
     network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
     fabric = make_fabric(layout, network, path_mtu=path_mtu, trees=trees)
@@ -106,9 +107,9 @@ def test_narrow_sums_are_the_arithmetics_whatever_the_network_does(
         layout, sources, coding=Coding(bits), loss=loss, seed=seed, path_mtu=path_mtu, trees=trees, feedback=residuals,
         in_place=in_place,
     )  # fmt: skip
-    agreed = np.maximum.reduce(np.array([native.scales(x, bits, e) for x, e in zip(sources, own, strict=True)]))
-    lanes = [native.narrow(x, agreed, world, bits, residual=e) for x, e in zip(sources, own, strict=True)]
-    expected = native.widen(np.array(lanes).sum(axis=0), agreed, world, bits)
+    agreed = np.maximum.reduce(np.array([quantise.scales(x, bits, e) for x, e in zip(sources, own, strict=True)]))
+    lanes = [quantise.narrow(x, agreed, world, bits, residual=e) for x, e in zip(sources, own, strict=True)]
+    expected = quantise.widen(np.array(lanes).sum(axis=0), agreed, world, bits)
     for out, residual, e in zip(outs, residuals, own, strict=True):
         assert (out.view(np.uint32) == expected.view(np.uint32)).all()
         assert (residual.view(np.uint32) == e.view(np.uint32)).all()
@@ -125,7 +126,7 @@ def test_stochastic_sums_repeat_with_the_seed_and_the_ranks_draw_apart(bits: Lan
     other = results(layout, sources, coding=Coding(bits, "stochastic", 2))[0][0]
     assert (one == again).all()
     assert (one != other).any()
-    step = 1 / native.levels(5, bits)
+    step = 1 / quantise.levels(5, bits)
     spread = np.std((one - 5 * sources[0]) / step)
     assert spread < 0.8 * 5 * 0.5, "five equal roundings would spread five times as far as one"
 
@@ -167,10 +168,10 @@ def test_ranks_that_disagree_about_lanes_all_learn_it(
     ]
     for _ in run(fabric, calls, limit=SECOND):
         pass
-    index = native.FIELDS.index(field)
+    index = abi.FIELDS.index(field)
     for core in fabric.cores:
         failure = core.failure()
-        assert failure.error == native.SIGNATURES_DIFFER
+        assert failure.error == abi.SIGNATURES_DIFFER
         assert (failure.low[index], failure.high[index]) == values
 
 

@@ -21,9 +21,10 @@ from netfold.controller.plan import fabric as fabrics
 from netfold.controller.plan import slots, trees
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, Multicast
-from netfold.host.folding import native
+from netfold.host.folding import abi, quantise
+from netfold.host.folding.abi import AGREEMENT, DATA
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
-from netfold.host.folding.native import AGREEMENT, DATA, Core
+from netfold.host.folding.native import Core
 from netfold.host.rails.rail import Op
 from netfold.wire import roce
 from softswitch import engine, entities, linking, local
@@ -191,13 +192,13 @@ def test_every_operation_on_the_compiled_program(fabric: P4Fabric) -> None:
             assert ends[(exact != exact.astype(np.int32))].all()
             assert (out == exact)[~ends].all()
         for bits in get_args(LaneBits):
-            agreed = np.maximum.reduce(np.array([native.scales(x, bits) for x in floats]))
+            agreed = np.maximum.reduce(np.array([quantise.scales(x, bits) for x in floats]))
             outs = reduce(fabric, floats, number + 3 + bits // 16, coding=Coding(bits))
             for out in outs[1:]:
                 assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
             if bits != 32:
-                lanes = np.sum([native.narrow(x, agreed, 4, bits) for x in floats], axis=0)
-                assert (outs[0] == native.widen(lanes, agreed, 4, bits)).all()
+                lanes = np.sum([quantise.narrow(x, agreed, 4, bits) for x in floats], axis=0)
+                assert (outs[0] == quantise.widen(lanes, agreed, 4, bits)).all()
     assert fabric.network.lost > 0
 
 
@@ -280,9 +281,9 @@ def test_mismatched_ranks_learn_it_through_the_switches(fabric: P4Fabric) -> Non
     """The MAX fold of the signature tells every rank the range of sizes that were called."""
     sources = [np.zeros(1000 + 1000 * (rank == 2), np.int32) for rank in range(4)]
     reduce(fabric, sources, 1)
-    index = native.FIELDS.index("elements")
+    index = abi.FIELDS.index("elements")
     failures = [core.failure() for core in fabric.cores]
     assert all(failure.error for failure in failures)
     for failure in failures:
-        if failure.error == native.SIGNATURES_DIFFER:
+        if failure.error == abi.SIGNATURES_DIFFER:
             assert (failure.low[index], failure.high[index]) == (1000, 2000)

@@ -19,7 +19,7 @@ from netfold.controller.cli.app import app
 from netfold.controller.cli.timelines import merge
 from netfold.host import timeline
 from netfold.host.communicator import Communicator
-from netfold.host.folding.native import SPANS
+from netfold.host.folding.abi import SPANS
 from netfold.host.timeline import Timeline
 
 Trace = dict[str, Any]

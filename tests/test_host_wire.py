@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slot_model import check_icrc, ip_packet
 
-from netfold.host.folding.native import Core, Run
+from netfold.host.folding.native import Core
+from netfold.host.native_library import Run
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 

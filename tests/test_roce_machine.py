@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from slot_model import MICROSECOND, SECOND
 
-from netfold.host.roce.native import ARRIVED, BROKEN, NEVER, SENT, Endpoint
+from netfold.host.native_library import NEVER
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint
 
 ROOM = 1 << 18
 MTU = 256

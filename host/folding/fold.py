@@ -14,12 +14,14 @@ from collections.abc import Callable
 import numpy as np
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, RankMismatch, TransportError
-from netfold.host.folding import native
+from netfold.host.folding import abi, native
+from netfold.host.folding.abi import AGREEMENT, DATA, Standing
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.halts import Halts
-from netfold.host.folding.native import AGREEMENT, DATA, Core, Io, Standing
+from netfold.host.folding.native import Core, Io
 from netfold.host.folding.suspicion import Suspicion
 from netfold.host.mesh.mesh import ranks
+from netfold.host.native_library import RUN_PACKETS
 from netfold.host.rails.rail import Flat, Op, RailStats, TreeStats
 from netfold.host.sockets import open_sockets
 from netfold.host.timeline import Timeline
@@ -100,7 +102,7 @@ class FoldRail:
         try:
             # A window that the receive buffer cannot hold would turn every burst into loss.
             most = max(2, sockets.room // charge // len(streams))
-            run = native.RUN_PACKETS if sockets.super_packets else 1
+            run = RUN_PACKETS if sockets.super_packets else 1
             self.members = members or plan.world
             self._core = Core(
                 address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most,
@@ -335,10 +337,10 @@ class FoldRail:
         tree = self._plan.trees[failure.tree].name
         who = f"{self._who(source, number)}, tree {tree}"
         todo = "call the same operations in the same order on every rank, then join anew"
-        if failure.error == native.SIGNATURES_DIFFER:
+        if failure.error == abi.SIGNATURES_DIFFER:
             apart = [
-                f"{name} {native.show(name, low)} .. {native.show(name, high)}"
-                for name, low, high in zip(native.FIELDS, failure.low, failure.high, strict=True)
+                f"{name} {abi.show(name, low)} .. {abi.show(name, high)}"
+                for name, low, high in zip(abi.FIELDS, failure.low, failure.high, strict=True)
                 if low != high
             ]
             return RankMismatch(f"{who}: the ranks disagree; over all ranks: {', '.join(apart)}; {todo}")
@@ -359,7 +361,7 @@ def _where(s: Standing) -> str:
     )
 
 
-def _header(failure: native.Failure, side: str) -> str:
+def _header(failure: abi.Failure, side: str) -> str:
     opcode = roce.Opcode(getattr(failure, f"{side}_opcode"))
     if not opcode.has_reth:
         return opcode.name

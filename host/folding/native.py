@@ -8,151 +8,37 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
-import ipaddress
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from netfold.host.folding.abi import (
+    AGREEMENT,
+    DATA,
+    DTYPE_CODES,
+    REDUCTIONS,
+    Failure,
+    Narrowing,
+    Operation,
+    RunStruct,
+    Span,
+    Standing,
+    StreamPlan,
+    TreePlan,
+)  # fmt: skip
 from netfold.host.folding.coding import PLAIN, Coding
+from netfold.host.native_library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
 from netfold.host.rails.rail import Flat, Op
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
-from softswitch import cc
 
 SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "history.c", "fold.c", "udp.c", "io.c", "abi.c")
-NEVER = (1 << 63) - 1
-"""A deadline that never comes."""
-RUN_PACKETS = 60
 MESSAGE_PACKETS = 4096
 """NF_MESSAGE_PACKETS: of the longest message."""
 CREDITS_VARIABLE = "NETFOLD_CREDITS"
 """Message-level credits of folds, as "2x170" (``Credits``); the same on all ranks."""
-FIELDS = (
-    "operation number", "dtype", "operation", "lane bits", "elements", "elements / 2^31", "world size", "trees",
-)  # fmt: skip
-"""nf_field: what the signature of an operation holds."""
-AGREEMENT, DATA = 0, 1
-"""nf_kind."""
-DTYPE_CODES = {"float32": 0, "int32": 1}
-REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
-"""nf_reduction."""
-SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
 DONE, AGAIN, FAILED, OS_ERROR = range(4)
 """nf_run_status."""
-
-
-Scales = NDArray[np.uint32]
-"""Of blocks of 256 elements."""
-
-
-class StreamPlan(C.Structure):
-    _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "window", "slots")]
-
-
-class TreePlan(C.Structure):
-    _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2)]
-
-
-class Operation(C.Structure):
-    """nf_operation."""
-
-    _fields_ = [
-        ("number", C.c_uint32), ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
-        ("stochastic", C.c_uint32), ("key", C.c_uint32), ("divisor", C.c_float), ("count", C.c_uint64),
-        ("source", C.c_void_p), ("out", C.c_void_p), ("residual", C.c_void_p),
-    ]  # fmt: skip
-
-
-class Narrowing(C.Structure):
-    """nf_narrowing."""
-
-    _fields_ = [("bits", C.c_uint32), ("levels", C.c_uint32), ("stochastic", C.c_bool), ("key", C.c_uint32)]
-
-
-class Failure(C.Structure):
-    """nf_failure."""
-
-    error: int
-    tree: int
-    kind: int
-    psn: int
-    expected_opcode: int
-    got_opcode: int
-    expected_length: int
-    got_length: int
-    expected_address: int
-    got_address: int
-    low: Sequence[int]
-    high: Sequence[int]
-    _fields_ = [
-        ("error", C.c_int32), ("tree", C.c_uint32), ("kind", C.c_uint32),
-        ("low", C.c_uint32 * len(FIELDS)), ("high", C.c_uint32 * len(FIELDS)),
-        ("psn", C.c_uint32), ("expected_opcode", C.c_uint32), ("got_opcode", C.c_uint32),
-        ("expected_length", C.c_uint32), ("got_length", C.c_uint32),
-        ("expected_address", C.c_uint64), ("got_address", C.c_uint64),
-    ]  # fmt: skip
-
-
-COUNTERS = ("sent", "received", "retransmitted", "timeouts", "duplicates", "marks")
-STANDING = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", "srtt")
-
-
-class Counters(C.Structure):
-    sent: int
-    received: int
-    retransmitted: int
-    timeouts: int
-    duplicates: int
-    marks: int
-    _fields_ = [(name, C.c_uint64) for name in COUNTERS]
-
-
-class Standing(C.Structure):
-    """nf_standing: where one stream is in the current operation.  Times in nanoseconds."""
-
-    sent_ahead: int
-    results: int
-    packets: int
-    una_psn: int
-    window: int
-    rto: int
-    srtt: int
-    counters: Counters
-    _fields_ = [*((name, C.c_int64) for name in STANDING), ("counters", Counters)]
-
-
-class Route(C.Structure):
-    _fields_ = [("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16)]
-
-
-class RunStruct(C.Structure):
-    _fields_ = [
-        ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
-        ("route", Route), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
-    ]  # fmt: skip
-
-
-class Sender(C.Structure):
-    _fields_ = [("port", C.c_uint32), ("fd", C.c_int32)]
-
-
-class Span(C.Structure):
-    """nf_span."""
-
-    begin: int
-    end: int
-    kind: int
-    packets: int
-    _fields_ = [("begin", C.c_int64), ("end", C.c_int64), ("kind", C.c_uint32), ("packets", C.c_uint32)]
-
-
-SPANS = ("quantise", "send", "retransmit", "receive", "dequantise", "wait")
-"""nf_span_kind."""
 SPAN_ROOM = 1 << 14
 """Spans between two looks; one takes at least a microsecond, mostly a hundred."""
 
@@ -160,85 +46,55 @@ SPAN_ROOM = 1 << 14
 @functools.cache
 def library() -> C.CDLL:
     """The engine, compiled for this CPU on first use.  Raises softswitch.cc.BuildError."""
-    home = Path(__file__).parent.parent / "native"
-    path = cc.build(
-        [home / name for name in SOURCES],
-        kind="shared",
-        name="netfold-host",
-        include=[Path(cc.__file__).parent / "runtime"],
-        # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
-        flags=["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=default"],
-        optional_flags=["-march=native"],
-        libs=["-lpthread"],
-    )
-    lib = C.CDLL(str(path))
     pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
-
-    def declare(name: str, result: Any, *arguments: Any) -> None:
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-
-    declare("nf_abi_size", u32, u32)
-    declare("nf_crc32", u32, u32, C.c_char_p, C.c_size_t)
-    declare("nf_headroom", C.c_uint, u32)
-    declare("nf_levels", u32, u32, u32)
-    declare("nf_key", u32, u32, u32, u32)
-    declare("nf_scales_of", None, pointer, pointer, u64, u32, pointer)
-    declare("nf_quantise_all", None, pointer, u64, pointer, u32, pointer)
-    declare("nf_dequantise_all", None, pointer, u64, pointer, u32, C.c_float, pointer)
-    declare("nf_narrow_all", None, C.POINTER(Narrowing), pointer, pointer, u64, pointer, pointer)
-    declare("nf_widen_all", None, C.POINTER(Narrowing), pointer, u64, pointer, C.c_float, pointer)
-    declare("nf_fold_open", pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p))
-    declare("nf_fold_close", None, pointer)
-    declare("nf_fold_messages", C.c_bool, pointer, u32, u32)
-    declare("nf_fold_start", C.c_bool, pointer, C.POINTER(Operation), i64, C.POINTER(C.c_char_p))
-    declare("nf_fold_resume", C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p))
-    declare("nf_fold_missing", u32, pointer, u32, C.c_int)
-    declare("nf_fold_send", C.c_bool, pointer, i64, C.POINTER(RunStruct))
-    declare("nf_fold_unsent", None, pointer, C.POINTER(RunStruct), u32)
-    declare("nf_fold_no_runs", None, pointer)
-    declare("nf_fold_receive", None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, i64)
-    declare("nf_fold_tick", None, pointer, i64)
-    declare("nf_fold_deadline", i64, pointer)
-    declare("nf_fold_finished", C.c_bool, pointer)
-    declare("nf_fold_failure", C.POINTER(Failure), pointer)
-    declare("nf_fold_progress", i64, pointer)
-    declare("nf_fold_foreign", u64, pointer)
-    declare("nf_fold_elements", u64, pointer, u32)
-    declare("nf_fold_retransmitted", u64, pointer)
-    declare("nf_fold_saturated", u64, pointer)
-    declare("nf_fold_standing", None, pointer, u32, C.c_int, C.POINTER(Standing))
-    declare("nf_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
-    declare("nf_io_interrupt_by", None, pointer, C.c_int)
-    declare("nf_io_forget", None, pointer)
-    declare("nf_io_unfolded", u64, pointer)
-    declare("nf_io_close", None, pointer)
-    declare("nf_io_run", C.c_int, pointer, i64, C.POINTER(C.c_int32))
-    declare("nf_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
-    declare("nf_io_trace", None, pointer, C.POINTER(Span), u64)
-    declare("nf_io_traced", u64, pointer, C.POINTER(u64))
-    declare("nf_now", i64)
-    for which, kind in enumerate((TreePlan, Failure, Standing, RunStruct, Sender, Span, Operation)):
-        if lib.nf_abi_size(which) != C.sizeof(kind):
-            raise cc.BuildError(
-                f"{path}: {kind.__name__} has {lib.nf_abi_size(which)} bytes in C and {C.sizeof(kind)} in Python: "
-                "host/folding/native.py and host/native/*.h are of different versions"
-            )
-    return lib
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run of packets for one super-packet: UDP payloads of ``segment`` bytes each, the last one maybe shorter."""
-
-    data: bytes
-    segment: int
-    source_port: int
-    destination: str
-
-    def packets(self) -> list[bytes]:
-        """The UDP payloads one by one."""
-        return [self.data[i : i + self.segment] for i in range(0, len(self.data), self.segment)]
+    functions = {
+        "nf_abi_size": (u32, u32),
+        "nf_crc32": (u32, u32, C.c_char_p, C.c_size_t),
+        "nf_headroom": (C.c_uint, u32),
+        "nf_levels": (u32, u32, u32),
+        "nf_key": (u32, u32, u32, u32),
+        "nf_scales_of": (None, pointer, pointer, u64, u32, pointer),
+        "nf_quantise_all": (None, pointer, u64, pointer, u32, pointer),
+        "nf_dequantise_all": (None, pointer, u64, pointer, u32, C.c_float, pointer),
+        "nf_narrow_all": (None, C.POINTER(Narrowing), pointer, pointer, u64, pointer, pointer),
+        "nf_widen_all": (None, C.POINTER(Narrowing), pointer, u64, pointer, C.c_float, pointer),
+        "nf_fold_open": (pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
+        "nf_fold_close": (None, pointer),
+        "nf_fold_messages": (C.c_bool, pointer, u32, u32),
+        "nf_fold_start": (C.c_bool, pointer, C.POINTER(Operation), i64, C.POINTER(C.c_char_p)),
+        "nf_fold_resume": (C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p)),
+        "nf_fold_missing": (u32, pointer, u32, C.c_int),
+        "nf_fold_send": (C.c_bool, pointer, i64, C.POINTER(RunStruct)),
+        "nf_fold_unsent": (None, pointer, C.POINTER(RunStruct), u32),
+        "nf_fold_no_runs": (None, pointer),
+        "nf_fold_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, i64),
+        "nf_fold_tick": (None, pointer, i64),
+        "nf_fold_deadline": (i64, pointer),
+        "nf_fold_finished": (C.c_bool, pointer),
+        "nf_fold_failure": (C.POINTER(Failure), pointer),
+        "nf_fold_progress": (i64, pointer),
+        "nf_fold_foreign": (u64, pointer),
+        "nf_fold_elements": (u64, pointer, u32),
+        "nf_fold_retransmitted": (u64, pointer),
+        "nf_fold_saturated": (u64, pointer),
+        "nf_fold_standing": (None, pointer, u32, C.c_int, C.POINTER(Standing)),
+        "nf_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
+        "nf_io_interrupt_by": (None, pointer, C.c_int),
+        "nf_io_forget": (None, pointer),
+        "nf_io_unfolded": (u64, pointer),
+        "nf_io_close": (None, pointer),
+        "nf_io_run": (C.c_int, pointer, i64, C.POINTER(C.c_int32)),
+        "nf_io_setbacks": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
+        "nf_io_trace": (None, pointer, C.POINTER(Span), u64),
+        "nf_io_traced": (u64, pointer, C.POINTER(u64)),
+        "nf_now": (i64,),
+    }
+    return load(
+        "netfold-host", SOURCES, functions, sizes="nf_abi_size",
+        structures=(TreePlan, Failure, Standing, RunStruct, Sender, Span, Operation),
+        # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
+        flags=("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -280,7 +136,7 @@ class Core:
         plans = self._plans(trees)
         why = C.c_char_p()
         self.handle = self._lib.nf_fold_open(
-            _number(address), world, path_mtu, len(trees), plans, max_run, C.byref(why)
+            number(address), world, path_mtu, len(trees), plans, max_run, C.byref(why)
         )
         if not self.handle:
             raise ValueError(f"fold engine: {(why.value or b'').decode()} (world {world}, {len(trees)} trees)")
@@ -294,7 +150,7 @@ class Core:
         def stream(plan: Stream) -> StreamPlan:
             window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
             return StreamPlan(
-                _number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots
+                number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots
             )
 
         return (TreePlan * len(trees))(
@@ -358,12 +214,8 @@ class Core:
         if not self._lib.nf_fold_send(self.handle, now, C.byref(self._run)):
             return None
         run = self._run
-        return Run(
-            C.string_at(run.bytes, run.length),
-            run.segment,
-            run.route.source_port,
-            str(ipaddress.IPv4Address(run.route.destination)),
-        )
+        route = run.route
+        return Run(C.string_at(run.bytes, run.length), run.segment, route.source_port, dotted(route.destination))
 
     def receive(self, data: bytes, now: int, *, segment: int = 0, marked: bool = False) -> None:
         """Takes UDP payloads that came in, cut every ``segment`` bytes (0: one packet)."""
@@ -431,8 +283,7 @@ class Io:
         self._lib = library()
         self._core = core
         self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
-        table = (Sender * len(senders))(*(Sender(port, sender.fileno()) for port, sender in senders.items()))
-        self._handle = self._lib.nf_io_open(core.handle, receiver.fileno(), len(senders), table)
+        self._handle = self._lib.nf_io_open(core.handle, receiver.fileno(), len(senders), senders_table(senders))
         if not self._handle:
             raise MemoryError("no memory for receive buffers")
 
@@ -477,81 +328,3 @@ class Io:
             self._handle = None
         for sock in self._sockets:
             sock.close()
-
-
-# ---- numbers, array-wide: for tests and benchmarks -------------------------------------------------------------------
-def headroom(world: int) -> int:
-    """Bits that a sum of ``world`` lanes may need beyond one lane's."""
-    return int(library().nf_headroom(world))
-
-
-def scales(x: Flat, bits: int = 32, residual: Flat | None = None) -> Scales:
-    """What each block of 256 float32 asks for: its largest biased exponent (256: Inf or NaN), or for narrow lanes the
-    bits of its largest magnitude."""
-    out = np.empty(-(-x.size // 256), np.uint32)
-    library().nf_scales_of(
-        x.ctypes.data, None if residual is None else residual.ctypes.data, x.size, bits, out.ctypes.data
-    )
-    return out
-
-
-def levels(world: int, bits: int) -> int:
-    """Largest lane that one of ``world`` ranks may send; 0 where their sums do not fit."""
-    return int(library().nf_levels(world, bits))
-
-
-def narrow(
-    x: Flat, agreed: Scales, world: int, bits: int, *, key: int | None = None, residual: Flat | None = None
-) -> NDArray[np.int16]:
-    """Narrow lanes of x.  key: of stochastic rounding; residual: what was left out, renewed."""
-    wire = np.empty(x.size, ">i2" if bits == 16 else np.int8)
-    how = Narrowing(bits, levels(world, bits), key is not None, key or 0)
-    library().nf_narrow_all(
-        C.byref(how), x.ctypes.data, None if residual is None else residual.ctypes.data, x.size, agreed.ctypes.data,
-        wire.ctypes.data,
-    )  # fmt: skip
-    return wire.astype(np.int16)
-
-
-def widen(lanes: NDArray[Any], agreed: Scales, world: int, bits: int, divisor: float = 1.0) -> NDArray[np.float32]:
-    """Values of the narrow lanes' sums."""
-    wire = np.ascontiguousarray(lanes, ">i2" if bits == 16 else np.int8)
-    out = np.empty(wire.size, np.float32)
-    how = Narrowing(bits, levels(world, bits), False, 0)
-    library().nf_widen_all(
-        C.byref(how), wire.ctypes.data, wire.size, agreed.ctypes.data, divisor, out.ctypes.data
-    )
-    return out
-
-
-def quantise(x: Flat, agreed: Scales, world: int) -> NDArray[np.int32]:
-    """Lanes of x, as many as whole blocks hold, in this machine's byte order."""
-    wire = np.zeros(-(-x.size // 256) * 256, ">i4")
-    library().nf_quantise_all(x.ctypes.data, x.size, agreed.ctypes.data, world, wire.ctypes.data)
-    return wire.astype(np.int32)
-
-
-def dequantise(
-    lanes: NDArray[Any], size: int, agreed: Scales, world: int, divisor: float = 1.0
-) -> NDArray[np.float32]:
-    """The first ``size`` values of the lanes' sums."""
-    wire = np.ascontiguousarray(lanes, ">i4")
-    out = np.empty(size, np.float32)
-    library().nf_dequantise_all(wire.ctypes.data, size, agreed.ctypes.data, world, divisor, out.ctypes.data)
-    return out
-
-
-def show(field: str, value: int) -> str:
-    """A signature's value for people."""
-    if field == "dtype":
-        return next((name for name, code in DTYPE_CODES.items() if code == value), f"code {value}")
-    if field == "operation":
-        return REDUCTIONS[value] if value < len(REDUCTIONS) else f"code {value}"
-    return str(value)
-
-
-def _number(address: str) -> int:
-    try:
-        return int(ipaddress.IPv4Address(address))
-    except ValueError:
-        raise ValueError(f"address {address!r}: expected a dotted IPv4 address") from None

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sizes of what crosses the border to Python (native.py checks them), and array-wide entries for tests and benchmarks. */
+ * Sizes of what crosses the border to Python (native_library.py checks them), and array-wide entries for tests and benchmarks. */
 #include "io.h"
 #include "narrow.h"
 #include "quantise.h"

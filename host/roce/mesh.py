@@ -34,6 +34,7 @@ from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch,
 from netfold.host.mesh.link import Link
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
 from netfold.host.mesh.tcp import TcpMesh
+from netfold.host.native_library import RUN_PACKETS
 from netfold.host.roce import native
 from netfold.host.roce.detours import Detours
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
@@ -168,7 +169,7 @@ class RoceMesh(TcpMesh):
             ports = range(roce.PATH_PORT + 1, roce.PATH_PORT + 1 + ENTROPIES)
         sockets = open_endpoint(mine, ports or [0] * queue_pairs, room=room, shared=shared)
         try:
-            runs = native.RUN_PACKETS if sockets.super_packets else 1
+            runs = RUN_PACKETS if sockets.super_packets else 1
             self._endpoint = Endpoint(mine, path_mtu=path_mtu, window=window, max_run=runs, reorder=reorder)
             self.ports = list(sockets.senders)
             self._endpoint.ports(self.ports)

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
-import ipaddress
 import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from softswitch import cc
+from netfold.host.native_library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
 
 SOURCES = (
     "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_owner.c", "reps.c", "udp.c",
     "rc_io.c",
 )  # fmt: skip
 POLLIN = select.POLLIN
-NEVER = (1 << 63) - 1
-"""A deadline that never comes."""
-RUN_PACKETS = 60
 LONGEST = 1 << 30
 """Bytes of one write at most."""
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
@@ -94,10 +88,6 @@ class Standing(C.Structure):
     ]  # fmt: skip
 
 
-class Sender(C.Structure):
-    _fields_ = [("port", C.c_uint32), ("fd", C.c_int32)]
-
-
 class Pollfd(C.Structure):
     fd: int
     events: int
@@ -108,57 +98,38 @@ class Pollfd(C.Structure):
 @functools.cache
 def library() -> C.CDLL:
     """Compiled for this CPU on first use.  Raises softswitch.cc.BuildError."""
-    home = Path(__file__).parent.parent / "native"
-    path = cc.build(
-        [home / name for name in SOURCES],
-        kind="shared",
-        name="netfold-roce",
-        include=[Path(cc.__file__).parent / "runtime"],
-        flags=["-O3", "-fvisibility=default"],
-        optional_flags=["-march=native"],
-        libs=["-lpthread"],
-    )
-    lib = C.CDLL(str(path))
     pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
-
-    def declare(name: str, result: Any, *arguments: Any) -> None:
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-
-    declare("nf_rc_abi_size", u32, u32)
-    declare("nf_rc_open", pointer, u32, u32, u32, u32, u32)
-    declare("nf_rc_close", None, pointer)
-    declare("nf_rc_connect", C.c_int32, pointer, C.POINTER(PairPlan))
-    declare("nf_rc_move", C.c_bool, pointer, u32, C.c_uint16, i64)
-    declare("nf_rc_place", C.c_bool, pointer, u32, u32)
-    declare("nf_rc_ports", C.c_bool, pointer, C.POINTER(C.c_uint16), u32)
-    declare("nf_rc_recycle", C.c_bool, pointer, u32, u64)
-    declare("nf_rc_register", i64, pointer, pointer, u64)
-    declare("nf_rc_forget", None, pointer, u32)
-    declare("nf_rc_write", C.c_bool, pointer, u32, pointer, u32, u32, u64, u64)
-    declare("nf_rc_send", C.c_bool, pointer, i64, C.POINTER(RunStruct))
-    declare("nf_rc_receive", None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, C.c_uint16, i64)
-    declare("nf_rc_tick", None, pointer, i64)
-    declare("nf_rc_deadline", i64, pointer)
-    declare("nf_rc_event_next", C.c_bool, pointer, C.POINTER(Event))
-    declare("nf_rc_progress", u64, pointer)
-    declare("nf_rc_foreign", u64, pointer)
-    declare("nf_rc_forget_stalls", None, pointer)
-    declare("nf_rc_standing_of", C.c_bool, pointer, u32, C.POINTER(Standing))
-    declare("nf_rc_io_open", pointer, pointer, C.c_int, u32, C.POINTER(Sender))
-    declare("nf_rc_io_close", None, pointer)
-    declare("nf_rc_io_lock", None, pointer)
-    declare("nf_rc_io_unlock", None, pointer)
-    declare("nf_rc_io_run", C.c_int32, pointer, i64, C.POINTER(Pollfd), u32)
-    declare("nf_rc_io_setbacks", None, pointer, C.POINTER(u64), C.POINTER(C.c_int32))
-    declare("nf_now", i64)
-    for which, kind in enumerate((PairPlan, Event, RunStruct, Standing, Sender)):
-        if lib.nf_rc_abi_size(which) != C.sizeof(kind):
-            raise cc.BuildError(
-                f"{path}: {kind.__name__} has {lib.nf_rc_abi_size(which)} bytes in C and {C.sizeof(kind)} in Python: "
-                "host/roce/native.py and host/native/rc*.h are of different versions"
-            )
-    return lib
+    functions = {
+        "nf_rc_abi_size": (u32, u32),
+        "nf_rc_open": (pointer, u32, u32, u32, u32, u32),
+        "nf_rc_close": (None, pointer),
+        "nf_rc_connect": (C.c_int32, pointer, C.POINTER(PairPlan)),
+        "nf_rc_move": (C.c_bool, pointer, u32, C.c_uint16, i64),
+        "nf_rc_place": (C.c_bool, pointer, u32, u32),
+        "nf_rc_ports": (C.c_bool, pointer, C.POINTER(C.c_uint16), u32),
+        "nf_rc_recycle": (C.c_bool, pointer, u32, u64),
+        "nf_rc_register": (i64, pointer, pointer, u64),
+        "nf_rc_forget": (None, pointer, u32),
+        "nf_rc_write": (C.c_bool, pointer, u32, pointer, u32, u32, u64, u64),
+        "nf_rc_send": (C.c_bool, pointer, i64, C.POINTER(RunStruct)),
+        "nf_rc_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, C.c_uint16, i64),
+        "nf_rc_tick": (None, pointer, i64),
+        "nf_rc_deadline": (i64, pointer),
+        "nf_rc_event_next": (C.c_bool, pointer, C.POINTER(Event)),
+        "nf_rc_progress": (u64, pointer),
+        "nf_rc_foreign": (u64, pointer),
+        "nf_rc_forget_stalls": (None, pointer),
+        "nf_rc_standing_of": (C.c_bool, pointer, u32, C.POINTER(Standing)),
+        "nf_rc_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
+        "nf_rc_io_close": (None, pointer),
+        "nf_rc_io_lock": (None, pointer),
+        "nf_rc_io_unlock": (None, pointer),
+        "nf_rc_io_run": (C.c_int32, pointer, i64, C.POINTER(Pollfd), u32),
+        "nf_rc_io_setbacks": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
+        "nf_now": (i64,),
+    }
+    structures = (PairPlan, Event, RunStruct, Standing, Sender)
+    return load("netfold-roce", SOURCES, functions, sizes="nf_rc_abi_size", structures=structures)
 
 
 @dataclass(frozen=True)
@@ -175,20 +146,6 @@ class Pair:
     """First PSN that leaves."""
     peer_psn: int
     """First PSN that arrives."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """Packets that leave together: UDP payloads of ``segment`` bytes each, the last one maybe shorter."""
-
-    data: bytes
-    segment: int
-    source_port: int
-    destination: str
-
-    def packets(self) -> list[bytes]:
-        """The UDP payloads one by one."""
-        return [self.data[i : i + self.segment] for i in range(0, len(self.data), self.segment)]
 
 
 class Endpoint:
@@ -263,8 +220,7 @@ class Endpoint:
         run = self._run
         if not self._lib.nf_rc_send(self.handle, now, C.byref(run)):
             return None
-        to = str(ipaddress.IPv4Address(run.destination))
-        return Run(C.string_at(run.bytes, run.length), run.segment, run.source_port, to)
+        return Run(C.string_at(run.bytes, run.length), run.segment, run.source_port, dotted(run.destination))
 
     def receive(
         self, data: bytes, now: int, *, segment: int = 0, marked: bool = False, source_port: int = 0
@@ -341,8 +297,7 @@ class EndpointIo:
     def __init__(self, endpoint: Endpoint, receiver: socket.socket, senders: Mapping[int, socket.socket]) -> None:
         self._lib = library()
         self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
-        table = (Sender * len(senders))(*(Sender(port, sender.fileno()) for port, sender in senders.items()))
-        self._handle = self._lib.nf_rc_io_open(endpoint.handle, receiver.fileno(), len(senders), table)
+        self._handle = self._lib.nf_rc_io_open(endpoint.handle, receiver.fileno(), len(senders), senders_table(senders))
         if not self._handle:
             raise MemoryError("no memory for receive buffers, or no thread")
 
@@ -378,11 +333,3 @@ class EndpointIo:
 def now() -> int:
     """CLOCK_MONOTONIC, nanoseconds."""
     return int(library().nf_now())
-
-
-def number(address: str) -> int:
-    """A dotted IPv4 address as a number.  Raises ValueError."""
-    try:
-        return int(ipaddress.IPv4Address(address))
-    except ValueError:
-        raise ValueError(f"address {address!r}: expected a dotted IPv4 address") from None
