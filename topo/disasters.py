@@ -25,8 +25,6 @@ class Disasters:
     def mend(self, name: str, port: int) -> None:
         """Takes it up again."""
         self._execute(f"ip link set {self._interface(name, port)} up")
-        if self.network.fabric.engine == "bmv2":  # it never receives again, from any port, once one was down
-            self.restart(name)
 
     def swallow(self, name: str, port: int, *, limit: int = 1) -> None:
         """What leaves there is lost, and both ends believe that the link is up: the queue behind the shaper
