@@ -21,6 +21,7 @@ from typing import Literal, Self, cast, get_args
 
 import numpy as np
 
+from netfold.host.arrays import Array
 from netfold.host.collectives.cost import INNET
 from netfold.host.collectives.elements import ReduceOp, Reduction
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError
@@ -29,7 +30,7 @@ from netfold.host.folding.coding import PLAIN, Coding, LaneBits, check_levels, l
 from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
 from netfold.host.folding.parallel import ParallelFold
-from netfold.host.group import Array, Group
+from netfold.host.group import Group
 from netfold.host.halves import HALVES, narrow, widen
 from netfold.host.mesh.link import listen
 from netfold.host.mesh.memory import MemoryFabric

@@ -16,21 +16,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, repeat
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from netfold.host.arrays import (
+    Array,
+    check_writeable,
+    counts_of,
+    flat,
+    flat_copy,
+    in_bytes,
+    native,
+    pieces_of,
+    result_of,
+    rows_of,
+    rows_with,
+)
 from netfold.host.collectives import BROADCAST, REDUCE
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
-from netfold.host.collectives.flow import by_counts
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits, Rounding, take_back
 from netfold.host.halves import storage
-from netfold.host.mesh.mesh import Flat
 from netfold.host.peers import Peers, named
 from netfold.host.work import Turns, Work
-
-Array = NDArray[Any]
 
 log = logging.getLogger("netfold")
 
@@ -104,7 +111,7 @@ class Group:
         if coding.lane_bits != 32:
             self._narrow(coding.lane_bits)
         self._check_algorithm(algorithm, reduction, coding)
-        result = self._out(array.shape, array, out)
+        result = result_of(array.shape, array, out)
         with self._turn(name, array.nbytes, reduction.op, reduction.element) as number:
             saturated = self._allreduce(array, result, reduction, algorithm, number, coding, feedback)
         if saturated:
@@ -156,8 +163,8 @@ class Group:
         named(algorithm, REDUCE)
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
-        result = self._out(array.shape, array, out) if self.rank == root else None
-        data = _flat_copy(array)
+        result = result_of(array.shape, array, out) if self.rank == root else None
+        data = flat_copy(array)
         with self._turn("reduce", data.nbytes, op, reduction.element):
             self._peers.reduce(storage(data), reduction, root, algorithm=algorithm)
         if result is not None:
@@ -179,9 +186,9 @@ class Group:
         """
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
-        rows = self._rows(array, counts, "array")
-        result = self._out((rows[self.rank], *array.shape[1:]), array, out)
-        data, pieces = _flat_copy(array), _pieces(rows, array)
+        rows = rows_of(array, counts, self.size)
+        result = result_of((rows[self.rank], *array.shape[1:]), array, out)
+        data, pieces = flat_copy(array), pieces_of(rows, array)
         with self._turn("reduce_scatter", data.nbytes, op, reduction.element):
             self._peers.reduce_scatter(storage(data), pieces, reduction)
         result[...] = data[pieces[self.rank]].reshape(result.shape)
@@ -195,8 +202,8 @@ class Group:
         """
         self._check_rank(root, "root")
         named(algorithm, BROADCAST)
-        self._check_writeable(array, "array")
-        data = _flat(array)
+        check_writeable(array, "array")
+        data = flat(array)
         with self._turn("broadcast", data.nbytes, dtype=data.dtype):
             self._peers.broadcast(data.view(np.uint8), root, algorithm=algorithm)
         if not np.may_share_memory(data, array):
@@ -209,13 +216,13 @@ class Group:
         counts  rows of each rank's array; default: as many as this one's
         """
         array = np.asarray(array)
-        rows = self._own_rows(array, counts)
-        result = self._out((sum(rows), *array.shape[1:]), array, out)
-        pieces = _pieces(rows, array)
-        data = np.empty(result.size, _native(array))
+        rows = rows_with(array, counts, self.rank, self.size)
+        result = result_of((sum(rows), *array.shape[1:]), array, out)
+        pieces = pieces_of(rows, array)
+        data = np.empty(result.size, native(array))
         data[pieces[self.rank]] = array.reshape(-1)
         with self._turn("all_gather", data.nbytes, dtype=data.dtype):
-            self._peers.all_gather(data.view(np.uint8), _bytes(pieces, data))
+            self._peers.all_gather(data.view(np.uint8), in_bytes(pieces, data))
         result[...] = data.reshape(result.shape)
         return result
 
@@ -225,13 +232,13 @@ class Group:
         """Every rank's rows, one after another, on ``root``; None elsewhere."""
         self._check_rank(root, "root")
         array = np.asarray(array)
-        rows = self._own_rows(array, counts)
-        result = self._out((sum(rows), *array.shape[1:]), array, out) if self.rank == root else None
-        pieces = _pieces(rows, array)
-        data = np.empty(pieces[-1].stop, _native(array))
+        rows = rows_with(array, counts, self.rank, self.size)
+        result = result_of((sum(rows), *array.shape[1:]), array, out) if self.rank == root else None
+        pieces = pieces_of(rows, array)
+        data = np.empty(pieces[-1].stop, native(array))
         data[pieces[self.rank]] = array.reshape(-1)
         with self._turn("gather", data.nbytes, dtype=data.dtype):
-            self._peers.gather(data.view(np.uint8), _bytes(pieces, data), root)
+            self._peers.gather(data.view(np.uint8), in_bytes(pieces, data), root)
         if result is not None:
             result[...] = data.reshape(result.shape)
         return result
@@ -241,19 +248,19 @@ class Group:
     ) -> Array:
         """Fills ``out`` with this rank's rows of the root's ``array``, which the others leave out (None)."""
         self._check_rank(root, "root")
-        self._check_writeable(out, "out")
-        rows = self._own_rows(out, counts)
-        pieces = _pieces(rows, out)
-        data = np.empty(pieces[-1].stop, _native(out))
+        check_writeable(out, "out")
+        rows = rows_with(out, counts, self.rank, self.size)
+        pieces = pieces_of(rows, out)
+        data = np.empty(pieces[-1].stop, native(out))
         if self.rank == root:
             if array is None:
                 raise ValueError("scatter on the root: expected an array, got None")
-            if array.shape != (sum(rows), *out.shape[1:]) or _native(array) != data.dtype:
+            if array.shape != (sum(rows), *out.shape[1:]) or native(array) != data.dtype:
                 wanted = f"{data.dtype}{[sum(rows), *out.shape[1:]]}"
                 raise ValueError(f"array is {array.dtype}{list(array.shape)}: expected {wanted}, all ranks' rows")
             data[:] = array.reshape(-1)
         with self._turn("scatter", data.nbytes, dtype=data.dtype):
-            self._peers.scatter(data.view(np.uint8), _bytes(pieces, data), root)
+            self._peers.scatter(data.view(np.uint8), in_bytes(pieces, data), root)
         out[...] = data[pieces[self.rank]].reshape(out.shape)
         return out
 
@@ -271,16 +278,16 @@ class Group:
         out_counts  rows from each rank; default: ``counts`` were all alike, so as many
         """
         array = np.asarray(array)
-        given = self._rows(array, counts, "array")
+        given = rows_of(array, counts, self.size)
         if out_counts is None and len(set(given)) > 1:
             raise ValueError(f"counts={given}: unlike numbers need out_counts, the rows that come from each rank")
-        taken = given if out_counts is None else self._check_counts(out_counts, "out_counts")
-        result = self._out((sum(taken), *array.shape[1:]), array, out)
+        taken = given if out_counts is None else counts_of(out_counts, self.size, "out_counts")
+        result = result_of((sum(taken), *array.shape[1:]), array, out)
         if given[self.rank] != taken[self.rank]:
             raise ValueError(f"counts={given}, out_counts={taken}: rank {self.rank} must take what it gives itself")
-        source = _flat_copy(array)
+        source = flat_copy(array)
         data = np.empty(result.size, source.dtype)
-        to, by = _bytes(_pieces(given, array), data), _bytes(_pieces(taken, array), data)
+        to, by = in_bytes(pieces_of(given, array), data), in_bytes(pieces_of(taken, array), data)
         with self._turn("all_to_all", source.nbytes, dtype=source.dtype):
             self._peers.all_to_all(source.view(np.uint8), to, data.view(np.uint8), by)
         result[...] = data.reshape(result.shape)
@@ -295,15 +302,15 @@ class Group:
     def send(self, array: Array, peer: int, *, tag: int = 0) -> None:
         """Sends to another rank, which calls ``receive``.  Between two ranks messages arrive in the order sent."""
         self._check_peer(peer)
-        data = _flat(np.asarray(array))
+        data = flat(np.asarray(array))
         with self._turn("send", counted=False, nbytes=data.nbytes, dtype=data.dtype):
             self._peers.send(data, peer, tag)
 
     def receive(self, out: Array, peer: int, *, tag: int = 0) -> Array:
         """Fills ``out`` with the peer's next ``send``, which must have its size, dtype and tag."""
         self._check_peer(peer)
-        self._check_writeable(out, "out")
-        data = _flat(out)
+        check_writeable(out, "out")
+        data = flat(out)
         with self._turn("receive", counted=False, nbytes=data.nbytes, dtype=data.dtype):
             self._peers.receive(data, peer, tag)
         if not np.may_share_memory(data, out):
@@ -351,7 +358,7 @@ class Group:
         if coding.saturate:
             return self._saturated(array, result, algorithm)
         whole = array if feedback is None else take_back(array, feedback, reduction.element)
-        source, out = _flat(whole), _flat(result)
+        source, out = flat(whole), flat(result)
         self._peers.allreduce(storage(source), storage(out), reduction, algorithm=algorithm)
         if not np.may_share_memory(out, result):
             result[...] = out.reshape(result.shape)
@@ -365,21 +372,6 @@ class Group:
         result[...] = wide.clip(ends.min, ends.max).reshape(result.shape)
         return int(np.count_nonzero((wide <= ends.min) | (wide >= ends.max)))
 
-    def _out(self, shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
-        if out is None:
-            return np.empty(shape, _native(like))
-        self._check_writeable(out, "out")
-        if out.shape != shape or _native(out) != _native(like):
-            raise ValueError(f"out is {out.dtype}{list(out.shape)}: expected {like.dtype}{list(shape)}")
-        return out
-
-    @staticmethod
-    def _check_writeable(array: Array, name: str) -> None:
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} is a {type(array).__name__}: expected a numpy array")
-        if not array.flags.writeable:
-            raise ValueError(f"{name} is read-only")
-
     def _check_rank(self, rank: int, name: str) -> None:
         if not 0 <= rank < self.size:
             raise ValueError(f"{name}={rank}: expected a rank of 0 .. {self.size - 1}")
@@ -388,52 +380,3 @@ class Group:
         self._check_rank(peer, "peer")
         if peer == self.rank:
             raise ValueError(f"peer={peer} is this rank itself: expected another one")
-
-    def _check_counts(self, counts: Sequence[int], name: str) -> list[int]:
-        if len(counts) != self.size or min(counts) < 0:
-            raise ValueError(f"{name}={list(counts)}: expected {self.size} numbers of rows, one for each rank")
-        return list(counts)
-
-    def _rows(self, array: Array, counts: Sequence[int] | None, name: str) -> list[int]:
-        """Rows of each rank in an array that holds all of them."""
-        if array.ndim == 0:
-            raise ValueError(f"{name} has no axis to cut: expected one or more dimensions")
-        if counts is None:
-            if array.shape[0] % self.size:
-                raise ValueError(f"{name} has {array.shape[0]} rows: expected a multiple of {self.size}, or counts")
-            return [array.shape[0] // self.size] * self.size
-        rows = self._check_counts(counts, "counts")
-        if sum(rows) != array.shape[0]:
-            raise ValueError(f"counts={rows} are {sum(rows)} rows, {name} has {array.shape[0]}: expected the same")
-        return rows
-
-    def _own_rows(self, array: Array, counts: Sequence[int] | None) -> list[int]:
-        """Rows of each rank, of which ``array`` holds this rank's."""
-        if array.ndim == 0:
-            raise ValueError("a single number has no rows to put together: expected one or more dimensions")
-        rows = [array.shape[0]] * self.size if counts is None else self._check_counts(counts, "counts")
-        if rows[self.rank] != array.shape[0]:
-            raise ValueError(f"counts={rows}: rank {self.rank} has {array.shape[0]} rows")
-        return rows
-
-
-def _native(array: Array) -> np.dtype[Any]:
-    return array.dtype.newbyteorder("=")
-
-
-def _flat(array: Array) -> Flat:
-    """The array's own memory where it is plain, else a copy in the machine's byte order."""
-    return np.require(array, _native(array), ["C", "A"]).reshape(-1)
-
-
-def _flat_copy(array: Array) -> Flat:
-    return np.array(array, _native(array), order="C", copy=True).reshape(-1)
-
-
-def _pieces(rows: Sequence[int], like: Array) -> list[slice]:
-    width = int(np.prod(like.shape[1:], dtype=np.int64))
-    return by_counts(count * width for count in rows)
-
-
-def _bytes(pieces: Sequence[slice], data: Flat) -> list[slice]:
-    return [slice(piece.start * data.itemsize, piece.stop * data.itemsize) for piece in pieces]
