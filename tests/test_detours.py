@@ -18,6 +18,7 @@ from netfold.host.roce.detours import Detours
 from netfold.host.roce.native import ANSWERED, STALLED, Endpoint, Pair
 from netfold.host.roce.ways import Ways
 from netfold.wire.paths import Paths, Reach
+from netfold.wire.roce import Opcode
 
 
 class Leaf:
@@ -77,9 +78,10 @@ class Leaf:
             if self.wires.network.now >= self.next_look:
                 self.next_look = self.wires.network.now + self.look
                 self._look()
+                self.wires.drain()
             return all(writer.done() for writer in self.writers)
 
-        self.wires.run(done, limit=5000 * MILLISECOND)
+        self.wires.run(done, limit=20_000 * MILLISECOND)
         self._look()
         for writer in self.writers:
             writer.check()
@@ -134,6 +136,51 @@ def test_a_path_that_answers_anybody_is_not_dead() -> None:
     assert leaf.stalled() >= 200
     assert leaf.wires.count(0, STALLED) == 0
     assert set(leaf.wires.ports) == {PORT}
+
+
+class SlowLinks:
+    """Paths, one a source port, on which a packet of data takes ``packet_time`` nanoseconds of a link, after those that
+    were sent before it; and every packet ``delay`` more.  The path of ``dead`` swallows everything from then on."""
+
+    def __init__(self, leaf: Leaf, *, packet_time: int = 0, delay: int = 0, dead: dict[int, int] | None = None) -> None:
+        self.leaf, self.packet_time, self.delay, self.dead = leaf, packet_time, delay, dead or {}
+        self.free: dict[int, int] = {}
+
+    def __call__(self, datagram: Datagram) -> int | None:
+        now, port = self.leaf.wires.network.now, datagram.source_port
+        if now >= self.dead.get(port, now + 1):
+            return None
+        if datagram.payload[0] == Opcode.ACKNOWLEDGE:
+            return self.delay
+        self.free[port] = max(now, self.free.get(port, 0)) + self.packet_time
+        return self.free[port] - now + self.delay
+
+
+@pytest.mark.parametrize("delay", [0, 145])
+@pytest.mark.parametrize("peers", [1, 3])
+def test_a_path_slower_than_any_timer_is_not_flooded(peers: int, delay: int) -> None:
+    """Round trips of 300 ms, in the queue of the windows themselves or in the cables: a window is not sent again while
+    its answers are under way.  A first round trip and a path that is silent for 75 ms are asked about with a packet."""
+    leaf = Leaf(peers=peers, ports=1, look=0, nbytes=600_000)
+    leaf.paths = SlowLinks(leaf, packet_time=0 if delay else 300 * MILLISECOND // (64 * peers),
+                           delay=delay * MILLISECOND)
+    leaf.run()
+    for pair in range(peers):
+        s = leaf.wires.endpoints[0].standing(pair)
+        print(f"{s.sent=} {s.retransmitted=} {s.timeouts=} {s.srtt=} {leaf.wires.network.now=}")
+        assert s.srtt >= 200 * MILLISECOND
+        assert s.retransmitted < s.posted / 10
+
+
+@pytest.mark.parametrize("at", [200, 400, 1200])
+def test_a_slow_path_that_dies_is_left_as_soon(at: int) -> None:
+    """Where round trips take 300 ms, so does the retransmission timer; what leaves a dead path does not wait for it."""
+    leaf = Leaf(peers=2, ports=2, look=0, nbytes=800_000)
+    leaf.paths = SlowLinks(leaf, packet_time=300 * MILLISECOND // 128, dead={PORT: at * MILLISECOND})
+    leaf.run()
+    print(f"{at=} {leaf.wires.network.now=} {leaf.stalled()=}")
+    assert {port for _, port in leaf.blamed} == {PORT}
+    assert leaf.stalled() < 200
 
 
 @given(ports=st.integers(2, 4), peers=st.integers(1, 3), look=st.sampled_from([0, 7, 40, 110]), data=st.data())

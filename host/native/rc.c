@@ -167,7 +167,7 @@ void nf_rc_break(nf_rc *rc, nf_qp *qp, uint8_t syndrome, bool by_peer)
     qp->out.count = 0;
     qp->out.una = qp->out.next = qp->out.limit;
     qp->out.n_lost = 0;
-    qp->out.deadline = NF_RC_NEVER;
+    qp->out.deadline = qp->out.look = NF_RC_NEVER;
     nf_rc_event event = { .what = NF_RC_BROKEN, .qp = nf_rc_index(rc, qp), .syndrome = syndrome, .by_peer = by_peer };
     rc->owed++;                                     /* nf_rc_emit takes it */
     nf_rc_emit(rc, &event);
@@ -244,12 +244,11 @@ void nf_rc_tick(nf_rc *rc, int64_t now)
 {
     for (uint32_t i = 0; i < rc->n_active; i++) {
         nf_qp *qp = &rc->qps[rc->active[i]];
-        if (!nf_requester_tick(rc, &qp->out, now))
-            continue;
-        if (qp->reps)
+        bool expired = nf_requester_tick(rc, &qp->out, now);
+        if (!qp->reps)
+            nf_path_watch(rc, qp, now);
+        else if (expired)
             nf_reps_freeze(qp->reps, now);
-        else
-            nf_path_timed_out(rc, qp, now);
     }
 }
 
@@ -257,7 +256,8 @@ int64_t nf_rc_deadline(const nf_rc *rc)
 {
     int64_t least = NF_RC_NEVER;
     for (uint32_t i = 0; i < rc->n_active; i++) {
-        int64_t one = rc->qps[rc->active[i]].out.deadline;
+        const nf_qp *qp = &rc->qps[rc->active[i]];
+        int64_t one = qp->reps || qp->out.deadline < qp->out.look ? qp->out.deadline : qp->out.look;
         least = one < least ? one : least;
     }
     return least;

@@ -36,12 +36,16 @@ typedef struct {
     uint64_t una, next, limit;         /* lowest not acknowledged; lowest never sent; end of what was posted */
     uint64_t recover;                  /* a time-out happened: everything below was sent before it */
     uint32_t burst;                    /* packets that go again when the first of them are acknowledged */
+    uint64_t repeated;                 /* since the last time-out: everything below */
+    int64_t asked, answer;             /* first repetition in this silence; how long one took to be answered, or 0 */
+    bool doubted;                      /* srtt: a time-out was vain by it, or the path is new; no sample came since */
     uint64_t lost_from;                /* none is lost below */
     uint32_t n_lost;
     nf_flight *flights;                /* by sequence number modulo window */
     /* timer, RFC 6298 */
     int64_t srtt, rttvar, rto, deadline;
-    uint32_t silent;                   /* time-outs since anything was acknowledged */
+    int64_t look;                      /* when rc_paths.c looks at the path again */
+    uint32_t silent;                   /* repetitions since anything was acknowledged */
     int64_t since, longest;            /* last acknowledgement, or first packet after idling; longest wait for one */
     int64_t blamed;                    /* the same, or when a path was blamed last */
     /* congestion */
@@ -155,13 +159,14 @@ void nf_requester_send(nf_rc *, nf_requester *, uint64_t seq, int64_t now);
 void nf_requester_unsent(nf_rc *, nf_requester *, uint64_t seq);
 void nf_requester_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
 bool nf_requester_tick(nf_rc *, nf_requester *, int64_t now);      /* true where the timer ran out */
+void nf_requester_ask(nf_rc *, nf_requester *, int64_t now);
 /* `dead`: what is in flight was on a path that is dead: it goes again at once. */
 void nf_requester_moved(nf_rc *, nf_requester *, bool dead, int64_t now);
 
 /* rc_paths.c */
 bool nf_path_take(nf_rc *, nf_qp *, uint32_t group, uint16_t port);        /* false: no memory */
 void nf_path_answered(nf_rc *, const nf_qp *, uint16_t port, int64_t now);
-void nf_path_timed_out(nf_rc *, nf_qp *, int64_t now);             /* is the path to blame? */
+void nf_path_watch(nf_rc *, nf_qp *, int64_t now);                 /* is the path to blame? */
 
 /* rc_responder.c */
 bool nf_responder_open(nf_responder *, uint32_t window);

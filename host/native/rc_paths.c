@@ -82,22 +82,28 @@ static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since)
     return false;
 }
 
-/* If the path is not to blame yet, the next look must not wait for the timer's back-off. */
-void nf_path_timed_out(nf_rc *rc, nf_qp *qp, int64_t now)
+/* Halfway to the verdict the oldest packet goes again: a clock of its own, so that a dead path is left as soon where round
+ * trips are long, and the retransmission timer with them. */
+void nf_path_watch(nf_rc *rc, nf_qp *qp, int64_t now)
 {
     nf_requester *r = &qp->out;
+    if (now < r->look || r->una == r->next)
+        return;
     nf_path *path = &rc->paths[qp->path];
     int64_t far = 2 * r->srtt < NF_RC_STALL_MOST ? 2 * r->srtt : NF_RC_STALL_MOST;
     int64_t early = far > NF_RC_STALL ? far : NF_RC_STALL, late = far > NF_RC_STALL_ALONE ? far : NF_RC_STALL_ALONE;
-    int64_t since = r->blamed > path->answered ? r->blamed : path->answered;
-    int64_t waited = now - since, next = since + (waited < early ? early : late);
+    int64_t since = r->blamed > path->answered ? r->blamed : path->answered, waited = now - since;
+    if (waited < early / 2) {                       /* it has answered somebody since */
+        r->look = since + early / 2;
+        return;
+    }
+    nf_requester_ask(rc, r, now);
     bool blame = r->silent > 1 && (waited >= late || (waited >= early && lives(rc, qp, now - NF_RC_STALL / 2)));
     if (blame && nf_rc_reserve_events(rc, 1)) {
         nf_rc_event event = { .what = NF_RC_STALLED, .qp = nf_rc_index(rc, qp), .source_port = path->port };
         r->blamed = now;
         path->blamed = true;
         nf_rc_emit(rc, &event);
-    } else if (next > now && r->deadline > next) {
-        r->deadline = next;
     }
+    r->look = waited < early ? since + early : waited < late ? since + late : now + early / 2;
 }

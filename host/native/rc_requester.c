@@ -3,16 +3,19 @@
  *
  * A NAK names a lost packet.  Where no NAK comes (the end of a message was lost, or the answers were) the timer of
  * RFC 6298 sends the oldest packet again; as long as answers then show no more than what was repeated, each sends twice
- * as many.  Where repeats are not answered either, the path may be to blame (rc_paths.c).  Congestion: DCTCP (RFC 8257)
- * on marks; on loss half, once a round trip, but no less than an eighth of the window, so that random loss does not
- * starve the path. */
+ * as many.  A timer that was too short shows in the answers that come next: they tell of packets that were not repeated,
+ * or come sooner after a repetition than the one before did, or than round trips take (as in F-RTO, RFC 5682; answers
+ * without news prove nothing, packets behind a hole bring them as well).  Then nothing more goes again.  Which paths
+ * live is another clock's business (rc_paths.c).  Congestion: DCTCP (RFC 8257) on marks; on loss half, once a round
+ * trip, but no less than an eighth of the window, so that random loss does not starve the path. */
 #include <stdlib.h>
 
 #include "rc_inside.h"
 
 #define RTO_FIRST 20000000ll
 #define RTO_LEAST 2000000ll            /* the peer's process may not be running just now */
-#define RTO_MOST 100000000ll
+#define RTO_MOST 1000000000ll          /* the most that round trips ask for: queues of slow links */
+#define RTO_SILENT 100000000ll         /* the most that back-off adds: bounds how long a repaired path stays unused */
 #define WRITES_FIRST 16
 
 bool nf_requester_open(nf_requester *r, uint32_t window)
@@ -21,7 +24,7 @@ bool nf_requester_open(nf_requester *r, uint32_t window)
     r->room = WRITES_FIRST;
     r->flights = calloc(window, sizeof *r->flights);
     r->rto = RTO_FIRST;
-    r->deadline = NF_RC_NEVER;
+    r->deadline = r->look = NF_RC_NEVER;
     r->allowed = window < 32 ? window : 32;
     r->slow_start = true;
     r->burst = 1;
@@ -112,6 +115,7 @@ void nf_requester_send(nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
     r->sent++;
     if (r->deadline == NF_RC_NEVER) {
         r->deadline = now + r->rto;
+        r->look = now + NF_RC_STALL / 2;
         r->since = r->blamed = now;
     }
 }
@@ -134,6 +138,16 @@ void nf_requester_unsent(nf_rc *rc, nf_requester *r, uint64_t seq)
 }
 
 static double least(const nf_rc *rc) { return rc->window / 8 > 2 ? rc->window / 8 : 2; }
+
+/* For a loss: half, once a round trip. */
+static void cut(const nf_rc *rc, nf_requester *r)
+{
+    if (r->una < r->cut_end)
+        return;
+    r->allowed = r->allowed / 2 > least(rc) ? r->allowed / 2 : least(rc);
+    r->slow_start = false;
+    r->cut_end = r->next;
+}
 
 static void adapt(const nf_rc *rc, nf_requester *r, uint32_t packets, bool marked)
 {
@@ -179,13 +193,48 @@ static void set_rto(nf_requester *r)
     r->rto = r->rto < RTO_LEAST ? RTO_LEAST : r->rto > RTO_MOST ? RTO_MOST : r->rto;
 }
 
+/* The oldest packet goes again, and what answers it tells about the others in flight. */
+void nf_requester_ask(nf_rc *rc, nf_requester *r, int64_t now)
+{
+    if (!r->silent)
+        r->asked = now;
+    r->silent += !flight(rc, r, r->una)->lost;      /* one that has not left yet asks nobody */
+    r->recover = r->next;
+    r->repeated = r->una + 1;
+    r->burst = 1;
+    r->answer = 0;
+    lose(rc, r, r->una);
+}
+
+/* After a time-out an answer came, `age` after the last packet it acknowledges was sent: does more go again? */
+static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now)
+{
+    if (!r->answer)
+        age = now - r->asked;                       /* of several repetitions the first may be what was answered */
+    int64_t usual = r->doubted || r->answer > r->srtt ? r->answer : r->srtt;
+    if (r->una > r->repeated || age < usual / 2) {
+        r->recover = r->una;                        /* what was repeated had arrived, the time-out was vain */
+        r->doubted = true;
+        return;
+    }
+    r->answer = age;
+    r->burst *= 2;
+    uint64_t end = r->una + r->burst < r->recover ? r->una + r->burst : r->recover;
+    for (; r->repeated < end; r->repeated++)
+        lose(rc, r, r->repeated);
+}
+
 static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_t now)
 {
     nf_requester *r = &qp->out;
     uint64_t before = r->una;
     const nf_flight *last = flight(rc, r, end - 1);
-    if (!last->again && !last->lost)
-        measure(r, now - last->at);
+    int64_t age = now - last->at;
+    if (!last->again && !last->lost) {              /* Karn; until then the back-off stands */
+        measure(r, age);
+        r->doubted = false;
+        set_rto(r);
+    }
     for (; r->una < end; r->una++) {
         nf_flight *f = flight(rc, r, r->una);
         if (f->lost) {
@@ -197,18 +246,12 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     r->longest = now - r->since > r->longest ? now - r->since : r->longest;
     r->since = r->blamed = now;
     r->silent = 0;
-    set_rto(r);
     r->deadline = r->una < r->next ? now + r->rto : NF_RC_NEVER;
+    if (r->una == r->next)
+        r->look = NF_RC_NEVER;
     adapt(rc, r, (uint32_t)(end - before), marked);
-    if (r->una < r->recover) {
-        if (end - before > r->burst) {              /* more than was repeated: it had arrived, the time-out was vain */
-            r->recover = r->una;
-        } else {
-            r->burst *= 2;
-            for (uint64_t seq = r->una; seq < r->recover && seq < r->una + r->burst; seq++)
-                lose(rc, r, seq);
-        }
-    }
+    if (r->una < r->recover)
+        recover(rc, r, age, now);
     while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {
         nf_rc_event event = { .what = NF_RC_SENT, .qp = nf_rc_index(rc, qp), .id = at(r, 0)->id };
         nf_rc_emit(rc, &event);                     /* room was reserved when it was posted */
@@ -228,11 +271,7 @@ void nf_requester_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, b
     } else if (syndrome == NF_AETH_SEQUENCE) {
         r->naks++;
         lose(rc, r, (uint64_t)seq);
-        if (r->una >= r->cut_end) {
-            r->allowed = r->allowed / 2 > least(rc) ? r->allowed / 2 : least(rc);
-            r->slow_start = false;
-            r->cut_end = r->next;
-        }
+        cut(rc, r);
     } else if (syndrome >> 5 == 3) {
         nf_rc_break(rc, qp, syndrome, true);
     }
@@ -243,17 +282,11 @@ bool nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
     if (now < r->deadline)
         return false;
     r->timeouts++;
-    r->rto = 2 * r->rto < RTO_MOST ? 2 * r->rto : RTO_MOST;
-    r->silent++;
+    int64_t most = r->rto > RTO_SILENT ? r->rto : RTO_SILENT;
+    r->rto = 2 * r->rto < most ? 2 * r->rto : most;
     r->deadline = now + r->rto;
-    r->recover = r->next;
-    r->burst = 1;
-    lose(rc, r, r->una);
-    if (r->una >= r->cut_end) {
-        r->allowed = r->allowed / 2 > least(rc) ? r->allowed / 2 : least(rc);
-        r->slow_start = false;
-        r->cut_end = r->next;
-    }
+    nf_requester_ask(rc, r, now);
+    cut(rc, r);
     return true;
 }
 
@@ -263,9 +296,9 @@ void nf_requester_moved(nf_rc *rc, nf_requester *r, bool dead, int64_t now)
     if (!dead || r->una == r->next)
         return;
     set_rto(r);                                     /* the back-off was the old path's */
-    r->silent = 1;
+    r->silent = 0;
     r->deadline = now + r->rto;
-    r->recover = r->next;
-    r->burst = 1;
-    lose(rc, r, r->una);
+    r->look = now + NF_RC_STALL / 2;
+    r->doubted = true;                              /* and so was the round trip */
+    nf_requester_ask(rc, r, now);
 }
