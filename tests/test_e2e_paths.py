@@ -47,12 +47,13 @@ def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path)
 def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine, tmp_path: Path) -> None:
     """It swallows packets in silence, and no probe tells: time-outs move the pieces, all elements are right, and the
     controller is told.  Whether no flow stands still for 200 ms is a matter of an idle machine and of `netfold bench
-    paths`; here the bound leaves room for a busy one."""
+    paths`; here the bound tells hosts that move their flows from hosts that wait until the controller trusts the path
+    again, 5 s later."""
     settings = SMALL[engine]._replace(modes=("pinned",), collectives=(), fail_after=0.05, silent=True, probe=0.0)
     (row,) = summary(run(settings, tmp_path / "logs"))
     print(show([row]))
     assert row.failed
-    assert 0.05 < row.stalled < 1.0
+    assert 0.05 < row.stalled < 4.0
     log = (tmp_path / "logs" / "controller.log").read_text()
     assert "no answer from rank" in log
     assert "suspect for leaf" in log

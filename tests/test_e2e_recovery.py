@@ -56,7 +56,7 @@ def test_sums_stay_exact_whatever_is_cut_killed_and_restarted(engine: Engine, tm
     fabric = msgspec.structs.replace(fabric, probe=0.1)
     with Network(fabric, logs=tmp_path / "logs") as network:
         do = Disasters(network)
-        ends = steady(network, 5, 10.0, [
+        ends = steady(network, 5, 13.0, [
             lambda: do.cut("spine1", 1),
             lambda: do.mend("spine1", 1),
             lambda: do.kill("spine2"),
