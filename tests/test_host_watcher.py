@@ -26,6 +26,7 @@ from netfold.controller.controller import Controller
 from netfold.controller.plan.fabric import Fabric, leafspine
 from netfold.host.communicator import Communicator
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
+from netfold.host.folding.jobs import JobClient
 
 TIMEOUT = 60.0
 """Of collectives: far more than a death takes to be noticed."""
@@ -172,3 +173,22 @@ def test_a_rank_needs_the_fabrics_token(tmp_path: Path, monkeypatch: pytest.Monk
                 comm.close()
         (job,) = serving.controller.jobs.all()
         assert job.state == "finished"
+
+
+def test_a_connection_that_does_not_close_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC may hang in its goodbye: the rank says so and goes on."""
+    client = JobClient("127.0.0.1:9")
+    real, never = client.channel, threading.Event()
+
+    class Hangs:
+        def close(self) -> None:
+            never.wait(60)
+
+    monkeypatch.setattr("netfold.host.folding.jobs.CLOSE_SECONDS", 0.01)
+    client.channel = Hangs()
+    client.close()
+    never.set()
+    real.close()
+    assert "127.0.0.1:9 did not close within 0.01 s" in caplog.text
