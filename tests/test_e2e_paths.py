@@ -36,8 +36,8 @@ def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path)
     print(show(rows))
     assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in SMALL[engine].collectives for m in MODES}
     even = next(row for row in rows if (row.collective, row.mode) == ("all_to_all", "pinned"))
-    if even.stalled < 0.07:  # BMv2 on a busy machine stands still for longer, and a rank leaves what it blames
-        assert even.up < 1.1
+    # two uplinks: 1 is even, 2 is one of them alone; a rank that a busy machine or BMv2 holds up leaves what it blames
+    assert even.up < (1.1 if engine == "softswitch" and even.stalled < 0.07 else 1.9)
     picture = draw(rows, "paths")
     assert picture.count("<title>") == 2 * len(rows)
 
