@@ -19,9 +19,10 @@ from netfold.topo.net import Network, Ranks
 from netfold.topo.planes import Planes, side_by_side
 
 pytestmark = pytest.mark.timeout(200)
-TIMEOUT = 1.0
-BOUND = TIMEOUT + 4.0
-"""Seconds until an error: the timeout, the question to the controller (at most 3), and a busy machine."""
+TIMEOUTS = {"softswitch": 1.0, "bmv2": 3.0}
+"""Seconds without progress: BMv2 itself may stand still for one, on a busy machine."""
+BOUND = 5.0
+"""Seconds more until an error: the question to the controller (at most 3), and a busy machine."""
 CASES = [("innet", "stop"), ("innet", "stay"), ("innet", "kill"), ("tcp", "stop"), ("roce", "stop")]
 
 
@@ -35,10 +36,11 @@ def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> 
             job = f"{rail}-{way}"
             folder = tmp_path / job
             folder.mkdir()
-            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUT), str(folder)], job=job)
+            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUTS[engine]), str(folder)],
+                                   job=job)
             for rank, told in enumerate(heard(ranks)):
                 where = f"{job}, rank {rank}: {told}"
-                named(told, where)
+                named(told, where, TIMEOUTS[engine] + BOUND)
                 if rail == "innet" and way != "kill":
                     assert "rank 3 gone, stopped, or never called" in told["text"], where
                     assert "leaf2" in told["text"], where
@@ -58,11 +60,11 @@ def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, t
         for way, says in SEVERAL if engine == "softswitch" else SEVERAL[:1]:
             folder = tmp_path / way
             folder.mkdir()
-            command = [*program("rank_lost.py"), "auto", way, str(TIMEOUT), str(folder)]
+            command = [*program("rank_lost.py"), "auto", way, str(TIMEOUTS[engine]), str(folder)]
             ranks = planes.launch(command, job=way, env={"NETFOLD_RAILS": "innet@a+tcp@b"})
             for rank, told in enumerate(heard(ranks)):
                 where = f"{way}, rank {rank}: {told}"
-                named(told, where)
+                named(told, where, TIMEOUTS[engine] + BOUND)
                 assert says in told["text"], where
                 assert "rails: innet@a " in told["text"], where
                 assert ", tcp@b " in told["text"], where
@@ -81,7 +83,7 @@ def heard(ranks: Ranks) -> list[dict[str, Any]]:
     return said
 
 
-def named(told: dict[str, Any], where: str) -> None:
+def named(told: dict[str, Any], where: str, bound: float) -> None:
     """Rank 3 and nobody else, the operation and its size, in time, and as failed in the flight recorder."""
     assert told["kind"] in ("CollectiveTimeout", "PeerLost"), where
     assert "rank 3" in told["text"], where
@@ -90,4 +92,4 @@ def named(told: dict[str, Any], where: str) -> None:
     assert "100000 x float32" in told["text"], where
     assert f"operation {told['number']}" in told["text"], where
     assert told["state"] == "failed", where
-    assert told["seconds"] < BOUND, where
+    assert told["seconds"] < bound, where
