@@ -1,32 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``import netfold.torch`` makes "netfold" a backend of torch.distributed; see ``netfold.host.torch``."""
 
-from netfold.host.torch import (
-    BACKEND,
-    STORE,
-    NetfoldGroup,
-    NetfoldState,
-    Options,
-    PriorityOptimizer,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    join,
-    netfold_hook,
-    register,
-)
-
-__all__ = [
-    "BACKEND",
-    "STORE",
-    "NetfoldGroup",
-    "NetfoldState",
-    "Options",
-    "PriorityOptimizer",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "join",
-    "netfold_hook",
-    "register",
-]
+from netfold.host.torch import *  # noqa: F403 (the names are listed there)
+from netfold.host.torch import __all__ as __all__
+from netfold.host.torch import register
 
 register()

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -36,7 +37,7 @@ class SwitchFailed(RuntimeError):
     """A switch is not installed, did not come up, or ended on its own."""
 
 
-class P4Switch(Switch):  # type: ignore[misc]
+class P4Switch(ABC, Switch):  # type: ignore[misc]
     """A P4Runtime target as a Mininet switch, without a program until a controller pushes one.
 
     grpc       P4Runtime address, ``host:port`` or ``unix:/path``
@@ -77,9 +78,9 @@ class P4Switch(Switch):  # type: ignore[misc]
 
     # ---- to be said by the engine --------------------------------------------------------------------------------
 
+    @abstractmethod
     def command(self) -> list[str]:
         """The command line."""
-        raise NotImplementedError
 
     # ---- Mininet's life of a switch ------------------------------------------------------------------------------
 
