@@ -57,7 +57,8 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
                 pytest.skip(reason)
             # node ids are relative to the repository, pytest takes paths relative to where it is
             this = str(Path(__file__).parent.parent / os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0])
-            command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", this]
+            without = ["-p", "no:cacheprovider", "-p", "no:rerunfailures"]
+            command = [sys.executable, "-m", "pytest", "-q", "--no-header", *without, this]
             try:
                 done = sandbox.run(command, timeout=timeout)
             except subprocess.TimeoutExpired as error:
