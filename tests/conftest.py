@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the whole suite."""
+"""Settings of the whole suite: second attempts, and what a failed test tells of the processes that it started."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
+from helpers_topo import SECONDS
 from hypothesis import settings
 
 # No deadlines: the suite shares two cores with native compilers.  A failing example prints how to repeat it.
 settings.register_profile("netfold", deadline=None, print_blob=True)
 settings.load_profile("netfold")
 
-NEVER_TWICE = r"(?m)^E .*(wrong|Mismatched elements|not equal|differ)"
+NEVER_TWICE: Final = r"(?m)^E .*(wrong|Mismatched elements|not equal|differ)"
 """What a failure says when data are not what they must be.  No second attempt hides that."""
+LOG_BYTES: Final = 4000
+"""Of the end of each log."""
+LOGS: Final = 16
+"""Logs at most, the latest written first: those of one fabric."""
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Tests with real processes in namespaces get a second attempt, unless data were wrong in the first.
+    """Tests with real processes in namespaces get a second attempt, unless data were wrong in the first; inside a
+    sandbox they end by themselves before the sandbox does, and say where they stood.
 
-    There a machine that stands still for seconds looks like the fault that the test injects.  What failed at first is
+    A machine that stands still for seconds looks like the fault that such a test injects.  What failed at first is
     printed in full at the end of the run, under "SECOND ATTEMPTS", and is to be looked into; `-p no:rerunfailures`
     does without.
     """
+    seconds = os.environ.get(SECONDS)
     for item in items:
         if item.get_closest_marker("netns"):
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=NEVER_TWICE))
+        if seconds:
+            item.add_marker(pytest.mark.timeout(float(seconds)), append=False)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -36,3 +47,24 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports:
             terminalreporter.section(report.nodeid, sep="-", yellow=True)
             terminalreporter.write_line(report.longreprtext)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failed test shows the ends of the logs in its temporary folder: of controllers, switches and ranks."""
+    outcome: Any = yield
+    report: pytest.TestReport = outcome.get_result()
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        report.sections += [(f"end of {path.relative_to(folder)}", _end(path)) for path in _logs(folder)]
+
+
+def _logs(folder: Path) -> list[Path]:
+    found = [path for path in folder.rglob("*.log") if path.is_file() and path.stat().st_size]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:LOGS]
+
+
+def _end(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_BYTES))
+        return file.read().decode(errors="replace")

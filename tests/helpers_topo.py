@@ -10,13 +10,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec
+from typing import Final, ParamSpec
 
 import pytest
 
 from netfold.topo import sandbox
 
 P = ParamSpec("P")
+SECONDS: Final = "NETFOLD_TEST_SECONDS"
+"""Environment: how long a test inside a sandbox may take."""
+LAST_WORDS: Final = 10.0
+"""Seconds that a sandbox outlives its test: to take everything down, and tell what hung."""
 
 ENGINES = [
     "softswitch",
@@ -60,7 +64,8 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
             without = ["-p", "no:cacheprovider", "-p", "no:rerunfailures"]
             command = [sys.executable, "-m", "pytest", "-q", "--no-header", *without, this]
             try:
-                done = sandbox.run(command, timeout=timeout)
+                env = {**os.environ, SECONDS: str(timeout - LAST_WORDS)}
+                done = sandbox.run(command, timeout=timeout, env=env)
             except subprocess.TimeoutExpired as error:
                 pytest.fail(f"not done in {timeout} s\n{(error.stdout or b'').decode()}")
             if done.returncode != 0:
