@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from netfold.bench.rank import Setup, Took, Turn
-from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second, leafspine
+from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second
+from netfold.controller.plan.generate import leafspine
 from netfold.host.collectives import ALLREDUCE
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from netfold.controller.cli.common import CANNOT, FAILED, engine_of, fail
+
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved, figures are ratios within one run.")
 
 
@@ -45,19 +47,18 @@ def allreduce(
     bridge, the best case for what does not fold. Exit status 1 where a sum is wrong.
     """
     from netfold.bench import allreduce as bench
-    from netfold.controller.cli import app as cli
 
     try:
         spec = bench.spec(
             begin=begin, end=end, factor=factor, iterations=iterations, warmup=warmup, rounds=rounds,
-            check=bool(check), ranks=ranks, topo=topo, engine=cli._engine(switch), rate=rate, loss=loss,
+            check=bool(check), ranks=ranks, topo=topo, engine=engine_of(switch), rate=rate, loss=loss,
             lane_bits=lane_bits, path_mtu=path_mtu, algorithms=algorithms, seed=seed, timeout=timeout,
         )  # fmt: skip
         rows = bench.run(spec, json)
     except ValueError as error:
-        cli._fail(cli.CANNOT, f"bench allreduce: {error}")
+        fail(CANNOT, f"bench allreduce: {error}")
     except bench.BenchFailed as error:
-        cli._fail(cli.FAILED, f"bench allreduce: {error}")
+        fail(FAILED, f"bench allreduce: {error}")
     sys.exit(1 if any(row.wrong for row in rows) else 0)
 
 
@@ -73,11 +74,10 @@ def machines(
 ) -> None:
     """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
     from netfold.bench import machines as bench
-    from netfold.controller.cli import app as cli
 
     if machines < 2 or members < 2:
-        cli._fail(cli.CANNOT, f"bench machines: expected 2 or more of 2 or more ranks, got {machines} of {members}")
-    bench.run(machines=machines, members=members, rate=rate, engine=cli._engine(switch),
+        fail(CANNOT, f"bench machines: expected 2 or more of 2 or more ranks, got {machines} of {members}")
+    bench.run(machines=machines, members=members, rate=rate, engine=engine_of(switch),
               sizes=[float(size) for size in sizes.split(",")], rounds=rounds, json=json)  # fmt: skip
 
 
@@ -92,12 +92,11 @@ def simulator(
 ) -> None:
     """The packet simulator against a real fabric: the same flows on both; exit status 1 beyond 15 %."""
     from netfold.bench import simulator as bench
-    from netfold.controller.cli import app as cli
 
     try:
         within = bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json)
     except ValueError as error:
-        cli._fail(cli.CANNOT, f"bench simulator: {error}")
+        fail(CANNOT, f"bench simulator: {error}")
     sys.exit(0 if within else 1)
 
 
@@ -128,15 +127,14 @@ def paths(
     Everything runs in a sandbox on this machine, on real packets; every element of every result is checked.
     """
     from netfold.bench import paths as bench
-    from netfold.controller.cli import app as cli
 
     try:
         settings = bench.settings(
-            topo=topo, rate=rate, switch=cli._engine(switch), nbytes=nbytes, rounds=rounds, modes=modes,
+            topo=topo, rate=rate, switch=engine_of(switch), nbytes=nbytes, rounds=rounds, modes=modes,
             collectives=collectives, scope=scope, fail_after=fail_link, silent=silent,
         )  # fmt: skip
     except ValueError as error:
-        cli._fail(cli.CANNOT, f"bench paths: {error}")
+        fail(CANNOT, f"bench paths: {error}")
     raise typer.Exit(bench.main(settings, out, json))
 
 
@@ -164,19 +162,18 @@ def rails(
     """
     from netfold.bench import allreduce
     from netfold.bench import rails as bench
-    from netfold.controller.cli import app as cli
 
     try:
         spec = bench.spec(
             rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
-            engine=cli._engine(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, start=start,
+            engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, start=start,
             algorithm=algorithm,
         )  # fmt: skip
         result = bench.run(spec, json)
     except ValueError as error:
-        cli._fail(cli.CANNOT, f"bench rails: {error}")
+        fail(CANNOT, f"bench rails: {error}")
     except allreduce.BenchFailed as error:
-        cli._fail(cli.FAILED, f"bench rails: {error}")
+        fail(FAILED, f"bench rails: {error}")
     sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)
 
 
@@ -194,17 +191,16 @@ def loss(
 ) -> None:
     """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
     from netfold.bench import loss as bench
-    from netfold.controller.cli import app as cli
 
     try:
         bench.run(
-            bench.spec(topo=topo, engine=cli._engine(switch), rate=rate, nbytes=nbytes, operations=operations,
+            bench.spec(topo=topo, engine=engine_of(switch), rate=rate, nbytes=nbytes, operations=operations,
                        rounds=rounds, losses=losses, seed=seed), json,
         )  # fmt: skip
     except ValueError as error:
-        cli._fail(cli.CANNOT, f"bench loss: {error}")
+        fail(CANNOT, f"bench loss: {error}")
     except bench.BenchFailed as error:
-        cli._fail(cli.FAILED, f"bench loss: {error}")
+        fail(FAILED, f"bench loss: {error}")
 
 
 @app.command()
@@ -220,14 +216,13 @@ def recovery(
 ) -> None:
     """How long running sums pause when a spine, a link or a leaf goes away under them, and when a spine is back."""
     from netfold.bench import recovery as bench
-    from netfold.controller.cli import app as cli
 
     try:
         bench.run(
-            bench.spec(disasters=disasters, engine=cli._engine(switch), rate=rate, elements=elements, rounds=rounds,
+            bench.spec(disasters=disasters, engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds,
                        after=after, probe=probe), json,
         )  # fmt: skip
     except ValueError as error:
-        cli._fail(cli.CANNOT, f"bench recovery: {error}")
+        fail(CANNOT, f"bench recovery: {error}")
     except bench.BenchFailed as error:
-        cli._fail(cli.FAILED, f"bench recovery: {error}")
+        fail(FAILED, f"bench recovery: {error}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox, train
 from netfold.wire import roce
 

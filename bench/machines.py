@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from netfold.controller.plan.fabric import Engine, bits_per_second, leafspine
+from netfold.controller.plan.fabric import Engine, bits_per_second
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 
 if TYPE_CHECKING:

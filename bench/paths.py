@@ -22,7 +22,8 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
-from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)

@@ -32,7 +32,8 @@ import msgspec
 
 from netfold.bench.allreduce import READY_SECONDS, BenchFailed, size
 from netfold.bench.rails_rank import Begun, Took, Turn, uses
-from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second, leafspine
+from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second
+from netfold.controller.plan.generate import leafspine
 from netfold.host.peers import ALGORITHM_VARIABLE, KNOWN
 from netfold.host.rails.joining import START_VARIABLE
 from netfold.host.rails.multirail import Start

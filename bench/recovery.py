@@ -136,7 +136,7 @@ def spec(
 def run(spec: Spec, file: Path | None = None) -> list[Pause]:
     """Measure in a sandbox, print, and write all pauses to ``file`` as JSON.  Raises BenchFailed."""
     sandbox.enter()
-    from netfold.controller.plan.fabric import leafspine
+    from netfold.controller.plan.generate import leafspine
     from netfold.topo.net import ControllerFailed, Network, RankFailed
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from netfold.bench.replay import Flow, Spec, Times
-from netfold.controller.plan.fabric import Fabric, leafspine
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.sim.packet import Outcome, Transport, simulate
 from netfold.sim.placement import SCHEMES, Placement, Scheme, place
 from netfold.sim.topology import Topology, of_fabric

@@ -42,7 +42,8 @@ from pathlib import Path
 import msgspec
 
 from netfold.controller.controller import Controller
-from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Stream

@@ -23,7 +23,8 @@ import numpy as np
 from slot_model import combine
 
 from netfold.controller.controller import Controller
-from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.slots import Sizes
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Plan, Stream

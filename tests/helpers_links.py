@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from netfold.controller.controller import Controller
-from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import leafspine
 
 BOUND = 20.0
 """Seconds for what must happen."""

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from netfold.bench import simulator
 from netfold.bench.simulator import Case
 from netfold.controller.cli.app import app
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.generate import leafspine
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import of_fabric
 from netfold.sim.workload import COLLECTIVES

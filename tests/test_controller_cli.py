@@ -23,7 +23,8 @@ from netfold.controller.operator import (
     Traffic,
     TreeStatus,
 )
-from netfold.controller.plan.fabric import leafspine, load
+from netfold.controller.plan.fabric_file import load, save
+from netfold.controller.plan.generate import leafspine
 from netfold.wire.jobs import Report
 
 
@@ -46,7 +47,7 @@ def test_fabric_writes_a_file_that_loads(tmp_path: Path) -> None:
 def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     """`netfold plan` needs nothing running; --entries lists every write."""
     file = tmp_path / "lab.toml"
-    leafspine(2, 2, 4).save(file)
+    save(leafspine(2, 2, 4), file)
     brief = CliRunner().invoke(app, ["plan", str(file), "--ranks", "h1,h2"])
     assert brief.exit_code == 0
     assert "tree leaf1: weight 1.000, 1 levels" in brief.stdout

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.plan import fabric
-from netfold.controller.plan.fabric import FabricError, bits_per_second, leafspine, load, loads
+from netfold.controller.plan.fabric import MAX_PORT, FabricError, bits_per_second
+from netfold.controller.plan.fabric_file import dumps, load, loads
+from netfold.controller.plan.generate import leafspine
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30), st.booleans())
 def test_generated_fabrics_survive_the_file(leaves: int, spines: int, hosts: int, shaped: bool) -> None:
     """A generated fabric written as TOML reads back equal."""
     made = leafspine(leaves, spines, hosts, rate="2.5gbit" if shaped else None, loss=0.01 * shaped, seed=7)
-    assert loads(made.dumps()) == made
+    assert loads(dumps(made)) == made
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30))
@@ -45,7 +46,7 @@ def test_unix_sockets_go_to_the_run_directory(tmp_path: Path) -> None:
     assert [s.grpc for s in made.switches] == [f"unix:{tmp_path}/{s.name}.sock" for s in made.switches]
 
 
-GOOD = leafspine(2, 1, 2, loss=0.5, rate="1gbit").dumps()
+GOOD = dumps(leafspine(2, 1, 2, loss=0.5, rate="1gbit"))
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [
@@ -119,4 +120,4 @@ def test_unknown_names_are_key_errors() -> None:
     with pytest.raises(KeyError, match="h3"):
         made.node("h3")
     assert made.host_at("10.9.9.9") is None
-    assert fabric.MAX_PORT == 509
+    assert MAX_PORT == 509

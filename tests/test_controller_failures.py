@@ -17,7 +17,9 @@ from test_controller_jobs import Rig, rig
 
 from netfold.controller import links, operator
 from netfold.controller.links import Links
-from netfold.controller.plan.fabric import CPU_PORT, End, Fabric, FabricError, leafspine, loads
+from netfold.controller.plan.fabric import CPU_PORT, End, Fabric, FabricError
+from netfold.controller.plan.fabric_file import dumps, loads
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 
@@ -316,6 +318,6 @@ def test_a_switch_that_refuses_a_new_route_is_mended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("probe", [-1.0, 0.001, 61.0])
 def test_impossible_intervals_are_refused(probe: float) -> None:
     """The file's check says what may be."""
-    text = msgspec.structs.replace(FABRIC, probe=probe).dumps()
+    text = dumps(msgspec.structs.replace(FABRIC, probe=probe))
     with pytest.raises(FabricError, match=r"fabric\.probe: expected 0 \(off\) or 0\.01\.\.60 seconds"):
         loads(text)

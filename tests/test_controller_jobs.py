@@ -18,7 +18,8 @@ from helpers_controller import MemorySwitch, run, until
 
 from netfold.controller import operator
 from netfold.controller.controller import Controller, StartError
-from netfold.controller.plan.fabric import Fabric, leafspine
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.slots import Sizes
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count

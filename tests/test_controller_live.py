@@ -19,8 +19,9 @@ import pytest
 
 from netfold.controller import operator
 from netfold.controller.controller import Controller
-from netfold.controller.plan import fabric as fabrics
-from netfold.controller.plan.fabric import Engine, Fabric, Switch, leafspine
+from netfold.controller.plan import fabric_file
+from netfold.controller.plan.fabric import Engine, Fabric, Switch
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
 
@@ -184,9 +185,9 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     ends it with status 0."""
     (switches.folder / "token").write_text("a secret\n")
     file = switches.folder / "lab.toml"
-    msgspec.structs.replace(switches.fabric, token_file="token").save(file)
+    fabric_file.save(msgspec.structs.replace(switches.fabric, token_file="token"), file)
     fabric = msgspec.structs.replace(switches.fabric, token_file=str(switches.folder / "token"))
-    assert fabrics.load(file) == fabric
+    assert fabric_file.load(file) == fabric
     netfold = [sys.executable, "-m", "netfold.controller.cli"]
     up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120"], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, text=True)

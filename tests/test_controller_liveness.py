@@ -16,7 +16,9 @@ from test_controller_failures import Cables, number
 from test_controller_jobs import Code, Rig, rig
 from test_controller_recovery import all_resume, lose, restart, streams
 
-from netfold.controller.plan.fabric import FabricError, leafspine, loads
+from netfold.controller.plan.fabric import FabricError
+from netfold.controller.plan.fabric_file import dumps, loads
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.slots import Refused
 from netfold.controller.steadiness import FORGET, MOST, Steadiness
 from netfold.wire.jobs import AskMissing, Done, Halt, Plan, Resume
@@ -150,7 +152,7 @@ def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "value"), [("misses", 1), ("misses", 1001), ("steady", -1.0), ("steady", 3601.0)])
 def test_impossible_settings_are_refused(name: str, value: float) -> None:
     """By name, with what may be."""
-    text = msgspec.structs.replace(leafspine(2, 2, 4), **{name: value}).dumps()
+    text = dumps(msgspec.structs.replace(leafspine(2, 2, 4), **{name: value}))
     with pytest.raises(FabricError, match=rf"fabric\.{name}: expected .* got"):
         loads(text)
 

@@ -16,7 +16,7 @@ from test_controller_slots import fold
 
 from netfold.controller import stall
 from netfold.controller.plan import slots, trees
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.machines import fold_groups, machines
 from netfold.controller.plan.slots import Ledger, Sizes
 from netfold.controller.plan.trees import NoTree

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import networkx as nx
 import pytest
 from hypothesis import given
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from netfold.controller.cli import dryrun
 from netfold.controller.plan import routes, slots, trees
-from netfold.controller.plan.fabric import Fabric, Host, Link, Switch, leafspine
+from netfold.controller.plan.fabric import Fabric, Host, Link, Switch
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.slots import Cycle, Ledger, Refused, Sizes, Slots
 from netfold.controller.plan.trees import NoTree
 from netfold.controller.switch import entities, reconcile, tables
@@ -44,7 +46,7 @@ def three_tiers() -> Fabric:
         for leaf in (1, 2):
             links += [Link(f"leaf{2 * pod + leaf}:{2 + agg}", f"agg{2 * pod + agg}:{leaf}") for agg in (1, 2)]
         links += [Link(f"agg{2 * pod + agg}:3", f"core{agg}:{pod + 1}") for agg in (1, 2)]
-    return Fabric("tiers", "softswitch", switches, hosts, tuple(links), jobs="127.0.0.1:5999")
+    return Fabric("tiers", "softswitch", "127.0.0.1:5999", switches=switches, hosts=hosts, links=tuple(links))
 
 
 def check_tree(fabric: Fabric, tree: trees.Tree, ranks: list[str]) -> None:
@@ -116,7 +118,7 @@ def test_weights_follow_the_narrowest_link() -> None:
     """A spine whose links are half as fast carries half as much."""
     fast = leafspine(2, 2, 4, rate="1gbit")
     links = tuple(Link(x.a, x.b, "500mbit") if "spine2" in x.b else x for x in fast.links)
-    slow = Fabric(fast.name, fast.engine, fast.switches, fast.hosts, links, fast.jobs)
+    slow = msgspec.structs.replace(fast, links=links)
     weights = {tree.root: tree.weight for tree in trees.plan(slow.graph(), ["h1", "h3"])}
     assert weights["spine1"] == pytest.approx(2 / 3)
     assert weights["spine2"] == pytest.approx(1 / 3)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_controller_jobs import Code, Rig, rig
 
 from netfold.controller.plan import trees
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Halt, Plan, Resume, Stream

@@ -23,7 +23,7 @@ from test_controller_switch import session
 from netfold.controller import operator, probe, stall
 from netfold.controller.cli.show import show_slots
 from netfold.controller.plan import slots, trees
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.probe import SlotState
 from netfold.controller.switch import switch
 from netfold.controller.switch.rpc import Unreachable

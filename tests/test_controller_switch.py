@@ -19,7 +19,8 @@ from test_wire import p4_defines
 
 from netfold.controller import probe, status
 from netfold.controller.plan import routes, slots, trees
-from netfold.controller.plan.fabric import CPU_PORT, leafspine
+from netfold.controller.plan.fabric import CPU_PORT
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.steering import Steering
 from netfold.controller.switch import pipeline, tables
 from netfold.controller.switch.codec import Codec, CodecError

@@ -16,8 +16,9 @@ from helpers_controller import MemorySwitch, run
 
 from netfold.controller import operator
 from netfold.controller.controller import Controller, StartError
-from netfold.controller.plan import fabric as fabrics
-from netfold.controller.plan.fabric import Fabric, FabricError, leafspine
+from netfold.controller.plan import fabric_file
+from netfold.controller.plan.fabric import Fabric, FabricError
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch.rpc import Unreachable
 from netfold.wire import tls
 from netfold.wire.jobs import SERVICE, Join, Plan
@@ -44,8 +45,8 @@ def tls_fabric(folder: Path) -> Fabric:
         port = probe.getsockname()[1]
     settings = {"jobs": f"127.0.0.1:{port}", "certificate": "controller.pem", "key": "controller.key"}
     file = folder / "lab.toml"
-    file.write_text(msgspec.structs.replace(leafspine(1, 0, 2, rundir=folder), **settings).dumps())
-    return fabrics.load(file)
+    fabric_file.save(msgspec.structs.replace(leafspine(1, 0, 2, rundir=folder), **settings), file)
+    return fabric_file.load(file)
 
 
 def controller(fabric: Fabric) -> Controller:
@@ -130,9 +131,9 @@ def test_who_asked_too_early_does_not_hold_up_who_asks_now(tmp_path: Path) -> No
 ])
 def test_contradicting_secrets_are_refused(line: str, says: str, tmp_path: Path) -> None:
     """The error names the field and what to do."""
-    text = leafspine(1, 0, 2, rundir=tmp_path).dumps().replace("[fabric]\n", f"[fabric]\n{line}\n")
+    text = fabric_file.dumps(leafspine(1, 0, 2, rundir=tmp_path)).replace("[fabric]\n", f"[fabric]\n{line}\n")
     with pytest.raises(FabricError) as caught:
-        fabrics.loads(text)
+        fabric_file.loads(text)
     assert says in str(caught.value)
 
 
@@ -147,7 +148,7 @@ def test_files_that_are_not_there_are_named_at_the_start(
     """Before any switch is touched."""
     (tmp_path / "empty").write_text("\n")
     file = tmp_path / "lab.toml"
-    file.write_text(msgspec.structs.replace(leafspine(1, 0, 2, rundir=tmp_path), **settings).dumps())
-    broken = controller(fabrics.load(file))
+    fabric_file.save(msgspec.structs.replace(leafspine(1, 0, 2, rundir=tmp_path), **settings), file)
+    broken = controller(fabric_file.load(file))
     with pytest.raises(FabricError, match=says):
         run(broken.start())

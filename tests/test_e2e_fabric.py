@@ -14,7 +14,8 @@ import pytest
 from helpers_capture import Capture
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.plan.fabric import Engine, Fabric, Faults, leafspine
-from netfold.controller.plan.generate import threetier
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import Faults, leafspine, threetier
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")

@@ -11,7 +11,8 @@ import pytest
 from helpers_capture import Capture
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.plan.fabric import Engine, leafspine
+from netfold.controller.plan.fabric import Engine
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")

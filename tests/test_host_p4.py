@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from slot_model import MICROSECOND, Call, TerribleNetwork, ip_packet, run
 
 from netfold.controller import jobs
-from netfold.controller.plan import fabric as fabrics
 from netfold.controller.plan import slots, trees
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, Multicast
 from netfold.host.folding import abi, quantise
@@ -57,7 +57,7 @@ class P4Fabric:
 
     def __init__(self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, max_run: int = 60) -> None:
         self.network = network
-        self.fabric = fabrics.leafspine(leaves, spines, hosts)
+        self.fabric = leafspine(leaves, spines, hosts)
         graph = self.fabric.graph()
         self.hosts = list(self.fabric.hosts)
         planned = trees.plan(graph, [host.name for host in self.hosts])

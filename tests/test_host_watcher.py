@@ -23,7 +23,8 @@ from helpers_controller import MemorySwitch
 
 from netfold.controller import operator
 from netfold.controller.controller import Controller
-from netfold.controller.plan.fabric import Fabric, leafspine
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.host.communicator import Communicator
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
 from netfold.host.folding.jobs import JobClient

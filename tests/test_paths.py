@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.plan import fabric, trees
+from netfold.controller.plan import trees
 from netfold.controller.plan.clos import Clos, Hop, PlanError
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.paths import Cut, Flow, equal_split, fewest_pieces, plan, tree_loads, water_fill
 from netfold.sim.topology import Topology
 
@@ -140,7 +141,7 @@ def between(loaded: dict[Hop, int], tail: str, head: str) -> list[int]:
 @pytest.mark.parametrize(("leaves", "spines", "hosts"), [(4, 4, 16), (3, 4, 6), (4, 3, 8), (2, 5, 6), (5, 2, 15)])
 def test_two_tiers_carry_all_to_all_evenly(planner, scope, leaves, spines, hosts) -> None:
     """Every uplink and every downlink of a healthy leaf-spine carries the same."""
-    clos = Clos(fabric.leafspine(leaves, spines, hosts).graph())
+    clos = Clos(leafspine(leaves, spines, hosts).graph())
     plans = plan(clos, all_to_all(clos, spines * 12), planner=planner, scope=scope)
     assert len(plans.loads()) == 2 * leaves * spines
     assert len(set(plans.loads().values())) == 1
@@ -163,7 +164,7 @@ def test_three_tiers_carry_all_to_all_evenly(planner, scope) -> None:
 
 def test_planning_whole_leaves_needs_fewer_pieces_than_planning_hosts() -> None:
     """16 hosts that each send one flow to the same leaf: 16 pieces by leaf, 256 as in the paper."""
-    clos = Clos(fabric.leafspine(2, 16, 32).graph())
+    clos = Clos(leafspine(2, 16, 32).graph())
     flows = [Flow(f"h{i}", f"h{i + 16}", 160) for i in range(1, 17)]
     counts = {scope: len(plan(clos, flows, scope=scope).pieces) for scope in ("leaf", "host")}
     assert counts == {"leaf": 16, "host": 256}
@@ -223,7 +224,7 @@ def test_weights_are_the_pairs_maximum_flow() -> None:
 
 def test_unequal_uplinks_are_loaded_in_proportion() -> None:
     """An uplink of a quarter of the rate gets a quarter of the bytes; the paper's planner says it cannot."""
-    graph = fabric.leafspine(2, 3, 4, rate="4gbit").graph()
+    graph = leafspine(2, 3, 4, rate="4gbit").graph()
     for leaf in ("leaf1", "leaf2"):
         graph[leaf]["spine3"][next(iter(graph[leaf]["spine3"]))]["rate"] //= 4
     clos = Clos(graph)
@@ -235,7 +236,7 @@ def test_unequal_uplinks_are_loaded_in_proportion() -> None:
 
 def test_suspects_bar_an_uplink_for_one_destination_only() -> None:
     """(destination leaf, uplink) marks of a host's time-out leave the uplink to other destinations."""
-    graph = fabric.leafspine(3, 2, 3).graph()
+    graph = leafspine(3, 2, 3).graph()
     bad = next(iter(graph["leaf1"]["spine1"]))
     clos = Clos(graph, suspects=[("leaf3", bad)])
     assert [len(clos.paths("leaf1", b)) for b in ("leaf2", "leaf3")] == [2, 1]
@@ -246,12 +247,12 @@ def test_suspects_bar_an_uplink_for_one_destination_only() -> None:
 def test_marks_on_what_is_not_there_are_refused(mistake) -> None:
     """A typing error in what is dead must not pass for a healthy fabric."""
     with pytest.raises(PlanError, match="the fabric has no"):
-        Clos(fabric.leafspine(2, 2, 2).graph(), **mistake)
+        Clos(leafspine(2, 2, 2).graph(), **mistake)
 
 
 def test_flows_fill_what_folded_trees_leave() -> None:
     """Trees on three of four spines, all-to-all beside them: together every hop between switches carries the same."""
-    fab = fabric.leafspine(4, 4, 8)
+    fab = leafspine(4, 4, 8)
     clos = Clos(fab.graph())
     ranks = [host.name for host in fab.hosts]
     three = [tree for tree in trees.plan(fab.graph(), ranks) if tree.root != "spine4"]
@@ -281,7 +282,7 @@ def test_a_tree_loads_three_tiers_once_up_and_once_down() -> None:
 
 def test_flows_inside_a_leaf_take_no_path() -> None:
     """Neighbours under one leaf are neither cut nor put on an uplink."""
-    clos = Clos(fabric.leafspine(2, 2, 4).graph())
+    clos = Clos(leafspine(2, 2, 4).graph())
     (piece,) = plan(clos, [Flow("h1", "h2", 10)]).pieces
     assert (piece.path, piece.size) == ((), 10)
     with pytest.raises(PlanError, match="no host h9"):

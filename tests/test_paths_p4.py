@@ -16,7 +16,7 @@ from test_host_p4 import PROGRAM, checksum, library, mac
 from test_roce_p4 import native
 
 from netfold.controller.plan import routes
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.steering import Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry

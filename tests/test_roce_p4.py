@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from slot_model import MICROSECOND, SECOND, TerribleNetwork, ip_packet
 from test_host_p4 import checksum, library, mac
 
-from netfold.controller.plan import fabric as fabrics
 from netfold.controller.plan import routes, slots, trees
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, Multicast
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Pair
@@ -108,7 +108,7 @@ class RoutedFabric:
 
     def __init__(self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, folding: bool) -> None:
         self.network = network
-        self.fabric = fabrics.leafspine(leaves, spines, hosts)
+        self.fabric = leafspine(leaves, spines, hosts)
         self.hosts = list(self.fabric.hosts)
         graph = self.fabric.graph()
         wanted = [tables.routing(self.fabric, routes.plan(graph))]

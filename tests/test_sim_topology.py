@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.plan import fabric
 from netfold.controller.plan.clos import Clos
+from netfold.controller.plan.generate import leafspine
 from netfold.sim.topology import Cable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
 
 SIZES = st.builds(lambda hosts, leaves, aggs, pods, cores: Topology(
@@ -90,13 +90,13 @@ def test_cables_that_are_not_there_are_refused() -> None:
 
 def test_a_fabric_file_becomes_a_topology() -> None:
     """What runs in Mininet can be simulated: same sizes, same rates; irregular ones are refused."""
-    fab = fabric.leafspine(4, 4, 16, rate="1gbit")
+    fab = leafspine(4, 4, 16, rate="1gbit")
     assert of_fabric(fab, delay=1e-5) == leaf_spine(hosts=16, leaves=4, spines=4, rate=1e9, delay=1e-5)
     with pytest.raises(ValueError, match="equally many hosts"):
-        of_fabric(fabric.leafspine(4, 4, 15, rate="1gbit"), delay=1e-5)
+        of_fabric(leafspine(4, 4, 15, rate="1gbit"), delay=1e-5)
     with pytest.raises(ValueError, match="give `rate`"):
-        of_fabric(fabric.leafspine(2, 2, 4), delay=1e-5)
-    assert of_fabric(fabric.leafspine(2, 2, 4), delay=0, rate=1e8).leaf_rate == 1e8
+        of_fabric(leafspine(2, 2, 4), delay=1e-5)
+    assert of_fabric(leafspine(2, 2, 4), delay=0, rate=1e8).leaf_rate == 1e8
     slower = msgspec.structs.replace(fab, links=(*fab.links[:-1], msgspec.structs.replace(fab.links[-1], rate="1mbit")))
     with pytest.raises(ValueError, match="one rate"):
         of_fabric(slower, delay=0)

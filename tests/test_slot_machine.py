@@ -30,8 +30,8 @@ from slot_model import Packet, SlotSwitch, ip_packet
 from test_host_p4 import checksum, library, mac
 
 from netfold.controller import jobs
-from netfold.controller.plan import fabric as fabrics
 from netfold.controller.plan import slots, trees
+from netfold.controller.plan.fabric import End, Fabric
 from netfold.controller.plan.generate import parse
 from netfold.controller.switch import entities as desired
 from netfold.controller.switch import tables
@@ -46,7 +46,7 @@ FLYING = 40
 
 
 @cache
-def fabric_of(text: str) -> fabrics.Fabric:
+def fabric_of(text: str) -> Fabric:
     return parse(text)
 
 
@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
         self.put(host.name, 0, mac("02:00:00:00:00:01") + mac(host.mac) + b"\x08\0" + bytes(ip))
 
     def put(self, node: str, port: int, frame: bytes) -> None:
-        self.flying.append(Flight(*self.ends[fabrics.End(node, port)], frame))
+        self.flying.append(Flight(*self.ends[End(node, port)], frame))
 
     def deliver(self, flight: Flight) -> None:
         packet = Packet.parse(flight.frame[42:])

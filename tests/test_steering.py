@@ -10,7 +10,8 @@ from test_controller_planners import three_tiers
 
 from netfold.controller.plan import routes
 from netfold.controller.plan.clos import Clos
-from netfold.controller.plan.fabric import Fabric, leafspine
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.steering import HOLD, Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, state

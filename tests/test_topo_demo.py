@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from netfold.controller.operator import LinkStatus, Traffic
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import demo, picture, report, train
 
 SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)

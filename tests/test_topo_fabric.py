@@ -15,8 +15,9 @@ from typing import ClassVar
 import pytest
 from helpers_topo import in_sandbox, why_no_sandbox
 
-from netfold.controller.plan import fabric as fabrics
-from netfold.controller.plan.fabric import Engine, FabricError, leafspine
+from netfold.controller.plan import fabric_file
+from netfold.controller.plan.fabric import Engine, FabricError
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import mininet_path, sandbox
 from netfold.topo.mininet_path import MininetFinder, MininetMissing
 
@@ -156,7 +157,7 @@ def test_mininets_own_command_brings_the_fabric_up(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "leaf1 leaf2 spine1" in done.stderr
     assert "completed in" in done.stderr
-    assert fabrics.load(saved) == leafspine(2, 1, 4, rate="100mbit")
+    assert fabric_file.load(saved) == leafspine(2, 1, 4, rate="100mbit")
 
 
 # ---- switches that do not come up ------------------------------------------------------------------------------------

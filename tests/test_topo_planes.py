@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from netfold.controller.cli.app import CANNOT, app
 from netfold.controller.plan import generate
-from netfold.controller.plan.fabric import FabricError, leafspine
+from netfold.controller.plan.fabric import FabricError
+from netfold.controller.plan.generate import leafspine
 from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.topo import run
 

@@ -17,7 +17,8 @@ from helpers_topo import why_no_sandbox
 from typer.testing import CliRunner
 
 from netfold.controller.cli.app import CANNOT, app
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.fabric_file import save
+from netfold.controller.plan.generate import leafspine
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
@@ -159,7 +160,7 @@ def test_what_cannot_be_is_refused(arguments: list[str], says: str, monkeypatch:
 
 def test_a_job_service_that_hosts_cannot_reach_is_refused(tmp_path: Path) -> None:
     """A loopback address is another one in every network namespace."""
-    leafspine(1, 0, 2).save(tmp_path / "lab.toml")
+    save(leafspine(1, 0, 2), tmp_path / "lab.toml")
     result = CliRunner().invoke(app, ["run", "--fabric", str(tmp_path / "lab.toml"), "--", "true"])
     assert (result.exit_code, "give it a unix socket" in result.output) == (CANNOT, True), result.output
 

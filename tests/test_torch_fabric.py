@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from helpers_topo import ENGINES, in_sandbox
 
-from netfold.controller.plan.fabric import Engine, leafspine
+from netfold.controller.plan.fabric import Engine
+from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
-from netfold.controller.plan.fabric import Engine, Fabric, Faults, leafspine
+from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.controller.plan.generate import Options, leafspine
 from netfold.topo import sandbox
 from netfold.topo.mininet_path import MininetMissing
 
@@ -51,22 +52,20 @@ def demo(
     leaves: int = 2,
     spines: int = 2,
     steps: int | None = None,
-    switch: Engine = "softswitch",
-    rate: str | None = None,
     lane_bits: LaneBits = 32,
-    seed: int = 0,
     out: Path = Path("build/demo"),
-    **faults: Unpack[Faults],
+    **options: Unpack[Options],
 ) -> int:
     """Run it all in a sandbox and say what happened; exit status.  Raises FabricError for a fabric that cannot be.
 
-    rate       of every link, in tc's units; steps of training: by default what suits the switch (SCALES)
+    steps      of training; like the rate in ``options``, by default what suits the switch (SCALES)
     lane_bits  of the gradients on their way; below 32 with error feedback
-    faults     shares of packets that every link loses, repeats, ... (`Faults`)
     out        folder for report.json, fabric.svg and logs
+    options    of the fabric (`Options`)
     """
-    scale = SCALES[switch]
-    leafspine(leaves, spines, ranks, rate=rate or scale.rate, seed=seed, engine=switch, **faults)
+    scale = SCALES[options.get("engine", "softswitch")]
+    options["rate"] = options.get("rate") or scale.rate
+    leafspine(leaves, spines, ranks, **options)
     for option, given, least in (("--steps", steps, 1), ("--ranks", ranks, 2)):
         if given is not None and given < least:
             print(f"netfold: demo {option}: expected at least {least}, got {given}", file=sys.stderr)
@@ -84,8 +83,8 @@ def demo(
     from netfold.topo.switches import SwitchFailed
     from netfold.topo.wiring import WiringError
 
-    fabric = leafspine(leaves, spines, ranks, rate=rate or scale.rate, seed=seed, engine=switch,
-                       rundir=sandbox.rundir(), **faults)  # fmt: skip
+    options["rundir"] = sandbox.rundir()
+    fabric = leafspine(leaves, spines, ranks, **options)
     try:
         report = _run(fabric, scale, steps or scale.steps, lane_bits, out, Console())
     except (ControllerFailed, RankFailed, SwitchFailed, Unreachable, WiringError) as error:

@@ -4,7 +4,7 @@
     sudo mn --custom topo/leafspine.py --topo leafspine,2,2,8,save=lab.toml --switch softswitch --controller none
     .venv/bin/netfold up lab.toml                              # in another terminal: the controller
 
-Parameters are those of `controller.fabric.leafspine`: leaves, spines, hosts, rate=, loss=, seed=, engine=, base_port=.
+Parameters are those of `controller.plan.generate.leafspine`: leaves, spines, hosts, rate=, loss=, seed=, engine=, ...
 """
 
 from __future__ import annotations

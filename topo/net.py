@@ -32,6 +32,7 @@ import msgspec
 from mininet.net import Mininet
 
 from netfold.controller import operator
+from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Fabric, Host, Link
 from netfold.controller.switch import rpc
 from netfold.topo.switches import CLASSES, P4Switch, tail
@@ -126,7 +127,7 @@ class Network:
 
     def start_controller(self) -> None:
         """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, SwitchFailed."""
-        self.fabric.save(self.file)
+        fabric_file.save(self.fabric, self.file)
         command = [sys.executable, "-m", "netfold.controller.cli", "up", str(self.file), "--verbose"]
         log = self.logs / "controller.log"
         started = time.monotonic()

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from mininet.topo import Topo
 
-from netfold.controller.plan.fabric import Engine, Fabric, leafspine
+from netfold.controller.plan import fabric_file
+from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.generate import Options, leafspine
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, Way, mtu_for
-from netfold.wire.roce import PATH_MTU
 
 
 class FabricTopo(Topo):  # type: ignore[misc]
@@ -64,23 +65,14 @@ class LeafSpine(FabricTopo):
         leaves: int = 2,
         spines: int = 2,
         hosts: int = 8,
-        rate: str | None = None,
-        loss: float = 0.0,
-        duplicate: float = 0.0,
-        reorder: float = 0.0,
-        corrupt: float = 0.0,
-        seed: int = 0,
-        engine: Engine = "softswitch",
-        base_port: int = 50050,
-        path_mtu: int = PATH_MTU,
         save: str | None = None,
-        **options: Any,
+        logs: Path | None = None,
+        pcap: Path | None = None,
+        offload: bool | None = None,
+        **options: Unpack[Options],
     ) -> None:
         """Mininet calls this with the constructor's arguments."""
-        fabric = leafspine(
-            leaves, spines, hosts, rate=rate, seed=seed, engine=engine, base_port=base_port,
-            path_mtu=path_mtu, loss=loss, duplicate=duplicate, reorder=reorder, corrupt=corrupt,
-        )  # fmt: skip
+        fabric = leafspine(leaves, spines, hosts, **options)
         if save is not None:
-            fabric.save(Path(save))
-        super().build(fabric, **options)
+            fabric_file.save(fabric, Path(save))
+        super().build(fabric, logs, pcap, offload)

@@ -17,14 +17,8 @@ Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SP
                                                "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS. `netfold up`: dual, or "
                                                "triple, before it makes two or three planes with the same hosts.")]
 SwitchKind = Annotated[str, typer.Option("--switch", help="softswitch, or bmv2 (simple_switch_grpc and p4c on PATH).")]
-Rate = Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit. With planes also "
-                                               "one for each: 150mbit,75mbit.")]
-Loss = Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")]
-Duplicate = Annotated[float, typer.Option(help="Share of packets that come twice.")]
-Reorder = Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")]
-Corrupt = Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")]
-Seed = Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")]
 PathMtu = Annotated[int, typer.Option(help="Payload bytes of a data packet: 1024, or 4096 over jumbo frames.")]
+FabricOption = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml", help="Names the controller.")]
 Address = Annotated[str | None, typer.Option(help=f"The controller's gRPC address; default: ${CONTROLLER_VARIABLE}.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")]

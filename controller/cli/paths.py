@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from netfold.controller.cli.common import CANNOT, address_of, awaited, fail, token_of
+from netfold.controller.cli.options import Address, FabricOption, Json
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,14 +20,10 @@ if TYPE_CHECKING:
 
 paths = typer.Typer(no_args_is_help=True, help="Show and change which paths packets take.")
 
-Fabric = Annotated[Path | None, typer.Option("--fabric", metavar="FABRIC.toml", help="Names the controller.")]
-Address = Annotated[str | None, typer.Option(help="The controller's gRPC address; default: $NETFOLD_CONTROLLER.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
-
 
 @paths.command()
 def show(
-    fabric: Fabric = None,
+    fabric: FabricOption = None,
     controller: Address = None,
     pins: Annotated[bool, typer.Option("--pins", help="Every source port at every switch, too.")] = False,
     json: Json = False,
@@ -39,7 +38,7 @@ def show(
 def mode(
     mode: Annotated[str, typer.Argument(help="pinned, ecmp, or spray.")],
     leaves: Annotated[list[str] | None, typer.Argument(metavar="LEAF", help="Default: all.")] = None,
-    fabric: Fabric = None,
+    fabric: FabricOption = None,
     controller: Address = None,
     json: Json = False,
 ) -> None:
@@ -48,19 +47,18 @@ def mode(
     pinned: by their source port, as planned; others are hashed, and counted. ecmp: by a hash of addresses and ports.
     spray: at random, packet by packet.
     """
-    from netfold.controller.cli import app as cli
     from netfold.controller.path_service import SetMode
     from netfold.controller.switch import tables
 
     if mode not in get_args(tables.Mode):
-        cli._fail(cli.CANNOT, f"paths mode: expected one of {', '.join(get_args(tables.Mode))}, got {mode!r}")
+        fail(CANNOT, f"paths mode: expected one of {', '.join(get_args(tables.Mode))}, got {mode!r}")
     _ask("SetMode", lambda token: SetMode(mode, leaves or [], token), fabric, controller, json=json)  # type: ignore[arg-type]
 
 
 @paths.command()
 def drain(
     end: Annotated[str, typer.Argument(metavar="SWITCH:PORT", help="Either end of a link between switches.")],
-    fabric: Fabric = None,
+    fabric: FabricOption = None,
     controller: Address = None,
     undo: Annotated[bool, typer.Option("--undo", help="It carries again.")] = False,
     json: Json = False,
@@ -77,7 +75,7 @@ def set_(
     leaf: Annotated[str, typer.Argument(help="The destination leaf.")],
     source_port: Annotated[int, typer.Argument(help="UDP source port, as `netfold paths show --pins` lists them.")],
     port: Annotated[int, typer.Argument(help="The port to leave by; 0: as planned.")],
-    fabric: Fabric = None,
+    fabric: FabricOption = None,
     controller: Address = None,
     json: Json = False,
 ) -> None:
@@ -100,11 +98,10 @@ def _ask(
     import msgspec
 
     from netfold.controller import path_service
-    from netfold.controller.cli import app as cli
     from netfold.controller.switch import rpc
 
-    answer: path_service.Table = cli._run(rpc.call(
-        cli._address(fabric, controller), f"{path_service.OPERATOR}/{method}", request(cli._token(fabric)),
+    answer: path_service.Table = awaited(rpc.call(
+        address_of(fabric, controller), f"{path_service.OPERATOR}/{method}", request(token_of(fabric)),
         path_service.Table, path_service.TIMEOUT,
     ))  # fmt: skip
     if json:

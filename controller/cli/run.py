@@ -9,7 +9,11 @@ from typing import Annotated
 
 import typer
 
+from netfold.controller.cli.common import CANNOT, fail, load
+from netfold.controller.cli.generated import DEFAULTS, Generated, with_groups
 
+
+@with_groups
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")],
     ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
@@ -23,11 +27,7 @@ def run(
     rails: Annotated[str | None, typer.Option(metavar="KIND@PLANE+...", help="With planes: what carries an allreduce, "
                                               "innet@a+tcp@b; default: $NETFOLD_RAILS, or innet on every plane.")
                      ] = None,
-    switch: Annotated[str, typer.Option("--switch", help="With --topo: softswitch, or bmv2.")] = "softswitch",
-    rate: Annotated[str | None, typer.Option(help="With --topo: rate of every link, in tc's units; with planes also "
-                                            "one for each, with commas.")] = None,
-    loss: Annotated[float, typer.Option(help="With --topo: share of packets lost on every link, each way.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="With --topo: of the losses.")] = 0,
+    generated: Generated = DEFAULTS,
     job: Annotated[str, typer.Option(help="The job's name.")] = "run",
     grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
     timeout: Annotated[float | None, typer.Option(help="Seconds for all of it; default: no end.")] = None,
@@ -39,27 +39,26 @@ def run(
     in front. The exit status is that of the first rank that failed; 124 where the time was up; 130 after Ctrl-C, which
     ends all ranks.
     """
-    from netfold.controller.cli import app as cli
     from netfold.topo import run as runner
 
     if grace < 0 or (timeout is not None and timeout <= 0):
-        cli._fail(cli.CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
+        fail(CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
     if topo is not None and fabric:
-        cli._fail(cli.CANNOT, "run: expected either --topo or --fabric, got both")
+        fail(CANNOT, "run: expected either --topo or --fabric, got both")
     what = runner.What(command, job, ranks, rails, grace, timeout)
     try:
         if topo is not None:
-            status = runner.run_in(cli._parse_planes(topo, switch, rate, seed, loss=loss), what)
+            status = runner.run_in(generated.planes(topo), what)
         else:
-            if (switch, rate, loss, seed) != ("softswitch", None, 0.0, 0):
-                cli._fail(cli.CANNOT, "run: --switch, --rate, --loss and --seed go with --topo")
+            if generated != DEFAULTS:
+                fail(CANNOT, "run: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo")
             here = os.environ.get(runner.FABRIC_VARIABLE, "")
             files = fabric or [Path(file) for file in here.split(os.pathsep) if file]
             if not files:
-                cli._fail(cli.CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric "
-                                      "FABRIC.toml for one that is up; at the prompt of `netfold up --topo` it is "
-                                      "known. Across machines start ranks by torchrun or a scheduler (docs/host.md)")
-            status = runner.run_on([cli._load(file) for file in files], what)
+                fail(CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric FABRIC.toml "
+                             "for one that is up; at the prompt of `netfold up --topo` it is known. Across machines "
+                             "start ranks by torchrun or a scheduler (docs/host.md)")
+            status = runner.run_on([load(file) for file in files], what)
     except runner.CannotRun as error:
-        cli._fail(cli.CANNOT, str(error))
+        fail(CANNOT, str(error))
     raise typer.Exit(status)

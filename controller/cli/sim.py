@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from netfold.controller.cli.common import CANNOT, FAILED, fail
 
 simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
 
@@ -51,13 +52,8 @@ def ethereal(
         with sweep.engine(engine) if engine != "loky" else contextlib.nullcontext():
             paper.run(out=out, rto=rto, scale=scale, jobs=jobs, resume=resume, **chosen)
     except (ValueError, ModuleNotFoundError) as error:
-        _fail(2, str(error))
+        fail(CANNOT, f"sim ethereal: {error}")
     except OSError as error:
-        _fail(1, f"cannot write {error.filename or out}: {error.strerror}")
+        fail(FAILED, f"sim ethereal: cannot write {error.filename or out}: {error.strerror}")
     except sweep.EngineError as error:
-        _fail(1, str(error))
-
-
-def _fail(status: int, message: str) -> None:
-    print(f"netfold: sim ethereal: {message}", file=sys.stderr)
-    raise typer.Exit(status)
+        fail(FAILED, f"sim ethereal: {error}")

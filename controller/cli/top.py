@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from netfold.controller.cli.common import address_of, awaited, token_of
 from netfold.controller.cli.options import Address, FabricFile
 
 if TYPE_CHECKING:
@@ -28,12 +29,11 @@ def top(
     from rich.live import Live
 
     from netfold.controller import operator
-    from netfold.controller.cli import app as cli
 
-    address, token = cli._address(file, controller), cli._token(file)
+    address, token = address_of(file, controller), token_of(file)
 
     def look() -> tuple[float, Status]:
-        status: Status = cli._run(operator.status(address, token=token))
+        status: Status = awaited(operator.status(address, token=token))
         return time.monotonic(), status
 
     before = look()

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from netfold.controller.cli.common import FAILED, fail
 
 
 def flight(
@@ -19,12 +20,10 @@ def flight(
     try:
         dumps = read(folder)
     except ValueError as error:
-        print(f"netfold: flight: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        fail(FAILED, f"flight: {error}")
     if not dumps:
-        print(f"netfold: flight: no files in {folder}: expected JOB.rankN.json, which ranks with "
-              f"NETFOLD_FLIGHT={folder} write when an operation fails, or when they get SIGUSR2", file=sys.stderr)
-        raise typer.Exit(1)
+        fail(FAILED, f"flight: no files in {folder}: expected JOB.rankN.json, which ranks with NETFOLD_FLIGHT={folder} "
+                     "write when an operation fails, or when they get SIGUSR2")
     print("\n".join(compare(dumps)))
 
 
@@ -45,7 +44,6 @@ def merge(
         trace = timelines.merge(files)
         out.write_text(json.dumps(trace))
     except (OSError, ValueError) as error:
-        print(f"netfold: timeline: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        fail(FAILED, f"timeline: {error}")
     print(f"{out}: {trace['otherData']['ranks']} ranks, {len(trace['traceEvents'])} events; open it in "
           "https://ui.perfetto.dev")
