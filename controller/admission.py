@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from typing import Final, NoReturn
 
+from netfold.controller.drains import Drains
 from netfold.controller.job import Job
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.switch.rpc import Code, Refusal
@@ -17,7 +18,7 @@ MAX_TIMEOUT: Final = 600.0
 LANE_BITS: Final = (32, 16, 8)
 
 
-def check(r: Join, fabric: Fabric) -> None:
+def check(r: Join, fabric: Fabric, drains: Drains) -> None:
     """What a request must be by itself.  Raises Refusal."""
     who = f"job {r.job!r}, rank {r.rank}"
     if not re.fullmatch(r"[\w.:@/+-]{1,128}", r.job):
@@ -38,12 +39,16 @@ def check(r: Join, fabric: Fabric) -> None:
         refuse(Code.INVALID_ARGUMENT, f"{who}: timeout: expected up to {MAX_TIMEOUT:g} s, got {r.timeout}")
     if not re.fullmatch(r"\S+:\d{1,5}", r.tcp):
         refuse(Code.INVALID_ARGUMENT, f"{who}: tcp: expected ADDRESS:PORT, got {r.tcp!r}")
-    if fabric.host_at(r.address) is None:
+    host = fabric.host_at(r.address)
+    if host is None:
         known = ", ".join(host.address for host in fabric.hosts[:8])
         more = "" if len(fabric.hosts) <= 8 else f" and {len(fabric.hosts) - 8} more"
         refuse(Code.INVALID_ARGUMENT, f"{who}: address: no host of the fabric {fabric.name} has "
                                       f"{r.address}; it has {known}{more}. Give the rank the address of its "
                                       "fabric interface")
+    if leaf := drains.leaf_of(host.name):
+        refuse(Code.FAILED_PRECONDITION, f"{who}: {host.name} is at {leaf}, which is drained. Start the rank "
+                                         f"elsewhere; when {leaf} may be used again: `netfold undrain {leaf}`")
 
 
 def check_against(job: Job, r: Join) -> None:

@@ -23,12 +23,14 @@ import grpc
 import networkx as nx
 
 from netfold.controller import operator
+from netfold.controller.drains import Drains
 from netfold.controller.inspection import Inspection
 from netfold.controller.jobs import Jobs
 from netfold.controller.liveness import Liveness
+from netfold.controller.maintenance import Maintenance
 from netfold.controller.operator import Status
 from netfold.controller.path_service import PathService
-from netfold.controller.plan import routes, slots
+from netfold.controller.plan import slots
 from netfold.controller.plan.fabric import Fabric, Switch
 from netfold.controller.steering import Steering
 from netfold.controller.switch import pipeline, rpc, tables
@@ -83,15 +85,17 @@ class Controller:
             for s in fabric.switches
         }
         self.liveness = Liveness(fabric, self._targets, self._changed.set)
-        self.steering = Steering(fabric)
+        self.drains = Drains(fabric)
+        self.steering = Steering(fabric, self.drains)
         self._tasks: list[asyncio.Task[None]] = []
         ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
         self._ledger = ledger
-        self.jobs = Jobs(fabric, ledger, self, self.liveness)
-        self.inspection = Inspection(fabric, self._targets, self.jobs, ledger)
+        self.jobs = Jobs(fabric, ledger, self, self.liveness, self.drains)
+        self.inspection = Inspection(fabric, self._targets, self.jobs, ledger, self.drains)
         self.paths = PathService(
             self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays
         )
+        self.maintenance = Maintenance(self.drains, self.jobs, graph=self.liveness.graph, replan=self.replan)
         self._server: grpc.aio.Server | None = None
         self._token = ""
         self._ready = time.monotonic()
@@ -167,8 +171,7 @@ class Controller:
 
     def _routing(self, graph: nx.MultiGraph[str]) -> tables.BySwitch:
         """Routes over what is left, and which of them each source port takes."""
-        planned = self.steering.routes(graph, routes.plan(self.steering.live(graph)))
-        return tables.merge([tables.routing(self.fabric, planned), self.steering.entries(graph)])
+        return tables.merge([tables.routing(self.fabric, self.steering.routes(graph)), self.steering.entries(graph)])
 
     async def _keep_routes(self) -> None:
         while True:
@@ -243,6 +246,7 @@ class Controller:
             rpc.service(operator.SERVICE, {
                 "Status": (operator.Ask, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
+                "Drain": (operator.SetDrain, self.maintenance.drain),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
             }, token=self._token),

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from netfold.controller import operator, stall
+from netfold.controller.drains import Drains
 from netfold.controller.job import Job
 from netfold.controller.jobs import Jobs
 from netfold.controller.operator import JobSlots, Status
@@ -36,11 +37,14 @@ COUNTER_TIMEOUT: Final = 5.0
 class Inspection:
     """Of one fabric and its jobs."""
 
-    def __init__(self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, ledger: Ledger) -> None:
+    def __init__(
+        self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, ledger: Ledger, drains: Drains
+    ) -> None:
         self._fabric = fabric
         self._targets = targets
         self._jobs = jobs
         self._ledger = ledger
+        self._drains = drains
 
     # ---- counters --------------------------------------------------------------------------------------------------
 
@@ -48,17 +52,19 @@ class Inspection:
         """Everything an operator sees.  ``up`` are the numbers of the links that are; ``uptime`` in seconds."""
         names = list(self._targets)
         counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
-        used = self._ledger.used()
+        used, drained = self._ledger.used(), self._drains.links
         return Status(
             fabric=self._fabric.name,
             engine=self._fabric.engine,
             uptime=uptime,
             switches=[
-                of_switch(switch, self._targets[switch.name], used[switch.name], counters[switch.name])
+                of_switch(switch, self._targets[switch.name], used[switch.name], counters[switch.name],
+                          drained=switch.name in self._drains)
                 for switch in self._fabric.switches
             ],
             links=[
-                of_link(link, counters, up=number in up) for number, link in enumerate(self._fabric.links)
+                of_link(link, counters, up=number in up, drained=number in drained)
+                for number, link in enumerate(self._fabric.links)
             ],
             jobs=[of_job(job) for job in self._jobs.all()],
         )

@@ -41,6 +41,8 @@ class Job:
     """Of the switches of its trees, when the slots were taken."""
     round: Round | None = None
     """The last time that it had to stand still."""
+    stays: str = ""
+    """Why its trees are not where they should be."""
     slots: int = 0
     """Of each data stream; 0 where nothing folds."""
     reason: str = ""

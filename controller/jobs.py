@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from netfold.controller import goodbye
 from netfold.controller.admission import check, check_against, refuse
+from netfold.controller.drains import Drains
 from netfold.controller.job import Job
 from netfold.controller.liveness import Liveness
 from netfold.controller.plan import slots, trees
@@ -61,16 +62,19 @@ FINISHED: Final = 16
 class Jobs:
     """All jobs of one fabric."""
 
-    def __init__(self, fabric: Fabric, ledger: Ledger, installer: Installer, liveness: Liveness) -> None:
+    def __init__(
+        self, fabric: Fabric, ledger: Ledger, installer: Installer, liveness: Liveness, drains: Drains
+    ) -> None:
         self._fabric = fabric
         self._ledger = ledger
         self._installer = installer
         self._liveness = liveness
+        self._drains = drains
         self._jobs: dict[str, Job] = {}
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
         self._closing = False
-        self._recovery = Recovery(fabric, ledger, installer, liveness, self._plans)
+        self._recovery = Recovery(fabric, ledger, installer, liveness, drains, self._plans)
         self._cleaning: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[Job]:
@@ -82,11 +86,16 @@ class Jobs:
         held = [job for job in (*self._jobs.values(), *self._ending) if job.streams]
         return [job for job in held if name in (None, job.name)]
 
+    def places(self, job: Job) -> dict[int, str]:
+        """Names of the hosts of the ranks that have joined."""
+        hosts = {rank: self._fabric.host_at(join.address) for rank, join in sorted(job.joins.items())}
+        return {rank: host.name for rank, host in hosts.items() if host is not None}
+
     # ---- the service ---------------------------------------------------------------------------------------------
 
     async def join(self, request: Join) -> Plan:
         """Wait for the other ranks, then for the switches; the plan of this rank.  Raises Refusal."""
-        check(request, self._fabric)
+        check(request, self._fabric, self._drains)
         job = self._jobs.get(request.job)
         if job is not None and job.state in ("leaving", "broken"):
             self._ending.append(job)
@@ -235,7 +244,8 @@ class Jobs:
             if unwilling := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
                 raise trees.NoTree(_unwilling(unwilling, job.world))
             groups = fold_groups(shared, job.hosts)
-            job.trees = job.home = trees.plan(self._liveness.graph(), [job.hosts[rank] for rank in groups[0]])
+            graph = self._drains.left(self._liveness.graph())
+            job.trees = job.home = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
             job.sessions = self._recovery.sessions(job.trees)
             job.streams = job.known = self._ledger.admit(job.epoch, job.trees, groups)
             await self._installer.install(
@@ -320,6 +330,7 @@ class Jobs:
             job.tell(JobEnded(job.reason or "its ranks have joined anew"))
         job.tell(None)
         self._recovery.look_for_the_gone(job)
+        job.stir()
         # whoever asked for it may stop waiting (a rank's call has a deadline): entries and slots go all the same
         await asyncio.shield(self._background(self._clear(job), f"end of {job}"))
 

@@ -58,6 +58,10 @@ class SwitchStatus(msgspec.Struct, frozen=True):
     corrupt: int
     """Packets dropped at the first hop because their ICRC did not hold."""
     folded: Outcomes = Outcomes()
+    drained: bool = False
+    """Taken out of use by an operator."""
+    device_id: int = 0
+    """P4Runtime's name of it, at ``grpc``."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -87,6 +91,8 @@ class LinkStatus(msgspec.Struct, frozen=True):
     duplicate: float = 0.0
     reorder: float = 0.0
     corrupt: float = 0.0
+    drained: bool = False
+    """Taken out of use by an operator, or one of its switches is."""
 
 
 class TreeStatus(msgspec.Struct, frozen=True):
@@ -134,6 +140,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     lost: list[int] = []
     """Ranks that died: their connection broke before they left."""
     round: RoundStatus | None = None
+    stays: str = ""
+    """Why its trees are not where they should be."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -159,6 +167,28 @@ class Dropped(msgspec.Struct, frozen=True):
     """Whether there was one."""
 
     found: bool
+
+
+class SetDrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A switch or a link is to be left by everything, or may be used again."""
+
+    name: str
+    """Of a switch; or ``switch:port``, either end of a link between switches."""
+    drained: bool
+    timeout: float = 0.0
+    """Seconds to wait for jobs to leave it."""
+    token: str = ""
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """The answer to SetDrain."""
+
+    name: str
+    """As `names` has it: a link by its first end."""
+    names: list[str]
+    """All that is drained now."""
+    still: list[str]
+    """Jobs that are on it still, and why."""
 
 
 class AskSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,6 +237,14 @@ async def status(address: str, timeout: float = TIMEOUT, token: str = "") -> Sta
 async def drop(address: str, job: str, timeout: float = TIMEOUT, token: str = "") -> bool:
     """End a job; False where there is none of that name.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job, token), Dropped, timeout)).found
+
+
+async def drain(
+    address: str, name: str, drained: bool, *, wait: float = 0.0, timeout: float = TIMEOUT, token: str = ""
+) -> Drained:
+    """Take something out of use and wait so many seconds for jobs to leave it; or into use again.  Raises
+    rpc.Unreachable."""
+    return await rpc.call(address, f"{SERVICE}/Drain", SetDrain(name, drained, wait, token), Drained, wait + timeout)
 
 
 async def slots(

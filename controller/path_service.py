@@ -2,7 +2,7 @@
 """Which flow takes which path: told to ranks, and told anew whenever it changes; shown to operators, who may change it.
 
     ranks      Follow, Suspect                    wire/paths.py
-    operators  Table, SetMode, SetDrain, SetPin    `netfold paths`
+    operators  Table, SetMode, SetPin              `netfold paths`
        both -> Steering -> Controller.replan -> switches;  `changed` -> everybody who follows
 """
 
@@ -48,15 +48,6 @@ class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: tables.Mode
     leaves: list[str] = []
-    token: str = ""
-
-
-class SetDrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A link is to carry nothing new, or to carry again."""
-
-    end: str
-    """``switch:port`` of either end."""
-    drained: bool
     token: str = ""
 
 
@@ -149,7 +140,6 @@ class PathService:
             rpc.service(OPERATOR, {
                 "Table": (AskTable, self.table),
                 "SetMode": (SetMode, self.set_mode),
-                "SetDrain": (SetDrain, self.set_drain),
                 "SetPin": (SetPin, self.set_pin),
             }, token=token),
         )  # fmt: skip
@@ -263,8 +253,8 @@ class PathService:
         up = {number for *_, number in graph.edges(keys=True)}
         numbers = tables.leaf_numbers(self._fabric)
         far = {a: b for link in self._fabric.links for a, b in (link.ends, link.ends[::-1])}
-        suspects = self._steering.suspects()
-        planned = self._steering.pins(Clos(self._steering.live(graph)))
+        suspects, drained = self._steering.suspects(), self._steering.drains.links
+        planned = self._steering.pins(Clos(self._steering.drains.left(graph)))
         return Table(
             leaves=[
                 LeafRow(leaf, mode, {s: counts[numbers[leaf]] for s, counts in strays.items()
@@ -272,7 +262,7 @@ class PathService:
                 for leaf, mode in self._steering.modes.items()
             ],
             uplinks=[
-                UplinkRow(link.a, link.b, number in up, number in self._steering.drained,
+                UplinkRow(link.a, link.b, number in up, number in drained,
                           sorted(leaf for leaf, blamed in suspects if blamed == number))
                 for number, link in enumerate(self._fabric.links) if {e.node for e in link.ends} <= set(numbers)
             ],
@@ -290,20 +280,6 @@ class PathService:
         for leaf in request.leaves or self._steering.modes:
             self._steering.modes[leaf] = request.mode
         return await self._done(f"{', '.join(request.leaves) or 'all leaves'}: packets there are {request.mode}")
-
-    async def set_drain(self, request: SetDrain) -> Table:
-        """Raises Refusal for what is no link between switches."""
-        switches = {switch.name for switch in self._fabric.switches}
-        found = [number for number, link in enumerate(self._fabric.links)
-                 if request.end in (link.a, link.b) and {end.node for end in link.ends} <= switches]
-        if not found:
-            raise Refusal(Code.NOT_FOUND, f"no link between switches has the end {request.end!r}; "
-                                          "`netfold paths show` lists them")
-        if request.drained:
-            self._steering.drained.add(found[0])
-        else:
-            self._steering.drained.discard(found[0])
-        return await self._done(f"link at {request.end}: {'drained' if request.drained else 'carries again'}")
 
     async def set_pin(self, request: SetPin) -> Table:
         """Raises Refusal for a leaf, a source port or an uplink that is none."""

@@ -8,8 +8,8 @@ Nothing of the slots survives: the ranks begin again at what the slowest of them
 (host/native/history.h); docs/protocol.md, "Trees planned anew", has the argument why that is safe.  Where no tree can
 be had (a leaf that restarts), the round waits for one: the ranks' own timeouts bound it.
 
-What has come back and stays is used again in the same way, by choice: only the entries are written before the ranks
-halt, so that they stand still for no longer than it takes to tell them.
+What has come back and stays is used again in the same way, and what is drained is left, by choice: only the entries
+are written before the ranks halt, so that they stand still for no longer than it takes to tell them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import networkx as nx
 
+from netfold.controller.drains import Drains
 from netfold.controller.liveness import Liveness
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric, Host
@@ -91,12 +92,14 @@ class Recovery:
         ledger: Ledger,
         installer: Installer,
         liveness: Liveness,
+        drains: Drains,
         plans: Callable[[Job], list[Plan]],
     ) -> None:
         self._fabric = fabric
         self._ledger = ledger
         self._installer = installer
         self._liveness = liveness
+        self._drains = drains
         self._plans = plans
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -197,18 +200,26 @@ class Recovery:
         return ""
 
     def _better(self, job: Job) -> str:
-        """What has come back, for good as it seems, that would make the job's busiest link less busy."""
+        """Why the job should move: what of its trees is drained, or what has come back, for good as it seems, that
+        would make its busiest link less busy.  Empty where it should not, or cannot."""
         planned = self._planned(job, steady=True)
-        if planned is None or trees.crowding(planned) > trees.crowding(job.trees) - LEAST_GAIN:
+        if planned is None:
+            return ""
+        if drained := self._drains.under(job.trees):
+            return f"{', '.join(drained)} is drained"
+        if trees.crowding(planned) > trees.crowding(job.trees) - LEAST_GAIN:
             return ""
         roots = {tree.root for tree in planned} - {tree.root for tree in job.trees}
         return f"{', '.join(sorted(roots)) or 'a link'} is back"
 
     def _planned(self, job: Job, *, steady: bool) -> list[trees.Tree] | None:
-        """The job's first trees over what is up now, as far as they can be there; None where none can."""
+        """The job's first trees over what is up now, as far as they can be there; None where none can.  ``steady``:
+        over what has been up for a while and is not drained; else over that if nothing else will do."""
         groups = fold_groups(machines(job.hosts), job.hosts)
+        graph = self._liveness.graph(steady=steady)
+        graph = self._drains.without(graph) if steady else self._drains.left(graph)
         try:
-            planned = trees.plan(self._liveness.graph(steady=steady), [job.hosts[rank] for rank in groups[0]])
+            planned = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
         except trees.NoTree:
             if steady:
                 return None
@@ -230,7 +241,8 @@ class Recovery:
         try:
             await self._move(job, here, by_choice=True)
         except (trees.NoTree, slots.Refused, SwitchError) as error:
-            log.warning("%s: %s, and its trees stay where they are: %s", job, why, error)
+            job.stays = f"{why}, and its trees stay where they are: {error}"
+            log.warning("%s: %s", job, job.stays)
             job.round = before
             here.plans.cancel()
             job.stir()
@@ -268,6 +280,7 @@ class Recovery:
         job.stir()
         where = ", ".join(tree.root for tree in job.trees)
         log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))
+        self.notice([job])  # of what came back or was drained meanwhile
 
     async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
         """Trees over what is left, with slots of their own; over what has only just come back where nothing else will
@@ -301,6 +314,7 @@ class Recovery:
             await self._clean(part, epoch)
             return
         here.leftovers.append((job.part, job.held))
+        job.stays = ""
         job.held, job.trees, job.streams, job.sessions = epoch, planned, streams, sessions
 
     async def _clean(self, part: str, epoch: int) -> None:

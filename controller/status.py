@@ -29,11 +29,12 @@ Counters = dict[str, dict[int, Count]]
 _NOTHING: Final = Count(0, 0)
 
 
-def of_switch(switch: Switch, target: Target, used: int, counters: Counters) -> SwitchStatus:
+def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, drained: bool) -> SwitchStatus:
     """One switch; ``used`` are the slots that jobs have of it."""
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
-        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters),
+        slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters), drained,
+        switch.device_id,
     )  # fmt: skip
 
 
@@ -42,11 +43,11 @@ def _outcomes(counters: Counters) -> Outcomes:
     return Outcomes(*(cells.get(index, _NOTHING).packets for index in range(len(Outcomes.__struct_fields__))))
 
 
-def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool) -> LinkStatus:
+def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool, drained: bool) -> LinkStatus:
     """One link; ``counters`` are those of all switches, by name."""
     a, b = link.ends
     return LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, a, b), _traffic(counters, b, a), up,
-                      duplicate=link.duplicate, reorder=link.reorder, corrupt=link.corrupt)
+                      duplicate=link.duplicate, reorder=link.reorder, corrupt=link.corrupt, drained=drained)
 
 
 def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
@@ -82,6 +83,7 @@ def of_job(job: Job) -> JobStatus:
         reports=[job.reports[rank] for rank in sorted(job.reports)],
         lost=sorted(job.lost),
         round=None if job.round is None else _of_round(job.round),
+        stays=job.stays,
     )
 
 

@@ -5,7 +5,7 @@ A path of a folded Clos is as good as the name of the switch where it turns, so 
 ``PATH_PORT`` + that switch's place in the fabric: the same on every pair of leaves, whatever else is down.  Leaves (and
 the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
 
-    operator      modes by destination leaf; drained links          `netfold paths`
+    operator      modes by destination leaf, pins, drains          `netfold paths`, `netfold drain`
     hosts         suspects: (destination leaf, uplink), for HOLD seconds
     graph         what is left of the fabric                        -> pins, policies, routes without suspects
 """
@@ -13,12 +13,14 @@ the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 import networkx as nx
 
+from netfold.controller.drains import Drains
+from netfold.controller.plan import routes
 from netfold.controller.plan.clos import Clos, Path, PlanError
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.routes import Route
@@ -35,15 +37,20 @@ Mark = tuple[str, int]
 
 
 class Steering:
-    """Of one fabric.  ``clock`` in seconds, for suspicions that end."""
+    """Of one fabric.
 
-    def __init__(self, fabric: Fabric, clock: Callable[[], float] = time.monotonic) -> None:
+    drains  what must be gone around; default: nothing
+    clock   seconds, for suspicions that end
+    """
+
+    def __init__(
+        self, fabric: Fabric, drains: Drains | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.fabric = fabric
+        self.drains = drains or Drains(fabric)
         self.leaf_of = fabric.leaf_of()
         self.modes: dict[str, Mode] = dict.fromkeys(dict.fromkeys(self.leaf_of.values()), DEFAULT)
         """By destination leaf."""
-        self.drained: set[int] = set()
-        """Numbers of links that carry nothing new."""
         self.chosen: dict[Pin, int] = {}
         """Pins that the operator wants elsewhere than planned, while that port has a live link."""
         self._clock = clock
@@ -67,16 +74,9 @@ class Steering:
         """When the next suspicion ends, on ``clock``; None where there is none."""
         return min(self._suspects.values(), default=None)
 
-    def live(self, graph: nx.MultiGraph[str]) -> nx.MultiGraph[str]:
-        """The graph less drained links, unless that would cut switches or hosts off."""
-        left = graph.copy()
-        left.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in self.drained])
-        whole = nx.number_connected_components(left) == nx.number_connected_components(graph)
-        return left if whole else graph
-
     def clos(self, graph: nx.MultiGraph[str]) -> Clos:
         """What planners may use.  Suspicions that would leave a leaf without any path from another do not count."""
-        left = self.live(graph)
+        left = self.drains.left(graph)
         links = {number for *_, number in left.edges(keys=True)}
         marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
         clos = Clos(left, suspects=marks)
@@ -130,16 +130,19 @@ class Steering:
         that tries one has found no better; sent another way, it would take that for an answer, or, where hosts were
         wrong about the only path that lives, fall into the hole.
         """
-        clos = Clos(self.live(graph))
+        clos = Clos(self.drains.left(graph))
         spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
         return tables.steering(self.fabric, self.modes, self.pins(clos), spreading)
 
-    def routes(self, graph: nx.MultiGraph[str], planned: Iterable[Route]) -> Iterator[Route]:
-        """The planned routes without suspect uplinks, where others are left: unpinned packets keep off them, too."""
+    def routes(self, graph: nx.MultiGraph[str]) -> Iterator[Route]:
+        """Over what is left of the graph, without suspect uplinks where others are left: unpinned packets keep off
+        them, too.  A switch that is drained keeps routes of its own, for what still arrives there."""
+        left = self.drains.left(graph)
         suspects = self.suspects()
         link_at = {(node, port): number
                    for *_, number, data in graph.edges(keys=True, data=True) for node, port in data["ports"].items()}
-        for route in planned:
+        aside = (route for route in routes.plan(graph) if route.switch not in left) if len(left) < len(graph) else ()
+        for route in (*routes.plan(left), *aside):
             leaf = self.leaf_of[route.host]
             good = tuple(hop for hop in route.hops if (leaf, link_at[route.switch, hop.port]) not in suspects)
             yield replace(route, hops=good or route.hops)

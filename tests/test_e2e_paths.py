@@ -60,11 +60,15 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
     assert "suspect for leaf" in log
 
 
+def netfold(fabric: Fabric, *words: str) -> str:
+    """A command, as an operator types it."""
+    command = [sys.executable, "-m", "netfold.controller.cli", *words, "--controller", fabric.jobs]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
 def netfold_paths(fabric: Fabric, *words: str) -> Table:
-    """`netfold paths ...`, as an operator types it."""
-    command = [sys.executable, "-m", "netfold.controller.cli", "paths", *words, "--controller", fabric.jobs, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return msgspec.json.decode(done.stdout, type=Table)
+    """`netfold paths ...`."""
+    return msgspec.json.decode(netfold(fabric, "paths", *words, "--json"), type=Table)
 
 
 @in_sandbox(timeout=100)
@@ -87,7 +91,7 @@ def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> No
         assert 0.8 < first / second < 1.25
         table = netfold_paths(fabric, "show")
         assert [(leaf.mode, leaf.unpinned) for leaf in table.leaves] == [("pinned", {}), ("pinned", {})]
-        netfold_paths(fabric, "drain", fabric.links[2].a)
+        netfold(fabric, "drain", fabric.links[2].a)
         drained, other = use()
         assert drained < other / 20, "what is left on it are the controller's probes"
         table = netfold_paths(fabric, "mode", "spray", "leaf2")

@@ -15,7 +15,7 @@ import pytest
 from helpers_controller import run
 from test_controller_jobs import Rig, rig
 
-from netfold.controller import path_service
+from netfold.controller import operator, path_service
 from netfold.controller.plan import collectives
 from netfold.controller.switch import rpc, tables
 from netfold.controller.switch.entities import Entry
@@ -185,10 +185,11 @@ def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
             assert not any(pin.chosen for pin in table.pins)
 
             before = dict(r.switches["leaf1"].state)
-            table = await operate(r, "SetDrain", path_service.SetDrain("spine1:1", True))
+            await operator.drain(r.fabric.jobs, "spine1:1", True)
+            table = await operate(r, "Table", path_service.AskTable())
             assert [link.drained for link in table.uplinks] == [True, False, False, False]
             assert {pin.port for pin in table.pins} == {4}
-            await operate(r, "SetDrain", path_service.SetDrain("leaf1:3", False))
+            await operator.drain(r.fabric.jobs, "leaf1:3", False)
             assert r.switches["leaf1"].state == before
 
     run(story())
@@ -230,7 +231,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow
 
 @pytest.mark.parametrize(("method", "request_", "words"), [
     ("SetMode", path_service.SetMode("ecmp", ["leaf9"]), "no leaf 'leaf9'"),
-    ("SetDrain", path_service.SetDrain("leaf1:1", True), "no link between switches"),
     ("SetPin", path_service.SetPin("leaf1", "leaf2", 50_000, 3), "pins no source port 50000"),
     ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 1), r"one of \[3, 4\]"),
 ])  # fmt: skip

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_controller_planners import three_tiers
 
-from netfold.controller.plan import routes
 from netfold.controller.plan.clos import Clos
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.generate import leafspine
@@ -92,7 +91,7 @@ def test_a_suspicion_ends() -> None:
     graph = fabric.graph()
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
     assert len(steering.ports(steering.clos(graph), "leaf2", "leaf1")) == 3, "the way back is not blamed"
-    ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph, routes.plan(graph))}
+    ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph)}
     assert (ways["leaf1", "h3"], ways["leaf2", "h1"]) == (2, 3)
     assert {s: state(made) for s, made in steering.entries(graph).items()} == {
         s: state(made) for s, made in before.items()}
@@ -114,19 +113,19 @@ def test_suspecting_everything_is_suspecting_nothing() -> None:
         steering.suspect(("leaf2", link_between(fabric, "leaf1", spine)))
     graph = fabric.graph()
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
-    assert all(route.hops for route in steering.routes(graph, routes.plan(graph)))
+    assert all(route.hops for route in steering.routes(graph))
 
 
 def test_a_drained_link_carries_nothing_new_unless_it_is_the_last() -> None:
     """Routes and pins leave it; a drain that would cut the fabric apart does not count."""
     fabric = leafspine(2, 2, 2)
     steering = Steering(fabric)
-    steering.drained = {link_between(fabric, "leaf1", "spine1")}
-    graph = steering.live(fabric.graph())
+    steering.drains.mark("leaf1:2", True)
+    graph = steering.drains.left(fabric.graph())
     assert graph.number_of_edges() == len(fabric.links) - 1
     assert len(steering.ports(steering.clos(fabric.graph()), "leaf1", "leaf2")) == 1
-    steering.drained.add(link_between(fabric, "leaf1", "spine2"))
-    assert steering.live(fabric.graph()).number_of_edges() == len(fabric.links)
+    steering.drains.mark("leaf1:3", True)
+    assert steering.drains.left(fabric.graph()).number_of_edges() == len(fabric.links)
 
 
 def test_a_port_is_understood_whatever_is_down() -> None:

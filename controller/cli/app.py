@@ -25,6 +25,7 @@ from netfold.controller.cli.common import (
     token_of,
 )
 from netfold.controller.cli.demo import demo
+from netfold.controller.cli.drain import drain, undrain
 from netfold.controller.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.controller.cli.options import (
     Address,
@@ -270,6 +271,8 @@ def doctor() -> None:
 app.command()(demo)
 app.command()(run)
 app.command()(top)
+app.command()(drain)
+app.command()(undrain)
 app.command()(flight)
 app.add_typer(timeline, name="timeline")
 

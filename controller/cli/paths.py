@@ -55,20 +55,6 @@ def mode(
     _ask("SetMode", lambda token: SetMode(mode, leaves or [], token), fabric, controller, json=json)  # type: ignore[arg-type]
 
 
-@paths.command()
-def drain(
-    end: Annotated[str, typer.Argument(metavar="SWITCH:PORT", help="Either end of a link between switches.")],
-    fabric: FabricOption = None,
-    controller: Address = None,
-    undo: Annotated[bool, typer.Option("--undo", help="It carries again.")] = False,
-    json: Json = False,
-) -> None:
-    """Take a link out of all routes and paths, without loss, unless it is the last one."""
-    from netfold.controller.path_service import SetDrain
-
-    _ask("SetDrain", lambda token: SetDrain(end, not undo, token), fabric, controller, json=json)
-
-
 @paths.command("set")
 def set_(
     switch: Annotated[str, typer.Argument(help="Where.")],

@@ -20,21 +20,26 @@ def show(status: Status, console: Console | None = None) -> None:
                   f"{up} of {len(status.switches)} switches up")
     switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "repeats", box=None)
     for s in status.switches:
-        state = "[green]up[/green]" if s.up else f"[red]down[/red]: {s.problem}"
+        state = words(s.up, s.drained) + (f": {s.problem}" if s.problem else "")
         switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt),
                          _repeats(s.folded))
     console.print(switches)
     links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", box=None)
     for link in status.links:
         there, back = link.a_to_b, link.b_to_a
-        state = "[green]up[/green]" if link.up else "[red]down[/red]"
-        links.add_row(f"{link.a} - {link.b}", state, link.rate or "-", _faults(link), _traffic(there),
-                      _traffic(back), f"{_done(there)} / {_done(back)}")
+        links.add_row(f"{link.a} - {link.b}", words(link.up, link.drained), link.rate or "-", _faults(link),
+                      _traffic(there), _traffic(back), f"{_done(there)} / {_done(back)}")
     console.print(links)
     for job in status.jobs:
         _job(console, job)
     if not status.jobs:
         console.print("no jobs")
+
+
+def words(up: bool, drained: bool) -> str:
+    """The state of a switch or link, for rich."""
+    state = "[green]up[/green]" if up else "[red]down[/red]"
+    return f"{state}, [yellow]drained[/yellow]" if drained else state
 
 
 def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = None) -> None:
@@ -68,6 +73,8 @@ def _job(console: Console, job: JobStatus) -> None:
             console.print(f"    over {', '.join(tree.links)}")
     if job.round is not None:
         console.print(f"  {round_words(job.round)}", style="yellow")
+    if job.stays:
+        console.print(f"  {job.stays}", style="yellow")
     if job.reports:
         console.print(f"  {sum(r.bytes_reduced for r in job.reports) / 1e6:.1f} MB reduced over all ranks, "
                       f"{sum(r.packets_sent for r in job.reports)} packets sent, "

@@ -51,12 +51,12 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
     from rich.console import Group
     from rich.table import Table
 
-    from netfold.controller.cli.show import round_words
+    from netfold.controller.cli.show import round_words, words
 
     switches = Table("switch", "state", "slots", "folded/s", "repeats/s", "corrupt/s", box=None)
     for old, new in zip(before.switches, now.switches, strict=True):
         folded, repeats = (new.folded.first - old.folded.first, _repeats(new.folded) - _repeats(old.folded))
-        switches.add_row(new.name, "up" if new.up else f"[red]down[/red]: {new.problem}",
+        switches.add_row(new.name, words(new.up, new.drained) + (f": {new.problem}" if new.problem else ""),
                          f"{new.slots_used}/{new.slots}", _rate(folded, seconds), _rate(repeats, seconds),
                          _rate(new.corrupt - old.corrupt, seconds))
     links = Table("link", "state", "rate", "there Mb/s", "back Mb/s", "packets/s", "lost/s", box=None)
@@ -64,7 +64,7 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
         ways = ((a.a_to_b, b.a_to_b), (a.b_to_a, b.b_to_a))
         packets = sum(new.packets - old.packets for old, new in ways)
         lost = sum(new.lost - old.lost for old, new in ways)
-        links.add_row(f"{b.a} - {b.b}", "up" if b.up else "[red]down[/red]", b.rate or "-",
+        links.add_row(f"{b.a} - {b.b}", words(b.up, b.drained), b.rate or "-",
                       *(_megabits(old, new, seconds) for old, new in ways), _rate(packets, seconds),
                       _rate(lost, seconds))
     jobs = Table("job", "state", "ranks", "trees", "last re-planning", box=None)

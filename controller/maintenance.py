@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches and links taken out of use by choice, for as long as somebody works on them.
+
+    SetDrain -> may it go?  -> kept in the fabric's state file -> routes, pins, paths, trees without it
+                                                                 running jobs move (recovery), one after the other
+             <- who still uses it, once nobody does or the time is up
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import networkx as nx
+
+from netfold.controller.drains import Drains, UnknownName
+from netfold.controller.job import Job
+from netfold.controller.jobs import Jobs
+from netfold.controller.operator import Drained, SetDrain
+from netfold.controller.switch.rpc import Code, Refusal
+
+log = logging.getLogger("netfold.controller")
+
+
+class Maintenance:
+    """Of one controller.
+
+    graph   what is up of the fabric
+    replan  writes what follows to the switches
+    """
+
+    def __init__(
+        self,
+        drains: Drains,
+        jobs: Jobs,
+        *,
+        graph: Callable[[], nx.MultiGraph[str]],
+        replan: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._drains = drains
+        self._jobs = jobs
+        self._graph = graph
+        self._replan = replan
+
+    async def drain(self, request: SetDrain) -> Drained:
+        """Take something out of use, and wait until nothing is on it; or into use again.  Raises Refusal."""
+        try:
+            name = self._drains.known(request.name)
+        except UnknownName as error:
+            raise Refusal(Code.NOT_FOUND, str(error)) from error
+        if request.drained:
+            self._check(name)
+        self._drains.mark(name, request.drained)
+        log.warning("%s is %s", name, "drained" if request.drained else "in use again")
+        await self._replan()
+        if request.drained:
+            await self._empty(name, request.timeout)
+        return Drained(name, self._drains.names, [f"{job}: {_why(job)}" for job in self._using(name)])
+
+    def _check(self, name: str) -> None:
+        """Raises Refusal where somebody has no other way."""
+        there = self._ranks(self._drains.hosts_of(name))
+        if there:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{name} is the only switch of {', '.join(there)}: stop those jobs "
+                                                    "first, or wait for their end")
+        graph = self._drains.left(self._graph())
+        if lost := self._drains.cut_off(graph, self._drains.without(graph, name)):
+            others = ", ".join(other for other in self._drains.names if other != name) or "nothing"
+            who = ", ".join(self._ranks(lost) or lost)
+            raise Refusal(Code.FAILED_PRECONDITION, f"without {name}, {who} would be cut off. Drained so far: "
+                                                    f"{others}; `netfold links` shows what is down")
+
+    def _ranks(self, hosts: list[str]) -> list[str]:
+        """Who is there."""
+        return [
+            f"{job}, rank {rank} on {host}"
+            for job in self._jobs.all() if job.state != "finished"
+            for rank, host in self._jobs.places(job).items()
+            if host in hosts and rank not in job.left and rank not in job.lost
+        ]
+
+    async def _empty(self, name: str, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                while using := self._using(name):
+                    news = [asyncio.ensure_future(job.news.wait()) for job in using]
+                    try:
+                        await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for waiting in news:
+                            waiting.cancel()
+        except TimeoutError:
+            log.warning("%s: after %g s it still carries %s", name, timeout, ", ".join(map(str, self._using(name))))
+
+    def _using(self, name: str) -> list[Job]:
+        """Jobs that fold there, or stand still and may have."""
+        return [job for job in self._jobs.active()
+                if name in self._drains and (name in self._drains.under(job.trees) or job.stands_still)]
+
+
+def _why(job: Job) -> str:
+    if job.stands_still:
+        return "its ranks stand still" + (f": {job.round.problem}" if job.round and job.round.problem else "")
+    return job.stays or "there are no other trees for it"
