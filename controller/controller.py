@@ -95,7 +95,9 @@ class Controller:
         self.paths = PathService(
             self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays
         )
-        self.maintenance = Maintenance(self.drains, self.jobs, graph=self.liveness.graph, replan=self.replan)
+        self.maintenance = Maintenance(
+            self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan
+        )
         self._server: grpc.aio.Server | None = None
         self._token = ""
         self._ready = time.monotonic()
@@ -114,6 +116,7 @@ class Controller:
     async def start(self) -> None:
         """Bring all switches to their state, then serve.  Raises StartError, PipelineError, FabricError."""
         self._token, secrets = self.fabric.secret(), self.fabric.tls()
+        self.maintenance.restore()
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(
                 pipeline.build, self.fabric.engine, path_mtu=self.fabric.path_mtu

@@ -11,13 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import networkx as nx
 
+from netfold.controller import state_file
 from netfold.controller.drains import Drains, UnknownName
 from netfold.controller.job import Job
 from netfold.controller.jobs import Jobs
 from netfold.controller.operator import Drained, SetDrain
+from netfold.controller.plan.fabric import FabricError
+from netfold.controller.state_file import Kept
 from netfold.controller.switch.rpc import Code, Refusal
 
 log = logging.getLogger("netfold.controller")
@@ -26,6 +30,7 @@ log = logging.getLogger("netfold.controller")
 class Maintenance:
     """Of one controller.
 
+    file    keeps what is drained; None: nothing does
     graph   what is up of the fabric
     replan  writes what follows to the switches
     """
@@ -35,13 +40,27 @@ class Maintenance:
         drains: Drains,
         jobs: Jobs,
         *,
+        file: str | None,
         graph: Callable[[], nx.MultiGraph[str]],
         replan: Callable[[], Awaitable[None]],
     ) -> None:
         self._drains = drains
+        self._file = None if file is None else Path(file)
         self._jobs = jobs
         self._graph = graph
         self._replan = replan
+
+    def restore(self) -> None:
+        """Drain what was drained when the last controller ended.  Raises FabricError."""
+        if self._file is None:
+            return
+        for name in state_file.load(self._file).drained:
+            try:
+                self._drains.mark(self._drains.known(name), True)
+            except UnknownName as error:
+                raise FabricError(f"fabric.state: {self._file}: drained: {error}") from error
+        if names := self._drains.names:
+            log.warning("drained, as %s says: %s", self._file, ", ".join(names))
 
     async def drain(self, request: SetDrain) -> Drained:
         """Take something out of use, and wait until nothing is on it; or into use again.  Raises Refusal."""
@@ -51,12 +70,23 @@ class Maintenance:
             raise Refusal(Code.NOT_FOUND, str(error)) from error
         if request.drained:
             self._check(name)
+        self._keep(name, request.drained)
         self._drains.mark(name, request.drained)
         log.warning("%s is %s", name, "drained" if request.drained else "in use again")
         await self._replan()
         if request.drained:
             await self._empty(name, request.timeout)
         return Drained(name, self._drains.names, [f"{job}: {_why(job)}" for job in self._using(name)])
+
+    def _keep(self, name: str, drained: bool) -> None:
+        """Raises Refusal: what would be forgotten is not begun."""
+        if self._file is None:
+            return
+        names = {*self._drains.names, name} if drained else {*self._drains.names} - {name}
+        try:
+            state_file.save(self._file, Kept(sorted(names)))
+        except FabricError as error:
+            raise Refusal(Code.FAILED_PRECONDITION, str(error)) from error
 
     def _check(self, name: str) -> None:
         """Raises Refusal where somebody has no other way."""

@@ -79,6 +79,9 @@ def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
     (["status", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers at unix:/nonexistent"),
     (["slots", "leaf1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
     (["stall", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["drain", "spine1"], CANNOT, "which controller?"),
+    (["drain", "spine1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["undrain", "spine1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
     (["drop", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
 ])
 def test_errors_are_one_paragraph(
@@ -132,6 +135,21 @@ def test_status_tells_what_carries_a_job_and_its_last_disaster() -> None:
         show(Status("lab", "bmv2", 61.0, [], [], [job]), Console(file=out, width=160))
         assert "over leaf1:3 - spine1, leaf2:3 - spine1" in out.getvalue()
         assert f"trees planned anew 3 times, last 12 s ago: {words}" in out.getvalue()
+
+
+def test_status_and_top_tell_what_is_drained() -> None:
+    """Switches and links by name, up or not; and a job that could not leave them, with the reason."""
+    switch = SwitchStatus("spine1", "spine", "unix:/a", True, "", 12, 1, 0, 16384, 0, drained=True)
+    link = LinkStatus("leaf1:3", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False, drained=True)
+    job = JobStatus("train", "active", 77, 2, [0, 1], [], [], 2048, [TreeStatus("spine1", 1.0, {})], "", [],
+                    stays="spine1 is drained, and its trees stay where they are: spine2 is full")
+    status = Status("lab", "bmv2", 61.0, [switch], [link], [job])
+    out = io.StringIO()
+    console = Console(file=out, width=160)
+    show(status, console)
+    assert "stay where they are: spine2 is full" in out.getvalue()
+    console.print(screen(status, status, 1.0))
+    assert (out.getvalue().count("up, drained"), out.getvalue().count("down, drained")) == (2, 2)
 
 
 def test_top_shows_what_changed_between_two_looks() -> None:

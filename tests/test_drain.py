@@ -18,7 +18,8 @@ from netfold.controller import operator
 from netfold.controller.drains import Drains, UnknownName
 from netfold.controller.operator import Drained
 from netfold.controller.plan import routes
-from netfold.controller.plan.fabric import leafspine
+from netfold.controller.plan.fabric import FabricError
+from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.slots import Refused
 from netfold.controller.steering import Steering
 from netfold.controller.switch import rpc
@@ -190,6 +191,51 @@ def test_what_cannot_be_drained_is_refused(tmp_path: Path, first: str | None, se
             with pytest.raises(rpc.TurnedDown, match=says):
                 await drain(r, second)
             assert r.controller.drains.names == before
+
+    run(story())
+
+
+def test_a_controller_that_starts_anew_keeps_to_it(tmp_path: Path) -> None:
+    """What is drained stands in the fabric's state file, and is drained before anything is planned."""
+    state = str(tmp_path / "lab.state")
+
+    async def story() -> None:
+        async with rig(tmp_path, state=state) as r:
+            await drain(r, "spine1")
+            await drain(r, "spine1:2")
+            await undrain(r, "leaf2:3")
+        async with rig(tmp_path, state=state) as r:
+            assert r.controller.drains.names == ["spine1"]
+            assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine2"]
+
+    run(story())
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    ('{"drained": ["spine9"]}', "lab.state: drained: .* no switch and no link 'spine9'"),
+    ('{"drained": 3}', "cannot read .*lab.state: Expected `array`"),
+    ('{"drai', "remove it to start with nothing drained"),
+])
+def test_a_state_file_that_makes_no_sense_stops_the_start(tmp_path: Path, content: str, says: str) -> None:
+    """Rather than use what was drained."""
+    (tmp_path / "lab.state").write_text(content)
+
+    async def story() -> None:
+        with pytest.raises(FabricError, match=says):
+            async with rig(tmp_path, state=str(tmp_path / "lab.state")):
+                pass
+
+    run(story())
+
+
+def test_what_cannot_be_kept_is_not_begun(tmp_path: Path) -> None:
+    """The operator hears why, and nothing is drained."""
+
+    async def story() -> None:
+        async with rig(tmp_path, state=str(tmp_path / "nowhere" / "lab.state")) as r:
+            with pytest.raises(rpc.TurnedDown, match=r"cannot write .*lab\.state"):
+                await drain(r, "spine1")
+            assert r.controller.drains.names == []
 
     run(story())
 

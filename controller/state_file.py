@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators have chosen, in a file: so that a controller which starts anew goes on as the last one did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from netfold.controller.plan.fabric import FabricError
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file's content, JSON."""
+
+    drained: list[str] = []
+    """Names of switches, and of links by an end."""
+
+
+def load(path: Path) -> Kept:
+    """What was kept; nothing where there is no file yet.  Raises FabricError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Kept)
+    except FileNotFoundError:
+        return Kept()
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise FabricError(f"fabric.state: cannot read {path}: {error}. Correct the file, or remove it to start with "
+                          "nothing drained") from error
+
+
+def save(path: Path, kept: Kept) -> None:
+    """Replace the file as a whole, on the disk: a crash leaves the old one or the new one.  Raises FabricError."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        with beside.open("wb") as file:
+            file.write(msgspec.json.encode(kept) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise FabricError(f"fabric.state: cannot write {path}: {error}") from error
