@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from netfold.host.collectives.elements import Reduction
+from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.link import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.peers import Peers
@@ -35,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def work(mesh: TcpMesh, sizes: list[int], repeat: int) -> dict[int, list[tuple[float, float, int]]]:
+def work(mesh: ConnectedMesh, sizes: list[int], repeat: int) -> dict[int, list[tuple[float, float, int]]]:
     """(seconds, CPU seconds, wrong elements) of each run, by size."""
     peers = Peers(mesh, algorithm="ring")
     rows: dict[int, list[tuple[float, float, int]]] = {}

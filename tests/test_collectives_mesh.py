@@ -99,10 +99,10 @@ def test_a_subset_is_a_mesh_of_its_own() -> None:
 def test_strangers_are_sent_away() -> None:
     """Connections that say nothing, nonsense, or another job's hello do not disturb a collective."""
     with TcpRanks(3) as tcp:
-        address = tcp.meshes[0]._listener.getsockname()
+        address = tcp.meshes[0]._door.listener.getsockname()
         strangers = [socket.create_connection(address, timeout=5) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n" * 10)
-        strangers[1].sendall(tcp.meshes[1]._hello(1)[:-1] + b"!")
+        strangers[1].sendall(tcp.meshes[1]._door.hello(1)[:-1] + b"!")
         results = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)))
         for sock in strangers:
             sock.close()

@@ -291,10 +291,10 @@ def test_impossible_settings_are_refused() -> None:
         settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 32}, {"ports": [7000, 7000]}]
         for bad in settings:
             with pytest.raises(ValueError, match="expected"):
-                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._listener, timeout=1, **bad)
+                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._door.listener, timeout=1, **bad)
         twice = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.9", "x:1"), Peer(1, "127.0.0.9", "x:2")], [])
         with pytest.raises(PlanError, match="one for each rank"):
-            RoceMesh(twice, ranks.roce[0]._listener, timeout=1)
+            RoceMesh(twice, ranks.roce[0]._door.listener, timeout=1)
         with pytest.raises(ValueError, match="expected another rank"):
             ranks.roce[0].pin(0, 0, ranks.roce[0].ports[0])
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections import deque
@@ -17,7 +18,12 @@ MAGIC = b"netfold1"
 HEADER = struct.Struct("!QQI76s")
 """call number, bytes, tag, call text (cut): 96 bytes."""
 NEWS = (1 << 64) - 1
-"""In place of a call number: the header is a message by itself (``tcp``)."""
+"""In place of a call number: the header is a message by itself (``connected``)."""
+
+
+def text_of(field: bytes) -> str:
+    """A text field of a header, without its padding."""
+    return field.rstrip(b"\0").decode(errors="replace")
 
 
 def listen(address: str) -> socket.socket:
@@ -87,6 +93,17 @@ class Link:
     """Messages that came before those which were wanted, whole, with memory of their own."""
     events: int = 0
     """What the poller looks for."""
+
+    def interrupt(self) -> None:
+        """The connection ended: what was coming in is to come anew."""
+        if self.current is not None and self.current.aside is None:
+            self.receives.insert(0, self.current)
+        self.current, self.got = None, 0
+
+    def wants(self) -> int:
+        """What the poller should look for: to read, unless a header is held; to write, where something is posted."""
+        held = self.current is None and self.got == HEADER.size
+        return (0 if held else select.POLLIN) | (select.POLLOUT if self.sends else 0)
 
     @property
     def owed(self) -> int:

@@ -16,6 +16,7 @@ from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
 from netfold.host.folding.watcher import Watcher
+from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.link import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.peers import Peers
@@ -33,7 +34,7 @@ LATER = 1.0
 class PeerRail:
     """The rails "tcp" and "roce" as one of several: allreduce between the hosts, by the cheapest algorithm."""
 
-    def __init__(self, peers: Peers, mesh: TcpMesh, name: str) -> None:
+    def __init__(self, peers: Peers, mesh: ConnectedMesh, name: str) -> None:
         self.name = name
         self._peers = peers
         self._mesh = mesh

@@ -12,8 +12,8 @@ plan, so nothing has to be agreed on.
                memory is filled          <---------------  WRITEs the data, in one piece for each queue pair
     done: all pieces are whole                             done: all pieces are acknowledged
 
-So data never arrives where no memory waits for it.  TCP connections, made as in ``mesh.tcp``, carry only news: who
-died, who waits for whom.  Ranks that call different things are found out by the call in the clear-to-send.
+So data never arrives where no memory waits for it.  TCP connections (``mesh.connected``) carry only news: who died, who
+waits for whom.  Ranks that call different things are found out by the call in the clear-to-send.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from itertools import accumulate, count, pairwise
 import numpy as np
 
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
+from netfold.host.mesh.connected import LOOK, SAME, ConnectedMesh
 from netfold.host.mesh.link import Link
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
-from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.native_library import RUN_PACKETS
 from netfold.host.roce import native
 from netfold.host.roce.detours import Detours
@@ -114,7 +114,7 @@ class _End:
         return bool(self.sends or self.receives)
 
 
-class RoceMesh(TcpMesh):
+class RoceMesh(ConnectedMesh):
     """The ranks of a plan over RC queue pairs.  Owns ``listener``.
 
     queue_pairs  for data, between any two ranks: 1 .. 15
@@ -130,6 +130,7 @@ class RoceMesh(TcpMesh):
     """
 
     kind = "queue pairs"
+    name = "RoCE mesh"
 
     def __init__(
         self,
@@ -278,7 +279,7 @@ class RoceMesh(TcpMesh):
             stray = next((clear for clear in end.clears if (clear.number, clear.text) != message.call), None)
             if stray is not None:
                 theirs = Call(stray.number, stray.text.decode(errors="replace"))
-                what = f"rank {end.rank} is at {theirs}; expected {self._call}; {_SAME}"
+                what = f"rank {end.rank} is at {theirs}; expected {self._call}; {SAME}"
                 raise self._fail(RankMismatch, what)
             clear = next((clear for clear in end.clears if clear.tag == message.tag), None)
             if clear is None:
@@ -287,7 +288,7 @@ class RoceMesh(TcpMesh):
                 raise self._fail(
                     RankMismatch,
                     f"rank {end.rank} expects {clear.nbytes} bytes where this rank sends {message.array.nbytes} "
-                    f"(tag {message.tag}); {_SAME}",
+                    f"(tag {message.tag}); {SAME}",
                 )
             end.clears.remove(clear)
             end.unmatched.remove(message)
@@ -330,7 +331,7 @@ class RoceMesh(TcpMesh):
                 end.pairs[lane], data.ctypes.data, data.nbytes, key=key, offset=offset, id=identity
             )
         if not posted:
-            raise self._fail(PeerLost, f"the connection to rank {end.rank} is broken, or there is no memory; {_LOOK}")
+            raise self._fail(PeerLost, f"the connection to rank {end.rank} is broken, or there is no memory; {LOOK}")
 
     def _quiet(self) -> native.Locked:
         assert self._io is not None
@@ -341,18 +342,11 @@ class RoceMesh(TcpMesh):
         while any(end.busy for end in self._ends.values()):
             self._turn()
 
-    def _move(self, seconds: float) -> bool:
-        for link in self._gone:
-            if self._ends[link.rank].busy:
-                self._learn(link.rank, f"is lost: {link.lost}")
-        return super()._move(seconds)
-
     def _poll(self, seconds: float) -> bool:
         if self._io is None:  # only news are left to tell
             return super()._poll(seconds)
         others = [(link.socket.fileno(), link.events) for link in self._links.values() if link.socket and link.events]
-        others += [(fd, native.POLLIN) for fd in self._strangers]
-        others.append((self._listener.fileno(), native.POLLIN))
+        others += [(fd, native.POLLIN) for fd in self._door.fds()]
         before = self._endpoint.progress()
         with self.spanned("send, wait, receive"):  # all of it in native code
             ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE) * 1e9), others)
@@ -469,6 +463,9 @@ class RoceMesh(TcpMesh):
             }
 
     # ---- failure ---------------------------------------------------------------------------------------------------
+    def _busy(self, link: Link) -> bool:
+        return self._ends[link.rank].busy
+
     def _missing(self) -> list[Link]:
         links = list(self._links.values())
         owing = [link for link in links if self._ends[link.rank].receives]
@@ -482,11 +479,6 @@ class RoceMesh(TcpMesh):
             unready, rest = len(end.unmatched), len(end.sends) - len(end.unmatched)
             parts.append(f"is not ready for {unready} messages and has not acknowledged {rest}")
         return f"rank {link.rank} ({link.where}) {' and '.join(parts) or 'owes nothing'}"
-
-    def _fail(self, kind: type[NetFoldError], what: str) -> NetFoldError:
-        me = f"job {self._plan.job!r}, rank {self.rank} of {self.size}, RoCE mesh, {self._call}"
-        self._error = kind(f"{me}: {what}")
-        return self._error
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -549,7 +541,3 @@ class RoceMesh(TcpMesh):
             end.receives.clear()
             end.unmatched.clear()
             end.ungranted.clear()
-
-
-_SAME = "call the same operations in the same order on every rank, then join anew"
-_LOOK = "Look at that rank's own error; then join anew"

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mesh whose ranks hold TCP connections, and tell each other over them who is lost.
+
+The higher rank connects, the lower one accepts, on the listener whose port stands in the plan, when the two first have
+something to say to each other; the first bytes say who it is (``HELLO``).  One poll loop moves everything that is
+posted, sending and receiving at once.
+
+    news = header: NEWS | whom | who | why          passed on to all connected ranks
+
+News is how a rank that died or never called is named everywhere.  With a why it is a fact, "who knows that whom is
+lost", and ends the operation on every rank that it reaches.  Without, it is "who waits in vain for whom": after a
+timeout each rank tells whom it misses, hears the others out, and follows the chains to those who said nothing.
+
+Messages are ``tcp.TcpMesh``'s, over the same connections, or ``roce.mesh.RoceMesh``'s, which needs them for news alone.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from netfold.host.errors import (
+    Closed,
+    CollectiveTimeout,
+    NetFoldError,
+    PeerLost,
+    RailDown,
+    RankMismatch,
+    TransportError,
+)
+from netfold.host.mesh.door import Door, Unreachable, connect
+from netfold.host.mesh.link import HEADER, HELLO, NEWS, Link, Note, Receive, text_of
+from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, culprits, no_such_peer, ranks
+from netfold.wire.jobs import Plan
+
+BURST = 4 << 20
+"""Bytes that one connection moves before the others get their turn."""
+GRACE = 0.1
+"""Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss, and that one which gives up
+waits for those who have not connected yet; at least ``FAREWELL``."""
+WATCHED_SLICE = 0.01
+"""Seconds between looks of whoever watches (``watch``)."""
+FAREWELL = 0.2
+"""Seconds that a rank which gives up spends at most on getting its news out."""
+
+SAME = "call the same operations in the same order on every rank, then join anew"
+"""What to do about a RankMismatch."""
+LOOK = "Look at that rank's own error; then join anew"
+"""What to do about a PeerLost."""
+
+
+class ConnectedMesh(Mesh):
+    """The ranks of a plan and their connections.  Owns ``listener``; opens nothing before the first message.
+
+    timeout  seconds without a byte moving after which a wait gives up
+    clock    monotonic seconds
+    """
+
+    name: str
+    """Of this kind of mesh, in errors."""
+
+    def __init__(
+        self, plan: Plan, listener: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rank, self.size = plan.rank, plan.world
+        self._plan = plan
+        self._timeout = timeout
+        self._clock = clock
+        self._call = IDLE
+        self._text = b""
+        self._links = {peer.rank: Link(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
+        self._by_fd: dict[int, Link] = {}
+        self._gone: set[Link] = set()
+        self._waits: dict[int, set[int]] = {}
+        self._facts: dict[int, str] = {}
+        self._error: NetFoldError | None = None
+        self._poller = select.poll()
+        self._door = Door(plan, listener, self._poller)
+        self.bytes_sent = 0
+        """Payload bytes handed to the kernel so far."""
+        self.watch: Callable[[float], None] | None = None
+        """Called with the time of the last progress while a wait lasts; what it raises ends the operation."""
+        self._moved = clock()
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+    def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
+        if first:
+            while not any(p.done for p in pending):
+                self._turn()
+            return
+        for one in pending:
+            while not one.done:
+                self._turn()
+
+    def _turn(self) -> None:
+        """Moves what can move; waits, for at most the timeout, until something does."""
+        deadline = self._clock() + self._timeout
+        most = self._timeout if self.watch is None else WATCHED_SLICE
+        while not self._move(min(most, deadline - self._clock())):
+            if self.watch is not None:
+                self.watch(self._moved)
+            if self._clock() >= deadline:
+                self._time_out()
+        self._moved = self._clock()
+
+    def _move(self, seconds: float) -> bool:
+        """One poll and its consequences; says whether any byte or connection moved."""
+        if self._error is not None:
+            raise self._error
+        for link in self._gone:
+            if self._busy(link):
+                self._learn(link.rank, f"is lost: {link.lost}")
+        return self._poll(seconds)
+
+    def _poll(self, seconds: float) -> bool:
+        moved = False
+        with self.spanned("wait"):
+            ready = self._poller.poll(max(0.0, seconds) * 1000)
+        for fd, event in ready:
+            link = self._by_fd.get(fd)
+            if link is None:
+                moved |= self._stranger(fd)
+                continue
+            if event & select.POLLOUT and link.sends:
+                with self.spanned("send"):
+                    moved |= self._write(link)
+            if event & ~select.POLLOUT and link.socket is not None:
+                with self.spanned("receive"):
+                    moved |= self._read(link)
+            self._watch(link)
+        return moved
+
+    def _watch(self, link: Link) -> None:
+        if link.socket is None:
+            return
+        events = link.wants()
+        if events != link.events:
+            if not link.events:
+                self._poller.register(link.socket, events)
+            elif not events:  # a hang-up is reported even to those who ask for nothing: the loop would spin on it
+                self._poller.unregister(link.socket)
+            else:
+                self._poller.modify(link.socket, events)
+            link.events = events
+
+    # ---- bytes -----------------------------------------------------------------------------------------------------
+    def _write(self, link: Link) -> bool:
+        assert link.socket is not None
+        total = 0
+        try:
+            while link.sends and total < BURST:
+                parts = link.sends[0].parts
+                sent = link.socket.sendmsg(parts)
+                total += sent
+                while parts and sent >= len(parts[0]):
+                    sent -= len(parts.pop(0))
+                if parts:
+                    parts[0] = parts[0][sent:]
+                else:
+                    link.sends.popleft().done = True
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            # What the peer wrote before it went away may say why: read it before giving up.
+            link.lost = error.strerror or str(error)
+            self._read(link)
+            self._drop(link, link.lost)
+        return total > 0
+
+    def _read(self, link: Link) -> bool:
+        total = 0
+        try:
+            while link.socket is not None and total < BURST:
+                if link.current is not None:
+                    got = link.socket.recv_into(link.current.view)
+                    link.current.view = link.current.view[got:]
+                    if not link.current.view:
+                        self._arrived(link, link.current)
+                elif link.got < HEADER.size:
+                    got = link.socket.recv_into(memoryview(link.header)[link.got :])
+                    link.got += got
+                    if link.got == HEADER.size:
+                        self._header(link)
+                else:
+                    break  # held
+                if not got:
+                    self._drop(link, "it closed the connection")
+                total += got
+        except (BlockingIOError, InterruptedError):
+            pass
+        except NetFoldError:  # our own, from what the peer told us; some of them are OSErrors, but not the socket's
+            raise
+        except OSError as error:
+            self._drop(link, error.strerror or str(error))
+        return total > 0
+
+    def _header(self, link: Link) -> None:
+        """A header is in: of news, or of a message."""
+        number, whom, who, why = HEADER.unpack(link.header)
+        if number == NEWS:
+            link.got = 0
+            self._hear(who, whom, text_of(why))
+        else:
+            self._message(link)
+
+    def _message(self, link: Link) -> None:
+        """A message's header is in; it is held, and nothing more is read, until ``link.current`` has room for the rest.
+
+        Here no messages are expected.
+        """
+        number, _, _, text = HEADER.unpack(link.header)
+        if self._call is not IDLE:
+            raise self._fail(RankMismatch, f"rank {link.rank} sends a message of {Call(number, text_of(text))} over "
+                                           f"TCP; expected it by {self.kind}; give the same rail on every rank")
+
+    def _arrived(self, link: Link, receive: Receive) -> None:
+        """A message is in."""
+        link.current, link.got = None, 0
+        receive.done = True
+
+    # ---- connections -----------------------------------------------------------------------------------------------
+    def _link(self, peer: int) -> Link:
+        if self._error is not None:
+            raise self._error
+        if peer not in self._links:
+            raise no_such_peer(self, peer)
+        link = self._links[peer]
+        if link.socket is None and not link.lost and self.rank > peer:
+            self._connect(link)
+        return link
+
+    def _connect(self, link: Link) -> None:
+        try:
+            sock = connect(link.where)
+        except Unreachable as error:
+            self._drop(link, f"cannot connect: {error}")
+            return
+        except (OSError, ValueError) as error:
+            what = f"cannot connect to rank {link.rank} at {link.where!r}: {error}"
+            raise self._fail(TransportError, what) from error
+        link.sends.appendleft(Note(memoryview(self._door.hello(self.rank))))
+        self._adopt(link, sock)
+
+    def _adopt(self, link: Link, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.socket = sock
+        link.events = link.wants()
+        self._by_fd[sock.fileno()] = link
+        self._poller.register(sock, link.events)
+        for whom, why in self._facts.items():
+            self._tell(self.rank, whom, why, only=link)
+        for who, whoms in self._waits.items():
+            for whom in whoms:
+                self._tell(who, whom, "", only=link)
+
+    def _drop(self, link: Link, why: str) -> None:
+        """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
+        link.lost = link.lost or why
+        self._gone.add(link)
+        link.interrupt()
+        if link.socket is not None:
+            if link.events:
+                self._poller.unregister(link.socket)
+                link.events = 0
+            del self._by_fd[link.socket.fileno()]
+            link.socket.close()
+            link.socket = None
+
+    def _stranger(self, fd: int) -> bool:
+        """Something happened at the door; says whether a peer has come in."""
+        came = self._door.knock(fd)
+        if came is None:
+            return False
+        rank, sock = came
+        link = self._links.get(rank)
+        if link is None or link.lost or (link.socket and rank < self.rank):
+            sock.close()
+            return False
+        if link.socket is not None:  # both connected, after a timeout: the higher rank's connection stays
+            self._drop(link, "")
+            self._gone.discard(link)
+            link.sends = deque(send for send in link.sends if len(send.parts[0]) != HELLO.size)
+        self._adopt(link, sock)
+        return True
+
+    # ---- failure ---------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def _busy(self, link: Link) -> bool:
+        """Something is posted for this peer, and not done."""
+
+    @abstractmethod
+    def _missing(self) -> list[Link]:
+        """Peers that owe us something: first those whose bytes we want, then those who do not take ours."""
+
+    @abstractmethod
+    def _owed(self, link: Link) -> str:
+        """What a peer owes, in words."""
+
+    def _hear(self, who: int, whom: int, why: str) -> None:
+        """News from a peer.  Between operations it only goes on the record: the next one will run into it."""
+        if why:
+            if whom != self.rank:
+                self._learn(whom, why)
+        elif who != self.rank and whom not in self._waits.get(who, ()):
+            self._waits.setdefault(who, set()).add(whom)
+            self._tell(who, whom, "")
+            if self._call is not IDLE and self.rank not in self._waits and self._missing():
+                self._time_out()
+
+    def _learn(self, whom: int, why: str) -> None:
+        """A fact: passes it on, and gives up."""
+        if whom in self._facts:
+            return
+        self._facts[whom] = why
+        self._tell(self.rank, whom, why)
+        if self._call is not IDLE:
+            raise self._lost()
+
+    def _lost(self) -> NetFoldError:
+        rank, why = next(iter(self._facts.items()))
+        owed = "; ".join(self._owed(link) for link in self._missing())
+        return self._fail(PeerLost, f"rank {rank} {why}; {owed or 'nothing was owed'}. {LOOK}")
+
+    def _time_out(self) -> None:
+        """Nothing moves, or others say so: tells all whom we miss, hears whom they miss, raises with the names."""
+        missing = self._missing()
+        owed = "; ".join(self._owed(link) for link in missing)
+        self._waits[self.rank] = {link.rank for link in missing}
+        for link in missing:
+            if link.socket is None and not link.lost:  # it should have connected: only we can ask it why not
+                self._connect(link)
+        for link in missing:
+            self._tell(self.rank, link.rank, "")
+        deadline = self._clock() + max(FAREWELL, GRACE * self._timeout)
+        while (left := deadline - self._clock()) > 0:
+            self._poll(left)
+        guilty = ranks(culprits(self._waits, self.rank))
+        raise self._fail(
+            CollectiveTimeout,
+            f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {owed}. "
+            "Expected: every rank calls within the timeout",
+        )
+
+    def _tell(self, who: int, whom: int, why: str, only: Link | None = None) -> None:
+        """Passes news on to all who are connected: after a message that is on its way, before all others."""
+        news = HEADER.pack(NEWS, whom, who, why.encode()[:76])
+        for link in [only] if only else list(self._links.values()):
+            if link.socket is None:
+                continue
+            first = link.sends[0] if link.sends else None
+            begun = first is not None and (isinstance(first, Note) or first.begun)
+            link.sends.insert(1 if begun else 0, Note(memoryview(news)))
+            self._write(link)
+            self._watch(link)
+
+    def _fail(self, kind: type[NetFoldError], what: str) -> NetFoldError:
+        me = f"job {self._plan.job!r}, rank {self.rank} of {self.size}, {self.name}, {self._call}"
+        self._error = kind(f"{me}: {what}")
+        return self._error
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+    def begin(self, call: Call) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._facts:
+            raise self._lost()
+        if self._waits:
+            who, whom = next(iter(self._waits.items()))
+            raise self._fail(CollectiveTimeout, f"rank {who} waits in vain for {ranks(sorted(whom))}. {LOOK}")
+        self._call = call
+        self._text = call.text.encode()[:76]
+
+    def abort(self, error: BaseException) -> None:
+        told = bool(self._facts) or self.rank in self._waits
+        self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
+        self._call = IDLE
+        # Those we wait for, or they for us, who have not come yet: whom they would find gone they would name.
+        late = [link for link in self._links.values() if link.receives or link.sends]
+        for link in self._links.values():
+            if not told and link.socket is None and not link.lost and (link.receives or link.sends):
+                self._connect(link)  # it waits for us, or will: without a connection it could not learn
+            link.receives.clear()
+            link.sends = deque(send for send in link.sends if isinstance(send, Note) or send.begun)
+        if not told:
+            self._tell(self.rank, self.rank, f"gave up: {type(error).__name__}")
+        if not isinstance(error, RailDown):  # a rail that was found dead takes no news either
+            grace = max(FAREWELL, GRACE * self._timeout)
+            self._stay(grace, lambda: any(link.socket is None and not link.lost for link in late))
+            self._stay(FAREWELL, lambda: any(link.sends for link in self._links.values()))
+        self._shut()
+
+    def _stay(self, seconds: float, while_: Callable[[], bool]) -> None:
+        deadline = self._clock() + seconds
+        while (left := deadline - self._clock()) > 0 and while_():
+            self._poll(left)
+
+    def close(self) -> None:
+        self._error = self._error or Closed(f"job {self._plan.job!r}, rank {self.rank}: the mesh was closed")
+        self._shut()
+
+    def _shut(self) -> None:
+        """Closes everything: whoever depends on this rank learns of it at once."""
+        for link in self._links.values():
+            self._drop(link, "closed by this rank")
+        self._door.close()
