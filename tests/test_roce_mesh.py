@@ -327,3 +327,21 @@ def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
             assert "queue pairs" in why
             assert "rail='roce'" in why
             assert total == [6.0]
+
+
+def test_a_message_over_tcp_where_queue_pairs_are_is_named_at_once() -> None:
+    """One rank has the rail tcp and the other roce: both learn of it, without waiting for their timeout."""
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "sum")):
+            mesh.send(1 - mesh.rank, np.ones(9, np.uint8))
+            mesh.wait([mesh.receive(1 - mesh.rank, np.empty(9, np.uint8))])
+
+    with TcpRanks(2, timeout=100) as ranks:
+        plan, listener = ranks.meshes[0]._plan, ranks.meshes[0]._door.listener
+        ranks.meshes[0] = RoceMesh(plan, listener, timeout=100)
+        roce, tcp = ranks.run(work, timeout=90)
+    assert isinstance(roce, RankMismatch)
+    assert "rank 1 sends a message of operation 1 (sum) over TCP; expected it by queue pairs" in str(roce)
+    assert isinstance(tcp, PeerLost)
+    assert "rank 0 gave up: RankMismatch" in str(tcp)
