@@ -60,7 +60,7 @@ def rank(spec: Spec) -> None:
     import netfold
 
     with netfold.init(rail="innet", timeout=60.0) as comm:
-        link = getattr(comm._fold, "_inside", None)
+        link = getattr(comm._lanes, "_inside", None)
         algorithm = None if spec.way.startswith("folded") else spec.way
         source, out = np.full(spec.elements, comm.rank + 1, np.int32), np.empty(spec.elements, np.int32)
         seconds = []

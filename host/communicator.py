@@ -14,35 +14,34 @@ import os
 import socket
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self, cast, get_args
 
 import numpy as np
 
-from netfold.host.arrays import Array
-from netfold.host.collectives.cost import INNET
+from netfold.host.arrays import Array, native
+from netfold.host.collectives.choice import INNET
 from netfold.host.collectives.elements import ReduceOp, Reduction
+from netfold.host.dispatch import Dispatch
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError
 from netfold.host.flight import Flight
-from netfold.host.folding.coding import PLAIN, Coding, LaneBits, check_levels, lane_bits_said, narrows, take_back
+from netfold.host.folding.coding import Coding, LaneBits, check_levels, lane_bits_said, take_back
 from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
 from netfold.host.folding.parallel import ParallelFold
 from netfold.host.group import Group
 from netfold.host.halves import HALVES, narrow, widen
 from netfold.host.mesh.link import listen
-from netfold.host.mesh.memory import MemoryFabric
-from netfold.host.mesh.mesh import Mesh
-from netfold.host.mesh.tcp import TcpMesh
+from netfold.host.opening import open_mesh
 from netfold.host.peers import ALGORITHM_VARIABLE, AUTO, Peers
 from netfold.host.plans import MAX_WORLD, check_plan, ring_order, sharing
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
-from netfold.host.rails.rail import DTYPES, LaneRail, Op, Rail, RailStats
-from netfold.host.roce.path_client import PlannedPaths
+from netfold.host.rails.rail import LaneRail, Op, RailStats
 from netfold.host.timeline import asked
 from netfold.host.work import Turns
 from netfold.wire.flight import Operation
@@ -101,6 +100,7 @@ class Communicator(Group):
         self._joined = joined
         self._client = client
         self._watcher = None if client is None or plan.world == 1 else client.watch(plan)
+        self._lanes: LaneRail | None = None
         me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
         if rail == "innet" and plan.world > 1 and not plan.trees:
             raise PlanError(
@@ -109,77 +109,66 @@ class Communicator(Group):
             )
         if rail == "innet" and helpers:
             raise ValueError(f"rail='innet', helpers={list(helpers)}: switches fold what every rank sends; use 'tcp'")
-        self._fold: Rail | None = None
-        self._lanes: LaneRail | None = None
-        self._always = rail == INNET or joined is not None  # to fold what folds, whatever it costs
         if joined is not None:
-            flight = Flight(plan.job, plan.rank, plan.world, timeline=joined.timeline)
-            super().__init__(joined.peers(), Turns(me, flight), coding)
-            self._fold, self._between = joined.rails, "tcp"
-            joined.rails.note = flight.note
-            joined.rails.on_change(self._follow)
-            self._why = f"asked for by rails= or {RAILS_VARIABLE}"
-            if coding.lane_bits != 32:
-                self._narrow(coding.lane_bits)
+            self._take(joined, me, coding)
             return
         shared = any(len(ranks) > 1 for ranks in plan.machines)
         if rail == "roce" and shared:
             raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
-        mesh = _mesh(plan, listener, timeout, rail, client)
+        mesh = open_mesh(plan, listener, timeout, rail, client)
         machines = plan.machines if shared else ()
         peers = Peers(mesh, algorithm=algorithm, order=ring_order(plan), helpers=helpers, machines=machines)
         timeline = mesh.timeline = asked(plan.job, plan.rank, plan.world)
         super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world, timeline=timeline)), coding)
-        self._between = "roce" if rail == "roce" else "tcp"
-        if plan.world == 1:
-            self._why = "this job has one rank"
-        elif rail in ("tcp", "roce"):
-            self._why = f"asked for by rail={rail!r}"
-        elif helpers:
-            self._why = f"ranks {list(helpers)} help"
-        elif plan.trees:
-            names = ", ".join(tree.name for tree in plan.trees)
-            self._why = f"the controller planned {len(plan.trees)} tree(s) for this job: {names}"
+        self._dispatch = Dispatch(peers, "roce" if rail == "roce" else "tcp", _why(plan, rail, helpers))
+        if plan.trees and plan.world > 1 and rail in ("auto", INNET) and not helpers:
 
             def resume(missing: dict[int, int]) -> Plan:
                 assert client is not None, "only the controller halts ranks"
                 self._plan = client.resume(plan, missing, timeout)
                 return self._plan
 
+            opened: Callable[..., LaneRail]
+            opened = partial(ParallelFold, plan, peers, address) if shared else partial(FoldRail, plan, address)
             try:
-                if shared:
-                    self._lanes = ParallelFold(
-                        plan, peers, address, timeout=timeout, news=self._hear, missing=self._ask, resume=resume,
-                        suspect=self._suspect, timeline=timeline,
-                    )
-                else:
-                    self._lanes = FoldRail(
-                        plan, address, timeout=timeout, news=self._hear, missing=self._ask, resume=resume,
-                        suspect=self._suspect, timeline=timeline,
-                    )
+                self._lanes = opened(timeout=timeout, news=self._hear, missing=self._ask, resume=resume,
+                                     suspect=self._suspect, timeline=timeline)  # fmt: skip
             except BaseException:
                 mesh.close()
                 raise
-            self._fold, self._whole = self._lanes, False
+            self._dispatch.fold = self._dispatch.lanes = self._lanes
+            self._dispatch.always = rail == INNET
+            self._whole = False
             peers.chooser.trial = self._lanes.trial
             if self._watcher is not None:
                 self._watcher.on_halt(self._lanes.halt)
                 self._watcher.on_settle(self._lanes.settle)
-        else:
-            self._why = f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"
+        elif plan.world > 1 and rail == "auto" and not helpers:
             warnings.warn(
                 f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
                 f"Reason: {plan.reason or 'none given by the controller'}",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        log.info("%s: %s (%s)", me, self.rail, self._why)
+        log.info("%s: %s (%s)", me, self.rail, self._dispatch.why)
         try:
             if coding.lane_bits != 32:
                 self._narrow(coding.lane_bits)
         except ValueError:
             self.close()
             raise
+
+    def _take(self, joined: Joined, me: str, coding: Coding) -> None:
+        """Several rails that are one."""
+        flight = Flight(self._plan.job, self._plan.rank, self._plan.world, timeline=joined.timeline)
+        super().__init__(joined.peers(), Turns(me, flight), coding)
+        self._dispatch = Dispatch(self._peers, "tcp", f"asked for by rails= or {RAILS_VARIABLE}")
+        self._dispatch.fold = joined.rails
+        self._dispatch.always = self._dispatch.several = True
+        joined.rails.note = flight.note
+        joined.rails.on_change(self._follow)
+        if coding.lane_bits != 32:
+            self._narrow(coding.lane_bits)
 
     @classmethod
     def join(
@@ -277,7 +266,7 @@ class Communicator(Group):
     @property
     def rail(self) -> str:
         """The rail of what folds: "innet", or "tcp" or "roce", or "self" for a job of one rank."""
-        return self._fold.name if self._fold else self._between if self.size > 1 else "self"
+        return self._dispatch.rail
 
     @property
     def rails(self) -> MultiRail | None:
@@ -291,9 +280,9 @@ class Communicator(Group):
             operations=peers.operations, bytes_reduced=peers.bytes_reduced, seconds=peers.seconds,
             saturated=self._saturations,
         )  # fmt: skip
-        if self._fold is None:
+        if self._dispatch.fold is None:
             return own
-        folded = self._fold.stats()
+        folded = self._dispatch.fold.stats()
         return replace(
             folded,
             operations=folded.operations + own.operations,
@@ -314,27 +303,7 @@ class Communicator(Group):
 
         algorithm  what the call would ask for
         """
-        self._check_algorithm(algorithm, Reduction(op, dtype), PLAIN)
-        if algorithm not in (None, AUTO, INNET):
-            return f"{nbytes} bytes go over {self._between} by {algorithm}, as asked for"
-        if self._fold is None:
-            return f"{self._peers.explain(nbytes)}; {self._why}"
-        if not _folds(op, dtype):
-            return (
-                f"{self._peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "
-                "float32, float16, bfloat16 and int32 do"
-            )
-        bits = self._coding.lane_bits if narrows(op, dtype) else 32
-        folded = _folded(nbytes, dtype)
-        said = f"{dtype} folds as float32: " if dtype in HALVES else ""
-        said += self._fold.describe(folded) if self._lanes is None else self._lanes.describe(folded, bits)
-        if algorithm == INNET or self._sure(bits):
-            return f"{said}; {'as asked for; ' if algorithm else ''}{self._why}"
-        chosen = self._peers.chooser.known(nbytes, folded=folded)
-        costs = self._peers.explain(nbytes, folded=folded)
-        if self._peers.algorithm != AUTO or (chosen is not None and chosen.algorithm != INNET):
-            return f"{costs}; {self._why}"
-        return f"{costs}; {said}; {self._why}"
+        return self._dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding)
 
     def lanes(self, lane_bits: LaneBits | None = None) -> LaneBits:
         """Bits of the lanes that a sum of floats gets where a call says ``lane_bits``: 32 where nothing folds.
@@ -350,7 +319,7 @@ class Communicator(Group):
     def path(self, op: str = "sum", dtype: str = "float32") -> str:
         """The rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or "roce".
         Where nobody asked for folding, small ones may go between the hosts all the same (``explain``)."""
-        return self.rail if self.size == 1 or _folds(op, dtype) else self._between
+        return self._dispatch.path(op, dtype)
 
     def close(self) -> None:
         """Reports totals, leaves the job and gives everything back.  Never raises for an absent controller."""
@@ -374,8 +343,8 @@ class Communicator(Group):
                 ),
                 reason="" if broken is None else str(broken),
             )
-        if self._fold is not None:
-            self._fold.close()
+        if self._dispatch.fold is not None:
+            self._dispatch.fold.close()
         self._peers.close()
         if self._watcher is not None:
             self._watcher.close()
@@ -404,6 +373,7 @@ class Communicator(Group):
         assert self._joined is not None
         before, self._peers = self._peers, self._joined.peers()
         self._peers.note, self._peers.number = before.note, before.number
+        self._dispatch.peers = self._peers
 
     def _hear(self) -> NetFoldError | None:
         return None if self._watcher is None else self._watcher.news()
@@ -418,34 +388,7 @@ class Communicator(Group):
         return Missing([], []) if self._client is None else self._client.missing(self._plan, waits)
 
     def _check_algorithm(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
-        if algorithm != INNET:
-            super()._check_algorithm(algorithm, reduction, coding)
-        elif self._fold is None:
-            raise ValueError(f"algorithm='innet': nothing folds for this job: {self._why}")
-        elif not self._can_fold(reduction, coding):
-            raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
-
-    def _can_fold(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the switches can, where there are any."""
-        saturates = self._lanes is not None and self._lanes.saturates
-        return _folds(reduction.op, reduction.element) and (saturates or not coding.saturate)
-
-    def _sure(self, lane_bits: int) -> bool:
-        """Whether what folds is folded without asking what it costs."""
-        if self._always or self._lanes is None:
-            return True
-        return self._peers.algorithm == AUTO and (lane_bits != 32 or self._lanes.suffices)
-
-    def _way(self, array: Array, reduction: Reduction, algorithm: str | None, coding: Coding) -> str | None:
-        """INNET, an algorithm between the hosts, or None for the peers' own.  May measure: all ranks call it alike."""
-        if self._fold is None or not self._can_fold(reduction, coding):
-            return algorithm
-        if algorithm is None and (self._sure(coding.lane_bits) or (coding.saturate and self._peers.algorithm == AUTO)):
-            return INNET
-        if (algorithm or self._peers.algorithm) != AUTO or self._joined is not None:
-            return algorithm
-        what = f"{reduction.op} of {array.size} x {reduction.element}"
-        return self._peers.choice(array.nbytes, what, folded=_folded(array.nbytes, reduction.element)).algorithm
+        self._dispatch.check(algorithm, reduction, coding)
 
     def _allreduce(
         self,
@@ -457,9 +400,9 @@ class Communicator(Group):
         coding: Coding,
         feedback: Array | None,
     ) -> int:
-        lanes = self._lanes
-        way = self._way(array, reduction, algorithm, coding)
-        if self._fold is None or way != INNET:
+        fold, lanes = self._dispatch.fold, self._lanes
+        way = self._dispatch.allreduce(array.nbytes, reduction, algorithm, coding)
+        if fold is None or way != INNET:
             return super()._allreduce(array, result, reduction, way, number, coding, feedback)
         if reduction.element in HALVES:
             wide = widen(array, reduction.element)
@@ -468,61 +411,49 @@ class Communicator(Group):
             return 0
         if feedback is not None and (lanes is None or coding.lane_bits == 32):
             array, feedback = take_back(array, feedback), None
-        op, native = cast(Op, reduction.op), reduction.dtype
-        source = np.require(array, native, ["C", "A"]).reshape(-1)
-        plain = result.flags.c_contiguous and result.flags.aligned and result.dtype == native
+        op, dtype = cast(Op, reduction.op), reduction.dtype
+        source = np.require(array, dtype, ["C", "A"]).reshape(-1)
+        plain = result.flags.c_contiguous and result.flags.aligned and result.dtype == dtype
         # Results arrive while later contributions still leave: what overlaps must be the same memory or none.
         same = plain and source.ctypes.data == result.ctypes.data
         direct = plain and (same or not np.may_share_memory(source, result))
-        out = result.reshape(-1) if direct else np.empty(source.shape, native)
+        out = result.reshape(-1) if direct else np.empty(source.shape, dtype)
         left_out = None if feedback is None else feedback.reshape(-1)
-        flight, before = self._turns.flight, self._fold.retransmissions
+        flight, before = self._turns.flight, fold.retransmissions
         if self._joined is None:  # several rails say themselves which carries what
-            flight.note(self._fold.name)
+            flight.note(fold.name)
         try:
             if lanes is None:
-                self._fold.allreduce(source, out, op, number)
+                fold.allreduce(source, out, op, number)
             else:
                 lanes.allreduce(source, out, op, number, coding, left_out)
         finally:
-            flight.now.retransmissions += self._fold.retransmissions - before
+            flight.now.retransmissions += fold.retransmissions - before
         if not direct:
             result[...] = out.reshape(result.shape)
         return lanes.saturated if lanes is not None and coding.saturate else 0
 
+    def _reduce_scatter(
+        self, array: Array, result: Array, pieces: Sequence[slice], reduction: Reduction, algorithm: str | None,
+        number: int, coding: Coding,
+    ) -> None:  # fmt: skip
+        way = self._dispatch.reduce_scatter(array.nbytes, reduction, algorithm, coding)
+        if way != INNET:
+            return super()._reduce_scatter(array, result, pieces, reduction, way, number, coding)
+        # The switches give the whole sum to every rank in the packets of one multicast: all links are as busy as one.
+        whole = np.empty(array.shape, native(array))
+        self._allreduce(array, whole, reduction, INNET, number, coding, None)
+        result[...] = whole.reshape(-1)[pieces[self.rank]].reshape(result.shape)
 
-def _folds(op: str, element: str) -> bool:
-    """Whether the switches can: their lanes add integers, the hosts make them of floats."""
-    return op in get_args(Op) and (element in HALVES or element in (dtype.name for dtype in DTYPES))
 
-
-def _folded(nbytes: int, element: str) -> int:
-    """Bytes of the lanes that carry so many bytes of a tensor."""
-    return 2 * nbytes if element in HALVES else nbytes
-
-
-def _mesh(
-    plan: Plan, listener: socket.socket | None, timeout: float, rail: RailName, client: JobClient | None
-) -> Mesh:
+def _why(plan: Plan, rail: RailName, helpers: Sequence[int]) -> str:
+    """Reductions go the way they go."""
     if plan.world == 1:
-        if listener is not None:
-            listener.close()
-        return MemoryFabric(1).meshes[0]
-    if listener is None:
-        raise ValueError("a job of several ranks needs the listening socket whose port stands in the plan (listener=)")
-    if rail == "roce":
-        from netfold.host.roce.mesh import RoceMesh  # its native library is built only where it is wanted
-
-        return RoceMesh(plan, listener, timeout=timeout, planned=_planned(plan, client))
-    return TcpMesh(plan, listener, timeout=timeout)
-
-
-def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:
-    """The controller's paths for this job, where it has any; all ranks get them or none."""
-    if client is None:
-        return None
-    try:
-        return PlannedPaths(client, plan)
-    except PlanError as error:
-        log.warning("%s; the switches choose paths by their hash", error)
-        return None
+        return "this job has one rank"
+    if rail in ("tcp", "roce"):
+        return f"asked for by rail={rail!r}"
+    if helpers:
+        return f"ranks {list(helpers)} help"
+    if plan.trees:
+        return f"the controller planned {len(plan.trees)} tree(s) for this job: {', '.join(t.name for t in plan.trees)}"
+    return f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, repeat
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,11 +34,16 @@ from netfold.host.arrays import (
     rows_with,
 )
 from netfold.host.collectives import BROADCAST, REDUCE
+from netfold.host.collectives.choice import INNET
 from netfold.host.collectives.elements import ReduceOp, Reduction, element_name
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits, Rounding, take_back
 from netfold.host.halves import storage
 from netfold.host.peers import Peers, named
 from netfold.host.work import Turns, Work
+
+T = TypeVar("T")
+SCATTERED = ("ring", INNET)
+"""Algorithms of reduce_scatter."""
 
 log = logging.getLogger("netfold")
 
@@ -139,11 +145,21 @@ class Group:
         saturate: bool = False,
     ) -> Work[Array]:
         """``allreduce`` that returns at once; several may be under way, and are done in the order of their calls."""
-        call = partial(
-            self.allreduce, array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits,
-            rounding=rounding, feedback=feedback, saturate=saturate,
+        return self.later(
+            partial(
+                self.allreduce, array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits,
+                rounding=rounding, feedback=feedback, saturate=saturate,
+            ),
+            f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}",
         )  # fmt: skip
-        return self._turns.later(call, f"{name}, {op} of {np.size(array)} x {np.asarray(array).dtype}")
+
+    def later(self, operation: Callable[[], T], what: str) -> Work[T]:
+        """Any operation, asynchronously: ``comm.later(lambda: comm.all_gather(x), "gathering x")``.
+
+        operation  calls collectives of this communicator or its groups, and is called after all that was begun before
+        what       it is, for errors and the timeline
+        """
+        return self._turns.later(operation, what)
 
     def reduce(
         self,
@@ -179,19 +195,22 @@ class Group:
         *,
         counts: Sequence[int] | None = None,
         dtype: str | None = None,
+        algorithm: str | None = None,
     ) -> Array:
         """This rank's rows of the reduction of every rank's array.
 
-        counts  rows of each rank; default: all alike
+        counts     rows of each rank; default: all alike
+        algorithm  "ring", or "innet": the switches fold all of it, and each rank keeps its rows; default: the cheaper
         """
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
         rows = rows_of(array, counts, self.size)
+        coding = self._coding.asked(array, op, reduction.element, None, None, None, False)
+        if named(algorithm, SCATTERED) is not None and algorithm != "ring":
+            self._check_algorithm(algorithm, reduction, coding)
         result = result_of((rows[self.rank], *array.shape[1:]), array, out)
-        data, pieces = flat_copy(array), pieces_of(rows, array)
-        with self._turn("reduce_scatter", data.nbytes, op, reduction.element):
-            self._peers.reduce_scatter(storage(data), pieces, reduction)
-        result[...] = data[pieces[self.rank]].reshape(result.shape)
+        with self._turn("reduce_scatter", array.nbytes, op, reduction.element) as number:
+            self._reduce_scatter(array, result, pieces_of(rows, array), reduction, algorithm, number, coding)
         return result
 
     # ---- copies ------------------------------------------------------------------------------------------------------
@@ -219,11 +238,12 @@ class Group:
         rows = rows_with(array, counts, self.rank, self.size)
         result = result_of((sum(rows), *array.shape[1:]), array, out)
         pieces = pieces_of(rows, array)
-        data = np.empty(result.size, native(array))
+        data = flat(result)
         data[pieces[self.rank]] = array.reshape(-1)
         with self._turn("all_gather", data.nbytes, dtype=data.dtype):
             self._peers.all_gather(data.view(np.uint8), in_bytes(pieces, data))
-        result[...] = data.reshape(result.shape)
+        if not np.may_share_memory(data, result):
+            result[...] = data.reshape(result.shape)
         return result
 
     def gather(
@@ -363,6 +383,15 @@ class Group:
         if not np.may_share_memory(out, result):
             result[...] = out.reshape(result.shape)
         return 0
+
+    def _reduce_scatter(
+        self, array: Array, result: Array, pieces: Sequence[slice], reduction: Reduction, algorithm: str | None,
+        number: int, coding: Coding,
+    ) -> None:  # fmt: skip
+        """By a ring between the hosts."""
+        data = flat_copy(array)
+        self._peers.reduce_scatter(storage(data), pieces, reduction)
+        result[...] = data[pieces[self.rank]].reshape(result.shape)
 
     def _saturated(self, array: Array, result: Array, algorithm: str | None) -> int:
         """The exact sum, which 64 bits hold, cut to the range of 32."""

@@ -28,6 +28,7 @@ from netfold.host.collectives import (
     scatter,
 )
 from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.choice import INNET, Choice, Collective
 from netfold.host.collectives.chooser import HIERARCHICAL, Chooser
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
@@ -109,6 +110,7 @@ class Peers:
     def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
+        self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
         self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction, order=self.order), data.nbytes)
         self.bytes_reduced += data.nbytes
@@ -117,6 +119,7 @@ class Peers:
     def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
         """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
         strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
+        self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
         self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
 
@@ -211,9 +214,11 @@ class Peers:
             return HELPED[0]
         return name if name != AUTO else self.choice(nbytes, what).algorithm
 
-    def choice(self, nbytes: int, what: str = "", *, folded: int | None = None) -> cost.Choice:
+    def choice(
+        self, nbytes: int, what: str = "", *, folded: int | None = None, collective: Collective = "allreduce"
+    ) -> Choice:
         """As ``Chooser.choice``, for the operation that runs next."""
-        return self.chooser.choice(nbytes, Call(self.number, self.name + what), folded=folded)
+        return self.chooser.choice(nbytes, Call(self.number, self.name + what), folded=folded, collective=collective)
 
     def explain(self, nbytes: int, *, folded: int | None = None) -> str:
         """Which algorithm an allreduce of this size takes, and why.  Sends nothing.
@@ -232,7 +237,7 @@ class Peers:
             if folded is not None:
                 way = f"{nbytes} bytes fold in the network or go over {self.mesh.kind}"
             return f"{way} by the cheapest way once the first operation has measured the links"
-        return f"{'' if chosen.algorithm == cost.INNET else f'over {self.mesh.kind}, '}{chosen}"
+        return f"{'' if chosen.algorithm == INNET else f'over {self.mesh.kind}, '}{chosen}"
 
     def _link(self, nbytes: int, what: str) -> cost.Link:
         return self.chooser.link(nbytes, Call(self.number, self.name + what))

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -148,6 +149,47 @@ def sharded(way: str, group: dist.ProcessGroup) -> list[float]:
     return losses
 
 
+def unusual(group: dist.ProcessGroup) -> None:
+    """Tensors of every shape and kind are gathered and scattered; what cannot be is refused by name."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    uneven = [torch.full((place,), -1, dtype=torch.int64) for place in range(world)]
+    dist.all_gather(uneven, torch.full((rank,), rank), group=group)  # rank 0 has none
+    assert [tensor.tolist() for tensor in uneven] == [[place] * place for place in range(world)]
+    mine = torch.arange(12.0).reshape(3, 4).T + rank  # not contiguous, and what it goes to neither
+    whole = torch.empty(3, 4 * world).T
+    dist.all_gather_into_tensor(whole, mine, group=group)
+    expected = torch.cat([torch.arange(12.0).reshape(3, 4).T + place for place in range(world)])
+    assert torch.equal(whole, expected)
+    dist.reduce_scatter_tensor(mine, whole, group=group)
+    assert torch.equal(mine, world * expected[4 * rank : 4 * rank + 4])
+    piece = torch.empty(rank)
+    dist.reduce_scatter(piece, [torch.full((place,), 1.0 + place) for place in range(world)], group=group)
+    assert piece.tolist() == [world * (1.0 + rank)] * rank
+    place = torch.zeros(2 * world)  # in place: the input is a part of the output
+    place[2 * rank : 2 * rank + 2] = rank
+    work = dist.all_gather_into_tensor(place, place[2 * rank : 2 * rank + 2], group=group, async_op=True)
+    assert work is not None
+    work.wait()
+    assert place.tolist() == [float(half // 2) for half in range(2 * world)]
+    for dtype in (torch.bool, torch.complex64, torch.bfloat16, torch.float8_e4m3fn):
+        kept = [torch.empty(2, dtype=dtype) for _ in range(world)]
+        dist.all_gather(kept, torch.tensor([0, rank]).to(dtype), group=group)
+        assert [tensor.to(torch.complex64).real.tolist() for tensor in kept] == [
+            torch.tensor([0, place]).to(dtype).to(torch.complex64).real.tolist() for place in range(world)
+        ]
+    dist.reduce_scatter_tensor(torch.empty(0), torch.empty(0), group=group)
+    dist.all_gather([torch.empty(0) for _ in range(world)], torch.empty(0), group=group)
+    for call, said in (
+        (lambda: dist.all_reduce(torch.ones(2, device="meta"), group=group), "on meta: backend 'netfold' is for"),
+        (lambda: dist.broadcast(torch.ones(2, device="meta"), 0, group=group), "on meta: backend 'netfold' is for"),
+        (lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(2), group=group), f"of {2 * world} elements"),
+        (lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(2), group=group), f"of {3 * world} elements"),
+        (lambda: dist.all_gather([torch.ones(1)], torch.ones(1), group=group), f"expected {world}, one for each rank"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
 def abandoned() -> str:
     """What a backward pass raises where the last rank stays away; "" on that rank."""
     group = dist.new_group(backend="netfold", pg_options=Options(timeout=1.0))
@@ -191,7 +233,9 @@ def main(subnet: str, service: str, folder: str) -> None:
     stats = innet.communicator.stats()
     # fully_shard is public from torch 2.6 on
     kinds = ["FullyShardedDataParallel", *(["fully_shard"] if hasattr(torch.distributed.fsdp, "fully_shard") else [])]
-    sharding = {way: {"gloo": sharded(way, gloo), "netfold": sharded(way, tcp)} for way in kinds}
+    groups = {"gloo": gloo, "tcp": tcp, "innet": innet}
+    sharding = {way: {name: sharded(way, group) for name, group in groups.items()} for way in kinds}
+    unusual(tcp)
     error = abandoned()
     dist.barrier(group=gloo)  # the rank that stayed away lives on until the others have noticed
     result = {

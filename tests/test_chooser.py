@@ -13,8 +13,9 @@ from helpers_host import everyone, loopback_job
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netfold.host.collectives.choice import INNET, MARGIN, TIMED, Setting, choose
 from netfold.host.collectives.chooser import CHOSEN
-from netfold.host.collectives.cost import INNET, MARGIN, TIMED, Link, choose
+from netfold.host.collectives.cost import Link
 from netfold.host.collectives.measure import Measured, time_algorithms
 from netfold.host.communicator import Communicator
 from netfold.host.errors import PlanError
@@ -87,6 +88,40 @@ def test_arguments_and_the_environment_override_the_cost(monkeypatch: pytest.Mon
         pass
 
 
+def test_scattered_sums_fold_where_that_is_cheaper() -> None:
+    """By cost as allreduces are, by name either way, and whatever it costs with rail="innet"; unlike pieces, too."""
+
+    def scatter(comms: list[Communicator], count: int, **asked: str) -> list[str]:
+        counts = [count, 0, 2 * count]
+        source = np.arange(sum(counts), dtype=np.int32)
+        got = everyone(comms, lambda comm: comm.reduce_scatter(source + comm.rank, counts=counts, **asked))  # type: ignore[arg-type]
+        for piece, out in zip(np.split(3 * source + 3, np.cumsum(counts)[:-1]), got, strict=True):
+            np.testing.assert_array_equal(out, piece)
+        return [comm.flight()[-1].path for comm in comms]
+
+    with loopback_job(3, rail="auto") as comms:
+        known(comms)
+        assert scatter(comms, SMALL // 3) == ["TCP, ring"] * 3
+        assert scatter(comms, LARGE // 3) == ["innet"] * 3
+        assert scatter(comms, LARGE // 3, algorithm="ring") == ["TCP, ring"] * 3
+        assert scatter(comms, SMALL // 3, algorithm="innet") == ["innet"] * 3
+        halves = everyone(comms, lambda comm: comm.reduce_scatter(np.full(6, comm.rank + 1, np.float16), op="average"))
+        assert [half.tolist() for half in halves] == [[2.0, 2.0]] * 3
+        assert halves[0].dtype == np.float16
+        with pytest.raises(ValueError, match="algorithm='innet': product of int32 does not fold"):
+            comms[0].reduce_scatter(np.ones(3, np.int32), op="product", algorithm="innet")
+        with pytest.raises(ValueError, match="algorithm='mesh2d': expected one of ring, innet"):
+            comms[0].reduce_scatter(np.ones(3, np.int32), algorithm="mesh2d")
+    with loopback_job(3, rail="innet") as comms:
+        assert scatter(comms, 1) == ["innet"] * 3
+        assert comms[0]._peers.chooser.measured is None
+    with loopback_job(3, rail="tcp") as comms:
+        assert scatter(comms, LARGE // 3) == ["TCP, ring"] * 3
+        assert comms[0]._peers.chooser.measured is None, "there was nothing to choose"
+        with pytest.raises(ValueError, match="algorithm='innet': nothing folds for this job"):
+            comms[0].reduce_scatter(np.ones(3, np.int32), algorithm="innet")
+
+
 def test_folding_that_cannot_be_is_refused() -> None:
     """algorithm="innet" without trees: at the call, and as the communicator's own when it is made."""
     with loopback_job(2, rail="tcp") as comms:
@@ -148,6 +183,6 @@ def test_slow_links_are_measured_in_bounded_time() -> None:
 def test_folding_wins_where_timings_cannot_tell(beside: float) -> None:
     """Up to MARGIN times the cheapest way, and not beyond; the text says so."""
     timed = {INNET: {4096: beside * 1e-3}, **{name: {4096: 1e-3} for name in CHOSEN}}
-    chosen = choose(4096, 4, LINK, timed=timed, fold=LINK, only=(*CHOSEN, INNET).__contains__)
+    chosen = choose(4096, Setting(4, LINK, fold=LINK), timed=timed, only=(*CHOSEN, INNET).__contains__)
     assert (chosen.algorithm == INNET) == (beside <= MARGIN)
     assert ("easier on the links" in str(chosen)) == (1 < beside <= MARGIN)

@@ -24,7 +24,8 @@ from netfold.host.collectives import (
     parameter_server,
     ring,
 )
-from netfold.host.collectives.cost import Link, RailCost, choose
+from netfold.host.collectives.choice import Setting, choose, predict
+from netfold.host.collectives.cost import Link, RailCost
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, run
 from netfold.host.folding import sufficient
@@ -172,7 +173,7 @@ def pieces_of_all(pieces: list[slice], mesh: Mesh) -> list[slice]:
 def test_nothing_beats_the_lower_bound(nbytes: int, ranks: int, link: Link) -> None:
     """Without help from the network no allreduce moves fewer than 2(N-1)/N M bytes; folding moves M."""
     floor = 2 * (ranks - 1) / ranks * nbytes * link.beta
-    for name, seconds in cost.candidates(nbytes, ranks, link).items():
+    for name, seconds in predict(nbytes, Setting(ranks, link)).items():
         if name != "recursive_doubling" or ranks > 2:
             assert seconds >= floor * (1 - 1e-9) or ranks == 2, name
     assert cost.innet(nbytes, ranks, link, hops=0) == nbytes * link.beta
@@ -286,7 +287,7 @@ def test_the_best_segment_of_a_chain_is_best(nbytes: int, ranks: int, alpha: flo
 @given(nbytes=NBYTES, ranks=RANKS, link=LINKS, contention=st.floats(1, 8))
 def test_the_choice_is_the_cheapest_candidate(nbytes: int, ranks: int, link: Link, contention: float) -> None:
     """And says so, with every candidate."""
-    choice = cost.choose(nbytes, ranks, link, contention=contention)
+    choice = choose(nbytes, Setting(ranks, link, contention))
 
     assert choice.seconds == min(seconds for _, seconds in choice.candidates)
     assert choice.candidates[0] == (choice.algorithm, choice.seconds)
@@ -297,13 +298,26 @@ def test_small_tensors_take_few_steps_and_large_ones_few_bytes() -> None:
     """On 8 ranks at 1 Gb/s and 50 us: recursive doubling for 1 KB, a ring for 64 MB where partners share links."""
     link = Link(50e-6, 8e-9)
 
-    assert cost.choose(1 << 10, 8, link, only=lambda name: name != "parameter_server").algorithm == "recursive_doubling"
-    assert cost.choose(64 << 20, 8, link, contention=2).algorithm == "ring"
-    assert cost.choose(64 << 20, 8, link, fold=link).algorithm == "innet"
-    grouped = cost.choose(64 << 20, 8, link, groups=(2, 4), inside=Link(1e-6, 1e-10))
+    few = choose(1 << 10, Setting(8, link), only=lambda name: name != "parameter_server")
+    assert few.algorithm == "recursive_doubling"
+    assert choose(64 << 20, Setting(8, link, 2)).algorithm == "ring"
+    assert choose(64 << 20, Setting(8, link, fold=link)).algorithm == "innet"
+    grouped = choose(64 << 20, Setting(8, link, groups=(2, 4), inside=Link(1e-6, 1e-10)))
     assert grouped.algorithm == "hierarchical"
-    shared = dict(cost.choose(64 << 20, 8, link, groups=(2, 4), inside=Link(1e-6, 1e-10), fold=link).candidates)
+    shared = dict(choose(64 << 20, Setting(8, link, groups=(2, 4), inside=Link(1e-6, 1e-10), fold=link)).candidates)
     assert shared["innet"] == cost.netreduce_parallel(64 << 20, 2, 4, Link(1e-6, 1e-10), link)
+
+
+@given(nbytes=st.integers(1 << 10, 1 << 30), ranks=st.integers(3, 256), link=LINKS)
+def test_scattered_sums_fold_where_the_rings_steps_cost_more_than_its_bytes_save(
+    nbytes: int, ranks: int, link: Link
+) -> None:
+    """A ring moves (N-1)/N of what folding moves, in N-1 steps, and adds what it gets."""
+    chosen = choose(nbytes, Setting(ranks, link, fold=link), collective="reduce_scatter")
+    more = nbytes * link.beta / ranks - nbytes * link.gamma * (ranks - 1) / ranks - (ranks - 3) * link.alpha
+    if abs(more) > 1e-9 * chosen.seconds:
+        assert (chosen.algorithm == "innet") == (more < 0)
+    assert {name for name, _ in chosen.candidates} == {"ring", "innet"}
 
 
 @pytest.mark.parametrize(
@@ -320,8 +334,8 @@ def test_small_tensors_take_few_steps_and_large_ones_few_bytes() -> None:
         (lambda: cost.parameter_server(1, 2, LINK, servers=0), "servers=0"),
         (lambda: sufficient.beats_ring(9, 2, 1, 1), "whole machines"),
         (lambda: sufficient.beats_ring(8, 2, 0, 1), "rates above 0"),
-        (lambda: cost.choose(1, 2, LINK, contention=0.5), "contention=0.5"),
-        (lambda: cost.choose(1, 2, LINK, only=lambda name: False), "none of"),
+        (lambda: Setting(2, LINK, 0.5), "contention=0.5"),
+        (lambda: choose(1, Setting(2, LINK), only=lambda name: False), "none of"),
     ],
 )
 def test_impossible_arguments_are_refused(call: Callable[[], object], message: str) -> None:
@@ -333,14 +347,14 @@ def test_impossible_arguments_are_refused(call: Callable[[], object], message: s
 def test_what_was_timed_sets_the_model_right() -> None:
     """A slow algorithm's prediction rises at the sizes where it was slow, and in proportion between them."""
     link = Link(1e-4, 8e-9, 1e-10)
-    model = dict(choose(1 << 20, 8, link).candidates)
-    right = {"ring": {1 << 18: 1.5 * dict(choose(1 << 18, 8, link).candidates)["ring"],
-                      1 << 22: 3.5 * dict(choose(1 << 22, 8, link).candidates)["ring"]}}  # fmt: skip
-    told = dict(choose(1 << 20, 8, link, timed=right).candidates)
+    model = dict(choose(1 << 20, Setting(8, link)).candidates)
+    right = {"ring": {1 << 18: 1.5 * dict(choose(1 << 18, Setting(8, link)).candidates)["ring"],
+                      1 << 22: 3.5 * dict(choose(1 << 22, Setting(8, link)).candidates)["ring"]}}  # fmt: skip
+    told = dict(choose(1 << 20, Setting(8, link), timed=right).candidates)
     assert told["ring"] == pytest.approx(2.5 * model["ring"])
     assert {name: cost for name, cost in told.items() if name != "ring"} == pytest.approx(
         {name: cost for name, cost in model.items() if name != "ring"}
     )
     for nbytes, factor in ((4, 1.5), (1 << 18, 1.5), (1 << 24, 3.5)):
-        before, after = (dict(choose(nbytes, 8, link, timed=t).candidates)["ring"] for t in (None, right))
+        before, after = (dict(choose(nbytes, Setting(8, link), timed=t).candidates)["ring"] for t in (None, right))
         assert after == pytest.approx(factor * before)

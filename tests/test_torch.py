@@ -110,28 +110,33 @@ def test_gradients_go_through_the_switch(trained: Trained) -> None:
 
 
 def test_sharded_training_is_that_of_gloo(trained: Trained) -> None:
-    """FSDP, the old one and the new one, finds every collective that it needs in the backend: those without a fabric
-    path are gloo's, and named in the log."""
+    """FSDP, the old one and the new one, shards and gathers through the communicator, over TCP and in the network: the
+    losses are those over gloo."""
     for rank in trained[0]:
-        for way, losses in rank["sharded"].items():
-            assert losses["netfold"] == losses["gloo"], way
-            assert losses["gloo"][-1] < losses["gloo"][0], f"{way} does not learn"
-        said = [line for line in rank["said"] if "job='default' " in line and "gloo does it" in line]
-        for kind in ("reduce_scatter", "all_?gather"):
-            assert any(re.search(kind, line) for line in said), (kind, said)
+        for losses in rank["sharded"].values():
+            gloo = losses.pop("gloo")
+            assert gloo[-1] < gloo[0], "gloo itself does not learn"
+            assert set(losses) == {"tcp", "innet"}
+            for way, ours in losses.items():
+                np.testing.assert_allclose(ours, gloo, rtol=BOUND, err_msg=way)
 
 
 def test_the_path_of_each_kind_is_said_once(trained: Trained) -> None:
     """What folds, what goes between the hosts, and what gloo does: named in the log, each kind once a group."""
     for rank in trained[0]:
-        for job, folded in (("default", "tcp"), ("default.2", "innet")):
+        for job, folded, scattered in (("default", "tcp", "TCP, ring"), ("default.2", "innet", "innet")):
             said = [line for line in rank["said"] if f"job={job!r}" in line]
             for kind in ("broadcast", "barrier", "allreduce, bor of int32"):
                 assert sum(f"{kind} has no path through NetFold: gloo does it" in line for line in said) == 1, said
             for kind in ("sum of float64", "sum of int64", "product of uint8"):
-                assert sum(f"{kind} goes over tcp" in line for line in said) == 1, said
+                assert sum(f"allreduce, {kind} goes over tcp" in line for line in said) == 1, said
             for kind in ("sum of float32", "sum of bfloat16", "max of float16", "min of int32", "average of float32"):
-                assert sum(f"{kind} goes over {folded}" in line for line in said) == 1, said
+                assert sum(f"allreduce, {kind} goes over {folded}" in line for line in said) == 1, said
+            for kind, way in ((r"all_?gather\S*", "TCP, ring"), (r"reduce_scatter\S*, \w+ of float32", scattered)):
+                named = [line for line in said if re.search(rf": {kind} goes over ", line)]
+                assert named, said
+                assert all(line.endswith(f" goes over {way}") for line in named), named
+                assert len(set(named)) == len(named)
 
 
 def test_backward_names_the_rank_that_stayed_away(trained: Trained) -> None:

@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from netfold.host.collectives import calibration, cost
+from netfold.host.collectives import calibration
+from netfold.host.collectives.choice import INNET, Choice, Collective, Setting, choose, predict
+from netfold.host.collectives.cost import Link
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.machines import Machines
@@ -25,7 +27,7 @@ parameter server: its n (n-1) flows at once are cheap in the model alone, which 
 where many send to one; byteps needs helpers to differ from it."""
 REMEMBERED = 256
 """Choices: a training loop has a few sizes, and calls them again and again."""
-UNMEASURED = Measured(cost.Link(0.0, 0.0), 1.0)
+UNMEASURED = Measured(Link(0.0, 0.0), 1.0)
 """For tensors without elements: nothing will be sent but a barrier."""
 
 Trial = Callable[[Flat, int], None]
@@ -53,50 +55,61 @@ class Chooser:
         self.measured = measured
         self.trial: Trial | None = None
         """Where the fabric folds: how to time it."""
-        self._choices: dict[tuple[int, int | None], tuple[Measured, cost.Choice]] = {}
+        self._choices: dict[tuple[int, int | None, Collective], tuple[Measured, Choice]] = {}
 
-    def choice(self, nbytes: int, call: Call, *, folded: int | None = None) -> cost.Choice:
+    def choice(
+        self, nbytes: int, call: Call, *, folded: int | None = None, collective: Collective = "allreduce"
+    ) -> Choice:
         """The cheapest way, with all others.  May measure.
 
         nbytes  of the tensor
         call    the operation that needs to know
         folded  bytes that each rank sends where the fabric folds; None: this operation does not fold
         """
-        return self._choice(nbytes, folded, self._measure(call) if nbytes else UNMEASURED)
+        return self._choice(nbytes, folded, collective, self._measure(call) if nbytes else UNMEASURED)
 
-    def known(self, nbytes: int, *, folded: int | None = None) -> cost.Choice | None:
+    def known(
+        self, nbytes: int, *, folded: int | None = None, collective: Collective = "allreduce"
+    ) -> Choice | None:
         """The same, where it has been measured."""
-        return None if self.measured is None else self._choice(nbytes, folded, self.measured)
+        return None if self.measured is None else self._choice(nbytes, folded, collective, self.measured)
 
     @property
     def seen(self) -> Measured:
         """What has been measured so far, or UNMEASURED."""
         return self.measured or UNMEASURED
 
-    def link(self, nbytes: int, call: Call) -> cost.Link:
+    def link(self, nbytes: int, call: Call) -> Link:
         """A rank's link.  May measure."""
         return self._measure(call).link if nbytes and self._mesh.size > 1 else UNMEASURED.link
 
     # ---- inside ------------------------------------------------------------------------------------------------------
-    def _choice(self, nbytes: int, folded: int | None, measured: Measured) -> cost.Choice:
-        known = self._choices.get((nbytes, folded))
+    def _choice(self, nbytes: int, folded: int | None, collective: Collective, measured: Measured) -> Choice:
+        key = nbytes, folded, collective
+        known = self._choices.get(key)
         if known is None or known[0] is not measured:
             while len(self._choices) >= REMEMBERED:
                 del self._choices[next(iter(self._choices))]
-            chosen = cost.choose(
+            chosen = choose(
                 nbytes,
-                self._mesh.size,
-                measured.link,
-                contention=measured.contention,
-                timed=measured.timed,
-                groups=self._machines.shape() if measured.inside else None,
-                inside=measured.inside,
-                fold=None if folded is None else measured.link,
+                self._setting(measured, folds=folded is not None),
                 folded=folded,
-                only=(*CHOSEN, HIERARCHICAL, cost.INNET).__contains__,
+                collective=collective,
+                timed=measured.timed,
+                only=(*CHOSEN, HIERARCHICAL, INNET).__contains__,
             )
-            known = self._choices[nbytes, folded] = measured, chosen
+            known = self._choices[key] = measured, chosen
         return known[1]
+
+    def _setting(self, measured: Measured, *, folds: bool) -> Setting:
+        return Setting(
+            self._mesh.size,
+            measured.link,
+            measured.contention,
+            groups=self._machines.shape() if measured.inside else None,
+            inside=measured.inside,
+            fold=measured.link if folds else None,
+        )
 
     def _measure(self, call: Call) -> Measured:
         if self.measured is None:
@@ -109,12 +122,12 @@ class Chooser:
         ours = calibration.load(os.environ.get(calibration.COST_VARIABLE), self._mesh.size)
         if ours is not None and self._machines.rows() is not None and ours.inside is None:
             ours = None  # of one rank a machine
-        if ours is not None and self.trial is not None and cost.INNET not in ours.timed:
+        if ours is not None and self.trial is not None and INNET not in ours.timed:
             ours = None  # of a job that nothing folded for
         return ours if calibration.agree(self._mesh, ours) else None
 
     def _measured(self, number: int) -> Measured:
-        mesh, trial, shape = self._mesh, self.trial, self._machines.shape()
+        mesh, trial = self._mesh, self.trial
         measured = measure(mesh)
         names: tuple[str, ...] = CHOSEN
         if (rows := self._machines.rows()) is not None:
@@ -127,11 +140,9 @@ class Chooser:
 
         ways = {name: way(name) for name in names}
         if trial is not None:
-            ways[cost.INNET] = lambda data: trial(data, number)
-        measured = replace(measured, timed=time_algorithms(mesh, ways, lambda nbytes: cost.candidates(
-            nbytes, mesh.size, measured.link, contention=measured.contention, groups=shape if rows else None,
-            inside=measured.inside, fold=None if trial is None else measured.link,
-        )))  # fmt: skip
+            ways[INNET] = lambda data: trial(data, number)
+        setting = self._setting(measured, folds=trial is not None)
+        measured = replace(measured, timed=time_algorithms(mesh, ways, lambda nbytes: predict(nbytes, setting)))
         if mesh.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
             calibration.save(path, mesh.size, measured)
         return measured

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each algorithm costs in the alpha-beta-gamma model, and which one to take.  Pure functions.
+"""What each algorithm costs in the alpha-beta-gamma model.  Pure functions; ``choice`` compares them.
 
 A message of n bytes takes alpha + n beta seconds on a link that is its own; reducing n bytes takes n gamma.  Links are
 full duplex.  A cost holds for the critical path with all ranks starting together; see each algorithm's module for its
-steps.  Nothing here knows of links that are shared inside the fabric, but ``Fabric.contention``.
+steps.  Nothing here knows of links that are shared inside the fabric: ``choice.Setting.contention`` does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -275,139 +274,3 @@ def rail_threshold(first: RailCost, second: RailCost, *, join: float = 0.0) -> f
     """
     low, high = sorted((first, second), key=lambda rail: rail.latency)
     return low.bandwidth * (high.latency + join - low.latency)
-
-
-# ---- choosing -------------------------------------------------------------------------------------------------------
-INNET = "innet"
-"""The fabric folds."""
-MARGIN = 1.1
-"""Times the cheapest way that folding may take."""
-TIMED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
-"""Bytes of the allreduces that a group may have timed, to set the model right (``collectives.measure``)."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An algorithm, its predicted seconds, and all candidates from best to worst."""
-
-    algorithm: str
-    seconds: float
-    candidates: tuple[tuple[str, float], ...]
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def candidates(
-    nbytes: int,
-    ranks: int,
-    link: Link,
-    *,
-    groups: tuple[int, int] | None = None,
-    inside: Link | None = None,
-    fold: Link | None = None,
-    folded: int | None = None,
-    contention: float = 1.0,
-) -> dict[str, float]:
-    """Predicted seconds of an allreduce by each algorithm that fits.  See ``choose``."""
-    lanes = nbytes if folded is None else folded
-    from netfold.host.collectives.mesh2d import grid
-
-    # Partners far apart share the fabric's inner links; neighbours in a well-ordered ring do not.
-    far = Link(link.alpha, link.beta * contention, link.gamma)
-    found: dict[str, float] = {
-        "ring": ring(nbytes, ranks, link),
-        "halving_doubling": halving_doubling(nbytes, ranks, far),
-        "recursive_doubling": recursive_doubling(nbytes, ranks, far),
-        "double_binary_tree": double_binary_tree(nbytes, ranks, far),
-        "parameter_server": parameter_server(nbytes, ranks, far),
-    }
-    rows, columns = grid(ranks)
-    if rows > 1:
-        found["mesh2d"] = mesh2d(nbytes, rows, columns, far)
-    if groups is not None and inside is not None:
-        found["hierarchical"] = hierarchical(nbytes, *groups, inside, link)
-    if fold is not None and groups is not None and inside is not None:
-        found[INNET] = netreduce_parallel(lanes, *groups, inside, fold)
-    elif fold is not None:
-        found[INNET] = innet(lanes, ranks, fold)
-    return found
-
-
-def choose(
-    nbytes: int,
-    ranks: int,
-    link: Link,
-    *,
-    groups: tuple[int, int] | None = None,
-    inside: Link | None = None,
-    fold: Link | None = None,
-    folded: int | None = None,
-    contention: float = 1.0,
-    timed: Mapping[str, Mapping[int, float]] | None = None,
-    only: Callable[[str], bool] = lambda name: True,
-) -> Choice:
-    """The cheapest allreduce, and why.  The same arguments give the same choice on every rank.
-
-    nbytes      of the tensor
-    link        one rank's link;  inside  between ranks of one group;  fold  to the fabric that folds, None if none does
-    folded      bytes that each rank sends to be folded; default: nbytes
-    groups      (groups, members of each)
-    contention  by how much ranks far apart slow each other down: 1 on a fabric without oversubscription
-    timed       seconds that algorithms took, by bytes: their predictions are multiplied by what these took beside the
-                model, between two sizes in proportion on a logarithmic scale
-    only        which algorithms may be taken
-
-    Folding is taken unless something is cheaper by more than ``MARGIN``: two timings differ by as much, and the fold
-    leaves the links to others.
-    """
-    if contention < 1:
-        raise ValueError(f"contention={contention}: expected 1 or more")
-
-    def model(nbytes: int, folded: int | None = None) -> dict[str, float]:
-        return candidates(
-            nbytes, ranks, link, groups=groups, inside=inside, fold=fold, folded=folded, contention=contention
-        )
-
-    costs = model(nbytes, folded)
-    for name, taken in (timed or {}).items():
-        if name in costs and taken:
-            sizes = sorted(taken)
-            models = [model(size)[name] for size in sizes]
-            factors = [taken[size] / said if said else 1.0 for size, said in zip(sizes, models, strict=True)]
-            sent = folded if name == INNET and folded is not None else nbytes
-            costs[name] *= _between(math.log(max(sent, 1)), [math.log(size) for size in sizes], factors)
-    # Names break ties, so that no rank's dictionary order decides.
-    order = sorted(((name, cost) for name, cost in costs.items() if only(name)), key=lambda item: (item[1], item[0]))
-    if not order:
-        raise ValueError(f"none of {', '.join(sorted(costs))} is allowed: expected at least one")
-    best, seconds = order[0]
-    why = ""
-    if dict(order).get(INNET, math.inf) <= seconds * MARGIN and best != INNET:
-        why = f", within {MARGIN - 1:.0%} of {best} and easier on the links"
-        best, seconds = INNET, costs[INNET]
-    rest = ", ".join(f"{name} {_time(cost)}" for name, cost in order if name != best)
-    rate = f"{1 / link.beta * 8 / 1e9:.3g} Gb/s" if link.beta else "any rate"
-    text = (
-        f"{nbytes} bytes on {ranks} ranks: {best}, {_time(seconds)} predicted{why} (links: {_time(link.alpha)}, {rate})"
-        + (f"; {rest}" if rest else "")
-    )
-    return Choice(best, seconds, tuple(order), text)
-
-
-def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Linear between the points, level beyond them."""
-    if x <= xs[0]:
-        return ys[0]
-    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return ys[-1]
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

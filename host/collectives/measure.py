@@ -19,7 +19,8 @@ import numpy as np
 
 from netfold.host.collectives import recursive_doubling
 from netfold.host.collectives.barrier import barrier
-from netfold.host.collectives.cost import TIMED, Link
+from netfold.host.collectives.choice import TIMED
+from netfold.host.collectives.cost import Link
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import run
 from netfold.host.collectives.shared_memory import SharedRows
@@ -119,7 +120,7 @@ def time_algorithms(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[int, float]]:
-    """``Measured.timed`` of these ways, the slowest rank's median, at those sizes of ``cost.TIMED`` that do not take
+    """``Measured.timed`` of these ways, the slowest rank's median, at those sizes of ``choice.TIMED`` that do not take
     long.  All ranks call it together, inside an operation, with the same predictions.
 
     ways     sum an array of float32 over all ranks, in place

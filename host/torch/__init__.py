@@ -11,7 +11,8 @@ or keep another backend and hand over the gradients alone:
 
     join.py            a communicator from the environment: the controller's plan, or one made through torch's store
     tensors.py         tensors as the arrays that they are
-    reducer.py         allreduces under way, as torch futures
+    pieces.py          all-gather and reduce-scatter of tensors
+    reducer.py         collectives under way, as torch futures
     process_group.py   the backend
     hook.py            the hook
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass

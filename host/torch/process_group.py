@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backend "netfold": allreduce through the communicator, everything else through gloo.
+"""Backend "netfold": what DistributedDataParallel and FSDP reduce and gather goes through the communicator, everything
+else through gloo.
 
-``allreduce`` and ``allreduce_coalesced`` of what the communicator reduces (``tensors.OPERATIONS``) fold in the switches
-or go between the hosts, as it decides.  The rest, other dtypes, bitwise operations, sparse tensors and all other
-collectives, is handed to an inner gloo group over the same store.  The first use of each kind is logged with the path
-that it takes.  gloo is also this group's registered backend for CPU tensors, so that C++ code which
-goes past the Python methods finds it.
+Allreduce and reduce-scatter of what the communicator reduces (``tensors.OPERATIONS``) fold in the switches or go
+between the hosts, as it decides; all-gather goes between the hosts.  The rest, other dtypes, bitwise operations, sparse
+tensors and all other collectives, is handed to an inner gloo group over the same store.  The first use of each kind is
+logged with the path that it takes.  gloo is also this group's registered backend for CPU tensors, so that C++ code
+which goes past the Python methods finds it.
 """
 
 from __future__ import annotations
@@ -23,21 +24,29 @@ from torch.futures import Future
 
 from netfold.host.collectives.elements import ReduceOp
 from netfold.host.communicator import Communicator
+from netfold.host.torch import pieces
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.reducer import Pending, Reducer
-from netfold.host.torch.tensors import dtype_name, reduces
+from netfold.host.torch.tensors import check_device, dtype_name, flattened, reduces
 
 OPS: list[tuple[Any, ReduceOp]] = [
     (dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min"),
     (dist.ReduceOp.PRODUCT, "product"),
 ]  # fmt: skip
 DELEGATED = (
-    "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
-    "all_gather_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather",
-    "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter", "_reduce_scatter_base",
-    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "scatter", "send",
+    "allgather_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather",
+    "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter", "send",
 )  # fmt: skip
-"""Methods of ProcessGroup that go to gloo, under the names of torch 2.5 to 2.13: those that this torch has."""
+GATHERS = (
+    "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced",
+)  # fmt: skip
+SCATTERS = (
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced",
+)  # fmt: skip
+"""Methods of ProcessGroup that go to gloo, that gather, and that reduce and scatter, under the names of torch 2.5 to
+2.13: those that this torch has."""
 
 log = logging.getLogger("netfold")
 
@@ -46,7 +55,7 @@ _not_compiled: Callable[..., Any] = torch._disable_dynamo
 
 
 class Work(dist._Work):
-    """An allreduce under way."""
+    """A collective under way."""
 
     def __init__(self, pending: Pending) -> None:
         super().__init__()
@@ -135,8 +144,9 @@ class NetfoldGroup(dist.ProcessGroup):
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reduce(self, kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> dist._Work:
         several = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        check_device(kind, several)
         asked = getattr(opts, "reduceOp", opts)
-        op = next((name for known, name in OPS if asked == known), None)
+        op = _op(asked)
         dtypes = sorted({dtype_name(tensor.dtype) for tensor in several})
         if op is not None and all(reduces(tensor, op) for tensor in several):
             for dtype in dtypes:
@@ -151,6 +161,46 @@ class NetfoldGroup(dist.ProcessGroup):
         wanted = dist.AllreduceCoalescedOptions()
         wanted.reduceOp = asked
         return self._inner.allreduce_coalesced(several, wanted)
+
+    def _delegate(self, kind: str, *args: Any, **kwargs: Any) -> Any:
+        """By gloo."""
+        check_device(kind, [args, list(kwargs.values())])
+        self._say(kind)
+        return getattr(self._inner, kind)(*args, **kwargs)
+
+    def _gather(self, kind: str, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
+        """By the communicator, but sparse tensors by gloo.  For each input a list of tensors, or one for all of it."""
+        check_device(kind, [outputs, inputs])
+        pairs = _pairs(outputs, inputs)
+        if any(tensor.layout != torch.strided for tensor in flattened([outputs, inputs])):
+            self._say(f"{kind} of sparse tensors")
+            return getattr(self._inner, kind)(outputs, inputs, *(() if opts is None else (opts,)))
+        calls = [pieces.all_gather(self.communicator, output, mine) for output, mine in pairs]
+        return self._later(kind, kind, flattened([outputs]), calls)
+
+    def _scatter(
+        self, kind: str, outputs: Any, inputs: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None
+    ) -> Any:
+        """By the communicator what it reduces, all else by gloo.  For each output a list of tensors, or one to cut."""
+        check_device(kind, [outputs, inputs])
+        asked = getattr(opts, "reduceOp", opts)
+        op = _op(asked)
+        dtypes = ", ".join(sorted({dtype_name(tensor.dtype) for tensor in flattened([inputs])}))
+        if op is None or not all(reduces(tensor, op) for tensor in flattened([outputs, inputs])):
+            self._say(f"{kind}, {op or _name(asked)} of {dtypes}")
+            return getattr(self._inner, kind)(outputs, inputs, opts)
+        calls = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in _pairs(outputs, inputs)]
+        return self._later(kind, f"{kind}, {op} of {dtypes}", flattened([outputs]), calls)
+
+    def _later(self, name: str, kind: str, tensors: list[torch.Tensor], calls: list[pieces.Call]) -> Work:
+        """Begins these, in this order, and says what has carried the first of their kind."""
+
+        def last() -> None:
+            calls[-1]()
+            if kind not in self._said:
+                self._say(kind, f"goes over {self.communicator.flight()[-1].path or self.communicator.rail}")
+
+        return Work(self._reducer.later(tensors, [*calls[:-1], last], name))
 
     def _say(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
         if kind not in self._said:
@@ -170,19 +220,35 @@ def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> 
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _delegate(name: str) -> Any:
+def _method(name: str, how: Callable[..., Any]) -> Any:
     def call(self: NetfoldGroup, *args: Any, **kwargs: Any) -> Any:
-        self._say(name)
-        return getattr(self._inner, name)(*args, **kwargs)
+        return how(self, name, *args, **kwargs)
 
-    call.__name__ = name
-    call.__doc__ = f"``{name}`` of gloo."
+    call.__name__, call.__doc__ = name, how.__doc__
     return _not_compiled(call)
 
 
-for _method in DELEGATED:
-    if hasattr(dist.ProcessGroup, _method):
-        setattr(NetfoldGroup, _method, _delegate(_method))
+for _how, _names in (
+    (NetfoldGroup._delegate, DELEGATED),
+    (NetfoldGroup._gather, GATHERS),
+    (NetfoldGroup._scatter, SCATTERS),
+):
+    for _name_of in _names:
+        if hasattr(dist.ProcessGroup, _name_of):
+            setattr(NetfoldGroup, _name_of, _method(_name_of, _how))
+
+
+def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
+    """What torch hands over as one tensor and one, or as a list and a list."""
+    if isinstance(outputs, torch.Tensor) or isinstance(inputs, torch.Tensor):
+        return [(outputs, inputs)]
+    if len(outputs) != len(inputs) or not outputs:
+        raise ValueError(f"{len(outputs)} outputs and {len(inputs)} inputs: expected as many, one or more")
+    return list(zip(outputs, inputs, strict=True))
+
+
+def _op(asked: Any) -> ReduceOp | None:
+    return next((name for known, name in OPS if asked == known), None)
 
 
 def create(opts: Any, options: Options | None) -> NetfoldGroup:

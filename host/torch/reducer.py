@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allreduces under way, as torch futures.
+"""Collectives under way, as torch futures.
 
 The communicator's own thread does them in the order of the calls.  A second one waits for each and completes its
 future, so neither the caller (in backward: autograd's thread) nor the communicator waits for what comes after.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Pending:
-    """An allreduce under way."""
+    """A collective under way."""
 
     tensors: Tensors
     works: list[Work[Any]]
@@ -52,7 +52,7 @@ class Pending:
 
 
 class Reducer:
-    """Reduces tensors in place through a communicator that it does not own."""
+    """Begins collectives on tensors through a communicator that it does not own."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -70,21 +70,32 @@ class Reducer:
         lane_bits: LaneBits | None = None,
         feedback: NDArray[Any] | None = None,
     ) -> Pending:
-        """Begins.  ``lane_bits`` and ``feedback`` (of a single tensor) are ``Communicator.allreduce``'s.
+        """Begins to reduce tensors in place.  ``lane_bits`` and ``feedback`` (of a single tensor) are
+        ``Communicator.allreduce``'s.
 
         Raises ValueError for tensors that are no dense ones on the CPU, and Closed.
         """
         arrays = [as_array(tensor) for tensor in tensors]
-        future: Future[Any] = Future()
-        with self._lock:  # what is queued has the communicator's order
-            if self._closed:
-                raise Closed(f"{self.comm!r}: its process group or hook was closed")
-            works = [
+        return self._begin(
+            tensors,
+            lambda: [
                 self.comm.iallreduce(
                     array, out=array, op=op, dtype=dtype, name=name, lane_bits=lane_bits, feedback=feedback
                 )
                 for array, dtype in arrays
-            ]
+            ],
+        )
+
+    def later(self, tensors: Sequence[torch.Tensor], calls: Sequence[Callable[[], object]], what: str) -> Pending:
+        """Begins other collectives of the communicator's, which fill these tensors.  Raises Closed."""
+        return self._begin(tensors, lambda: [self.comm.later(call, what) for call in calls])
+
+    def _begin(self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]]) -> Pending:
+        future: Future[Any] = Future()
+        with self._lock:  # what is queued has the communicator's order
+            if self._closed:
+                raise Closed(f"{self.comm!r}: its process group or hook was closed")
+            works = begin()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="netfold-torch", daemon=True)
                 self._thread.start()

@@ -24,6 +24,23 @@ def reduces(tensor: torch.Tensor, op: ReduceOp | None) -> bool:
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and op in OPERATIONS.get(tensor.dtype, ())
 
 
+def flattened(tensors: Any) -> list[torch.Tensor]:
+    """All tensors of nested lists and tuples; what else is in there is left out."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [tensor for part in tensors for tensor in flattened(part)] if isinstance(tensors, list | tuple) else []
+
+
+def check_device(what: str, tensors: Any) -> None:
+    """Raises ValueError where one of them is elsewhere than on the CPU."""
+    for tensor in flattened(tensors):
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"{what} of a tensor of {tuple(tensor.shape)} on {tensor.device}: backend 'netfold' is for tensors on "
+                "the CPU; move it there with .cpu(), or give it to a group of another backend (dist.new_group)"
+            )
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """As numpy would call it: "float32", "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather and reduce-scatter of tensors: checked when they are asked for, done by the call that comes back.
+
+Tensors of any dtype are gathered as the bytes that they are.  Pieces may be of unlike sizes where every rank says all
+of them, in a list.  Contiguous tensors are read and written where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from netfold.host.collectives.elements import ReduceOp
+from netfold.host.communicator import Communicator
+from netfold.host.torch.tensors import as_array
+
+Call = Callable[[], object]
+
+
+def all_gather(comm: Communicator, outputs: torch.Tensor | Sequence[torch.Tensor], mine: torch.Tensor) -> Call:
+    """Every rank's ``mine``, one after another in ``outputs``, or each in one of them.  Raises ValueError."""
+    if isinstance(outputs, torch.Tensor):
+        whole = outputs.detach()
+        _check("output", whole, comm.size * mine.numel(), mine)
+        if whole.is_contiguous():
+            return lambda: comm.all_gather(_bytes(mine), _bytes(whole))
+        return lambda: whole.copy_(_tensor(comm.all_gather(_bytes(mine)), whole))
+    several = [output.detach() for output in outputs]
+    _check_count("outputs", several, comm)
+    for rank, output in enumerate(several):
+        _check(f"output for rank {rank}", output, mine.numel() if rank == comm.rank else output.numel(), mine)
+
+    def gather() -> None:
+        counts = [output.numel() * output.element_size() for output in several]
+        gathered = comm.all_gather(_bytes(mine), counts=counts)
+        for output, end in zip(several, np.cumsum(counts).tolist(), strict=True):
+            output.copy_(_tensor(gathered[end - output.numel() * output.element_size() : end], output))
+
+    return gather
+
+
+def reduce_scatter(
+    comm: Communicator, output: torch.Tensor, inputs: torch.Tensor | Sequence[torch.Tensor], op: ReduceOp
+) -> Call:
+    """This rank's piece of the reduction of every rank's ``inputs``: of one tensor, an equal piece; of several, one
+    for each rank, the one in this rank's place.  Raises ValueError."""
+    mine = output.detach()
+    several = None if isinstance(inputs, torch.Tensor) else [tensor.detach() for tensor in inputs]
+    if several is not None:
+        _check_count("inputs", several, comm)
+        for rank, tensor in enumerate(several):
+            _check(f"input for rank {rank}", tensor, mine.numel() if rank == comm.rank else tensor.numel(), mine)
+    else:
+        _check("input", inputs, comm.size * mine.numel(), mine)
+
+    def reduce() -> None:
+        whole = inputs if several is None else torch.cat([tensor.reshape(-1) for tensor in several])
+        counts = None if several is None else [tensor.numel() for tensor in several]
+        source, dtype = as_array(whole.reshape(-1))
+        if mine.is_contiguous():
+            comm.reduce_scatter(source, as_array(mine.view(-1))[0], op, counts=counts, dtype=dtype)
+        else:
+            mine.copy_(_tensor(comm.reduce_scatter(source, op=op, counts=counts, dtype=dtype), mine))
+
+    return reduce
+
+
+# ---- inside ----------------------------------------------------------------------------------------------------------
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """The memory of a contiguous tensor, or of a copy."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+
+
+def _tensor(array: NDArray[Any], like: torch.Tensor) -> torch.Tensor:
+    """An array's memory as a tensor of the shape and dtype of ``like``."""
+    if not like.numel():
+        return like
+    return torch.from_numpy(array.view(np.uint8)).view(like.dtype).view(like.shape)
+
+
+def _check(name: str, tensor: torch.Tensor, count: int, like: torch.Tensor) -> None:
+    if tensor.numel() != count or tensor.dtype != like.dtype:
+        raise ValueError(
+            f"{name} is {tensor.dtype} of {tuple(tensor.shape)}: expected {like.dtype} of {count} elements, beside a "
+            f"tensor of {tuple(like.shape)}"
+        )
+
+
+def _check_count(name: str, tensors: Sequence[torch.Tensor], comm: Communicator) -> None:
+    if len(tensors) != comm.size:
+        raise ValueError(f"{len(tensors)} {name}: expected {comm.size}, one for each rank")
