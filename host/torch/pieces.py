@@ -49,18 +49,20 @@ def reduce_scatter(
     """This rank's piece of the reduction of every rank's ``inputs``: of one tensor, an equal piece; of several, one
     for each rank, the one in this rank's place.  Raises ValueError."""
     mine = output.detach()
-    several = None if isinstance(inputs, torch.Tensor) else [tensor.detach() for tensor in inputs]
-    if several is not None:
+    if isinstance(inputs, torch.Tensor):
+        _check("input", inputs, comm.size * mine.numel(), mine)
+        several = [inputs.detach()]
+        counts = [mine.numel()] * comm.size
+    else:
+        several = [tensor.detach() for tensor in inputs]
+        counts = [tensor.numel() for tensor in several]
         _check_count("inputs", several, comm)
         for rank, tensor in enumerate(several):
             _check(f"input for rank {rank}", tensor, mine.numel() if rank == comm.rank else tensor.numel(), mine)
-    else:
-        _check("input", inputs, comm.size * mine.numel(), mine)
 
     def reduce() -> None:
-        whole = inputs if several is None else torch.cat([tensor.reshape(-1) for tensor in several])
-        counts = None if several is None else [tensor.numel() for tensor in several]
-        source, dtype = as_array(whole.reshape(-1))
+        flat = [tensor.reshape(-1) for tensor in several]
+        source, dtype = as_array(torch.cat(flat) if len(flat) > 1 else flat[0])
         if mine.is_contiguous():
             comm.reduce_scatter(source, as_array(mine.view(-1))[0], op, counts=counts, dtype=dtype)
         else:
@@ -72,7 +74,8 @@ def reduce_scatter(
 # ---- inside ----------------------------------------------------------------------------------------------------------
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """The memory of a contiguous tensor, or of a copy."""
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+    array: NDArray[np.uint8] = tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+    return array
 
 
 def _tensor(array: NDArray[Any], like: torch.Tensor) -> torch.Tensor:
