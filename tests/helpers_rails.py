@@ -154,8 +154,8 @@ class FakeRevival:
 class Sidelines:
     """Every rank's line to the others' ledgers.  A rank in ``deaf`` answers nobody; in ``gone``, neither ever again."""
 
-    def __init__(self, world: int) -> None:
-        self.ledgers = [Ledger() for _ in range(world)]
+    def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ledgers = [Ledger(clock) for _ in range(world)]
         self.deaf: set[int] = set()
         self.gone: set[int] = set()
 

@@ -84,7 +84,7 @@ class ConnectedMesh(Mesh):
         """Payload bytes handed to the kernel so far."""
         self.watch: Callable[[float], None] | None = None
         """Called with the time of the last progress while a wait lasts; what it raises ends the operation."""
-        self._moved = clock()
+        self._moved = self._looked = clock()
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
@@ -106,6 +106,9 @@ class ConnectedMesh(Mesh):
             if self._clock() >= deadline:
                 self._time_out()
         self._moved = self._clock()
+        if self.watch is not None and self._moved >= self._looked + WATCHED_SLICE:
+            self._looked = self._moved
+            self.watch(self._moved)
 
     def _move(self, seconds: float) -> bool:
         """One poll and its consequences; says whether any byte or connection moved."""

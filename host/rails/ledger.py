@@ -12,7 +12,9 @@ A rank whose rail fails in a settlement asks all others to *fence* it: from the 
 result does not take it any more.  Nobody changes an answer, so all who ask hear the same.
 
 A rail that is merely quiet has failed where every rank is there and nothing moves on it for any of them (``age``); a
-rank that has not come yet is no failure.
+rank that has not come yet is no failure.  Only time in which somebody looked counts: a machine that stood still has
+heard nothing, and knows nothing.  Before it gives such a rail up, a rank asks the *arbiter*, rank 0, which grants all
+but the last one: where everything stands still, ranks that each blame another rail would lose them all.
 
 A rank that gives up because others are missing (``verdict``) says so to whoever asks it from then on: all hear who it
 was, whenever they came themselves.
@@ -36,6 +38,11 @@ from netfold.host.rails.rail import Flat
 KEPT = 2
 """Settlements whose outcome is remembered.  No rank is more than one behind another: who is done with one has had
 everybody's part of it, or everybody's word."""
+LOOK = 0.03
+"""Seconds since the last look that count as quiet, at most: rails are looked at every 10 ms, so who comes later than
+this stood still himself."""
+ARBITER = 0
+"""The rank that says which rails may be given up."""
 
 
 class Ask(IntEnum):
@@ -43,10 +50,12 @@ class Ask(IntEnum):
 
     AGE = 1
     FENCE = 2
+    GIVE_UP = 3
+    """To the arbiter: may this rail, which is quiet everywhere, be given up?"""
 
 
 class Outcome(IntEnum):
-    """Of a settlement, as a rank that is asked to fence it answers."""
+    """Of a settlement, as a rank that is asked to fence it answers; of a rail, VOID: given up."""
 
     NOT_YET = 0
     VOID = 1
@@ -106,8 +115,13 @@ class Ledger:
         self._fenced = False
         self._moved: dict[int, float] = {}
         self._looked: dict[int, float] = {}
+        self._quiet: dict[int, float] = {}
+        """Seconds without progress in which the rail was looked at."""
         self._left: dict[int, float] = {}
         self._failed: set[int] = set()
+        self._live: frozenset[int] = frozenset()
+        self._granted: set[int] = set()
+        """Live rails that the arbiter let somebody give up."""
         self._came = 0.0
         self._outcomes: deque[tuple[int, Flat | None]] = deque(maxlen=KEPT)
         self._verdict: bytes | None = None
@@ -133,22 +147,41 @@ class Ledger:
         if self._left:
             self._left = {}
         if self._looked:
-            self._looked = {}
+            self._looked, self._quiet = {}, {}
         return self._came
 
-    def moved(self, rail: int, when: float) -> float:
-        """Notes the last progress of a rail here; the seconds since then, or since this rank came."""
+    def moved(self, rail: int, when: float, most: float = LOOK) -> float:
+        """A look at a rail, which made its last progress then; for how many seconds it has been quiet.
+
+        most  seconds that count since the last look
+        """
         with self._lock:
-            if rail in self._moved:
-                self._moved[rail] = max(self._moved[rail], when)
-                self._looked[rail] = self._clock()
-                return self._looked[rail] - self._moved[rail]
-            return 0.0
+            if rail not in self._moved:
+                return 0.0
+            now = self._clock()
+            since = self._looked.get(rail, self._came)
+            quiet = self._quiet.get(rail, 0.0)
+            if when > self._moved[rail]:
+                self._moved[rail], since, quiet = when, max(since, when), 0.0
+            self._looked[rail] = now
+            self._quiet[rail] = quiet + min(now - since, most)
+            return self._quiet[rail]
 
     def quiet(self, rail: int) -> float:
-        """Seconds since the rail's last progress here; 0 where it carries nothing now."""
+        """For how many seconds the rail has been quiet here; 0 where it carries nothing now."""
         with self._lock:
-            return self._clock() - self._moved[rail] if rail in self._moved and rail not in self._left else 0.0
+            if rail not in self._moved or rail in self._left:
+                return 0.0
+            return self._quiet.get(rail, 0.0) + min(self._clock() - self._looked.get(rail, self._came), LOOK)
+
+    def alive(self, rails: Collection[int], *, told: bool = False) -> None:
+        """Rails that are up, as all ranks agree.
+
+        told  every rank has just told which rails it gave up, so what was granted and not used is void
+        """
+        with self._lock:
+            self._live = frozenset(rails)
+            self._granted = set() if told else self._granted & self._live
 
     def left(self, rail: int, *, failed: bool = False) -> None:
         """The rail has ended here, well or not: this rank waits for nothing on it any more."""
@@ -196,6 +229,8 @@ class Ledger:
                 if self._verdict is not None:
                     return Answer(Outcome.OVER, result=self._verdict)
                 return Answer(self._state(question), self._age(question))
+            if question.ask is Ask.GIVE_UP:
+                return self._arbitrate(question.rail)
             return self._fence(question.position)
 
     def _state(self, question: Question) -> Outcome:
@@ -220,7 +255,13 @@ class Ledger:
         if self._settles and self._outcomes and self._outcomes[-1][0] == question.position:
             return self._clock() - self.concluded
         # up to when the rail itself looked: a process that got no time to run knows of nothing that came meanwhile
-        return self._looked.get(question.rail, self._came) - self._moved[question.rail]
+        return self._quiet.get(question.rail, 0.0)
+
+    def _arbitrate(self, rail: int) -> Answer:
+        if not self._live - self._granted - self._failed - {rail}:
+            return Answer(Outcome.NOT_YET)
+        self._granted |= {rail} & self._live
+        return Answer(Outcome.VOID)
 
     def _fence(self, position: int) -> Answer:
         for kept, result in self._outcomes:

@@ -298,6 +298,7 @@ class MultiRail:
             self._rails.take_back(index)
             self._resent[index] = 0
         live = self._rails.live
+        self._ledger.alive(live, told=True)
         if self.shares.learn(told.figures, live):
             log.info("rails: %s", self.describe(64 << 20))
         self._exchanges += 1

@@ -85,6 +85,7 @@ class RailSet:
         self.changed: Callable[[], None] = lambda: None
         """Is told when a rail has died or is back: on all ranks in the same operation."""
         self._asked = [0.0] * len(rails)
+        ledger.alive(self.live)
         for index in range(len(rails)):
             self._attach(index)
 
@@ -155,6 +156,7 @@ class RailSet:
     def _put(self, index: int, rail: Track | None) -> None:
         self._rails[index] = rail
         self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
+        self._ledger.alive(self.live)
         if self.live:
             self.changed()
 
@@ -179,6 +181,7 @@ class RailSet:
         # quiet here: is it so everywhere, and is everybody there?
         try:
             answers = self._roll.ask(Question(Ask.AGE, position, index), self._roll.others)
+            quiet = self._ledger.moved(index, moved, HEARING)  # who asks is awake, however long the others take
             self._roll.check(answers, self._roll.others, quiet)
         except NetFoldError as error:
             self.stop = error
@@ -188,9 +191,18 @@ class RailSet:
         patience = self._patience(index)
         everybody = len(answers) == len(self._roll.others)
         if everybody and quiet >= patience and min(a.age for a in answers.values()) >= NEARLY * patience:
-            raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
+            if late or self._may_give_up(position, index):
+                raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
+            return
         if late and not any(answer.outcome is Outcome.BEHIND for answer in answers.values()):
             raise RailDown(f"{name}: nothing moved for {quiet:.1f} s here, though it did elsewhere")
+
+    def _may_give_up(self, position: int, index: int) -> bool:
+        try:
+            return self._roll.may_give_up(position, index)
+        except NetFoldError as error:
+            self.stop = error
+            raise
 
     def _patience(self, index: int) -> float:
         """Seconds of quiet that are too many."""

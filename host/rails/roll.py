@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.mesh.mesh import ranks
-from netfold.host.rails.ledger import Answer, Ledger, Outcome, Question, Sideline
+from netfold.host.rails.ledger import ARBITER, Answer, Ask, Ledger, Outcome, Question, Sideline
 
 GONE = 0.5
 """Seconds without progress after which a rank whose machine says that it does not listen is lost."""
@@ -50,6 +50,14 @@ class Roll:
                 said = f"{why} (so rank {rank} found)"
                 raise self._give_up(PeerLost(said) if kind == PeerLost.__name__ else CollectiveTimeout(said), why)
         return answers
+
+    def may_give_up(self, position: int, rail: int) -> bool:
+        """Whether the arbiter lets a quiet rail go: not the last one.  Raises as ``ask``."""
+        question = Question(Ask.GIVE_UP, position, rail)
+        if ARBITER not in self.others:
+            return self._ledger.answer(question).outcome is Outcome.VOID
+        answer = self.ask(question, [ARBITER]).get(ARBITER)
+        return answer is not None and answer.outcome is Outcome.VOID
 
     def check(self, answers: dict[int, Answer], asked: Collection[int], quiet: float) -> None:
         """Raises where ranks are missing: PeerLost where they are gone, CollectiveTimeout.
