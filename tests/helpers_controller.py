@@ -144,6 +144,9 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
         self.pushed: list[p4r.SetForwardingPipelineConfigRequest] = []
         self.written: list[p4r.WriteRequest] = []
         self.write_errors: list[p4r.Error] = []
+        self.answers_writes = asyncio.Event()
+        """Cleared: writes wait for it."""
+        self.answers_writes.set()
         self.entities: list[p4r.Entity] = []
         self.to_send: asyncio.Queue[p4r.StreamMessageResponse | None] = asyncio.Queue()
         self.received: list[p4r.StreamMessageRequest] = []
@@ -194,6 +197,7 @@ class ScriptedServer(p4r_grpc.P4RuntimeServicer):
 
     async def Write(self, request: Any, context: Any) -> Any:
         self.written.append(request)
+        await self.answers_writes.wait()
         if self.write_errors:
             status = rpc_status.Status(code=rpc_code.UNKNOWN)
             for error in self.write_errors:

@@ -242,6 +242,29 @@ def test_the_end_of_the_stream_ends_the_session(tmp_path: Path) -> None:
     run(story())
 
 
+def test_closing_a_session_does_not_cancel_who_waits_for_an_answer(tmp_path: Path) -> None:
+    """A call that is cut off by `close` is a SwitchError: gRPC's CancelledError would end the waiting task, and with
+    it whatever goes on beside switches that come and go.  Who is cancelled is cancelled."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.answers_writes.clear()
+        async with session(tmp_path, server) as s:
+            cut_off, cancelled = (asyncio.create_task(s.write([Update("insert", ENTRY)])) for _ in range(2))
+            await until(lambda: len(server.written) == 2)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            await s.close()
+            with pytest.raises(SwitchError, match="Write: the session was closed meanwhile"):
+                await cut_off
+            with pytest.raises(SwitchError, match="packet-out to port 1"):
+                await s.packet_out(1, b"")
+            server.answers_writes.set()
+
+    run(story())
+
+
 def test_nobody_at_the_address_is_a_bounded_error(tmp_path: Path) -> None:
     """Within its time it says which switch and address, and what to check."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -238,9 +238,10 @@ class Session:
     async def _packet_out(self, payload: bytes, fields: dict[str, int], what: str) -> None:
         packet = self._codec.packet_out(payload, fields)
         try:
-            async with self._sending:  # gRPC takes one message at a time
-                await self._stream.write(p4r.StreamMessageRequest(packet=packet))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            with self._errors(what):
+                async with self._sending:  # gRPC takes one message at a time
+                    await self._stream.write(p4r.StreamMessageRequest(packet=packet))
+        except asyncio.InvalidStateError as error:
             raise SwitchError(f"{self.name} ({self.address}): {what}: the stream is down") from error
 
     # ---- slots ---------------------------------------------------------------------------------------------------
@@ -282,14 +283,15 @@ class Session:
         request = p4r.GetForwardingPipelineConfigRequest(
             device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY
         )
-        try:
-            answer = await self._stub.GetForwardingPipelineConfig(request, timeout=RPC_TIMEOUT)
-            if answer.config.cookie.cookie == self._pipeline.cookie:
-                return False
-        except grpc.aio.AioRpcError as error:
-            # simple_switch_grpc: 'No forwarding pipeline config set for this device.'
-            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-                raise self._error("GetForwardingPipelineConfig", error) from error
+        with self._errors("GetForwardingPipelineConfig"):
+            try:
+                answer = await self._stub.GetForwardingPipelineConfig(request, timeout=RPC_TIMEOUT)
+                if answer.config.cookie.cookie == self._pipeline.cookie:
+                    return False
+            except grpc.aio.AioRpcError as error:
+                # simple_switch_grpc: 'No forwarding pipeline config set for this device.'
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
         push = p4r.SetForwardingPipelineConfigRequest(
             device_id=self._device_id,
             election_id=self._election,
@@ -300,10 +302,8 @@ class Session:
                 cookie=p4r.ForwardingPipelineConfig.Cookie(cookie=self._pipeline.cookie),
             ),
         )
-        try:
+        with self._errors("SetForwardingPipelineConfig"):
             await self._stub.SetForwardingPipelineConfig(push, timeout=PUSH_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            raise self._error("SetForwardingPipelineConfig", error) from error
         return True
 
     async def write(self, updates: Sequence[Update]) -> None:
@@ -315,10 +315,8 @@ class Session:
             except CodecError as error:
                 raise SwitchError(f"{self.name}: {error}") from error
             request = p4r.WriteRequest(device_id=self._device_id, election_id=self._election, updates=messages)
-            try:
+            with self._errors("Write", batch):
                 await self._stub.Write(request, timeout=RPC_TIMEOUT)
-            except grpc.aio.AioRpcError as error:
-                raise self._error("Write", error, batch) from error
 
     async def read_state(self, tables: Iterable[str]) -> State:
         """The entries of ``tables``, all multicast groups and clone sessions."""
@@ -342,12 +340,24 @@ class Session:
     async def _read(self, wanted: list[p4r.Entity]) -> list[p4r.Entity]:
         request = p4r.ReadRequest(device_id=self._device_id, entities=wanted)
         found: list[p4r.Entity] = []
-        try:
+        with self._errors("Read"):
             async for answer in self._stub.Read(request, timeout=RPC_TIMEOUT):
                 found += answer.entities
-        except grpc.aio.AioRpcError as error:
-            raise self._error("Read", error) from error
         return found
+
+    @contextlib.contextmanager
+    def _errors(self, operation: str, updates: Sequence[Update] = ()) -> Iterator[None]:
+        """gRPC's errors as SwitchError.  So is a call that `close` cut off: gRPC raises CancelledError for it, which
+        would end the task that waits for the call as if somebody had cancelled that."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._error(operation, error, updates) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise SwitchError(f"{self.name} ({self.address}): {operation}: the session was closed meanwhile") from None
 
     def _error(
         self, operation: str, error: grpc.aio.AioRpcError, updates: Sequence[Update] = ()
