@@ -13,7 +13,8 @@ import grpc
 import msgspec
 
 from netfold.host.errors import JoinRefused, PlanError, TreesLost
-from netfold.host.folding.watcher import CLOSE_SECONDS, Watcher
+from netfold.host.folding.listening import CLOSE_SECONDS
+from netfold.host.folding.watcher import Watcher
 from netfold.wire import tls
 from netfold.wire.jobs import (
     SERVICE,
@@ -145,17 +146,25 @@ class JobClient:
         """
         self._tell(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token))
 
+    def tell(self, method: Any, request: msgspec.Struct, unheard: Callable[[str], None]) -> None:
+        """Without waiting for the answer; ``unheard`` is called with why there was none.
+
+        On a thread: the future of a call has the same trouble as a stream (`Listening.close`).
+        """
+
+        def say() -> None:
+            try:
+                method(request, timeout=REPORT_TIMEOUT)
+            except grpc.RpcError as error:
+                unheard(f"{error.code().name}: {error.details()}")
+            except ValueError as error:  # the channel is closed: we have left
+                unheard(str(error))
+
+        threading.Thread(target=say, name="netfold-tell", daemon=True).start()
+
     def _tell(self, method: Any, request: msgspec.Struct) -> None:
-        """Without waiting; that nobody heard it is logged where anybody looks."""
-
-        def heard(call: Any) -> None:
-            if not call.cancelled() and (error := call.exception()) is not None:
-                log.debug("%s: nobody heard %s: %s", self.controller, request, error)
-
-        try:
-            method.future(request, timeout=REPORT_TIMEOUT).add_done_callback(heard)
-        except ValueError as error:  # the channel is closed: we have left
-            log.debug("%s: not told %s: %s", self.controller, request, error)
+        """The same; that nobody heard it is logged where anybody looks."""
+        self.tell(method, request, lambda why: log.debug("%s: nobody heard %s: %s", self.controller, request, why))
 
     def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
         """Stands still until all ranks do, and other trees are there: the plan to go on by.  Raises TreesLost.

@@ -12,13 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
 from netfold.host import errors
 from netfold.host.errors import NetFoldError, PeerLost
+from netfold.host.folding.listening import Listening
 from netfold.wire.jobs import Event, Halt, JobEnded, RankLost, Settle
-
-CLOSE_SECONDS = 1.0
 
 log = logging.getLogger("netfold")
 
@@ -32,7 +29,6 @@ class Watcher:
     """
 
     def __init__(self, call: Any, me: str, settled: Callable[[], None]) -> None:
-        self._call = call
         self._settled = settled
         self._me = me
         self._news: NetFoldError | None = None
@@ -41,8 +37,7 @@ class Watcher:
         self._halt = 0
         self._on_halt: Callable[[int], None] = lambda number: None
         self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
-        self._thread = threading.Thread(target=self._listen, name="netfold-watch", daemon=True)
-        self._thread.start()
+        self._listening = Listening(call, "netfold-watch", self._hear, self._over)
 
     def news(self) -> NetFoldError | None:
         """What ended the job for this rank: the first thing that the controller said, or None while all is well."""
@@ -68,18 +63,9 @@ class Watcher:
     def close(self) -> None:
         """After the goodbye: before, the controller takes it for this rank's death."""
         self._closing = True
-        self._call.cancel()
-        self._thread.join(CLOSE_SECONDS)
+        self._listening.close()
 
-    def _listen(self) -> None:
-        try:
-            for event in self._call:
-                self._hear(event)
-            why = "the controller ended it"
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.CANCELLED:  # by us: the channel was closed
-                return
-            why = f"{error.code().name}: {error.details()}"
+    def _over(self, why: str) -> None:
         if not self._closing and self._news is None:
             log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
 

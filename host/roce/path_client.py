@@ -11,11 +11,11 @@ import logging
 import threading
 from typing import Any, Final, Literal, NamedTuple
 
-import grpc
 import msgspec
 
 from netfold.host.errors import PlanError
 from netfold.host.folding.jobs import JobClient
+from netfold.host.folding.listening import Listening
 from netfold.host.roce.ways import MOST_PAIRS
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
@@ -23,8 +23,7 @@ from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 log = logging.getLogger("netfold")
 
 ANSWER: Final = 10.0
-"""Seconds for the controller's first answer, and for one to a suspicion."""
-CLOSE: Final = 1.0
+"""Seconds for the controller's first answer."""
 LEAF_WORLD: Final = 64
 MOST_COLLECTIVES: Final = 32
 """Plans that a rank follows at once, a stream each: what comes after them goes by the all-to-all's."""
@@ -89,13 +88,11 @@ class PlannedPaths:
     def suspect(self, peer: int, port: int) -> None:
         """Tells the controller, without waiting for it."""
         plan = self._plan
-        told = self._tell.future(Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token), timeout=ANSWER)
-        told.add_done_callback(lambda done: self._heard(done, peer, port))
-
-    def _heard(self, done: Any, peer: int, port: int) -> None:
-        if not done.cancelled() and (error := done.exception()) is not None:
-            log.warning("job %r, rank %d: the controller did not hear that source port %d to rank %d is suspect: %s",
-                        self._plan.job, self._plan.rank, port, peer, error)  # fmt: skip
+        self._jobs.tell(
+            self._tell, Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token),
+            lambda why: log.warning("job %r, rank %d: the controller did not hear that source port %d to rank %d is "
+                                    "suspect: %s", plan.job, plan.rank, port, peer, why),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Ends all streams; safe to call twice."""
@@ -129,9 +126,7 @@ class PathClient:
         self._first = threading.Event()
         self._now: Paths | None = None
         self._why = f"no answer within {ANSWER:g} s"
-        self._call: Any = follow(request)
-        self._thread = threading.Thread(target=self._listen, name="netfold-paths", daemon=True)
-        self._thread.start()
+        self._listening = Listening(follow(request), "netfold-paths", self._hear, self._over)
         if not self._first.wait(ANSWER) or self._now is None:
             self.close()
             raise PlanError(f"{self._me}: no paths from {jobs.controller}: {self._why}")
@@ -144,17 +139,14 @@ class PathClient:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._call.cancel()
-        self._thread.join(CLOSE)
+        self._listening.close()
 
-    def _listen(self) -> None:
-        try:
-            for paths in self._call:
-                self._now = paths
-                self._first.set()
-            self._why = "the controller ended it"
-        except grpc.RpcError as error:
-            self._why = f"{error.code().name}: {error.details()}"
-            if error.code() is not grpc.StatusCode.CANCELLED and self._now is not None:
-                log.warning("%s: no newer paths (%s): those known go on", self._me, self._why)
+    def _hear(self, paths: Paths) -> None:
+        self._now = paths
+        self._first.set()
+
+    def _over(self, why: str) -> None:
+        self._why = why
+        if self._now is not None:
+            log.warning("%s: no newer paths (%s): those known go on", self._me, why)
         self._first.set()
