@@ -226,3 +226,31 @@ def recovery(
         fail(CANNOT, f"bench recovery: {error}")
     except bench.BenchFailed as error:
         fail(FAILED, f"bench recovery: {error}")
+
+
+@app.command()
+def soak(
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units; default: 1gbit, of BMv2 50mbit.")] = "",
+    elements: Annotated[int, typer.Option(help="Of the longest tensor; default: 200000, of BMv2 8000.")] = 0,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Each on a fabric and with a seed of its own.")] = 10,
+    disasters: Annotated[int, typer.Option(help="In a round.")] = 5,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds here.")] = None,
+    logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the logs of failed rounds here.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first round; the next ones count up.")] = 0,
+) -> None:
+    """Checked sums while switches, links and ranks fail, several at a time: no wrong one, and no end but the last.
+
+    Exit status 1 where a round failed; its seed repeats it.
+    """
+    from netfold.bench import soak as bench
+
+    try:
+        results = bench.run(
+            bench.spec(engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds, disasters=disasters,
+                       seed=seed, logs=logs), json,
+        )  # fmt: skip
+    except ValueError as error:
+        fail(CANNOT, f"bench soak: {error}")
+    if any(result.failed for result in results):
+        fail(FAILED, "bench soak: some rounds failed")
