@@ -20,9 +20,8 @@ from types import TracebackType
 from typing import Final
 
 import grpc
-import networkx as nx
 
-from netfold.controller import operator
+from netfold.controller import differences, operator, state_file
 from netfold.controller.drains import Drains
 from netfold.controller.inspection import Inspection
 from netfold.controller.jobs import Jobs
@@ -116,13 +115,13 @@ class Controller:
     async def start(self) -> None:
         """Bring all switches to their state, then serve.  Raises StartError, PipelineError, FabricError."""
         self._token, secrets = self.fabric.secret(), self.fabric.tls()
-        self.maintenance.restore()
+        state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(
                 pipeline.build, self.fabric.engine, path_mtu=self.fabric.path_mtu
             )
         await self._nobody_else_serves()
-        fixed, routing = tables.fixed(self.fabric), self._routing(self.fabric.graph())
+        fixed, routing = tables.fixed(self.fabric), self.steering.base(self.fabric.graph())
         for target in self._targets.values():
             target.preset("fabric", fixed[target.name])
             target.preset("routes", routing.get(target.name, ()))
@@ -166,15 +165,11 @@ class Controller:
         """Routes without what is down.  A switch that is down keeps its own: when it is back, this runs again."""
         self.liveness.tell()
         self.jobs.notice()
-        routing = self._routing(self.liveness.graph())
+        routing = self.steering.base(self.liveness.graph())
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
         ))  # fmt: skip
         self.paths.changed()
-
-    def _routing(self, graph: nx.MultiGraph[str]) -> tables.BySwitch:
-        """Routes over what is left, and which of them each source port takes."""
-        return tables.merge([tables.routing(self.fabric, self.steering.routes(graph)), self.steering.entries(graph)])
 
     async def _keep_routes(self) -> None:
         while True:
@@ -250,6 +245,7 @@ class Controller:
                 "Status": (operator.Ask, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
                 "Drain": (operator.SetDrain, self.maintenance.drain),
+                "Diff": (differences.AskDiff, differences.Comparison(self._targets).answer),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
             }, token=self._token),

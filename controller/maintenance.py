@@ -50,18 +50,6 @@ class Maintenance:
         self._graph = graph
         self._replan = replan
 
-    def restore(self) -> None:
-        """Drain what was drained when the last controller ended.  Raises FabricError."""
-        if self._file is None:
-            return
-        for name in state_file.load(self._file).drained:
-            try:
-                self._drains.mark(self._drains.known(name), True)
-            except UnknownName as error:
-                raise FabricError(f"fabric.state: {self._file}: drained: {error}") from error
-        if names := self._drains.names:
-            log.warning("drained, as %s says: %s", self._file, ", ".join(names))
-
     async def drain(self, request: SetDrain) -> Drained:
         """Take something out of use, and wait until nothing is on it; or into use again.  Raises Refusal."""
         try:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 
 import msgspec
 
+from netfold.controller.drains import Drains, UnknownName
 from netfold.controller.plan.fabric import FabricError
+
+log = logging.getLogger("netfold.controller")
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +32,19 @@ def load(path: Path) -> Kept:
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise FabricError(f"fabric.state: cannot read {path}: {error}. Correct the file, or remove it to start with "
                           "nothing drained") from error
+
+
+def restore(drains: Drains, file: str | None) -> None:
+    """Drain what was drained when the last controller ended.  Raises FabricError."""
+    if file is None:
+        return
+    for name in load(Path(file)).drained:
+        try:
+            drains.mark(drains.known(name), True)
+        except UnknownName as error:
+            raise FabricError(f"fabric.state: {file}: drained: {error}") from error
+    if names := drains.names:
+        log.warning("drained, as %s says: %s", file, ", ".join(names))
 
 
 def save(path: Path, kept: Kept) -> None:

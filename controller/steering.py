@@ -134,6 +134,10 @@ class Steering:
         spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
         return tables.steering(self.fabric, self.modes, self.pins(clos), spreading)
 
+    def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
+        """What every switch holds so that packets get anywhere: routes, policies and pins."""
+        return tables.merge([tables.routing(self.fabric, self.routes(graph)), self.entries(graph)])
+
     def routes(self, graph: nx.MultiGraph[str]) -> Iterator[Route]:
         """Over what is left of the graph, without suspect uplinks where others are left: unpinned packets keep off
         them, too.  A switch that is drained keeps routes of its own, for what still arrives there."""

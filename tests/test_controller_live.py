@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import socket
@@ -19,10 +20,14 @@ import pytest
 
 from netfold.controller import operator
 from netfold.controller.controller import Controller
+from netfold.controller.differences import AskDiff, Difference, Differences, dry_run
 from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Engine, Fabric, Switch
 from netfold.controller.plan.generate import leafspine
-from netfold.controller.switch import tables
+from netfold.controller.switch import pipeline, rpc, tables
+from netfold.controller.switch.entities import Entry
+from netfold.controller.switch.reconcile import Update
+from netfold.controller.switch.switch import Session
 from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
 
 pytestmark = pytest.mark.timeout(180)
@@ -153,6 +158,40 @@ def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
     asyncio.run(story())
 
 
+def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches) -> None:
+    """A route bent, one taken away, one too many: read back from the switch, by the controller and by a dry run beside
+    it; `apply` writes exactly that."""
+    fabric = msgspec.structs.replace(switches.fabric, probe=0)
+    switch = fabric.switch("leaf1")
+
+    async def ask(apply: bool = False) -> list[Difference]:
+        found = await rpc.call(fabric.jobs, f"{operator.SERVICE}/Diff", AskDiff(apply), Differences, BOUND)
+        assert found.problems == []
+        return found.writes
+
+    async def story() -> None:
+        built = pipeline.build(fabric.engine)
+        hand = Session(switch.name, switch.grpc, switch.device_id, built, election_id=7)
+        async with asyncio.timeout(BOUND), Controller(fabric, election_id=7, start_timeout=BOUND), hand:
+            assert await ask() == []
+            assert (await dry_run(fabric, built=built)).writes == []
+            routes = [e for e in (await hand.read_state([tables.ROUTE])).values() if isinstance(e, Entry)]
+            bent = dataclasses.replace(routes[0], action=tables.FORWARD, params=routes[1].params)
+            assert bent != routes[0]
+            extra = dataclasses.replace(routes[1], key=(("dst", (0x0A090909, 32)),))
+            await hand.write([Update("modify", bent), Update("delete", routes[2]), Update("insert", extra)])
+            found = await ask()
+            assert {(d.verb, d.entity, d.was) for d in found} == {
+                ("modify", str(routes[0]), str(bent)), ("insert", str(routes[2]), ""), ("delete", str(extra), "")}
+            assert {d.switch for d in found} == {"leaf1"}
+            assert set((await dry_run(fabric, built=built)).writes) == set(found)
+            assert await ask(apply=True) == found
+            assert await ask() == []
+            assert set((await hand.read_state([tables.ROUTE])).values()) == set(routes)
+
+    asyncio.run(story())
+
+
 def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
     """The first one lets go of every switch and says who has it; what the second wants is what they hold."""
     first_fabric = switches.fabric
@@ -189,6 +228,9 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     fabric = msgspec.structs.replace(switches.fabric, token_file=str(switches.folder / "token"))
     assert fabric_file.load(file) == fabric
     netfold = [sys.executable, "-m", "netfold.controller.cli"]
+    dry = subprocess.run([*netfold, "up", str(file), "--dry-run"], capture_output=True, text=True, timeout=100)
+    assert (dry.returncode, dry.stdout.count("modify the program")) == (1, 4), dry.stderr
+    assert "leaf1: insert" in dry.stdout
     up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120"], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, text=True)
     try:
@@ -206,6 +248,8 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
         slots = subprocess.run([*netfold, "slots", "leaf1", "--fabric", str(file)], capture_output=True, text=True,
                                timeout=60, check=True)
         assert "no job holds slots of leaf1" in slots.stdout
+        diff = subprocess.run([*netfold, "diff", str(file)], capture_output=True, text=True, timeout=60, check=True)
+        assert diff.stdout == "all switches hold what they should\n"
         assert msgspec.json.decode(data.stdout, type=operator.Status).fabric == fabric.name
         second = subprocess.run([*netfold, "up", str(file)], capture_output=True, text=True, timeout=60)
         assert second.returncode == 1

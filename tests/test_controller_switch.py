@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_wire import p4_defines
 
 from netfold.controller import probe, status
-from netfold.controller.plan import routes, slots, trees
+from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import CPU_PORT
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.steering import Steering
@@ -319,7 +319,7 @@ def test_a_failed_install_is_taken_back(tmp_path: Path) -> None:
         with pytest.raises(SwitchError, match=r"port=3"):
             await target.install("job", [route(2, 2), route(3, 3)])
         assert list(switch.state.values()) == [route(1)]
-        assert target.pending() == []
+        assert (await target.compare())[1] == []
         await target.install("job", [route(2, 2)])
         assert len(switch.state) == 2
         await target.uninstall("job")
@@ -399,7 +399,7 @@ def everything() -> list[Entity]:
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
     ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
     streams = ledger.admit(ledger.open(), planned, [range(3)])
-    parts = [tables.routing(fabric, routes.plan(fabric.graph())), Steering(fabric).entries(fabric.graph()),
+    parts = [Steering(fabric).base(fabric.graph()),
              tables.fixed(fabric),
              *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
     return [entity for entities in tables.merge(parts).values() for entity in entities]

@@ -25,6 +25,7 @@ from netfold.controller.cli.common import (
     token_of,
 )
 from netfold.controller.cli.demo import demo
+from netfold.controller.cli.diff import apply, diff
 from netfold.controller.cli.drain import drain, undrain
 from netfold.controller.cli.generated import DEFAULTS, Generated, with_groups
 from netfold.controller.cli.options import (
@@ -42,6 +43,7 @@ from netfold.controller.cli.options import (
 )
 from netfold.controller.cli.paths import paths
 from netfold.controller.cli.run import run
+from netfold.controller.cli.shell import shell
 from netfold.controller.cli.sim import simulations
 from netfold.controller.cli.top import top
 from netfold.controller.cli.trace import flight, timeline
@@ -68,6 +70,8 @@ def up(
     misses: Misses = None,
     steady: Steady = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written to the switches of "
+                                                            "FABRIC.toml.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Control the switches of FABRIC.toml until stopped; or bring up a whole fabric in Mininet with --topo.
@@ -78,6 +82,9 @@ def up(
     log_to_stderr(verbose)
     said = {"probe": probe, "misses": misses, "steady": steady}
     settings = {name: value for name, value in said.items() if value is not None}
+    if dry_run and file is None:
+        fail(CANNOT, "up --dry-run: expected a FABRIC.toml, whose switches are read; `netfold plan --entries` shows "
+                     "what an empty fabric would get")
     if topo is not None and file is None:
         planes = [_changed(fabric, settings) for fabric in generated.planes(topo)]
         from netfold.topo.up import up as up_topo
@@ -88,7 +95,14 @@ def up(
     if generated != DEFAULTS:
         fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
                      f"{file} says these things")
-    awaited(_serve(_changed(load(file), settings), timeout))
+    fabric = _changed(load(file), settings)
+    if dry_run:
+        from netfold.controller.cli.diff import show
+        from netfold.controller.differences import dry_run as compare
+
+        show(awaited(compare(fabric)))
+        return
+    awaited(_serve(fabric, timeout))
 
 
 def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
@@ -271,8 +285,11 @@ def doctor() -> None:
 app.command()(demo)
 app.command()(run)
 app.command()(top)
+app.command()(diff)
+app.command()(apply)
 app.command()(drain)
 app.command()(undrain)
+app.command()(shell)
 app.command()(flight)
 app.add_typer(timeline, name="timeline")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from netfold.controller.plan import routes, slots, trees
+from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.machines import fold_groups, machines
 from netfold.controller.steering import Steering
@@ -30,8 +30,7 @@ def plan(
     ledger = slots.Ledger([switch.name for switch in fabric.switches], sizes, random.Random(seed))
     streams = ledger.admit(ledger.open(), planned, groups)
     by_rank = [fabric.host(name) for name in ranks]
-    base = tables.merge([tables.routing(fabric, routes.plan(graph)), Steering(fabric).entries(graph),
-                         tables.fixed(fabric)])
+    base = tables.merge([Steering(fabric).base(graph), tables.fixed(fabric)])
     job = tables.merge(tables.folding(fabric, by_rank, stream) for stream in streams)
 
     text = ""

@@ -280,18 +280,27 @@ class Session:
 
     async def ensure_pipeline(self) -> bool:
         """Push the pipeline unless the switch runs it already; True where it was pushed.  A push empties the switch."""
+        if await self.runs_pipeline():
+            return False
+        await self._push()
+        return True
+
+    async def runs_pipeline(self) -> bool:
+        """Whether the switch runs this very pipeline.  Raises SwitchError."""
         request = p4r.GetForwardingPipelineConfigRequest(
             device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY
         )
         with self._errors("GetForwardingPipelineConfig"):
             try:
                 answer = await self._stub.GetForwardingPipelineConfig(request, timeout=RPC_TIMEOUT)
-                if answer.config.cookie.cookie == self._pipeline.cookie:
-                    return False
             except grpc.aio.AioRpcError as error:
                 # simple_switch_grpc: 'No forwarding pipeline config set for this device.'
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                     raise
+                return False
+        return bool(answer.config.cookie.cookie == self._pipeline.cookie)
+
+    async def _push(self) -> None:
         push = p4r.SetForwardingPipelineConfigRequest(
             device_id=self._device_id,
             election_id=self._election,
@@ -304,7 +313,6 @@ class Session:
         )
         with self._errors("SetForwardingPipelineConfig"):
             await self._stub.SetForwardingPipelineConfig(push, timeout=PUSH_TIMEOUT)
-        return True
 
     async def write(self, updates: Sequence[Update]) -> None:
         """Apply updates in order.  Raises SwitchError, which names every update that failed."""

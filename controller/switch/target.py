@@ -164,9 +164,18 @@ class Target:
             if self._parts.pop(part, None) is not None or self._unsure:
                 await self._hold()
 
-    def pending(self) -> list[Update]:
-        """What would be written now: the difference that a dry run prints."""
-        return diff(self._actual, self._desired())
+    async def compare(self, *, repair: bool = False) -> tuple[State, list[Update]]:
+        """What the switch holds, read back now, and the writes that it lacks; ``repair``: they are made.  Raises
+        SwitchError."""
+        async with self._busy:
+            client = self.client
+            actual = self._actual = await client.read_state(tables.MANAGED)
+            updates = diff(actual, self._desired())
+            if repair:
+                await self._apply(client)
+            else:
+                self._unsure |= bool(updates)  # whatever is written next mends this, too
+            return actual, updates
 
     def _desired(self) -> State:
         return state(entity for part in self._parts.values() for entity in part.values())
