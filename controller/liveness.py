@@ -63,7 +63,8 @@ class Liveness:
 
     def links_down(self) -> dict[int, str]:
         """Numbers of the links that are down (in the fabric's order), and why."""
-        down = dict.fromkeys(self._links.down(), "its probes are lost")
+        # of suspects, probes that were sent a moment ago count as lost already: only the inquiry judges them
+        down = dict.fromkeys(self._links.down() - self._suspects, "its probes are lost")
         dark = {End(name, port) for name, target in self._targets.items() for port in target.ports_down}
         for number, link in enumerate(self._fabric.links):
             for end in dark.intersection(link.ends):
@@ -93,7 +94,7 @@ class Liveness:
             try:
                 if self._fabric.probe:
                     await self.check()
-                elif down := self._links.down():
+                elif down := self._links.down() - self._suspects:
                     await self._probe(down)
             except Exception:  # or nobody would notice any failure from now on
                 log.exception("probing links failed")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers_cables import Cables, number
 from helpers_controller import run, until
+from helpers_jobs import Code, Rig, rig
+from helpers_recovery import all_resume, lose, restart, streams
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_failures import Cables, number
-from test_controller_jobs import Code, Rig, rig
-from test_controller_recovery import all_resume, lose, restart, streams
 
 from netfold.controller.plan.fabric import FabricError
 from netfold.controller.plan.fabric_file import dumps, loads
@@ -127,8 +127,10 @@ def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
             plans = await r.together(4)
             cables.cut.update(range(len(r.fabric.links)))
             await suspect(r, plans[0])
-            await inquiry(r)
-            assert r.controller.liveness.links_down() == {}
+            task = r.controller.liveness._inquiry
+            while task is not None and not task.done():
+                assert r.controller.liveness.links_down() == {}, "whoever looks meanwhile judges by probes on their way"
+                await asyncio.sleep(0)
             assert r.controller.jobs.all()[0].round is None
             for _ in range(r.fabric.misses):
                 await r.controller.liveness.check()
