@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -12,8 +14,9 @@ from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
 from netfold.controller.probe import SlotState
 from netfold.controller.switch.entities import Entry, State
+from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
-from netfold.controller.switch.switch import Count, PacketIn, SwitchError
+from netfold.controller.switch.switch import Count, PacketIn, Session, SwitchError
 
 T = TypeVar("T")
 BOUND = 20.0
@@ -229,3 +232,20 @@ def tiny_p4info() -> p4i.P4Info:
         header.metadata.add(id=1, name=field, bitwidth=9)
         header.metadata.add(id=2, name="kind", bitwidth=7)
     return info
+
+
+PIPELINE = Pipeline(tiny_p4info(), b"program")
+"""What the scripted server's switch runs."""
+
+
+@asynccontextmanager
+async def session(folder: Path, server: ScriptedServer, election_id: int = 9) -> AsyncIterator[Session]:
+    """A session with the server on a unix socket."""
+    address = f"unix:{folder}/s.sock"
+    running = await server.serve(address)
+    try:
+        async with await Session.open("leaf1", address, device_id=3, pipeline=PIPELINE, election_id=election_id,
+                                      timeout=5) as opened:
+            yield opened
+    finally:
+        await running.stop(None)

@@ -139,3 +139,8 @@ class Writer:
         assert self.arrived() == list(zip(offsets, self.lengths, strict=True))
         assert self.sent() == list(range(len(self.lengths)))
         assert not any(event.what == BROKEN for events in self.wires.events for event in events)
+
+
+def some_bytes(seed: int, length: int) -> Bytes:
+    """One message."""
+    return np.random.default_rng(seed).integers(0, 256, length, np.uint8)

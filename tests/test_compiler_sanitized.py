@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_engine_sanitized import build, run
+from helpers_sanitized import build, run
 
 from softswitch.compiler.driver import compile_file
 
-__all__ = ["build"]  # a fixture
 PROGRAMS = sorted((Path(__file__).parent / "p4").glob("*.p4"))
 
 
 @pytest.mark.parametrize("source", PROGRAMS, ids=lambda p: p.stem)
-def test_generated_code_stands_hostile_frames(
-    build: Callable[[str | Path], Path], tmp_path: Path, source: Path
-) -> None:
+def test_generated_code_stands_hostile_frames(tmp_path: Path, source: Path) -> None:
     """The longest recorded frame cut at every byte and with bits turned touches nothing that it should not."""
     frames = [line.split()[2] for line in source.with_suffix(".stf").read_text().splitlines() if "packet" in line]
     (tmp_path / "frame").write_bytes(bytes.fromhex(max(frames, key=len)))

@@ -10,25 +10,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers_controller import MemorySwitch, run, until
+from helpers_cables import Cables, number
+from helpers_controller import run, until
+from helpers_jobs import Rig, rig
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_jobs import Rig, rig
 
 from netfold.controller import links, operator
 from netfold.controller.links import Links
-from netfold.controller.plan.fabric import CPU_PORT, End, Fabric, FabricError
+from netfold.controller.plan.fabric import End, Fabric, FabricError
 from netfold.controller.plan.fabric_file import dumps, loads
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 
 FABRIC = leafspine(2, 2, 4)
-
-
-def number(fabric: Fabric, a: str, b: str) -> int:
-    """Of the link between two nodes."""
-    return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
 
 
 def deliver(found: Links, fabric: Fabric, *, without: frozenset[End] = frozenset()) -> None:
@@ -136,34 +132,6 @@ def test_other_packets_are_no_probes(frame: bytes) -> None:
 
 
 # ---- what the controller does ----------------------------------------------------------------------------------------
-
-
-class Cables:
-    """Between switches in memory: what a switch sends arrives at its neighbour, if that routes it to the CPU port."""
-
-    def __init__(self, fabric: Fabric, switches: dict[str, MemorySwitch]) -> None:
-        self.cut: set[int] = set()
-        for n, link in enumerate(fabric.links):
-            for a, b in (link.ends, link.ends[::-1]):
-                if a.node in switches and b.node in switches:
-                    self._lay(n, a, b, switches)
-
-    def _lay(self, n: int, a: End, b: End, switches: dict[str, MemorySwitch]) -> None:
-        before = switches[a.node].sends
-
-        def sends(port: int, frame: bytes) -> None:
-            if port != a.port:
-                before(port, frame)
-            elif n not in self.cut and self._to_cpu(switches[b.node]):
-                switches[b.node].arrives(b.port, frame)
-
-        switches[a.node].sends = sends
-
-    @staticmethod
-    def _to_cpu(switch: MemorySwitch) -> bool:
-        key = (tables.ROUTE, (("dst", (0xE0000002, 32)),))
-        entry = switch.state.get(key)
-        return isinstance(entry, Entry) and dict(entry.params)["port"] == CPU_PORT
 
 
 @asynccontextmanager

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers_controller import run
+from helpers_jobs import Rig, rig
+from helpers_slots import fold
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_jobs import Rig, rig
-from test_controller_slots import fold
 
 from netfold.controller import stall
 from netfold.controller.plan import slots, trees

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from netfold.controller.cli import dryrun
 from netfold.controller.plan import routes, slots, trees
-from netfold.controller.plan.fabric import Fabric, Host, Link, Switch
-from netfold.controller.plan.generate import leafspine
+from netfold.controller.plan.fabric import Fabric, Link
+from netfold.controller.plan.generate import leafspine, threetier
 from netfold.controller.plan.slots import Cycle, Ledger, Refused, Sizes, Slots
 from netfold.controller.plan.trees import NoTree
 from netfold.controller.switch import entities, reconcile, tables
@@ -30,23 +30,6 @@ def fabrics_and_ranks(draw: st.DrawFn) -> tuple[Fabric, list[str]]:
     fabric = leafspine(draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 20)))
     names = draw(st.permutations([host.name for host in fabric.hosts]))
     return fabric, names[: draw(st.integers(1, len(names)))]
-
-
-def three_tiers() -> Fabric:
-    """Two pods of two leaves and two spines each, and two cores: core i meets spine i of every pod."""
-    names = [f"leaf{i}" for i in range(1, 5)] + [f"agg{i}" for i in range(1, 5)] + ["core1", "core2"]
-    switches = tuple(
-        Switch(name, "leaf" if name.startswith("leaf") else "spine", i, f"127.0.0.1:{6000 + i}", f"10.255.0.{i}",
-               f"02:00:0a:ff:00:{i:02x}")
-        for i, name in enumerate(names, 1)
-    )
-    hosts = tuple(Host(f"h{i}", f"10.0.{i}.1", f"02:00:0a:00:{i:02x}:01") for i in range(1, 9))
-    links = [Link(f"leaf{(i + 1) // 2}:{1 + (i + 1) % 2}", f"h{i}:0") for i in range(1, 9)]
-    for pod in (0, 1):
-        for leaf in (1, 2):
-            links += [Link(f"leaf{2 * pod + leaf}:{2 + agg}", f"agg{2 * pod + agg}:{leaf}") for agg in (1, 2)]
-        links += [Link(f"agg{2 * pod + agg}:3", f"core{agg}:{pod + 1}") for agg in (1, 2)]
-    return Fabric("tiers", "softswitch", "127.0.0.1:5999", switches=switches, hosts=hosts, links=tuple(links))
 
 
 def check_tree(fabric: Fabric, tree: trees.Tree, ranks: list[str]) -> None:
@@ -101,11 +84,11 @@ def test_dead_spines_have_no_trees(case: tuple[Fabric, list[str]], dead: int) ->
 
 
 def test_trees_of_three_tiers() -> None:
-    """A job over two pods folds at leaf, pod and core; one in a single pod stays in it."""
-    fabric = three_tiers()
+    """A job over two pods folds at leaf, pod and spine; one in a single pod stays in it."""
+    fabric = threetier(2, 2, 2, 2, 8)
     everyone = [host.name for host in fabric.hosts]
     planned = trees.plan(fabric.graph(), everyone)
-    assert {tree.root for tree in planned} == {"core1", "core2"}
+    assert {tree.root for tree in planned} == {"spine1", "spine2"}
     for tree in planned:
         check_tree(fabric, tree, everyone)
         assert tree.depth == 3

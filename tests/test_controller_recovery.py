@@ -4,63 +4,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from helpers_controller import run, until
+from helpers_jobs import Code, rig
+from helpers_recovery import all_resume, connections, lose, restart, resume, streams
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_jobs import Code, Rig, rig
 
 from netfold.controller.plan import trees
 from netfold.controller.plan.generate import leafspine
-from netfold.controller.switch import tables
 from netfold.wire import roce
-from netfold.wire.jobs import Halt, Plan, Resume, Stream
+from netfold.wire.jobs import Halt
 
 
 @pytest.fixture(autouse=True)
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switches that come back are found at once."""
     monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
-
-
-def streams(plan: Plan) -> list[Stream]:
-    """All of a rank's, in order."""
-    return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
-
-
-def resume(plan: Plan, *, ahead: int = 0, timeout: float = 5.0) -> Resume:
-    """What a rank says that has ``ahead`` results of every stream since its plan."""
-    missing = {stream.qp: (stream.psn + ahead) & roce.PSN_MASK for stream in streams(plan)}
-    return Resume(plan.job, plan.rank, plan.epoch, missing, timeout)
-
-
-async def all_resume(r: Rig, plans: list[Plan], ahead: Mapping[int, int] = {}) -> list[Plan]:
-    """All ranks stop, each where it is."""
-    return list(await asyncio.gather(*(
-        r.call("Resume", resume(plan, ahead=ahead.get(plan.rank, 0))) for plan in plans
-    )))
-
-
-def lose(r: Rig, name: str) -> None:
-    """A switch goes away."""
-    r.switches[name].unreachable = True
-    r.switches[name].break_session()
-
-
-def restart(r: Rig, name: str) -> None:
-    """It comes back with nothing."""
-    switch = r.switches[name]
-    switch.has_pipeline, switch.state, switch.unreachable = False, {}, False
-
-
-def connections(r: Rig, name: str) -> set[Any]:
-    """Keys of what folds on a switch."""
-    return {dict(key[1])["connection"] for key in r.switches[name].state if key[0] == tables.CONNECTION}
 
 
 def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:

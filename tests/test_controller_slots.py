@@ -6,19 +6,18 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import msgspec
 import pytest
 from finsy.proto import p4r
-from helpers_controller import ScriptedServer, run
+from helpers_controller import ScriptedServer, run, session
+from helpers_jobs import rig
+from helpers_slots import fold
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from test_controller_jobs import rig
-from test_controller_switch import session
 
 from netfold.controller import operator, probe, stall
 from netfold.controller.cli.show import show_slots
@@ -29,7 +28,7 @@ from netfold.controller.switch import switch
 from netfold.controller.switch.rpc import Unreachable
 from netfold.controller.switch.switch import SwitchError
 from netfold.wire.jobs import AskMissing, Missing
-from netfold.wire.roce import OPERATION_BITS, Operation
+from netfold.wire.roce import OPERATION_BITS
 
 EMPTY = SlotState(0, 0, False, False, 0)
 
@@ -116,24 +115,6 @@ def test_a_switch_that_does_not_answer_probes_is_a_bounded_error(
 
 
 # ---- whom a job waits for --------------------------------------------------------------------------------------------
-
-
-def fold(stream: slots.Stream, psn: int, ranks: set[int]) -> dict[str, dict[int, SlotState]]:
-    """What the switches of a tree hold where exactly these ranks have sent a PSN: a model of p4src/fold.p4."""
-    states: dict[str, dict[int, SlotState]] = {f.switch: {} for f in stream.tree.folds}
-    complete: set[str] = set()
-    for f in reversed(stream.tree.folds):
-        bitmap = sum(1 << n for n, child in enumerate(f.children)
-                     if (child.rank in ranks if child.rank is not None else child.node in complete))
-        if bitmap == (1 << len(f.children)) - 1:
-            complete.add(f.switch)
-        if bitmap:
-            slot = stream.bases[f.switch] + psn % stream.slots
-            states[f.switch][slot] = SlotState(stream.epoch, psn, False, False, bitmap, Operation.SUM16)
-    if stream.tree.root in complete:  # the result goes down to every switch
-        states = {name: {slot: replace(s, done=True) for slot, s in held.items()}
-                  for name, held in states.items()}
-    return states
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(2, 12), st.data())

@@ -6,16 +6,14 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from finsy.proto import p4r, rpc_code
-from helpers_controller import MemorySwitch, ScriptedServer, run, tiny_p4info, until
+from helpers_controller import PIPELINE, MemorySwitch, ScriptedServer, run, session, tiny_p4info, until
+from helpers_program import p4_defines
 from hypothesis import given
 from hypothesis import strategies as st
-from test_wire import p4_defines
 
 from netfold.controller import probe, status
 from netfold.controller.plan import slots, trees
@@ -31,21 +29,7 @@ from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, Sessio
 from netfold.controller.switch.target import Target
 from softswitch.p4runtime import port_status
 
-PIPELINE = Pipeline(tiny_p4info(), b"program")
 ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
-
-
-@asynccontextmanager
-async def session(folder: Path, server: ScriptedServer, election_id: int = 9) -> AsyncIterator[Session]:
-    """A session with the server on a unix socket."""
-    address = f"unix:{folder}/s.sock"
-    running = await server.serve(address)
-    try:
-        async with await Session.open("leaf1", address, device_id=3, pipeline=PIPELINE, election_id=election_id,
-                                      timeout=5) as opened:
-            yield opened
-    finally:
-        await running.stop(None)
 
 
 @given(st.integers(0, 511), st.integers(0, 2**32 - 1), st.integers(0, 32), st.integers(0, 2**16 - 1))

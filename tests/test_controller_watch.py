@@ -14,7 +14,7 @@ import grpc
 import msgspec
 import pytest
 from helpers_controller import run, until
-from test_controller_jobs import Code, rig
+from helpers_jobs import Code, rig
 
 from netfold.controller import operator
 from netfold.wire.jobs import SERVICE, Done, JobEnded, Leave, RankLost, Report, Watch

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
-from helpers_roce import PORT, Datagram, Wires, Writer, address
+from helpers_roce import PORT, Datagram, Wires, Writer, address, some_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slot_model import MICROSECOND, TerribleNetwork
-from test_roce_paths import MILLISECOND, some_bytes
+from slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 from netfold.host.roce.detours import Detours
 from netfold.host.roce.native import ANSWERED, STALLED, Endpoint, Pair

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 from helpers_controller import run, until
+from helpers_jobs import Code, Rig, rig
+from helpers_recovery import all_resume, connections, lose
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_jobs import Code, Rig, rig
-from test_controller_planners import three_tiers
-from test_controller_recovery import all_resume, connections, lose
 
 from netfold.controller import operator
 from netfold.controller.drains import Drains, UnknownName
 from netfold.controller.operator import Drained
 from netfold.controller.plan import routes
 from netfold.controller.plan.fabric import FabricError
-from netfold.controller.plan.generate import leafspine
+from netfold.controller.plan.generate import leafspine, threetier
 from netfold.controller.plan.slots import Refused
 from netfold.controller.steering import Steering
 from netfold.controller.switch import rpc
@@ -256,7 +255,7 @@ def test_a_drained_switch_still_delivers_what_arrives_there() -> None:
 def test_drains_cut_nobody_off(data: st.DataObject) -> None:
     """Whatever is drained and down, hosts that reach each other over what is up do so over what is to be used; and
     where that is possible without what is drained, nothing of it is used."""
-    fabric = data.draw(st.sampled_from([leafspine(2, 3, 4), leafspine(3, 2, 6), three_tiers()]))
+    fabric = data.draw(st.sampled_from([leafspine(2, 3, 4), leafspine(3, 2, 6), threetier(2, 2, 2, 2, 8)]))
     drains = Drains(fabric)
     ends = [link.b for link in fabric.links if not link.b.startswith("h")]
     for name in data.draw(st.lists(st.sampled_from([*ends, *(s.name for s in fabric.switches)]), unique=True)):

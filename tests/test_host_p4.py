@@ -7,12 +7,11 @@ import random
 import socket
 import struct
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+from helpers_program import checksum, library, mac
 from numpy.typing import NDArray
 from slot_model import MICROSECOND, Call, TerribleNetwork, ip_packet, run
 
@@ -27,29 +26,7 @@ from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.native import Core
 from netfold.host.rails.rail import Op
 from netfold.wire import roce
-from softswitch import engine, entities, linking, local
-from softswitch.compiler.driver import compile_file
-
-PROGRAM = Path(__file__).resolve().parent.parent / "p4src" / "netfold.p4"
-
-
-@cache
-def library() -> Path:
-    """The program, compiled once for all tests."""
-    return linking.build(compile_file(PROGRAM))
-
-
-def checksum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071): 0 over data that holds its own."""
-    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
-
-
-def mac(text: str) -> bytes:
-    """Six bytes."""
-    return bytes.fromhex(text.replace(":", ""))
+from softswitch import engine, entities, local
 
 
 class P4Fabric:

@@ -11,11 +11,11 @@ import grpc
 import pytest
 from finsy.proto import p4r
 from helpers_client import DELETE, INSERT, Client, Stream, code_of, primary
+from helpers_entries import ENTRIES
 from helpers_namespace import in_own_network
 from helpers_ports import Tap, make_hosts, switch, wait_for
 from helpers_probe import Op, Probe
 from helpers_switch import probe_executable, probe_p4info
-from test_p4runtime_tables import ENTRIES
 
 from softswitch.entities import EngineError
 from softswitch.p4runtime.program import Built

@@ -13,7 +13,7 @@ import grpc
 import msgspec
 import pytest
 from helpers_controller import run
-from test_controller_jobs import Rig, rig
+from helpers_jobs import Rig, rig
 
 from netfold.controller import operator, path_service
 from netfold.controller.plan import collectives

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 from helpers_bmv2 import HAVE_BMV2, Bmv2
+from helpers_program import PROGRAM, checksum, library, mac, native
 from slot_model import ip_packet
-from test_host_p4 import PROGRAM, checksum, library, mac
-from test_roce_p4 import native
 
 from netfold.controller.plan import routes
 from netfold.controller.plan.generate import leafspine

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers_program import checksum, library, mac, native
 from helpers_roce import Datagram
 from numpy.typing import NDArray
 from slot_model import MICROSECOND, SECOND, TerribleNetwork, ip_packet
-from test_host_p4 import checksum, library, mac
 
 from netfold.controller.plan import routes, slots, trees
 from netfold.controller.plan.generate import leafspine
@@ -80,19 +80,6 @@ class Ring:
     def done(self) -> bool:
         """All sums are here, and all that this rank sent is acknowledged."""
         return self.sums == self.world and not self.unsent
-
-
-def native(switch: local.LocalEngine, entity: Entry) -> entities.Entry:
-    """One of the controller's entries as engines take them; keys are exact values, or (value, prefix length)."""
-    table = switch.table(entity.table)
-    pairs = []
-    for key, (_, value) in zip(table.keys, entity.key, strict=True):
-        number, length = value if isinstance(value, tuple) else (value, key.bits)
-        pairs.append((number, (1 << key.bits) - (1 << key.bits - length)))
-    packed, mask = table.pack_key(pairs)
-    action = table.action(entity.action)
-    do = entities.DoAction(action.index, action.pack([value for _, value in entity.params]))
-    return entities.Entry(table, packed, mask, do)
 
 
 def write(switch: local.LocalEngine, entity: Entry | Multicast) -> None:

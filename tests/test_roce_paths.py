@@ -7,23 +7,16 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from helpers_roce import PORT, Bytes, Datagram, Wires, Writer, address, connect
-from slot_model import MICROSECOND, TerribleNetwork
+from helpers_roce import PORT, Datagram, Wires, Writer, address, connect, some_bytes
+from slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 from netfold.host.roce.native import STALLED, Endpoint
 from netfold.wire.roce import Opcode
 
-MILLISECOND = 1000 * MICROSECOND
 BLAMED, BLAMED_ALONE = 70 * MILLISECOND, 110 * MILLISECOND
 """NF_RC_STALL and NF_RC_STALL_ALONE of native/rc.h."""
 ENTROPIES = range(61_000, 61_016)
-
-
-def some_bytes(seed: int, length: int) -> Bytes:
-    """One message."""
-    return np.random.default_rng(seed).integers(0, 256, length, np.uint8)
 
 
 def two(*, ports: list[int], packet_time: int = 10 * MICROSECOND, patience: int = 3) -> Wires:

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
+from helpers_program import checksum, library, mac
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -27,7 +28,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from slot_model import Packet, SlotSwitch, ip_packet
-from test_host_p4 import checksum, library, mac
 
 from netfold.controller import jobs
 from netfold.controller.plan import slots, trees

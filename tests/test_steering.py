@@ -6,11 +6,10 @@ from __future__ import annotations
 import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
-from test_controller_planners import three_tiers
 
 from netfold.controller.plan.clos import Clos
 from netfold.controller.plan.fabric import Fabric
-from netfold.controller.plan.generate import leafspine
+from netfold.controller.plan.generate import leafspine, threetier
 from netfold.controller.steering import HOLD, Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, state
@@ -62,7 +61,7 @@ def test_every_port_leads_over_its_path(leaves: int, spines: int, data: st.DataO
 
 def test_three_tiers_are_pinned_at_leaf_and_pod() -> None:
     """Across pods a port names a core, and both tiers on the way up pin it; inside a pod it names a spine."""
-    fabric = three_tiers()
+    fabric = threetier(2, 2, 2, 2, 8)
     steering = Steering(fabric)
     clos = steering.clos(fabric.graph())
     pins = steering.pins(clos)

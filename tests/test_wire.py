@@ -3,25 +3,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from helpers_program import p4_defines
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.wire import jobs, roce
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def p4_defines() -> dict[str, int]:
-    """Numeric #defines of p4src/sizes.p4."""
-    known: dict[str, int] = {}
-    for name, text in re.findall(r"^#define\s+(\w+)[ \t]+([^/\n]+)", (ROOT / "p4src/sizes.p4").read_text(), re.M):
-        known[name] = int(eval(text, {"__builtins__": {}}, dict(known)))
-    return known
 
 
 def test_p4_sizes_equal_the_python_ones() -> None:
