@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from netfold.bench.processors import cpu_seconds
 from netfold.bench.rank import Setup, Took, Turn
 from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second
 from netfold.controller.plan.generate import leafspine
 from netfold.host.collectives import ALLREDUCE
 from netfold.topo import sandbox
-from netfold.topo.mininet_path import MininetMissing
 from netfold.wire import roce
 from netfold.wire.jobs import Peer
 
@@ -39,10 +39,6 @@ ON_FABRIC: Final = ("fabric", "roce")
 LANE_BITS: Final = (32, 16, 8)
 READY_SECONDS: Final = 120.0
 """For all ranks to join: the first compilation of the native library on a slow machine is long."""
-
-
-class BenchFailed(RuntimeError):
-    """The fabric or a rank failed: says which, with the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -157,28 +153,18 @@ def least_bytes(algorithm: str, ranks: int, nbytes: int, lane_bits: int) -> floa
 
 
 def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> list[Row]:
-    """Measure, print a table, write the rows.  Raises BenchFailed, ValueError."""
+    """Measure, print a table, write the rows.  Raises FabricFailed, ValueError."""
     if "gloo" in spec.algorithms and find_spec("torch") is None:
         print("netfold: torch is not installed (pip install torch): no figures of gloo", file=sys.stderr)
         spec = dataclasses.replace(spec, algorithms=tuple(name for name in spec.algorithms if name != "gloo"))
-    try:
-        import mininet  # noqa: F401
-    except MininetMissing as error:
-        raise BenchFailed(str(error)) from error
+    import mininet  # noqa: F401  # says what to install, before anything is started
+
     sandbox.enter()
     from mininet.log import setLogLevel
 
-    from netfold.bench.team import TeamFailed
-    from netfold.topo.net import ControllerFailed
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
-
     setLogLevel("error")
-    try:
-        with _teams(spec) as (teams, switches):
-            return _measure(spec, teams, switches, json, echo)
-    except (TeamFailed, ControllerFailed, SwitchFailed, WiringError) as error:
-        raise BenchFailed(str(error)) from error
+    with _teams(spec) as (teams, switches):
+        return _measure(spec, teams, switches, json, echo)
 
 
 @contextlib.contextmanager
@@ -298,16 +284,6 @@ def _line(row: Row, rows: Sequence[Row]) -> str:
         f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.retransmissions:>7} "
         f"{row.wrong:>5}{beside}"
     )
-
-
-def cpu_seconds(pid: int) -> float:
-    """What the scheduler has charged the threads of a process and of its children, in nanoseconds' precision.
-
-    A softswitch's packets are its child's (softswitch/p4runtime/process.py).
-    """
-    tasks = list(Path(f"/proc/{pid}/task").iterdir())
-    own = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-    return own + sum(cpu_seconds(int(child)) for task in tasks for child in (task / "children").read_text().split())
 
 
 def _place(name: str) -> str:

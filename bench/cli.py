@@ -4,14 +4,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from netfold.controller.cli.common import CANNOT, FAILED, engine_of, fail
+from netfold.topo.failures import FabricFailed
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved, figures are ratios within one run.")
+
+
+@contextmanager
+def _failing(name: str) -> Iterator[None]:
+    """What a benchmark may raise becomes a paragraph and an exit status."""
+    try:
+        yield
+    except ValueError as error:
+        fail(CANNOT, f"bench {name}: {error}")
+    except FabricFailed as error:
+        fail(FAILED, f"bench {name}: {error}")
 
 
 @app.command()
@@ -48,17 +62,13 @@ def allreduce(
     """
     from netfold.bench import allreduce as bench
 
-    try:
+    with _failing("allreduce"):
         spec = bench.spec(
             begin=begin, end=end, factor=factor, iterations=iterations, warmup=warmup, rounds=rounds,
             check=bool(check), ranks=ranks, topo=topo, engine=engine_of(switch), rate=rate, loss=loss,
             lane_bits=lane_bits, path_mtu=path_mtu, algorithms=algorithms, seed=seed, timeout=timeout,
         )  # fmt: skip
         rows = bench.run(spec, json)
-    except ValueError as error:
-        fail(CANNOT, f"bench allreduce: {error}")
-    except bench.BenchFailed as error:
-        fail(FAILED, f"bench allreduce: {error}")
     sys.exit(1 if any(row.wrong for row in rows) else 0)
 
 
@@ -77,8 +87,9 @@ def machines(
 
     if machines < 2 or members < 2:
         fail(CANNOT, f"bench machines: expected 2 or more of 2 or more ranks, got {machines} of {members}")
-    bench.run(machines=machines, members=members, rate=rate, engine=engine_of(switch),
-              sizes=[float(size) for size in sizes.split(",")], rounds=rounds, json=json)  # fmt: skip
+    with _failing("machines"):
+        bench.run(machines=machines, members=members, rate=rate, engine=engine_of(switch),
+                  sizes=[float(size) for size in sizes.split(",")], rounds=rounds, json=json)  # fmt: skip
 
 
 @app.command()
@@ -93,10 +104,8 @@ def simulator(
     """The packet simulator against a real fabric: the same flows on both; exit status 1 beyond 15 %."""
     from netfold.bench import simulator as bench
 
-    try:
+    with _failing("simulator"):
         within = bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json)
-    except ValueError as error:
-        fail(CANNOT, f"bench simulator: {error}")
     sys.exit(0 if within else 1)
 
 
@@ -128,13 +137,11 @@ def paths(
     """
     from netfold.bench import paths as bench
 
-    try:
+    with _failing("paths"):
         settings = bench.settings(
             topo=topo, rate=rate, switch=engine_of(switch), nbytes=nbytes, rounds=rounds, modes=modes,
             collectives=collectives, scope=scope, fail_after=fail_link, silent=silent,
         )  # fmt: skip
-    except ValueError as error:
-        fail(CANNOT, f"bench paths: {error}")
     raise typer.Exit(bench.main(settings, out, json))
 
 
@@ -160,20 +167,15 @@ def rails(
 
     Hosts have an interface on each plane. Exit status 1 where a sum is wrong.
     """
-    from netfold.bench import allreduce
     from netfold.bench import rails as bench
 
-    try:
+    with _failing("rails"):
         spec = bench.spec(
             rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
             engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, start=start,
             algorithm=algorithm,
         )  # fmt: skip
         result = bench.run(spec, json)
-    except ValueError as error:
-        fail(CANNOT, f"bench rails: {error}")
-    except allreduce.BenchFailed as error:
-        fail(FAILED, f"bench rails: {error}")
     sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)
 
 
@@ -192,15 +194,11 @@ def loss(
     """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
     from netfold.bench import loss as bench
 
-    try:
+    with _failing("loss"):
         bench.run(
             bench.spec(topo=topo, engine=engine_of(switch), rate=rate, nbytes=nbytes, operations=operations,
                        rounds=rounds, losses=losses, seed=seed), json,
         )  # fmt: skip
-    except ValueError as error:
-        fail(CANNOT, f"bench loss: {error}")
-    except bench.BenchFailed as error:
-        fail(FAILED, f"bench loss: {error}")
 
 
 @app.command()
@@ -217,15 +215,11 @@ def recovery(
     """How long running sums pause when a spine, a link or a leaf goes away under them, and when a spine is back."""
     from netfold.bench import recovery as bench
 
-    try:
+    with _failing("recovery"):
         bench.run(
             bench.spec(disasters=disasters, engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds,
                        after=after, probe=probe), json,
         )  # fmt: skip
-    except ValueError as error:
-        fail(CANNOT, f"bench recovery: {error}")
-    except bench.BenchFailed as error:
-        fail(FAILED, f"bench recovery: {error}")
 
 
 @app.command()
@@ -245,12 +239,10 @@ def soak(
     """
     from netfold.bench import soak as bench
 
-    try:
+    with _failing("soak"):
         results = bench.run(
             bench.spec(engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds, disasters=disasters,
                        seed=seed, logs=logs), json,
         )  # fmt: skip
-    except ValueError as error:
-        fail(CANNOT, f"bench soak: {error}")
     if any(result.failed for result in results):
         fail(FAILED, "bench soak: some rounds failed")

@@ -22,6 +22,7 @@ import numpy as np
 
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
 from netfold.wire import roce
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
@@ -32,10 +33,6 @@ SECONDS: Final = 120.0
 LANES_BYTES: Final = 4 * roce.LANES
 STATE_BYTES: Final = 16
 """Of a slot, beside its words: slot_state of p4src/fold.p4."""
-
-
-class BenchFailed(RuntimeError):
-    """The fabric or a rank failed: says which."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +127,10 @@ def spec(
 
 
 def run(spec: Spec, file: Path | None = None) -> list[Row]:
-    """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises BenchFailed."""
+    """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
     from netfold.controller.plan.generate import parse
-    from netfold.topo.net import ControllerFailed, Network, RankFailed
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
+    from netfold.topo.net import Network
 
     shots: dict[float, list[_Shot]] = {loss: [] for loss in spec.losses}
     with tempfile.TemporaryDirectory() as logs:
@@ -146,8 +141,8 @@ def run(spec: Spec, file: Path | None = None) -> list[Row]:
                 try:
                     with Network(fabric, logs=Path(logs)) as network:
                         shots[loss].append(_shoot(network, spec))
-                except (ControllerFailed, RankFailed, SwitchFailed, WiringError) as error:
-                    raise BenchFailed(f"round {number + 1}, loss {loss:g}: {error}") from error
+                except FabricFailed as error:
+                    raise FabricFailed(f"round {number + 1}, loss {loss:g}: {error}") from error
                 print(f"round {number + 1}, loss {loss:g}: {shots[loss][-1].seconds * 1e3:.1f} ms", file=sys.stderr)
     rows = [_row(loss, shots[loss], shots[spec.losses[0]], spec) for loss in spec.losses]
     _show(rows, spec)

@@ -25,6 +25,7 @@ from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
@@ -108,15 +109,12 @@ def main(settings: Settings, out: Path, json: Path | None) -> int:
     """The whole command, in a sandbox; exit status."""
     sandbox.enter()
     from netfold.controller.switch.rpc import Unreachable
-    from netfold.topo.net import ControllerFailed, RankFailed
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
 
     begin = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     try:
         cells = run(settings, out / "logs")
-    except (ControllerFailed, RankFailed, SwitchFailed, Unreachable, WiringError) as error:
+    except (FabricFailed, Unreachable) as error:
         print(f"netfold: bench paths: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

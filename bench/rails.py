@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast, get_args
 
 import msgspec
 
-from netfold.bench.allreduce import READY_SECONDS, BenchFailed, size
+from netfold.bench.allreduce import READY_SECONDS, size
 from netfold.bench.rails_rank import Begun, Took, Turn, uses
 from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second
 from netfold.controller.plan.generate import leafspine
@@ -38,7 +38,7 @@ from netfold.host.peers import ALGORITHM_VARIABLE, KNOWN
 from netfold.host.rails.joining import START_VARIABLE
 from netfold.host.rails.multirail import Start
 from netfold.topo import sandbox
-from netfold.topo.mininet_path import MininetMissing
+from netfold.topo.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.team import Team
@@ -159,19 +159,13 @@ def spec(
 
 
 def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> Result:
-    """Measure, print tables, write the result.  Raises BenchFailed, ValueError."""
-    try:
-        import mininet  # noqa: F401
-    except MininetMissing as error:
-        raise BenchFailed(str(error)) from error
+    """Measure, print tables, write the result.  Raises FabricFailed, ValueError."""
+    import mininet  # noqa: F401  # says what to install, before anything is started
+
     sandbox.enter()
     from mininet.log import setLogLevel
 
-    from netfold.bench.team import TeamFailed
-    from netfold.topo.net import ControllerFailed
     from netfold.topo.planes import Planes, on_plane
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
 
     setLogLevel("error")
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
@@ -180,25 +174,22 @@ def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> R
         on_plane(leafspine(spec.leaves, spec.spines, hosts, rate=rate, engine=spec.engine, rundir=folder), n)
         for n, rate in enumerate(spec.rates)
     ]
-    try:
-        rails = spec.rails.split("+")
-        with contextlib.ExitStack() as stack:
-            planes = stack.enter_context(Planes(fabrics, logs=logs))
-            congestion = _congestion(planes)
-            echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}; {spec.start} start")
-            together = stack.enter_context(_team(spec, planes, logs, 0, [spec.rails]))
-            alone = stack.enter_context(_team(spec, planes, logs, 1, rails))
-            alone.hear(READY_SECONDS)
-            for use in uses(together.hear(READY_SECONDS)[0]):
-                rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
-                echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
-            first = [max(t.seconds for t in _turn(spec, together, Turn(spec.cut_bytes))) for _ in range(FIRST)]
-            echo(f"# first {FIRST} sums of {spec.cut_bytes} bytes, ms: {' '.join(f'{t * 1e3:.0f}' for t in first)}")
-            ways = [*((alone, way) for way in range(len(rails))), (together, 0)]
-            rows = _compare(spec, ways, echo)
-            cuts = [_cut(spec, ways, planes, part, echo) for part in spec.cuts]
-    except (TeamFailed, ControllerFailed, SwitchFailed, WiringError) as error:
-        raise BenchFailed(str(error)) from error
+    rails = spec.rails.split("+")
+    with contextlib.ExitStack() as stack:
+        planes = stack.enter_context(Planes(fabrics, logs=logs))
+        congestion = _congestion(planes)
+        echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}; {spec.start} start")
+        together = stack.enter_context(_team(spec, planes, logs, 0, [spec.rails]))
+        alone = stack.enter_context(_team(spec, planes, logs, 1, rails))
+        alone.hear(READY_SECONDS)
+        for use in uses(together.hear(READY_SECONDS)[0]):
+            rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
+            echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
+        first = [max(t.seconds for t in _turn(spec, together, Turn(spec.cut_bytes))) for _ in range(FIRST)]
+        echo(f"# first {FIRST} sums of {spec.cut_bytes} bytes, ms: {' '.join(f'{t * 1e3:.0f}' for t in first)}")
+        ways = [*((alone, way) for way in range(len(rails))), (together, 0)]
+        rows = _compare(spec, ways, echo)
+        cuts = [_cut(spec, ways, planes, part, echo) for part in spec.cuts]
     result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, spec.start,
                     first, rows, cuts)  # fmt: skip
     if json is not None:
@@ -304,7 +295,7 @@ def _cut(spec: Spec, ways: Sequence[Way], planes: Planes, part: float, echo: Cal
     back = time.monotonic()
     while _turn(spec, team, Turn(nbytes // 16))[0].states[last] != "up":
         if time.monotonic() > back + BACK_SECONDS:
-            raise BenchFailed(f"the rail on the last plane was not used again within {BACK_SECONDS:g} s")
+            raise FabricFailed(f"the rail on the last plane was not used again within {BACK_SECONDS:g} s")
     cut = Cut(at, seconds, ideal, seconds - ideal, sum(t.wrong for t in took), time.monotonic() - back)
     echo(f"# cut after {at * 1e3:.0f} of {whole * 1e3:.0f} ms ({nbytes} bytes): took {seconds * 1e3:.0f} ms, ideally "
          f"{ideal * 1e3:.0f}: {cut.extra * 1e3:.0f} ms extra, {cut.wrong} wrong; used again {cut.back:.1f} s after its "

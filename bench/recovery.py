@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from netfold.controller.plan.fabric import Engine
 from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.topo.net import Network
@@ -38,10 +39,6 @@ BEFORE: Final = 1.0
 """Seconds of sums before the disaster."""
 SECONDS: Final = 120.0
 """For all ranks of a round."""
-
-
-class BenchFailed(RuntimeError):
-    """The fabric or a rank failed: says which."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +131,10 @@ def spec(
 
 
 def run(spec: Spec, file: Path | None = None) -> list[Pause]:
-    """Measure in a sandbox, print, and write all pauses to ``file`` as JSON.  Raises BenchFailed."""
+    """Measure in a sandbox, print, and write all pauses to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
     from netfold.controller.plan.generate import leafspine
-    from netfold.topo.net import ControllerFailed, Network, RankFailed
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
+    from netfold.topo.net import Network
 
     fabric = leafspine(2, 2, 4, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir())
     fabric = msgspec.structs.replace(fabric, probe=spec.probe)
@@ -150,8 +145,8 @@ def run(spec: Spec, file: Path | None = None) -> list[Pause]:
                 try:
                     with Network(fabric, logs=Path(logs)) as network:
                         pauses.append(_shoot(network, spec, disaster))
-                except (ControllerFailed, RankFailed, SwitchFailed, WiringError) as error:
-                    raise BenchFailed(f"round {number + 1}, {DISASTERS[disaster]}: {error}") from error
+                except FabricFailed as error:
+                    raise FabricFailed(f"round {number + 1}, {DISASTERS[disaster]}: {error}") from error
                 print(f"round {number + 1}, {disaster}: {pauses[-1].longest * 1e3:.0f} ms", file=sys.stderr)
     _show(pauses, spec)
     if file is not None:

@@ -27,6 +27,7 @@ import numpy as np
 from netfold.controller.plan.fabric import Engine
 from netfold.controller.plan.generate import Faults
 from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.topo.disasters import Disasters
@@ -202,9 +203,7 @@ def run(spec: Spec, file: Path | None = None) -> list[Result]:
 def _round(spec: Spec, seed: int) -> Result:
     from netfold.controller.plan.generate import leafspine
     from netfold.topo.disasters import Disasters
-    from netfold.topo.net import ControllerFailed, Network, RankFailed
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
+    from netfold.topo.net import Network
 
     rng = random.Random(seed)
     each, faults = rng.choice([1, 1, 2]), rng.choice(LINKS)
@@ -229,7 +228,7 @@ def _round(spec: Spec, seed: int) -> Result:
                             hand.start()
                     else:
                         took.append(msgspec.json.decode(line, type=Took))
-        except (ControllerFailed, RankFailed, SwitchFailed, WiringError) as error:
+        except FabricFailed as error:
             failed = str(error)
             if spec.logs is not None:
                 shutil.copytree(Path(folder) / "logs", spec.logs / str(seed), dirs_exist_ok=True)

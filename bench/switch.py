@@ -12,8 +12,8 @@ fold   h1 and h2 are the two ranks of a job on p4src/netfold.p4: each sends ever
 Single packets: the hosts' offloads off, 64 packets on their way.  Super-packets (softswitch only; BMv2 knows none):
 UDP sockets with UDP_SEGMENT and UDP_GRO, 8 super-packets of each sender on their way.  The ratio is to BMv2's single
 packets.  Each round starts each switch anew on the same interfaces, one after the other, so that a slow spell of the
-machine hits all; figures are min / median / max over rounds.  Processor time is utime + stime of all processes of the
-switch: on veth that holds the delivery of what it sends, up to the receiver's socket.
+machine hits all; figures are min / median / max over rounds.  Processor time is that of all processes of the switch: on
+veth that holds the delivery of what it sends, up to the receiver's socket.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import shutil
-import signal
-import socket
 import statistics
 import struct
 import subprocess
@@ -35,268 +32,25 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from netfold.bench.processors import cpu_seconds, family
+from netfold.bench.switch_process import BOUND, command, process, until_through
+from netfold.bench.traffic import Flow, Load
+from netfold.bench.veth import Host, offloads
 from netfold.controller.controller import Controller
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Stream
-from softswitch import cc
 
 HERE = Path(__file__).resolve().parent
 FOLD = HERE.parent / "p4src" / "netfold.p4"
-WINDOW = 64
-SUPERS = 8
-"""Super-packets of each sender on their way."""
-BOUND = 60.0
-"""Seconds for a switch to start."""
-_CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-# ---- hosts -------------------------------------------------------------------------------------------------------
-
-
-def sh(command: str) -> None:
-    """Run a shell command; raises with its complaint."""
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=20)
-    if done.returncode:
-        raise RuntimeError(f"{command}: {done.stderr.strip()}")
-
-
-class Host:
-    """A network namespace with one interface, eth0, whose other end is the switch's."""
-
-    def __init__(self, number: int, address: str, mac: str) -> None:
-        self.address, self.mac = address, mac
-        made: list[int] = []
-
-        def make() -> None:  # a thread can have a namespace of its own; an open file keeps that alive
-            if _libc.unshare(_CLONE_NEWNET) == 0:
-                made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
-
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
-        if not made:
-            raise RuntimeError("cannot make a network namespace")
-        self._namespace = made[0]
-        self._path = f"/proc/{os.getpid()}/fd/{made[0]}"
-        end = f"s{number}"
-        sh(f"ip link add {end} type veth peer name h{number}; ip link set h{number} netns {self._path} name eth0")
-        sh(f"sysctl -qw net.ipv6.conf.{end}.disable_ipv6=1; ip link set {end} up")
-        self.run("sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1; ip link set eth0 up;"
-                 f" ip addr add {address}/24 dev eth0")
-
-    def run(self, command: str) -> None:
-        """Run a shell command in the namespace."""
-        sh(f"nsenter --net={self._path} sh -ec '{command}'")
-
-    def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
-        """A socket of this namespace."""
-        made: list[socket.socket] = []
-
-        def make() -> None:
-            if _libc.setns(self._namespace, _CLONE_NEWNET) == 0:
-                made.append(socket.socket(family, kind, protocol))
-
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
-        if not made:
-            raise RuntimeError("cannot open a socket in a host's namespace")
-        made[0].setsockopt(socket.SOL_SOCKET, 33, 16 << 20)  # SO_RCVBUFFORCE
-        made[0].setsockopt(socket.SOL_SOCKET, 32, 16 << 20)  # SO_SNDBUFFORCE
-        return made[0]
-
-
-def offloads(hosts: Sequence[Host], on: bool, gateway: str) -> None:
-    """Super-packets, or single ones.  For those the hosts' own stacks are kept out by MAC addresses not their own."""
-    state = "on" if on else "off"
-    for number, host in enumerate(hosts, 1):
-        features = " ".join(f"{f} {state}" for f in ("tx", "rx", "sg", "tso", "gso", "gro", "tx-udp-segmentation"))
-        sh(f"ethtool -K s{number} {features}")
-        host.run(f"ethtool -K eth0 {features}; ip link set eth0 address {host.mac if on else '02:00:00:00:ff:01'}")
-        for other in hosts:
-            if other is not host:
-                host.run(f"ip neigh replace {other.address} lladdr {gateway} dev eth0 nud permanent")
-
-
-# ---- traffic -----------------------------------------------------------------------------------------------------
-
-
-class CHost(ctypes.Structure):
-    """`host` of traffic.c."""
-
-    _fields_ = (
-        ("fd", ctypes.c_int), ("sends", ctypes.c_uint32), ("packet", ctypes.c_char_p), ("bytes", ctypes.c_uint32),
-        ("segments", ctypes.c_uint32), ("psn_at", ctypes.c_uint32), ("psn", ctypes.c_uint32),
-        ("icrc", ctypes.c_uint32 * 64), ("psn_part", ctypes.c_uint32 * 256 * 3), ("to", ctypes.c_uint8 * 16),
-    )  # fmt: skip
-
-
-class Outcome(ctypes.Structure):
-    """`outcome` of traffic.c."""
-
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("sent", "received", "lost", "nanoseconds"))
-
-
-@dataclass
-class Flow:
-    """What one host sends: an IPv4/UDP packet and, where it is RoCE, its first PSN."""
-
-    to: str
-    source_port: int
-    port: int
-    payload: bytes
-    psn: int | None = None
-
-    def packet(self, source: str, identification: int = 0) -> bytes:
-        """From the IPv4 header on."""
-        udp = struct.pack("!HHHH", self.source_port, self.port, 8 + len(self.payload), 0)
-        ip = struct.pack("!BBHHHBBH4s4s", 0x45, roce.ECN_ECT0, 28 + len(self.payload), identification, 0x4000, 64, 17,
-                         0, socket.inet_aton(source), socket.inet_aton(self.to))
-        total = sum(struct.unpack("!10H", ip))
-        total = (total & 0xFFFF) + (total >> 16)
-        total = (total & 0xFFFF) + (total >> 16)
-        return ip[:10] + struct.pack("!H", ~total & 0xFFFF) + ip[12:] + udp + self.payload
-
-    def icrc(self, source: str, psn: int, identification: int = 0) -> int:
-        """Of the packet with this PSN and IPv4 ID, as its four bytes read little endian."""
-        packet = bytearray(self.packet(source, identification))
-        packet[37:40] = psn.to_bytes(3, "big")
-        return int.from_bytes(roce.icrc(bytes(packet[:-4])), "little")
-
-
-class Load:
-    """Hosts' sockets, ready to send flows: packet sockets for single packets, else UDP with that many segments."""
-
-    def __init__(self, hosts: Sequence[Host], flows: Sequence[Flow | None], segments: int, gateway: str) -> None:
-        self._library = ctypes.CDLL(str(cc.build([HERE / "traffic.c"], kind="shared", name="traffic")))
-        self._sockets = []
-        self._hosts = (CHost * len(hosts))()
-        size = next(len(flow.payload) for flow in flows if flow)
-        senders = sum(flow is not None for flow in flows)
-        self.window = WINDOW if segments == 1 else SUPERS * segments * senders
-        for host, flow, c in zip(hosts, flows, self._hosts, strict=True):
-            header = b""
-            if segments == 1:
-                sock = host.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
-                sock.setsockopt(263, 23, 1)  # PACKET_IGNORE_OUTGOING
-                sock.bind(("eth0", 0x0800))
-                if flow:
-                    macs = bytes.fromhex((gateway + host.mac).replace(":", ""))
-                    header = macs + b"\x08\x00" + flow.packet(host.address)[:28]
-            else:
-                sock = host.socket(socket.AF_INET, socket.SOCK_DGRAM)
-                # an unconnected socket that may not fragment: IPv4 IDs are 0, 1, 2... in every super-packet
-                sock.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO
-                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, roce.ECN_ECT0)
-                sock.setsockopt(17, 103, size)  # UDP_SEGMENT
-                sock.setsockopt(17, 104, 1)  # UDP_GRO
-                # results come to the port that contributions go to
-                sock.bind((host.address, roce.UDP_PORT))
-                if flow:
-                    address = struct.pack("=H", socket.AF_INET) + struct.pack("!H", flow.port)
-                    c.to[:] = list(address + socket.inet_aton(flow.to) + bytes(8))
-                    flow = Flow(flow.to, roce.UDP_PORT, flow.port, flow.payload, flow.psn)
-            sock.setblocking(False)
-            self._sockets.append(sock)
-            c.fd, c.segments = sock.fileno(), segments
-            c.bytes = size + (42 if segments == 1 else 0)
-            if flow:
-                c.sends, c.packet = 1, header + flow.payload
-                if flow.psn is not None:
-                    c.psn, c.psn_at = flow.psn, len(header) + 9
-                    zero = flow.icrc(host.address, 0)
-                    c.icrc[:] = [flow.icrc(host.address, 0, i) for i in range(64)]
-                    for k in range(3):
-                        c.psn_part[k][:] = [flow.icrc(host.address, v << 8 * k) ^ zero for v in range(256)]
-
-    def run(self, seconds: float) -> Outcome:
-        """Traffic for so long.  Raises where sending fails."""
-        out = Outcome()
-        code = self._library.traffic(self._hosts, len(self._hosts), self.window, ctypes.c_uint64(int(seconds * 1e9)),
-                                     ctypes.byref(out))
-        if code:
-            raise RuntimeError(f"the traffic generator failed: {os.strerror(code)} (sent {out.sent}, received "
-                               f"{out.received}, lost {out.lost})")
-        return out
-
-    def psns(self) -> list[int]:
-        """Each host's next PSN."""
-        return [c.psn for c in self._hosts]
-
-    def close(self) -> None:
-        """The sockets."""
-        for sock in self._sockets:
-            sock.close()
-
-
-# ---- switches ----------------------------------------------------------------------------------------------------
-
-
-def family(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += family(int(child))
-    return found
-
-
-def processor_seconds(pids: Sequence[int]) -> float:
-    """utime + stime of these processes, all threads."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-@contextlib.contextmanager
-def process(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block."""
-    with (folder / "switch.log").open("wb") as log:
-        running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            yield running
-        finally:
-            running.send_signal(signal.SIGTERM)
-            try:
-                running.wait(5)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                running.wait(5)
-
-
-def command(engine: Engine, program: Path | None, address: str, ports: Sequence[str]) -> list[str]:
-    """A switch's command line; without a program it waits for the controller."""
-    interfaces = [word for port in ports for word in ("-i", port)]
-    what = [str(program)] if program else ["--no-p4"]
-    if engine == "bmv2":
-        return ["simple_switch_grpc", *what, *interfaces, "--log-level", "off", "--device-id", "1", "--thrift-port",
-                "9090", "--", "--grpc-server-addr", address, "--cpu-port", "510"]
-    return [sys.executable, "-m", "softswitch", *what, *interfaces, "--device-id", "1", "--grpc-server-addr", address,
-            "--cpu-port", "510"]
-
-
-def until_through(load: Load) -> None:
-    """Wait until packets come through a switch that starts."""
-    deadline = time.monotonic() + BOUND
-    while True:
-        out = load.run(0.01)
-        if out.received and not out.lost:
-            return
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"nothing comes through the switch within {BOUND:.0f} s")
-
 
 # ---- one round ---------------------------------------------------------------------------------------------------
 
@@ -313,10 +67,9 @@ class Bench:
     def measure(self, load: Load, pid: int) -> dict[str, float]:
         """One row's figures."""
         load.run(0.15)
-        pids = family(pid)
-        before = processor_seconds(pids)
+        before = cpu_seconds(pid)
         out = load.run(self.seconds)
-        used = processor_seconds(pids) - before
+        used = cpu_seconds(pid) - before
         return {"pps": out.received / out.nanoseconds * 1e9, "cpu_ns": used * 1e9 / max(out.received, 1),
                 "lost": float(out.lost)}
 
@@ -421,10 +174,9 @@ def idle(folder: Path, switches: int = 12, seconds: float = 5.0) -> float:
                 raise RuntimeError(f"{switches} switches did not start within {BOUND:.0f} s")
             time.sleep(0.1)
         time.sleep(1.0)
-        pids = [pid for one in started for pid in family(one.pid)]
-        before = processor_seconds(pids)
+        before = sum(cpu_seconds(one.pid) for one in started)
         time.sleep(seconds)
-        return (processor_seconds(pids) - before) / seconds
+        return (sum(cpu_seconds(one.pid) for one in started) - before) / seconds
 
 
 # ---- table -------------------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from netfold.topo.failures import FabricFailed
 from netfold.topo.net import end
 from netfold.topo.switches import tail
 
 
-class TeamFailed(RuntimeError):
+class TeamFailed(FabricFailed):
     """A process of the team ended, or did not answer in time; says which and what its log ends with."""
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import Options, leafspine
 from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed, RankFailed
 from netfold.topo.mininet_path import MininetMissing
 
 if TYPE_CHECKING:
@@ -79,15 +80,12 @@ def demo(
     from rich.console import Console
 
     from netfold.controller.switch.rpc import Unreachable
-    from netfold.topo.net import ControllerFailed, RankFailed
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
 
     options["rundir"] = sandbox.rundir()
     fabric = leafspine(leaves, spines, ranks, **options)
     try:
         report = _run(fabric, scale, steps or scale.steps, lane_bits, out, Console())
-    except (ControllerFailed, RankFailed, SwitchFailed, Unreachable, WiringError) as error:
+    except (FabricFailed, Unreachable) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -112,7 +110,7 @@ def _installed(package: str) -> bool:
 def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> Report:
     from netfold.topo import report as reports
     from netfold.topo import train
-    from netfold.topo.net import Network, RankFailed
+    from netfold.topo.net import Network
     from netfold.topo.picture import draw
 
     out.mkdir(parents=True, exist_ok=True)
@@ -217,7 +215,6 @@ def _races(
 ) -> tuple[list[Time], Traffic | None]:
     """The gradient's allreduce by each way; and what the ring put on the links, if it came through."""
     from netfold.topo import report as reports
-    from netfold.topo.net import RankFailed
 
     times: list[Time] = []
     ring: Traffic | None = None

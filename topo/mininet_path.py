@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from netfold.topo.failures import FabricFailed
+
 PLACES: Final = (
     "/usr/lib/python3/dist-packages",
     *sorted(str(p) for p in Path("/usr/local/lib").glob("python3*/dist-packages")),
@@ -25,7 +27,7 @@ PLACES: Final = (
 """Folders of the distribution's Python where packages of ``apt`` and of Mininet's own installer lie."""
 
 
-class MininetMissing(ModuleNotFoundError):
+class MininetMissing(ModuleNotFoundError, FabricFailed):
     """Mininet is not installed on this machine."""
 
 

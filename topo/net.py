@@ -35,6 +35,7 @@ from netfold.controller import operator
 from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Fabric, Host, Link
 from netfold.controller.switch import rpc
+from netfold.topo.failures import ControllerFailed, RankFailed
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute
@@ -47,14 +48,6 @@ ABORT_SECONDS: Final = 2.0
 STACK_LINES: Final = 60
 MASTER_PORT: Final = 29500
 """Of the host of rank 0, where torch.distributed meets: from here to 999 more, by the job's name."""
-
-
-class ControllerFailed(RuntimeError):
-    """The controller did not come up, or ended on its own."""
-
-
-class RankFailed(RuntimeError):
-    """A rank ended with an error, or did not end in time."""
 
 
 def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:

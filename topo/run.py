@@ -29,6 +29,7 @@ from netfold.controller.plan.fabric import Fabric, Host
 from netfold.controller.plan.generate import PLANE_NAMES as NAMES
 from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
 from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing
 
 FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
@@ -85,10 +86,7 @@ def run_in(fabrics: Sequence[Fabric], what: What) -> int:
     sandbox.enter()
     from mininet.log import setLogLevel
 
-    from netfold.topo.net import ControllerFailed
     from netfold.topo.planes import Planes, side_by_side
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
 
     setLogLevel("error")
     fabrics = side_by_side(fabrics, sandbox.rundir())
@@ -99,7 +97,7 @@ def run_in(fabrics: Sequence[Fabric], what: What) -> int:
             pids = [planes.mininet.get(host.name).pid for host in hosts]
             with console(fabrics, what, hosts, pids) as ranks:
                 return ranks.run(grace=what.grace, timeout=what.timeout, check=planes.check)
-    except (ControllerFailed, SwitchFailed, WiringError) as error:
+    except FabricFailed as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
     except Stopped as stopped:

@@ -26,15 +26,12 @@ from mininet.node import Switch
 
 from netfold.controller.plan.fabric import CPU_PORT, Engine
 from netfold.topo import sandbox
+from netfold.topo.failures import SwitchFailed
 
 READY_SECONDS: Final = 60.0
 """For a switch to answer: several start at once on few cores."""
 STOP_SECONDS: Final = 5.0
 LOG_LINES: Final = 15
-
-
-class SwitchFailed(RuntimeError):
-    """A switch is not installed, did not come up, or ended on its own."""
 
 
 class P4Switch(ABC, Switch):  # type: ignore[misc]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from netfold.controller.plan.fabric import Fabric
 from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing
 
 
@@ -28,11 +29,8 @@ def up(fabrics: Sequence[Fabric]) -> int:
     from mininet.cli import CLI
     from mininet.log import lg, setLogLevel
 
-    from netfold.topo.net import ControllerFailed
     from netfold.topo.planes import Planes, side_by_side
     from netfold.topo.run import FABRIC_VARIABLE
-    from netfold.topo.switches import SwitchFailed
-    from netfold.topo.wiring import WiringError
 
     setLogLevel("info")
     lg.propagate = False  # it prints on its own
@@ -55,7 +53,7 @@ def up(fabrics: Sequence[Fabric]) -> int:
                       f"sh netfold status --controller {fabrics[1].jobs}")
             print()
             CLI(planes.mininet)
-    except (ControllerFailed, SwitchFailed, WiringError) as error:
+    except FabricFailed as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from mininet.link import Intf, Link
 from mininet.node import Host, Node
 
 from netfold.controller.plan.fabric import bits_per_second
+from netfold.topo.failures import WiringError
 from netfold.wire.roce import Opcode, ip_packet_bytes
 
 GATEWAY: Final = "169.254.1.1"
@@ -26,10 +27,6 @@ HTB_QUANTUM: Final = 60_000
 """Bytes; HTB warns of larger ones, and a super-packet has up to 64 KiB."""
 NAME_LIMIT: Final = 15
 """Characters of an interface's name."""
-
-
-class WiringError(RuntimeError):
-    """An interface or host could not be set up: says the command, where it ran, and what it said."""
 
 
 def execute(node: Node, script: str, what: str) -> str:
