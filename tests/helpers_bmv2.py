@@ -40,8 +40,8 @@ from softswitch.entities import (
 HAVE_BMV2 = all(shutil.which(tool) for tool in ("p4c-bm2-ss", "simple_switch_grpc"))
 
 _PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
-_START = 30.0
-_SETTLE = 10.0
+_START = 60.0
+_SETTLE = 30.0
 
 
 class Bmv2:

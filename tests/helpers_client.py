@@ -18,7 +18,7 @@ from softswitch.p4runtime.process import Settings
 from softswitch.p4runtime.program import Builder
 from softswitch.p4runtime.server import Server
 
-TIMEOUT = 10.0
+TIMEOUT = 30.0
 _Set = p4r.SetForwardingPipelineConfigRequest
 INSERT, MODIFY, DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE
 

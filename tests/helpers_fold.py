@@ -33,7 +33,7 @@ from netfold.wire.roce import Opcode, Operation
 RANKS = 3
 USUAL = {"data": Operation.SUM32, "agreement": Operation.MAX32}
 """What a kind of stream mostly does."""
-WAIT = 5.0
+WAIT = 30.0
 """Seconds for a packet that must come."""
 Lanes = tuple[int, ...]
 

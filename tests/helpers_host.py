@@ -103,7 +103,7 @@ class LoopbackSwitch:
     def close(self) -> None:
         """Stops the thread."""
         os.write(self._stopped, b"x")
-        self._thread.join(10)
+        self._thread.join(30)
         self._socket.close()
         os.close(self._stop)
         os.close(self._stopped)
@@ -116,7 +116,7 @@ def loopback_job(
     members: int = 1,
     rate: float = 0.0,
     rail: RailName = "innet",
-    timeout: float = 5.0,
+    timeout: float = 20.0,
     slots: int = 64,
     loss: float = 0.0,
     seed: int = 0,

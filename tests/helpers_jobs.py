@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from helpers_controller import MemorySwitch
+from helpers_controller import BOUND, MemorySwitch
 
 from netfold.controller.controller import Controller
 from netfold.controller.plan.fabric import Fabric
@@ -79,7 +79,7 @@ class Rig:
     switches: dict[str, MemorySwitch]
     channel: grpc.aio.Channel
 
-    async def call(self, method: str, request: Any, answer: Any = Plan, timeout: float = 15.0) -> Any:
+    async def call(self, method: str, request: Any, answer: Any = Plan, timeout: float = BOUND) -> Any:
         """One call, as a rank makes it."""
         unary = self.channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)
         data = request if isinstance(request, bytes) else msgspec.json.encode(request)
@@ -88,7 +88,7 @@ class Rig:
     def join(self, rank: int, world: int = 2, **changes: Any) -> Join:
         """What rank `rank` on host h<rank+1> says."""
         request = Join(job="j", world=world, rank=rank, address=self.fabric.hosts[rank % 4].address, tcp="10.0.0.1:1",
-                       path_mtu=1024, timeout=5.0)
+                       path_mtu=1024, timeout=BOUND)
         return msgspec.structs.replace(request, **changes)
 
     async def together(self, world: int, **changes: Any) -> list[Plan]:
@@ -130,6 +130,6 @@ async def rig(folder: Path, **settings: Any) -> AsyncIterator[Rig]:
     fabric = msgspec.structs.replace(leafspine(2, 2, 4, rundir=folder), **{"probe": 0, **settings})
     switches = {switch.name: MemorySwitch(switch.name) for switch in fabric.switches}
     controller = Controller(fabric, connect=lambda switch: switches[switch.name].connect(), rng=random.Random(5),
-                            start_timeout=5.0)
+                            start_timeout=BOUND)
     async with controller, grpc.aio.insecure_channel(fabric.jobs) as channel:
         yield Rig(fabric, controller, switches, channel)

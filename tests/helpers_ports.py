@@ -24,6 +24,8 @@ IP = {"h1": "10.0.0.1", "h2": "10.0.0.2"}
 IP6 = {"h1": "fd00::1", "h2": "fd00::2"}
 SWITCH_END = {"h1": "s1", "h2": "s2"}
 _PEER = {"h1": "h2", "h2": "h1"}
+BOUND = 30.0
+"""Seconds for what must happen, on a machine that may stand still for some."""
 _ETH_P_ALL = 0x0003
 _IGNORE_OUTGOING = 23
 
@@ -71,7 +73,7 @@ def switch(
         process.close()
 
 
-def udp(host: str, *, port: int = 0, segment: int = 0, timeout: float = 5.0) -> socket.socket:
+def udp(host: str, *, port: int = 0, segment: int = 0, timeout: float = BOUND) -> socket.socket:
     """A UDP socket of a host; `segment` makes its sends super-packets of such segments."""
     with inside(host):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -85,7 +87,7 @@ def udp(host: str, *, port: int = 0, segment: int = 0, timeout: float = 5.0) -> 
 class Tap:
     """Frames that arrive at an interface of a host, as they are on the wire."""
 
-    def __init__(self, host: str, interface: str = "eth0", timeout: float = 5.0) -> None:
+    def __init__(self, host: str, interface: str = "eth0", timeout: float = BOUND) -> None:
         with inside(host):
             self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
             self._sock.setsockopt(263, _IGNORE_OUTGOING, 1)
@@ -146,7 +148,7 @@ def read_pcap(path: Path) -> list[bytes]:
     return frames
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = BOUND) -> None:
     """Asks until it is so; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not what():

@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from helpers_controller import MemorySwitch, run, until
+from helpers_controller import BOUND, MemorySwitch, run, until
 from helpers_jobs import Code, rig
 
 from netfold.controller import operator
@@ -131,7 +131,7 @@ def test_a_controller_that_starts_anew_writes_only_the_difference(tmp_path: Path
             held = dict(r.switches["leaf1"].state)
         for switch in r.switches.values():
             switch.writes.clear()
-        again = Controller(r.fabric, connect=lambda s: r.switches[s.name].connect(), start_timeout=5.0)
+        again = Controller(r.fabric, connect=lambda s: r.switches[s.name].connect(), start_timeout=BOUND)
         async with again:
             updates = [u for batch in r.switches["leaf1"].writes for u in batch]
             assert {u.verb for u in updates} == {"delete"}
@@ -308,7 +308,7 @@ def test_two_controllers_do_not_share_an_address(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            second = Controller(r.fabric, connect=lambda s: MemorySwitch(s.name).connect(), start_timeout=5.0)
+            second = Controller(r.fabric, connect=lambda s: MemorySwitch(s.name).connect(), start_timeout=BOUND)
             with pytest.raises(StartError, match="is running at unix:"):
                 await second.start()
             await second.stop()

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import msgspec
 import pytest
-from helpers_controller import MemorySwitch, run
+from helpers_controller import BOUND, MemorySwitch, run
 
 from netfold.controller import operator
 from netfold.controller.controller import Controller, StartError
@@ -52,7 +52,7 @@ def tls_fabric(folder: Path) -> Fabric:
 def controller(fabric: Fabric) -> Controller:
     """Of switches in memory."""
     return Controller(fabric, connect=lambda switch: MemorySwitch(switch.name).connect(), rng=random.Random(5),
-                      start_timeout=5.0)
+                      start_timeout=BOUND)
 
 
 def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch: pytes
             assert (await operator.status(fabric.jobs)).fabric == fabric.name
             async with tls.aio_channel(fabric.jobs) as channel:
                 join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
-                assert (await join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 1024), timeout=10)).epoch
+                assert (await join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 1024), timeout=BOUND)).epoch
             monkeypatch.setenv(tls.CA_VARIABLE, str(other))
             with pytest.raises(Unreachable, match=r"NETFOLD_CA is .*other\.pem"):
                 await operator.status(fabric.jobs, timeout=2)

@@ -193,7 +193,7 @@ def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
                 assert event.rank == 1
             finally:
                 rank.kill()
-                rank.wait(10)
+                rank.wait(30)
                 if rank.stdout is not None:
                     rank.stdout.close()
 

@@ -31,8 +31,10 @@ from netfold.host.communicator import Communicator
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
 from netfold.host.folding.jobs import JobClient
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 """Of collectives: far more than a death takes to be noticed."""
+BOUND = 60.0
+"""Seconds for all else."""
 
 
 def loopback(folder: Path, token: str | None = None) -> Fabric:
@@ -49,19 +51,19 @@ class Serving:
         self.fabric = fabric
         self.switch = MemorySwitch("leaf1")
         self.controller = Controller(fabric, connect=lambda _: self.switch.connect(), rng=random.Random(5),
-                                     start_timeout=10)
+                                     start_timeout=BOUND)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="controller")
 
     def __enter__(self) -> Serving:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.controller.start(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self.controller.start(), self._loop).result(BOUND)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.controller.stop(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self.controller.stop(), self._loop).result(BOUND)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(BOUND)
         self._loop.close()
 
 
@@ -105,7 +107,7 @@ def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
                 comm.allreduce(np.ones(1, np.float32))
     finally:
         other.kill()
-        other.communicate(timeout=10)
+        other.communicate(timeout=BOUND)
     assert set(serving.controller._ledger.used().values()) == {0}
 
 
@@ -152,10 +154,10 @@ def test_a_controller_that_goes_away_is_said(serving: Serving, caplog: pytest.Lo
     with ThreadPoolExecutor(2) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
         caplog.set_level(logging.WARNING, logger="netfold")
-        asyncio.run_coroutine_threadsafe(serving.controller.stop(), serving._loop).result(20)
+        asyncio.run_coroutine_threadsafe(serving.controller.stop(), serving._loop).result(BOUND)
         for comm in comms:
             assert comm._watcher is not None
-            comm._watcher._listening._thread.join(10)
+            comm._watcher._listening._thread.join(BOUND)
         assert sum("only time-outs tell now" in record.getMessage() for record in caplog.records) == 2
         sums = list(pool.map(lambda comm: comm.allreduce(np.ones(5, np.int32)), comms))
         assert [list(s) for s in sums] == [[2] * 5] * 2

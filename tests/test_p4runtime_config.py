@@ -13,7 +13,7 @@ import grpc
 import pytest
 from finsy.proto import p4r
 from google.protobuf import text_format
-from helpers_client import INSERT, MODIFY, Client, Stream, code_of, serving
+from helpers_client import INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, serving
 from helpers_p4 import basic
 
 from softswitch.compiler.driver import Program, compile_source
@@ -152,9 +152,8 @@ def test_commit_starts_afresh_and_get_gives_back_what_was_pushed(
             p4info=plain.p4info, cookie=config(plain, cookie=8).cookie
         ),
     }.items():
-        assert (
-            client.stub.GetForwardingPipelineConfig(get(device_id=1, response_type=kind), timeout=5).config == wanted
-        )
+        request = get(device_id=1, response_type=kind)
+        assert client.stub.GetForwardingPipelineConfig(request, timeout=TIMEOUT).config == wanted
 
 
 def test_a_saved_pipeline_waits_for_its_commit(bench: tuple[Server, Client, Stream], plain: Program) -> None:
@@ -221,11 +220,11 @@ def test_finsy_drives_a_switch_from_source(plain: Program, tmp_path: Path) -> No
             coming = asyncio.create_task(anext(switch.read_packets()))
             await asyncio.sleep(0)  # it listens from its first step on
             await switch.write([finsy.P4PacketOut(b"\5" * 20, egress_port=510, pad=9)])
-            packet = await asyncio.wait_for(coming, 5)
+            packet = await asyncio.wait_for(coming, TIMEOUT)
             assert packet.payload == b"\5" * 20
             assert (packet["ingress_port"], packet["reason"]) == (510, 9)
             counts = [entry async for entry in switch.read(finsy.P4CounterEntry("ports"))]
             assert len(counts) == 16
 
     with serving(builder=Compiler()) as (_, address):
-        asyncio.run(asyncio.wait_for(control(address), 30))
+        asyncio.run(asyncio.wait_for(control(address), 2 * TIMEOUT))

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import subprocess
 from pathlib import Path
 
 import grpc
 import pytest
 from finsy.proto import p4r
 from google.protobuf.struct_pb2 import Struct
-from helpers_client import INSERT, MODIFY, Client, Stream, code_of, primary, serving
+from helpers_client import INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, primary, serving
 from helpers_namespace import in_own_network, sh
+from helpers_ports import wait_for
 from helpers_probe import Op, Probe
 from helpers_switch import PROBE, probe_config, probe_p4info
 
@@ -201,7 +202,7 @@ def test_it_listens_on_unix_sockets(tmp_path: Path) -> None:
     server = Server(device_id=1, settings=Settings(), builder=lambda _: Built(PROBE, probe_p4info()))
     server.listen(f"unix:{tmp_path}/switch.sock")
     with Client(f"unix:{tmp_path}/switch.sock") as client:
-        assert client.stub.Capabilities(p4r.CapabilitiesRequest(), timeout=5).p4runtime_api_version
+        assert client.stub.Capabilities(p4r.CapabilitiesRequest(), timeout=TIMEOUT).p4runtime_api_version
     server.close()
 
 
@@ -246,10 +247,7 @@ def test_closing_the_server_ends_the_process() -> None:
     """Nothing is left behind."""
     with primary() as (server, _client, _stream):
         pid = server.pid
-    end = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{pid}").exists()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @in_own_network
@@ -257,6 +255,7 @@ def test_primaries_hear_of_ports() -> None:
     """Of all when a program starts, of changes, and who becomes primary later, of those that are down."""
     sh("ip link add s1 type veth peer name far")
     sh("ip link set s1 up; ip link set far up")
+    wait_for(lambda: b"state UP" in subprocess.run(["ip", "link", "show", "s1"], capture_output=True).stdout)
 
     def status(stream: Stream) -> dict[str, object]:
         told = Struct()
