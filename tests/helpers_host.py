@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import select
+import signal
 import socket
 import struct
 import threading
@@ -153,6 +154,30 @@ def loopback_job(
         for comm in comms:
             stack.callback(comm.close)
         yield comms
+
+
+@contextmanager
+def interrupted_by(error: type[BaseException], comm: Communicator) -> Iterator[None]:
+    """A signal handler raises ``error`` in this thread, the main one, while the communicator waits in the block."""
+
+    def handler(number: int, frame: object) -> None:
+        raise error
+
+    def interrupt() -> None:
+        while not comm.flight() and not over.wait(0.01):
+            pass
+        if not over.wait(0.2):  # it has begun, and by now it waits
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    over, before = threading.Event(), signal.signal(signal.SIGALRM, handler)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGALRM, before)
 
 
 def everyone(comms: Sequence[Communicator], call: Callable[[Communicator], Any], *, timeout: float = 60) -> list[Any]:

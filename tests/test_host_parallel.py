@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import signal
 import socket
 import struct
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers_host import everyone, loopback_job, subnet
+from helpers_host import everyone, interrupted_by, loopback_job, subnet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ def test_ranks_that_never_call_time_the_others_out(absent: list[int]) -> None:
         begin = time.monotonic()
         present = [comm for comm in comms if comm.rank not in absent]
         got = everyone(present, lambda c: c.allreduce(np.ones(1000, np.int32)))
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 20
         assert all(isinstance(error, CollectiveTimeout | PeerLost) for error in got), got
         assert any("rank 1 gone" in str(error) or "no result" in str(error) for error in got), got
         again = everyone(present, lambda c: c.allreduce(np.ones(1000, np.int32)))
@@ -163,20 +162,9 @@ def test_an_interrupted_rank_leaves_nothing_running(monkeypatch: pytest.MonkeyPa
     class Interrupted(BaseException):
         """What a signal handler raises."""
 
-    def handler(number: int, frame: object) -> None:
-        raise Interrupted
-
-    with loopback_job(4, members=2, timeout=5.0) as comms:
-        before = signal.signal(signal.SIGALRM, handler)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            begin = time.monotonic()
-            with pytest.raises(Interrupted):
-                comms[0].allreduce(np.ones(5000, np.int32))  # nobody else calls
-            assert time.monotonic() - begin < 3
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+    with loopback_job(4, members=2, timeout=60) as comms:
+        with interrupted_by(Interrupted, comms[0]), pytest.raises(Interrupted):
+            comms[0].allreduce(np.ones(5000, np.int32))  # nobody else calls
         with pytest.raises(NetFoldError, match="interrupted"):
             comms[0].allreduce(np.ones(1, np.int32))
 
@@ -234,7 +222,7 @@ def test_the_kernel_hands_datagrams_out_by_queue_pair(members: int) -> None:
     try:
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            one.settimeout(5)
+            one.settimeout(30)
             one.bind((address, port))
         steer(sockets[0], by_remainder(members))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
