@@ -20,8 +20,8 @@ from netfold.host.communicator import Communicator
 from netfold.host.errors import NetFoldError
 
 ELEMENTS = 100_000
-STAY = 60.0
-BOUND = 30.0
+STAY = 120.0
+BOUND = 60.0
 """Seconds for the others to be told."""
 
 

@@ -7,10 +7,12 @@ Every operation is in place, of alternating dtypes, and checked: int32 exactly, 
 compute.  Once the file ENOUGH is there, rank 0 says so in the last element: all end with the same operation.
 
 Prints {"began"}, when (CLOCK_MONOTONIC) an operation began that is over, ten times a second; at the end {"rail",
-"operations", "longest", "median", "rounds"}: seconds that operations took, and how often the trees were planned anew.
+"operations", "longest", "median", "rounds", "retransmissions", "trees"}: seconds that operations took, how often the
+trees were planned anew, and which carried anything.
 """
 
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -43,8 +45,11 @@ def main(seed: int, elements: int, enough: Path) -> None:
             if time.monotonic() - told > 0.1:
                 told = time.monotonic()
                 print(json.dumps({"began": before}), flush=True)
-        print(json.dumps({"rail": comm.rail, "operations": number, "longest": max(gaps),
-                          "median": sorted(gaps)[len(gaps) // 2], "rounds": comm.plan.round}), flush=True)
+        stats = comm.stats()
+        print(json.dumps({
+            "rail": comm.rail, "operations": number, "longest": max(gaps), "median": statistics.median(gaps),
+            "rounds": comm.plan.round, "retransmissions": stats.retransmissions, "trees": sorted(stats.by_tree),
+        }), flush=True)  # fmt: skip
 
 
 main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

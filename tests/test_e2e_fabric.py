@@ -27,6 +27,7 @@ from netfold.wire import roce
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+ARP = b"\x08\x06"
 TRAINING = train.Spec(data="", steps=12, hidden=(48,), batch=256)
 
 
@@ -41,7 +42,7 @@ def test_sums_are_exact_whatever_is_lost(engine: Engine, tmp_path: Path) -> None
     seen: dict[float, dict[str, object]] = {}
     for loss in (0.0, 0.01, 0.05):
         with Network(fabric_of(engine, loss=loss), logs=tmp_path / f"logs{loss}") as network:
-            output = network.launch([*program("rank_sums.py"), "7"], job="sums").wait(within=90)
+            output = network.launch([*program("rank_sums.py"), "7"], job="sums").wait(within=150)
             lost = sum(link.a_to_b.lost + link.b_to_a.lost for link in network.status().links)
         results = [json.loads(lines[-1]) for lines in output]
         assert {result["rail"] for result in results} == {"innet"}
@@ -55,7 +56,7 @@ def test_sums_are_exact_whatever_is_lost(engine: Engine, tmp_path: Path) -> None
 
 def trained(network: Network, spec: train.Spec) -> list[train.Result]:
     command = [sys.executable, "-m", "netfold.topo.train", msgspec.json.encode(spec).decode()]
-    lines = [lines[-1] for lines in network.launch(command, job="digits").wait(within=90)]
+    lines = [lines[-1] for lines in network.launch(command, job="digits").wait(within=150)]
     return [msgspec.json.decode(line, type=train.Result) for line in lines]
 
 
@@ -89,9 +90,10 @@ def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=120)
+@in_sandbox(timeout=200)
 def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Path) -> None:
-    """Nothing else is on any link, and scapy agrees with every length, checksum and ICRC, on every hop, both ways."""
+    """Nothing else is on any link but ARP, by which the controller asks hosts for a sign of life where ranks get no
+    results; and scapy agrees with every length, checksum and ICRC, on every hop, both ways."""
     from scapy.contrib.roce import BTH
     from scapy.layers.l2 import Ether
 
@@ -104,7 +106,7 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
     with Network(fabric, logs=tmp_path / "logs", offload=False) as network, Capture() as capture:
         trained(network, spec)
         interfaces = {name for switch in network.switches for _, name in switch.interfaces()}
-    frames = [(interface, frame) for interface, frame in capture.frames if interface != "lo"]
+    frames = [(interface, frame) for interface, frame in capture.frames if interface != "lo" and frame[12:14] != ARP]
     assert {interface for interface, _ in frames} == interfaces
     seen: set[bytes] = set()
     opcodes: set[int] = set()
@@ -127,7 +129,7 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
                                                   roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY)}  # fmt: skip
 
 
-@in_sandbox(timeout=90)
+@in_sandbox(timeout=150)
 def test_the_death_of_a_switch_ends_in_a_named_error(tmp_path: Path) -> None:
     """A leaf that does not come back: its ranks give up in bounded time, and the fabric tells which switch it was and
     how it ended."""
@@ -140,7 +142,7 @@ def test_the_death_of_a_switch_ends_in_a_named_error(tmp_path: Path) -> None:
         victim = network.switches[1]
         assert victim.child is not None
         with pytest.raises(RankFailed, match=r"job 'digits': rank \d on h\d ended with status 1(.|\n)*no trees in"):  # noqa: PT012
-            for _ in ranks.lines(within=60):
+            for _ in ranks.lines(within=100):
                 victim.child.kill()
         with pytest.raises(SwitchFailed, match=rf"switch {victim.name} \(softswitch\) was killed by SIGKILL"):
             network.check()

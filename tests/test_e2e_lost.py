@@ -19,16 +19,16 @@ pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install
 from netfold.topo.net import Network, Ranks
 from netfold.topo.planes import Planes, side_by_side
 
-pytestmark = pytest.mark.timeout(200)
-TIMEOUTS = {"softswitch": 1.0, "bmv2": 3.0}
-"""Seconds without progress: BMv2 itself may stand still for one, on a busy machine."""
-BOUND = 5.0
+pytestmark = pytest.mark.timeout(300)
+TIMEOUT = 3.0
+"""Seconds without progress: on a busy machine all may stand still for some."""
+BOUND = 20.0
 """Seconds more until an error: the question to the controller (at most 3), and a busy machine."""
 CASES = [("innet", "stop"), ("innet", "stay"), ("innet", "kill"), ("tcp", "stop"), ("roce", "stop")]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=160)
+@in_sandbox(timeout=250)
 def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> None:
     """Operation, size and rank stand in each error, in time; the flight recorder has the operation as failed."""
     rate = "200mbit" if engine == "softswitch" else "20mbit"
@@ -37,11 +37,11 @@ def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> 
             job = f"{rail}-{way}"
             folder = tmp_path / job
             folder.mkdir()
-            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUTS[engine]), str(folder)],
+            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUT), str(folder)],
                                    job=job)
             for rank, told in enumerate(heard(ranks)):
                 where = f"{job}, rank {rank}: {told}"
-                named(told, where, TIMEOUTS[engine] + BOUND)
+                named(told, where, TIMEOUT + BOUND)
                 if rail == "innet" and way != "kill":
                     assert "rank 3 gone, stopped, or never called" in told["text"], where
                     assert "leaf2" in told["text"], where
@@ -52,7 +52,7 @@ SEVERAL = [("stop", "rank 3 does not answer"), ("stay", "rank 3 answers, and has
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=160)
+@in_sandbox(timeout=250)
 def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, tmp_path: Path) -> None:
     """The same where one allreduce goes over two planes, whether it is cut or not."""
     rate = "200mbit" if engine == "softswitch" else "20mbit"
@@ -61,11 +61,11 @@ def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, t
         for way, says in SEVERAL if engine == "softswitch" else SEVERAL[:1]:
             folder = tmp_path / way
             folder.mkdir()
-            command = [*program("rank_lost.py"), "auto", way, str(TIMEOUTS[engine]), str(folder)]
+            command = [*program("rank_lost.py"), "auto", way, str(TIMEOUT), str(folder)]
             ranks = planes.launch(command, job=way, env={"NETFOLD_RAILS": "innet@a+tcp@b"})
             for rank, told in enumerate(heard(ranks)):
                 where = f"{way}, rank {rank}: {told}"
-                named(told, where, TIMEOUTS[engine] + BOUND)
+                named(told, where, TIMEOUT + BOUND)
                 assert says in told["text"], where
                 assert "rails: innet@a " in told["text"], where
                 assert ", tcp@b " in told["text"], where
@@ -76,7 +76,7 @@ def heard(ranks: Ranks) -> list[dict[str, Any]]:
     """What the ranks that are left were told; then all are ended."""
     said = []
     for process, log in zip(ranks.processes[:3], ranks.logs, strict=False):
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=100)
         assert output, f"{log}: {log.read_text()[-3000:]}"
         said.append(json.loads(output))
     for process in ranks.processes:

@@ -35,7 +35,7 @@ def test_a_machine_of_two_ranks_sends_each_tensor_once(engine: Engine, tmp_path:
     hosts = [host for host in fabric.hosts for _ in range(2)]
     with Network(fabric, logs=tmp_path / "logs") as network:
         command = [*program("rank_machines.py"), "7", str(ELEMENTS[engine])]
-        output = network.launch(command, job="sums", hosts=hosts).wait(within=90)
+        output = network.launch(command, job="sums", hosts=hosts).wait(within=150)
         links = network.status().links
     results = [json.loads(lines[-1]) for lines in output]
     assert {result["rail"] for result in results} == {"innet"}
@@ -52,14 +52,14 @@ def test_a_machine_of_two_ranks_sends_each_tensor_once(engine: Engine, tmp_path:
         assert moved <= down.bytes <= OVERHEAD * moved + again + twice, f"{link}: expected about {moved} bytes down"
 
 
-@in_sandbox(timeout=90)
+@in_sandbox(timeout=150)
 def test_the_death_of_one_rank_of_a_machine_is_named_everywhere(tmp_path: Path) -> None:
     """The ranks of its machine see its connection break; the others hear of it from the controller."""
     fabric = leafspine(2, 2, 2, rundir=sandbox.rundir())
     hosts = [host for host in fabric.hosts for _ in range(2)]
     with Network(fabric, logs=tmp_path / "logs") as network:
         command = [*program("rank_machines.py"), "7", "100000", "3"]
-        output = network.launch(command, job="sums", hosts=hosts).wait(within=30)
+        output = network.launch(command, job="sums", hosts=hosts).wait(within=100)
     assert output[3] == []
     for rank in range(3):
         assert re.search(r"PeerLost.*rank 3", output[rank][-1]), output
