@@ -10,15 +10,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Final, ParamSpec, TypeVar
 
 import pytest
 
 from netfold.topo import sandbox
 
 P = ParamSpec("P")
+T = TypeVar("T")
 SECONDS: Final = "NETFOLD_TEST_SECONDS"
 """Environment: how long a test inside a sandbox may take."""
+ATTEMPTS: Final = 6
 LAST_WORDS: Final = 10.0
 """Seconds that a sandbox outlives its test: to take everything down, and tell what hung."""
 
@@ -75,6 +77,16 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
         return pytest.mark.netns(wrapper)
 
     return decorate
+
+
+def undisturbed(measure: Callable[[], T], logs: Path, job: str) -> T:
+    """What ``measure`` finds, again until no rank of ``job`` has blamed a path for its silence: hosts leave a path that
+    does not answer for 70 ms, and so does one whose far end a busy machine held up.  ``logs``: of the network."""
+    for _ in range(ATTEMPTS):
+        found = measure()
+        if not any("no answer from rank" in log.read_text() for log in logs.glob(f"{job}-rank*.log")):
+            return found
+    pytest.fail(f"job {job}: in each of {ATTEMPTS} runs a rank left a path that did not answer for long")
 
 
 def program(name: str) -> list[str]:

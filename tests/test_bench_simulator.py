@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers_topo import in_sandbox
+from helpers_topo import in_sandbox, undisturbed
 from typer.testing import CliRunner
 
 from netfold.bench import simulator
+from netfold.bench.replay import Times
 from netfold.bench.simulator import Case
 from netfold.controller.cli.app import app
+from netfold.controller.operator import LinkStatus
 from netfold.controller.plan.generate import leafspine
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import of_fabric
@@ -49,8 +51,8 @@ def test_flows_that_cannot_be_replayed_are_refused() -> None:
         simulator.flows(fabric, topology, COLLECTIVES["all-to-all"](range(4), 1 << 20), SCHEMES["netfold"])
 
 
-@pytest.mark.timeout(120)
-@in_sandbox(timeout=100)
+@pytest.mark.timeout(200)
+@in_sandbox(timeout=180)
 def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: Path) -> None:
     """All-to-all, pinned: bytes on each directed link within a tenth; acknowledgements and repeats are the rest."""
     pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
@@ -60,15 +62,19 @@ def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: P
     topology = of_fabric(fabric, delay=simulator.DELAY)
     work = COLLECTIVES["all-to-all"](range(4), 1_000_000)
     with Network(fabric, logs=tmp_path) as network:
-        before = {(link.a, link.b): link for link in network.status().links}
-        times = simulator.real(network, Case("all-to-all", 2), work, topology, 8, 1, tmp_path)
-        after = network.status().links
+
+
+        def measure() -> tuple[list[LinkStatus], Times, list[LinkStatus]]:
+            before = network.status().links
+            times = simulator.real(network, Case("all-to-all", 2), work, topology, 8, 1, tmp_path)
+            return before, times, network.status().links
+
+        before, times, after = undisturbed(measure, tmp_path, "all-to-all-2")
     assert times.ends[0] > times.begins[0]
     expected = simulator.simulated(topology, work, 8).link_bytes
     repeats = 1082 * times.resent
     found = np.zeros(topology.links)
-    for link in after:
-        was = before[link.a, link.b]
+    for was, link in zip(before, after, strict=True):
         ends = {link.a: link.b_to_a.bytes - was.b_to_a.bytes, link.b: link.a_to_b.bytes - was.a_to_b.bytes}
         lower, upper = sorted(ends, key=lambda end: "hls".index(end[0]))  # a host, a leaf, a spine
         node = int(lower.split(":")[0].lstrip("hleaf")) - 1

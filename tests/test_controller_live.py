@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -36,10 +37,13 @@ BOUND = 120.0
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at this moment: simple_switch_grpc insists on a Thrift port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on at this moment, and that the kernel gives to nobody who asks for any:
+    simple_switch_grpc insists on a Thrift port."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def command(engine: Engine, switch: Switch) -> list[str]:
@@ -256,7 +260,7 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
         assert "running at" in second.stderr
         assert "Traceback" not in second.stderr
         up.terminate()
-        assert up.wait(20) == 0
+        assert up.wait(60) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             up.kill()

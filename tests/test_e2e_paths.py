@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from helpers_topo import ENGINES, in_sandbox, program
+from helpers_topo import ENGINES, in_sandbox, program, undisturbed
 
 from netfold.controller.path_service import Table
 from netfold.controller.plan.fabric import Engine, Fabric
@@ -27,34 +28,45 @@ SMALL = {
     "bmv2": Settings(2, 2, 4, rate="10mbit", switch="bmv2", nbytes=200_000, rounds=1,
                      collectives=("all_to_all", "ring")),
 }
+LONG = {"softswitch": 12_000_000, "bmv2": 2_400_000}
+"""Bytes that a link cannot carry before a busy machine has come to break it: more than a second."""
+FRAME = 1100
+"""Bytes of a packet on a link."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path) -> None:
-    """Ranks check each element. Planned all-to-all loads both uplinks of each leaf alike, and uses both."""
+    """Ranks check each element."""
     rows = summary(run(SMALL[engine], tmp_path / "logs"))
     print(show(rows))
     assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in SMALL[engine].collectives for m in MODES}
-    even = next(row for row in rows if (row.collective, row.mode) == ("all_to_all", "pinned"))
-    # two uplinks: 1 is even, 2 is one of them alone; a rank that a busy machine or BMv2 holds up leaves what it blames
-    assert even.up < (1.1 if engine == "softswitch" and even.stalled < 0.07 else 1.9)
     picture = draw(rows, "paths")
     assert picture.count("<title>") == 2 * len(rows)
 
 
+@in_sandbox(timeout=150)
+def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Path) -> None:
+    """Within a tenth, and what had to be sent again."""
+    settings = SMALL["softswitch"]._replace(modes=("pinned",), collectives=("all_to_all",))
+    (cell,) = undisturbed(lambda: run(settings, tmp_path), tmp_path, "paths")
+    loads = [count for end, count in cell.uplinks.items() if end.startswith("leaf")]
+    mean = statistics.mean(loads)
+    assert len(loads) == 4
+    assert max(loads) - mean < 0.1 * mean + FRAME * cell.retransmitted, cell
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-@in_sandbox(timeout=100)
+@in_sandbox(timeout=150)
 def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine, tmp_path: Path) -> None:
     """It swallows packets in silence, and no probe tells: time-outs move the pieces, all elements are right, and the
-    controller is told.  Whether no flow stands still for 200 ms is a matter of an idle machine and of `netfold bench
-    paths`; here the bound tells hosts that move their flows from hosts that wait until the controller trusts the path
-    again, 5 s later."""
-    settings = SMALL[engine]._replace(modes=("pinned",), collectives=(), fail_after=0.05, silent=True, probe=0.0)
+    controller is told, once another path has answered.  For how long a flow stands still is `netfold bench paths`' to
+    say."""
+    settings = SMALL[engine]._replace(modes=("pinned",), collectives=(), fail_after=0.0, silent=True, probe=0.0,
+                                      nbytes=LONG[engine])  # fmt: skip
     (row,) = summary(run(settings, tmp_path / "logs"))
     print(show([row]))
     assert row.failed
-    assert 0.05 < row.stalled < 4.0
     log = (tmp_path / "logs" / "controller.log").read_text()
     assert "no answer from rank" in log
     assert "suspect for leaf" in log
@@ -63,7 +75,7 @@ def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine
 def netfold(fabric: Fabric, *words: str) -> str:
     """A command, as an operator types it."""
     command = [sys.executable, "-m", "netfold.controller.cli", *words, "--controller", fabric.jobs]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def netfold_paths(fabric: Fabric, *words: str) -> Table:
@@ -71,7 +83,7 @@ def netfold_paths(fabric: Fabric, *words: str) -> Table:
     return msgspec.json.decode(netfold(fabric, "paths", *words, "--json"), type=Table)
 
 
-@in_sandbox(timeout=100)
+@in_sandbox(timeout=200)
 def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> None:
     """All its RoCE packets between leaves are pinned, both uplinks carry alike; with one drained all take the other,
     and a mode set by the operator is in force."""
@@ -81,18 +93,18 @@ def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> No
         def use() -> list[int]:
             """Bytes that leaf1's uplinks carried during a job."""
             before = [link.a_to_b.bytes for link in network.status().links]
-            digests = network.launch(program("paths_rank.py"), job="planned").wait(within=60)
+            digests = network.launch(program("paths_rank.py"), job="planned").wait(within=90)
             assert len({lines[-1] for lines in digests}) == 1
             after = [link.a_to_b.bytes for link in network.status().links]
             return [y - x for x, y, link in zip(before, after, fabric.links, strict=True)
                     if link.a.startswith("leaf1") and link.b.startswith("spine")]
 
-        first, second = use()
+        first, second = undisturbed(use, tmp_path / "logs", "planned")
         assert 0.8 < first / second < 1.25
         table = netfold_paths(fabric, "show")
         assert [(leaf.mode, leaf.unpinned) for leaf in table.leaves] == [("pinned", {}), ("pinned", {})]
         netfold(fabric, "drain", fabric.links[2].a)
-        drained, other = use()
+        drained, other = undisturbed(use, tmp_path / "logs", "planned")
         assert drained < other / 20, "what is left on it are the controller's probes"
         table = netfold_paths(fabric, "mode", "spray", "leaf2")
         assert [leaf.mode for leaf in table.leaves] == ["pinned", "spray"]

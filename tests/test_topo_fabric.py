@@ -239,6 +239,7 @@ def test_a_failing_rank_ends_the_others_and_shows_its_log(tmp_path: Path) -> Non
 def test_ranks_that_take_too_long_are_ended_and_named(tmp_path: Path) -> None:
     """The bound holds for silent ranks, too."""
     ranks = ranks_of("exec sleep 600", "true", tmp_path=tmp_path)
+    assert ranks.processes[1].wait(30) == 0
     with pytest.raises(net.RankFailed, match=r"after 0\.5 s the ranks 0 \(h1\) had not ended"):
         ranks.wait(within=0.5)
     assert all(process.poll() is not None for process in ranks.processes)

@@ -82,7 +82,7 @@ def test_a_program_runs_over_two_planes(tmp_path: Path) -> None:
         pytest.skip(reason)
     command = [
         *NETFOLD, "run", "--topo", "dual,leafspine,1,0,2", "--rate", "100mbit", "--rails", "innet@a+tcp@b", "--",
-        "env", f"NETFOLD_TIMELINE={tmp_path / 'trace.json'}", sys.executable, "-c", PROGRAM,
+        "env", f"NETFOLD_TIMELINE={tmp_path / 'trace.json'}", "NETFOLD_RAIL_STALL=2", sys.executable, "-c", PROGRAM,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -25,6 +25,8 @@ pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install
 from netfold.topo import run
 from netfold.topo.net import environment
 
+UNTIL = "until [ -e %s ]; do sleep 0.05; done"
+"""A shell's wait for a file."""
 NETFOLD = [sys.executable, "-m", "netfold.controller.cli"]
 
 
@@ -62,19 +64,28 @@ def test_every_line_has_its_rank_in_front() -> None:
     assert ranks.said == ["[ 0] bad"]
 
 
-def test_the_first_failure_is_the_status_and_the_others_may_speak() -> None:
+def test_the_first_failure_is_the_status_and_the_others_may_speak(tmp_path: Path) -> None:
     """Others end by themselves within the grace, and what they say then is still shown."""
-    ranks = Ranks("sleep 0.5; echo lost rank 1; exit 7", "exit 3", "true")
+    told = tmp_path / "told"
+    ranks = Ranks(f"{UNTIL % told}; echo lost rank 1; exit 7", "exit 3", "true")
+
+    def when_said() -> None:
+        while b"ended with status 3" not in ranks.errors.getvalue():
+            time.sleep(0.01)
+        told.touch()
+
+    threading.Thread(target=when_said, daemon=True).start()
     assert ranks.run() == 3
     assert ranks.out.getvalue() == b"[0] lost rank 1\n"
     assert "netfold: run: rank 1 on h2 ended with status 3" in ranks.said
     assert "netfold: run: rank 0 on h1 ended with status 7" in ranks.said
 
 
-def test_a_failure_ends_those_who_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_ends_those_who_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """After the grace they are asked, told, and killed, in this order, with everything that they started."""
     monkeypatch.setattr(run, "STEPS", tuple((name, number, 0.2) for name, number, _ in run.STEPS))
-    ranks = Ranks("trap '' INT TERM; while :; do sleep 0.1; done", "kill -KILL $$")
+    deaf = tmp_path / "deaf"
+    ranks = Ranks(f"trap '' INT TERM; touch {deaf}; while :; do sleep 0.1; done", f"{UNTIL % deaf}; kill -KILL $$")
     assert ranks.run(grace=0.1) == 128 + signal.SIGKILL
     assert ranks.processes[0].returncode == -signal.SIGKILL
     said = "\n".join(ranks.said)
