@@ -79,6 +79,9 @@ class Controller:
         self._election_id = election_id if election_id is not None else time.time_ns() // 1_000_000
         self._opens_sessions = connect is None
         self._changed = asyncio.Event()
+        """Something may be up or down that was not."""
+        self._stale = asyncio.Event()
+        """Routes may be others than those that the switches hold."""
         self._targets = {
             s.name: Target(s.name, partial(connect or self._connect, s), on_change=self._changed.set)
             for s in fabric.switches
@@ -134,6 +137,7 @@ class Controller:
             count = f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name}"
             raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
         await self._serve(secrets)
+        self._tasks.append(asyncio.create_task(self._keep_noticing(), name="changes"))
         self._tasks.append(asyncio.create_task(self._keep_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
         self._ready = time.monotonic()
@@ -162,21 +166,39 @@ class Controller:
     # ---- failures ------------------------------------------------------------------------------------------------
 
     async def replan(self) -> None:
-        """Routes without what is down.  A switch that is down keeps its own: when it is back, this runs again."""
+        """Jobs and routes without what is down.  A switch that is down keeps its routes: when it is back, this runs
+        again."""
+        self._notice()
+        await self._reroute()
+
+    def _notice(self) -> None:
         self.liveness.tell()
         self.jobs.notice()
+
+    async def _reroute(self) -> None:
         routing = self.steering.base(self.liveness.graph())
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
         ))  # fmt: skip
         self.paths.changed()
 
-    async def _keep_routes(self) -> None:
+    async def _keep_noticing(self) -> None:
+        """Jobs learn of every change at once, also while a switch that hangs holds up the writing of routes."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self.replan()
+                self._notice()
+            except Exception:
+                log.exception("what changed could not be told to jobs")
+            self._stale.set()
+
+    async def _keep_routes(self) -> None:
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self._reroute()
             except Exception:
                 log.exception("routes could not be planned anew")
 

@@ -19,7 +19,7 @@ def streams(plan: Plan) -> list[Stream]:
     return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
 
 
-def resume(plan: Plan, *, ahead: int = 0, timeout: float = 5.0) -> Resume:
+def resume(plan: Plan, *, ahead: int = 0, timeout: float = 30.0) -> Resume:
     """What a rank says that has ``ahead`` results of every stream since its plan."""
     missing = {stream.qp: (stream.psn + ahead) & roce.PSN_MASK for stream in streams(plan)}
     return Resume(plan.job, plan.rank, plan.epoch, missing, timeout)

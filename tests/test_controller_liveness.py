@@ -139,6 +139,27 @@ def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
     run(story())
 
 
+def test_nobody_is_judged_in_the_middle_of_an_inquiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual probes look at suspects as well, and leave the judgement to the inquiry, which knows whether anything
+    answers at all."""
+    monkeypatch.setattr("netfold.controller.liveness.QUICK", 3600.0)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            cables.cut.update(range(len(r.fabric.links)))
+            await suspect(r, plans[0])
+            for _ in range(r.fabric.misses + 1):
+                await r.controller.liveness.check()
+            assert len(r.controller.liveness._links.down()) == 4
+            assert r.controller.liveness.links_down() == {}
+            await r.controller.replan()
+            assert r.controller.jobs.all()[0].round is None
+
+    run(story())
+
+
 def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
     """A stranger's word costs nobody anything."""
 

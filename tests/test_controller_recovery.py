@@ -144,6 +144,53 @@ def test_what_fails_while_all_stand_still_is_planned_around_as_well(tmp_path: Pa
     run(story())
 
 
+def test_a_flap_that_is_over_before_anybody_has_looked_costs_no_round(tmp_path: Path) -> None:
+    """Nothing of the slots is lost with a link, so what came and went in between needs none; what stays does."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            (job,) = r.controller.jobs.all()
+            r.switches["spine1"].port(1, up=False)
+            r.switches["spine1"].port(1, up=True)
+            await r.controller.replan()
+            assert job.round is None
+            r.switches["spine2"].port(1, up=False)
+            assert await watcher.next() == Halt(1, "the link leaf1:4 - spine2 is down")
+            await all_resume(r, plans)
+
+    run(story())
+
+
+def test_what_dies_while_a_job_moves_back_is_planned_around_in_the_same_round(tmp_path: Path) -> None:
+    """The entries for a spine that is back are being written when the other one dies: ranks halt once, and get trees on
+    what is left."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.05) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            moved = await all_resume(r, plans)
+            gate = r.switches["leaf1"].gate = asyncio.Event()
+            restart(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None and job.round.number == 2)
+            lose(r, "spine2")
+            await until(lambda: not r.controller._targets["spine2"].is_up)
+            gate.set()
+            event = await watcher.next()
+            assert isinstance(event, Halt)
+            assert event.round == 2
+            after = await all_resume(r, moved)
+            assert {tree.name for plan in after for tree in plan.trees} == {"spine1"}
+            assert {plan.round for plan in after} == {2}
+
+    run(story())
+
+
 def test_a_rank_that_does_not_stop_is_named(tmp_path: Path) -> None:
     """To those that wait for it, when their time is up."""
 
