@@ -20,7 +20,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SECONDS: Final = "NETFOLD_TEST_SECONDS"
 """Environment: how long a test inside a sandbox may take."""
-ATTEMPTS: Final = 6
+ATTEMPTS: Final = 3
+TOO_BUSY: Final = f"in each of {ATTEMPTS} runs this machine held a rank up for so long that others left their paths"
 LAST_WORDS: Final = 10.0
 """Seconds that a sandbox outlives its test: to take everything down, and tell what hung."""
 
@@ -79,14 +80,17 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
     return decorate
 
 
-def undisturbed(measure: Callable[[], T], logs: Path, job: str) -> T:
-    """What ``measure`` finds, again until no rank of ``job`` has blamed a path for its silence: hosts leave a path that
-    does not answer for 70 ms, and so does one whose far end a busy machine held up.  ``logs``: of the network."""
+def undisturbed(measure: Callable[[], T], logs: Path, job: str) -> T | None:
+    """What ``measure`` finds in a run in which no rank of ``job`` has blamed a path for its silence, or None: hosts
+    leave a path that does not answer for 70 ms, and so does one whose far end a busy machine has held up.
+
+    logs  of the network
+    """
     for _ in range(ATTEMPTS):
         found = measure()
         if not any("no answer from rank" in log.read_text() for log in logs.glob(f"{job}-rank*.log")):
             return found
-    pytest.fail(f"job {job}: in each of {ATTEMPTS} runs a rank left a path that did not answer for long")
+    return None
 
 
 def program(name: str) -> list[str]:

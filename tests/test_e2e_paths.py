@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers_topo import ENGINES, in_sandbox, program, undisturbed
+from helpers_topo import ENGINES, TOO_BUSY, in_sandbox, program, undisturbed
 
 from netfold.controller.path_service import Table
 from netfold.controller.plan.fabric import Engine, Fabric
@@ -49,7 +49,10 @@ def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path)
 def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Path) -> None:
     """Within a tenth, and what had to be sent again."""
     settings = SMALL["softswitch"]._replace(modes=("pinned",), collectives=("all_to_all",))
-    (cell,) = undisturbed(lambda: run(settings, tmp_path), tmp_path, "paths")
+    cells = undisturbed(lambda: run(settings, tmp_path), tmp_path, "paths")
+    if cells is None:
+        pytest.skip(TOO_BUSY)
+    (cell,) = cells
     loads = [count for end, count in cell.uplinks.items() if end.startswith("leaf")]
     mean = statistics.mean(loads)
     assert len(loads) == 4
@@ -99,12 +102,12 @@ def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> No
             return [y - x for x, y, link in zip(before, after, fabric.links, strict=True)
                     if link.a.startswith("leaf1") and link.b.startswith("spine")]
 
-        first, second = undisturbed(use, tmp_path / "logs", "planned")
-        assert 0.8 < first / second < 1.25
+        loads = undisturbed(use, tmp_path / "logs", "planned")
+        assert loads is None or 0.8 < loads[0] / loads[1] < 1.25
         table = netfold_paths(fabric, "show")
         assert [(leaf.mode, leaf.unpinned) for leaf in table.leaves] == [("pinned", {}), ("pinned", {})]
         netfold(fabric, "drain", fabric.links[2].a)
-        drained, other = undisturbed(use, tmp_path / "logs", "planned")
+        drained, other = use()
         assert drained < other / 20, "what is left on it are the controller's probes"
         table = netfold_paths(fabric, "mode", "spray", "leaf2")
         assert [leaf.mode for leaf in table.leaves] == ["pinned", "spray"]
