@@ -179,15 +179,14 @@ class PathService:
         job = self._job(request.job, request.epoch, request.rank)
         if not 0 <= request.peer < job.world:
             raise Refusal(Code.INVALID_ARGUMENT, f"peer: expected a rank below {job.world}, got {request.peer}")
-        source, destination = job.hosts[request.rank], job.hosts[request.peer]
-        link = self._steering.first_hop(source, destination, request.source_port)
-        if link is None:
+        path = self._steering.path(job.hosts[request.rank], job.hosts[request.peer], request.source_port)
+        if path is None:
             return Noted("")
-        leaf = self._steering.leaf_of[destination]
-        end = self._end_at(link, self._steering.leaf_of[source])
-        if self._steering.suspect((leaf, link)):
+        end, leaf = self._end_at(path[0].link, path[0].tail), path[-1].head
+        if self._steering.suspect(path):
             log.warning("job %r, rank %d: no answer from rank %d over %s: suspect for %s during %g s",
                         job.name, request.rank, request.peer, end, leaf, HOLD)
+            self.changed()  # ranks first: where the switches' pins lead stays as it is
             await self._replan()
             self._soon(HOLD)
         return Noted(str(end))

@@ -6,14 +6,16 @@ A path of a folded Clos is as good as the name of the switch where it turns, so 
 the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
 
     operator      modes by destination leaf, pins, drains          `netfold paths`, `netfold drain`
-    hosts         suspects: (destination leaf, uplink), for HOLD seconds
+    hosts         paths that do not answer, for HOLD seconds: each bars its uplink for its destination leaf, and two
+                  that share a link bar that link for everybody
     graph         what is left of the fabric                        -> pins, policies, routes without suspects
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -54,33 +56,45 @@ class Steering:
         self.chosen: dict[Pin, int] = {}
         """Pins that the operator wants elsewhere than planned, while that port has a live link."""
         self._clock = clock
-        self._suspects: dict[Mark, float] = {}
+        self._blamed: dict[Path, float] = {}
         self._numbers = tables.leaf_numbers(fabric)
 
     # ---- what is known ---------------------------------------------------------------------------------------------
-    def suspect(self, mark: Mark) -> bool:
-        """Notes a suspicion, or renews it; True where it is new."""
-        new = mark not in self.suspects()
-        self._suspects[mark] = self._clock() + HOLD
+    def suspect(self, path: Path) -> bool:
+        """Notes that hosts get no answer over a path from leaf to leaf, or renews it; True where it is new."""
+        new = path not in self._doubtful()
+        self._blamed[path] = self._clock() + HOLD
         return new
 
-    def suspects(self) -> frozenset[Mark]:
-        """Those that still count."""
+    def _doubtful(self) -> Iterable[Path]:
+        """Blamed paths that still count."""
         now = self._clock()
-        self._suspects = {mark: until for mark, until in self._suspects.items() if until > now}
-        return frozenset(self._suspects)
+        self._blamed = {path: until for path, until in self._blamed.items() if until > now}
+        return self._blamed
+
+    def suspects(self) -> frozenset[Mark]:
+        """Whom the blamed paths bar: hosts cannot tell which link of a path is dead, so its uplink, for this leaf."""
+        return frozenset((path[-1].head, path[0].link) for path in self._doubtful())
+
+    def guilty(self) -> frozenset[int]:
+        """Numbers of links that several blamed paths share: of a dead link, hosts under few leaves find out by
+        themselves, one leaf after the other, and all others can be spared it.  A path and the way back are one."""
+        paths = {frozenset(hop.link for hop in path) for path in self._doubtful()}
+        return frozenset(link for link, times in Counter(link for path in paths for link in path).items() if times > 1)
 
     def next_end(self) -> float | None:
         """When the next suspicion ends, on ``clock``; None where there is none."""
-        return min(self._suspects.values(), default=None)
+        return min(self._blamed.values(), default=None)
 
     def clos(self, graph: nx.MultiGraph[str]) -> Clos:
         """What planners may use.  Suspicions that would leave a leaf without any path from another do not count."""
         left = self.drains.left(graph)
         links = {number for *_, number in left.edges(keys=True)}
         marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
-        clos = Clos(left, suspects=marks)
-        return clos if all(self._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves) else Clos(left)
+        for clos in (Clos(left, suspects=marks, dead_links=self.guilty() & links), Clos(left, suspects=marks)):
+            if all(self._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
+                return clos
+        return Clos(left)
 
     @staticmethod
     def _reaches(clos: Clos, a: str, b: str) -> bool:
@@ -151,8 +165,7 @@ class Steering:
             good = tuple(hop for hop in route.hops if (leaf, link_at[route.switch, hop.port]) not in suspects)
             yield replace(route, hops=good or route.hops)
 
-    def first_hop(self, source: str, destination: str, source_port: int) -> int | None:
-        """The uplink of a path between two hosts' leaves, whatever is down; None where the port names none."""
+    def path(self, source: str, destination: str, source_port: int) -> Path | None:
+        """The path between two hosts' leaves, whatever is down; None where the port names none."""
         a, b = self.leaf_of[source], self.leaf_of[destination]
-        path = self.ports(Clos(self.fabric.graph()), a, b).get(source_port) if a != b else None
-        return path[0].link if path else None
+        return self.ports(Clos(self.fabric.graph()), a, b).get(source_port) if a != b else None

@@ -111,6 +111,20 @@ def test_all_that_share_a_dead_path_leave_it_once(peers: int, look: int) -> None
     assert leaf.stalled() < 200
 
 
+def test_what_others_found_out_is_not_waited_for() -> None:
+    """The controller says that a path is gone before this rank can tell: all leave it then, what was in flight goes
+    again, and nobody is blamed."""
+    leaf = Leaf(peers=3, ports=2, look=0)
+    cut, told = 5 * MILLISECOND, 25 * MILLISECOND
+    leaf.paths = lambda d: None if d.source_port == PORT and leaf.wires.network.now >= cut else 0
+    news = Paths(2, leaf.ports, [], [Reach(peer, "leaf2", leaf.ports[1:]) for peer in (1, 2, 3)])
+    leaf.wires.network.at(told, lambda: leaf.detours.narrow(news))
+    leaf.run()
+    assert not leaf.blamed
+    assert leaf.wires.count(0, STALLED) == 0
+    assert leaf.stalled() < 50
+
+
 def test_a_slow_path_is_not_blamed_to_the_controller() -> None:
     """A link breaks, and what is left is so slow that it seems dead as well: its answers, when they come, clear it, the
     flow comes back to it, and the controller hears of the broken one alone."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import select
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,8 @@ from netfold.controller import operator, path_service
 from netfold.controller.plan import collectives
 from netfold.controller.switch import rpc, tables
 from netfold.controller.switch.entities import Entry
+from netfold.host.folding.jobs import JobClient
+from netfold.host.roce.path_client import ALL_TO_ALL, PlannedPaths
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Suspect
@@ -159,6 +163,44 @@ def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
             assert (routes[far].action, dict(routes[far].params)["port"]) == (tables.FORWARD, 4), "one way is left"
             table = await operate(r, "Table", path_service.AskTable())
             assert [link.suspect_for for link in table.uplinks] == [["leaf2"], [], [], []]
+
+    run(story())
+
+
+def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: Path) -> None:
+    """Its file descriptor becomes readable, the path is gone from its reaches, once; the next collective adopts it."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+
+            def rank0(suspected: threading.Event) -> None:
+                client = JobClient(r.fabric.jobs)
+                planned = PlannedPaths(client, plans[0])
+                try:
+                    first = planned.changed(ALL_TO_ALL)
+                    assert first is not None
+                    assert planned.newer() is None
+                    suspected.set()
+                    newer = None
+                    while newer is None:
+                        assert select.select([planned.news], [], [], WAIT)[0], "no news"
+                        newer = planned.newer()
+                    assert {tuple(reach.source_ports) for reach in newer.reaches} == {(), (SPINE2,)}
+                    assert planned.newer() is None
+                    assert not select.select([planned.news], [], [], 0)[0]
+                    assert planned.changed(ALL_TO_ALL) == newer
+                finally:
+                    planned.close()
+                    planned.close()
+                    client.close()
+
+            suspected = threading.Event()
+            rank = asyncio.create_task(asyncio.to_thread(rank0, suspected))
+            assert await asyncio.to_thread(suspected.wait, WAIT)
+            await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
+                msgspec.json.encode(Suspect(plans[1].job, 1, plans[1].epoch, 3, SPINE1)))
+            await rank
 
     run(story())
 

@@ -80,7 +80,7 @@ def test_a_path_that_dies_is_blamed_and_left() -> None:
     when = stall(wires, 0)
     assert BLAMED <= when - cut < BLAMED_ALONE
     assert not any(e.what == STALLED and e.pair == 1 for e in wires.events[0])
-    wires.endpoints[0].move(0, PORT + 5, wires.network.now)
+    wires.endpoints[0].move(0, PORT + 5, wires.network.now, lost=True)
     wires.run(lambda: doomed.done() and other.done())
     doomed.check()
     other.check()
@@ -97,7 +97,7 @@ def test_a_peer_that_is_silent_everywhere_gets_more_time() -> None:
     writer = Writer(wires, 0, 1, 0, [some_bytes(2, 3_000_000)])
     when = stall(wires, 0)
     assert BLAMED_ALONE <= when - cut.at < BLAMED_ALONE + 40 * MILLISECOND
-    wires.endpoints[0].move(0, PORT + 5, wires.network.now)
+    wires.endpoints[0].move(0, PORT + 5, wires.network.now, lost=True)
     wires.events[0].clear()
     assert BLAMED_ALONE <= stall(wires, 0) - when < BLAMED_ALONE + 110 * MILLISECOND
     assert not writer.done()

@@ -7,7 +7,7 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.plan.clos import Clos
+from netfold.controller.plan.clos import Clos, Path
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.generate import leafspine, threetier
 from netfold.controller.steering import HOLD, Steering
@@ -19,6 +19,13 @@ from netfold.wire import roce
 def link_between(fabric: Fabric, a: str, b: str) -> int:
     """Its number."""
     return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
+
+
+def path_over(steering: Steering, *switches: str) -> Path:
+    """The path that visits these switches."""
+    a, *_, b = switches
+    found = steering.ports(Clos(steering.fabric.graph()), a, b).values()
+    return next(path for path in found if (a, *(hop.head for hop in path)) == switches)
 
 
 def without(fabric: Fabric, *links: int) -> nx.MultiGraph[str]:
@@ -83,10 +90,10 @@ def test_a_suspicion_ends() -> None:
     now = [100.0]
     fabric = leafspine(2, 3, 4)
     steering = Steering(fabric, clock=lambda: now[0])
-    blamed = link_between(fabric, "leaf1", "spine2")
+    blamed = path_over(steering, "leaf1", "spine2", "leaf2")
     before = steering.entries(fabric.graph())
-    assert steering.suspect(("leaf2", blamed))
-    assert not steering.suspect(("leaf2", blamed)), "not new"
+    assert steering.suspect(blamed)
+    assert not steering.suspect(blamed), "not new"
     graph = fabric.graph()
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
     assert len(steering.ports(steering.clos(graph), "leaf2", "leaf1")) == 3, "the way back is not blamed"
@@ -95,7 +102,7 @@ def test_a_suspicion_ends() -> None:
     assert {s: state(made) for s, made in steering.entries(graph).items()} == {
         s: state(made) for s, made in before.items()}
     now[0] += HOLD / 2
-    steering.suspect(("leaf2", blamed))
+    steering.suspect(blamed)
     now[0] += HOLD * 0.75
     assert steering.suspects()
     now[0] += HOLD
@@ -104,12 +111,30 @@ def test_a_suspicion_ends() -> None:
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 3
 
 
+def test_a_link_that_several_blamed_paths_share_is_left_by_everybody() -> None:
+    """One path may be blamed for either of its links; of two, both ways included, the common link is it."""
+    fabric = leafspine(4, 3, 4)
+    steering = Steering(fabric)
+    graph, dead = fabric.graph(), link_between(fabric, "leaf1", "spine2")
+    for blamed in (("leaf1", "spine2", "leaf2"), ("leaf2", "spine2", "leaf1")):
+        steering.suspect(path_over(steering, *blamed))
+        assert not steering.guilty(), "the way back of a blamed path is no second witness"
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf4")) == 3
+    steering.suspect(path_over(steering, "leaf3", "spine2", "leaf1"))
+    assert steering.guilty() == {dead}
+    clos = steering.clos(graph)
+    for a in clos.leaves:
+        for b in clos.leaves:
+            if a != b:
+                assert len(steering.ports(clos, a, b)) == (2 if "leaf1" in (a, b) else 3), f"{a} to {b}"
+
+
 def test_suspecting_everything_is_suspecting_nothing() -> None:
     """Where all uplinks are blamed for a leaf, its packets still go somewhere."""
     fabric = leafspine(2, 2, 2)
     steering = Steering(fabric)
     for spine in ("spine1", "spine2"):
-        steering.suspect(("leaf2", link_between(fabric, "leaf1", spine)))
+        steering.suspect(path_over(steering, "leaf1", spine, "leaf2"))
     graph = fabric.graph()
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
     assert all(route.hops for route in steering.routes(graph))
@@ -132,7 +157,7 @@ def test_a_port_is_understood_whatever_is_down() -> None:
     fabric = leafspine(2, 2, 4)
     steering = Steering(fabric)
     ports = steering.ports(Clos(fabric.graph()), "leaf1", "leaf2")
-    assert [steering.first_hop("h1", "h3", port) for port in ports] == [
-        link_between(fabric, "leaf1", "spine1"), link_between(fabric, "leaf1", "spine2")]
-    assert steering.first_hop("h1", "h3", 50_000) is None
-    assert steering.first_hop("h1", "h2", next(iter(ports))) is None
+    assert [steering.path("h1", "h3", port) for port in ports] == [
+        path_over(steering, "leaf1", spine, "leaf2") for spine in ("spine1", "spine2")]
+    assert steering.path("h1", "h3", 50_000) is None
+    assert steering.path("h1", "h2", next(iter(ports))) is None

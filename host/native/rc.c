@@ -107,12 +107,9 @@ int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan)
     nf_qp *qp = &rc->qps[rc->n_qps];
     memset(qp, 0, sizeof *qp);
     qp->plan = *plan;
-    if (!nf_requester_open(&qp->out, rc->window) || !nf_responder_open(&qp->in, rc->window) ||
-        !nf_path_take(rc, qp, plan->peer, (uint16_t)plan->source_port) || !nf_rc_reserve_events(rc, 1)) {
-        nf_requester_close(&qp->out);
-        nf_responder_close(&qp->in);
+    nf_requester_open(&qp->out, rc->window);
+    if (!nf_path_take(rc, qp, plan->peer, (uint16_t)plan->source_port) || !nf_rc_reserve_events(rc, 1))
         return -2;
-    }
     rc->owed++;
     enter(rc, rc->n_qps);
     return (int32_t)rc->n_qps++;

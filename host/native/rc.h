@@ -75,11 +75,12 @@ typedef struct {                       /* of one queue pair since it was connect
 nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder);
 void nf_rc_close(nf_rc *);
 
-/* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory). */
+/* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory).  It takes memory for a window
+ * with its first write and its first packet, so those that are never used cost next to nothing. */
 int32_t nf_rc_connect(nf_rc *, const nf_rc_plan *);
-/* From now on packets leave by this source port: the flow moves to another path.  What is in flight on a path that
- * stalled goes again at once.  False: no such queue pair, or no memory. */
-bool nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port, int64_t now);
+/* From now on packets leave by this source port: the flow moves to another path.  `lost`: the one before is dead, and the
+ * peer is asked at once what it has of what is in flight.  False: no such queue pair, or no memory. */
+bool nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port, bool lost, int64_t now);
 /* Peers of one group are reached over the same paths: what answers one of them speaks for all.  At first each peer is a
  * group of its own, named by its address.  False: no such queue pair, or no memory. */
 bool nf_rc_place(nf_rc *, uint32_t qp, uint32_t group);

@@ -149,7 +149,7 @@ static inline uint64_t nf_rc_packets(const nf_rc *rc, uint32_t length)
 }
 
 /* rc_requester.c */
-bool nf_requester_open(nf_requester *, uint32_t window);
+void nf_requester_open(nf_requester *, uint32_t window);
 void nf_requester_close(nf_requester *);
 bool nf_requester_post(nf_rc *, nf_qp *, nf_write);
 uint32_t nf_requester_sendable(const nf_rc *, const nf_requester *);
@@ -160,8 +160,7 @@ void nf_requester_unsent(nf_rc *, nf_requester *, uint64_t seq);
 void nf_requester_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
 bool nf_requester_tick(nf_rc *, nf_requester *, int64_t now);      /* true where the timer ran out */
 void nf_requester_ask(nf_rc *, nf_requester *, int64_t now);
-/* `dead`: what is in flight was on a path that is dead: it goes again at once. */
-void nf_requester_moved(nf_rc *, nf_requester *, bool dead, int64_t now);
+void nf_requester_moved(nf_rc *, nf_requester *, bool lost, int64_t now);
 
 /* rc_paths.c */
 bool nf_path_take(nf_rc *, nf_qp *, uint32_t group, uint16_t port);        /* false: no memory */
@@ -169,7 +168,6 @@ void nf_path_answered(nf_rc *, const nf_qp *, uint16_t port, int64_t now);
 void nf_path_watch(nf_rc *, nf_qp *, int64_t now);                 /* is the path to blame? */
 
 /* rc_responder.c */
-bool nf_responder_open(nf_responder *, uint32_t window);
 void nf_responder_close(nf_responder *);
 void nf_responder_take(nf_rc *, nf_qp *, const nf_rc_header *, const uint8_t *payload, uint32_t length, bool marked);
 void nf_responder_settle(nf_rc *, nf_qp *);

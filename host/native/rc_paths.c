@@ -46,15 +46,14 @@ bool nf_rc_place(nf_rc *rc, uint32_t qp, uint32_t group)
     return qp < rc->n_qps && nf_path_take(rc, &rc->qps[qp], group, (uint16_t)rc->qps[qp].plan.source_port);
 }
 
-bool nf_rc_move(nf_rc *rc, uint32_t index, uint16_t source_port, int64_t now)
+bool nf_rc_move(nf_rc *rc, uint32_t index, uint16_t source_port, bool lost, int64_t now)
 {
     if (index >= rc->n_qps)
         return false;
     nf_qp *qp = &rc->qps[index];
-    bool dead = rc->paths[qp->path].blamed;
     if (!nf_path_take(rc, qp, qp->group, source_port))
         return false;
-    nf_requester_moved(rc, &qp->out, dead, now);
+    nf_requester_moved(rc, &qp->out, lost, now);
     return true;
 }
 

@@ -18,17 +18,13 @@
 #define RTO_SILENT 100000000ll         /* the most that back-off adds: bounds how long a repaired path stays unused */
 #define WRITES_FIRST 16
 
-bool nf_requester_open(nf_requester *r, uint32_t window)
+void nf_requester_open(nf_requester *r, uint32_t window)
 {
-    r->writes = malloc(WRITES_FIRST * sizeof *r->writes);
-    r->room = WRITES_FIRST;
-    r->flights = calloc(window, sizeof *r->flights);
     r->rto = RTO_FIRST;
     r->deadline = r->look = NF_RC_NEVER;
     r->allowed = window < 32 ? window : 32;
     r->slow_start = true;
     r->burst = 1;
-    return r->writes && r->flights;
 }
 
 void nf_requester_close(nf_requester *r)
@@ -42,8 +38,11 @@ static nf_write *at(const nf_requester *r, uint32_t i) { return &r->writes[(r->h
 bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
 {
     nf_requester *r = &qp->out;
+    if (!r->flights && !(r->flights = calloc(rc->window, sizeof *r->flights)))
+        return false;
     if (r->count == r->room) {
-        nf_write *more = malloc(2 * r->room * sizeof *more);
+        uint32_t room = r->room ? 2 * r->room : WRITES_FIRST;
+        nf_write *more = malloc(room * sizeof *more);
         if (!more)
             return false;
         for (uint32_t i = 0; i < r->count; i++)
@@ -51,7 +50,7 @@ bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
         free(r->writes);
         r->writes = more;
         r->head = 0;
-        r->room *= 2;
+        r->room = room;
     }
     w.first = r->limit;
     r->limit += nf_rc_packets(rc, w.length);
@@ -290,10 +289,10 @@ bool nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
     return true;
 }
 
-void nf_requester_moved(nf_rc *rc, nf_requester *r, bool dead, int64_t now)
+void nf_requester_moved(nf_rc *rc, nf_requester *r, bool lost, int64_t now)
 {
     r->blamed = now;                                /* the new path gets its full time */
-    if (!dead || r->una == r->next)
+    if (!lost || r->una == r->next)
         return;
     set_rto(r);                                     /* the back-off was the old path's */
     r->silent = 0;

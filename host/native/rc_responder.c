@@ -10,10 +10,13 @@
 
 #include "rc_inside.h"
 
-bool nf_responder_open(nf_responder *r, uint32_t window)
+/* With the first packet: many queue pairs never get one. */
+static bool opened(nf_responder *r, uint32_t window)
 {
-    r->in = calloc(window, 1);
-    r->messages = malloc((window + 1) * sizeof *r->messages);
+    if (!r->in)
+        r->in = calloc(window, 1);
+    if (!r->messages)
+        r->messages = malloc((window + 1) * sizeof *r->messages);
     return r->in && r->messages;
 }
 
@@ -142,6 +145,8 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
         rc->foreign++;                              /* no peer that keeps to the window sends this */
         return;
     }
+    if (!opened(r, rc->window))
+        return;                                     /* as if lost */
     r->marked |= marked;
     nf_rc_answer(rc, qp);
     r->due = true;

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from netfold.host.roce.native import Endpoint, Event
 from netfold.host.roce.ways import Ways
+from netfold.wire.paths import Paths
 
 log = logging.getLogger("netfold")
 
@@ -56,13 +57,18 @@ class Detours:
             for pair, lane in self._lanes.items():
                 self._endpoint.place(pair, self._ways.group(lane.peer))
 
-    def move(self, pair: int, port: int) -> None:
-        """To another port, where it is another."""
+    def move(self, pair: int, port: int, *, lost: bool = False) -> None:
+        """To another port, where it is another.  ``lost``: so is what is under way."""
         lane = self._lanes[pair]
         if lane.port != port:
             lane.port = port
             with self._quiet():
-                self._endpoint.move(pair, port, self._clock())
+                self._endpoint.move(pair, port, self._clock(), lost=lost)
+
+    def narrow(self, paths: Paths) -> None:
+        """The controller has news in the middle of an operation: all leave the ports that lead nowhere any more."""
+        self._ways.narrow(paths)
+        self._leave_suspects()
 
     def stalled(self, event: Event) -> None:
         """A path does not answer: everything leaves it that goes to the same leaf, whatever rank it is for.
@@ -90,7 +96,7 @@ class Detours:
 
     def _leave_suspects(self) -> None:
         for pair, lane in self._lanes.items():
-            self.move(pair, self._ways.instead(lane.peer, lane.port))
+            self.move(pair, self._ways.instead(lane.peer, lane.port), lost=True)
 
     def proven(self) -> list[tuple[int, int]]:
         """Peers and ports to blame, each once: another path answers the queue pair that left.  Where none does, it may

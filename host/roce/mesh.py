@@ -1,59 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rail "roce": a mesh of reliable connections in plain RoCEv2, which no switch needs to know.
 
-Between any two ranks there is one queue pair for control and some for data (``queue_pairs``: one message is split over
-all of them, each with a UDP source port, and so maybe a path, of its own).  Numbers and first PSNs follow from the
-plan, so nothing has to be agreed on.
+Between any two ranks there is one queue pair for control and some for data (``pairs``: one message is split over
+several, each with a UDP source port, and so maybe a path, of its own).  Clear-to-sends go by the one for control
+(``clears``); a message is cut as ``ways`` says, and written straight to where the receiver wants it.
 
-    receiver                                              sender
-    receive(): registers the memory,
-               WRITEs a clear-to-send (96 bytes) ------->  into its inbox, one ring of slots for each peer
-                                                           send(): takes the oldest one of the same tag
-               memory is filled          <---------------  WRITEs the data, in one piece for each queue pair
-    done: all pieces are whole                             done: all pieces are acknowledged
-
-So data never arrives where no memory waits for it.  TCP connections (``mesh.connected``) carry only news: who died, who
-waits for whom.  Ranks that call different things are found out by the call in the clear-to-send.
+TCP connections (``mesh.connected``) carry only news: who died, who waits for whom.  Ranks that call different things
+are found out by the call in the clear-to-send.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
-import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, count, pairwise
+from itertools import count
 
 import numpy as np
 
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
-from netfold.host.mesh.connected import LOOK, SAME, ConnectedMesh
+from netfold.host.mesh.connected import LOOK, ConnectedMesh
 from netfold.host.mesh.link import Link
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
 from netfold.host.native_library import RUN_PACKETS
 from netfold.host.roce import native
+from netfold.host.roce.clears import TEXT, Clear, End, Message
 from netfold.host.roce.detours import Detours
-from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event, Pair
+from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event
+from netfold.host.roce.pairs import MOST_RANKS, Pairs
 from netfold.host.roce.path_client import Collective, PlannedPaths
-from netfold.host.roce.sockets import OURS, open_endpoint
-from netfold.host.roce.ways import MOST_PAIRS, Way, Ways
+from netfold.host.roce.sockets import open_endpoint
+from netfold.host.roce.ways import MOST_PAIRS, Ways
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths
 
-CLEAR = struct.Struct("!QQIIHH68s")
-"""call number, bytes, tag, key, path MTU, queue pairs, call text (cut): 96 bytes."""
-SLOTS = 64
-"""Receives that one rank may have posted at another before the next waits for one to be done."""
 MOST_PORTS = 256
 ENTROPIES = 32
 """Source ports that REPS draws from, where none are given: alike on all ranks, for answers name them."""
-SPLIT = 16 << 10
-"""Bytes of a piece at least: smaller messages go over one queue pair."""
 SLICE = 0.1
 """Seconds in native code between looks at Python's signals (Ctrl-C)."""
 ACCEPT = 0.01
@@ -62,62 +47,10 @@ LINGER = 0.25
 """Seconds of silence after which a closing rank believes that nobody misses an acknowledgement; at most 4 of these."""
 
 
-class _Message(Pending):
-    """One posted end of a message.  ``left``: pieces (of a send) or bytes (of a receive) that are still to come."""
-
-    __slots__ = ("array", "call", "key", "left", "tag")
-
-    def __init__(self, array: Flat, tag: int, call: tuple[int, bytes]) -> None:
-        super().__init__()
-        self.array = array
-        self.tag = tag
-        self.call = call
-        self.key = -1
-        self.left = 0
-
-
-@dataclass(frozen=True)
-class _Clear:
-    """A peer's clear-to-send."""
-
-    number: int
-    nbytes: int
-    tag: int
-    key: int
-    text: bytes
-
-
-@dataclass(eq=False)
-class _End:
-    """Our end of the connections to one peer."""
-
-    rank: int
-    pairs: list[int]
-    """Queue pairs: control, then data, which are made when the first message needs them."""
-    inbox: Flat
-    address: str
-    sends: list[_Message] = field(default_factory=list)
-    """Posted and not done."""
-    unmatched: deque[_Message] = field(default_factory=deque)
-    """Those of them without a clear-to-send."""
-    clears: list[_Clear] = field(default_factory=list)
-    receives: list[_Message] = field(default_factory=list)
-    """Posted and not done."""
-    ungranted: deque[_Message] = field(default_factory=deque)
-    """Those of them that the peer does not know of yet."""
-    granted: int = 0
-    turn: int = 0
-
-    @property
-    def busy(self) -> bool:
-        """Something is posted."""
-        return bool(self.sends or self.receives)
-
-
 class RoceMesh(ConnectedMesh):
     """The ranks of a plan over RC queue pairs.  Owns ``listener``.
 
-    queue_pairs  for data, between any two ranks: 1 .. 15
+    queue_pairs  for data, between any two ranks: 1 .. MOST_PAIRS
     path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
     window       packets in flight on a queue pair, a power of two
     reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
@@ -155,6 +88,9 @@ class RoceMesh(ConnectedMesh):
         if len(ports) > MOST_PORTS or len(set(ports)) < len(ports) or not all(0 < port < 65536 for port in ports):
             raise ValueError(f"ports={list(ports)}: expected up to {MOST_PORTS} different ports of 1 .. 65535")
         addresses = {peer.rank: peer.address for peer in plan.peers}
+        if plan.world > MOST_RANKS:
+            raise PlanError(f"plan of job {plan.job!r}: expected up to {MOST_RANKS} ranks, which is what queue pair "
+                            f"numbers tell apart, got {plan.world}; use the mesh over TCP")
         if len(set(addresses.values())) < plan.world:
             raise PlanError(f"plan of job {plan.job!r}: addresses {addresses}: queue pairs need one for each rank")
         super().__init__(plan, listener, timeout=timeout, clock=clock)
@@ -162,9 +98,9 @@ class RoceMesh(ConnectedMesh):
         self.path_mtu = path_mtu
         mine = addresses[plan.rank]
         self._ids = count(1)
-        self._writes: dict[int, tuple[_End, _Message] | Flat] = {}
+        self._writes: dict[int, tuple[End, Message] | Flat] = {}
         """Whose piece a write is; or a clear-to-send that must stay in memory until it is acknowledged."""
-        self._reads: dict[int, tuple[_End, _Message]] = {}
+        self._reads: dict[int, tuple[End, Message]] = {}
         room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
         if recycle and not ports:
             ports = range(roce.PATH_PORT + 1, roce.PATH_PORT + 1 + ENTROPIES)
@@ -174,69 +110,31 @@ class RoceMesh(ConnectedMesh):
             self._endpoint = Endpoint(mine, path_mtu=path_mtu, window=window, max_run=runs, reorder=reorder)
             self.ports = list(sockets.senders)
             self._endpoint.ports(self.ports)
-            self._recycle = recycle
             self.ways = Ways(self.ports, (rank for rank in addresses if rank != plan.rank))
             self._planned = planned
             self._detours = Detours(self._endpoint, self.ways, me=f"job {plan.job!r}, rank {plan.rank}",
                                     quiet=self._quiet, clock=native.now)
-            self._end_of: dict[int, _End] = {}
-            """Whose a queue pair is."""
-            self._ends = {rank: self._open(rank, addresses[rank]) for rank in range(plan.world)}
+            self._ends = {rank: self._open(rank) for rank in range(plan.world)}
+            self._pairs = Pairs(plan, self._endpoint, self.ways, self._detours, lanes=queue_pairs, ports=self.ports,
+                                recycle=recycle, quiet=self._quiet)
             self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
         except BaseException:
             sockets.close()
             raise
 
-    def _open(self, rank: int, address: str) -> _End:
-        """Room for a peer's clears, under the key that is its rank; and the queue pairs, where it is not ourselves."""
-        inbox = np.zeros(SLOTS * CLEAR.size, np.uint8)
-        key = self._endpoint.register(inbox.ctypes.data, inbox.nbytes)
+    def _open(self, rank: int) -> End:
+        """Room for a peer's clears, under the key that is its rank."""
+        end = End(rank)
+        key = self._endpoint.register(end.inbox.ctypes.data, end.inbox.nbytes)
         assert key == rank, "the first keys count up from 0"
-        end = _End(rank, [], inbox, address)
-        if rank != self.rank:
-            self._connect_pair(end, self.ports[rank % len(self.ports)])
         return end
-
-    def _connect_pair(self, end: _End, port: int) -> None:
-        """One more queue pair to this peer: the first is for control."""
-        lane, rank = len(end.pairs), end.rank
-        index = self._endpoint.connect(Pair(
-            peer=end.address,
-            peer_qp=self._number(self.rank, lane),
-            qp=self._number(rank, lane),
-            source_port=port,
-            psn=self._psn(self.rank, rank, lane),
-            peer_psn=self._psn(rank, self.rank, lane),
-        ))  # fmt: skip
-        if self._recycle:
-            self._endpoint.recycle(index, self._psn(self.rank, rank, lane))
-        self._end_of[index] = end
-        end.pairs.append(index)
-        self._detours.add(index, rank, port)
-
-    def _connect_data(self, end: _End) -> None:
-        """The queue pairs for data to and from this peer, once there is any: most ranks talk to few others."""
-        if len(end.pairs) == 1:
-            ways = self.ways.to(end.rank)
-            with self._quiet():
-                for lane in range(self.queue_pairs):
-                    port = ways[lane].port if lane < len(ways) else self.ports[lane % len(self.ports)]
-                    self._connect_pair(end, self.ways.instead(end.rank, port))
-
-    def _number(self, peer: int, lane: int) -> int:
-        """The queue pair that a rank has for this peer.  Part of it is the job's, so that another's is not mixed up."""
-        salt = zlib.crc32(f"{self._plan.job}/{self._plan.epoch}".encode()) & 0xFF
-        return OURS | salt << 15 | peer << 5 | lane
-
-    def _psn(self, source: int, target: int, lane: int) -> int:
-        return zlib.crc32(f"{self._plan.job}/{self._plan.epoch}/{source}/{target}/{lane}".encode()) & roce.PSN_MASK
 
     # ---- posting ---------------------------------------------------------------------------------------------------
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
         end = self._ends[self._link(peer).rank]
         if not as_bytes(data, "send of").nbytes:
             return DONE
-        message = _Message(data, tag, (self._call.number, self._text))
+        message = Message(data, tag, (self._call.number, self._text))
         end.sends.append(message)
         end.unmatched.append(message)
         self.bytes_sent += data.nbytes
@@ -250,86 +148,43 @@ class RoceMesh(ConnectedMesh):
             return DONE
         if view.readonly:
             raise ValueError("receive into a read-only array")
-        message = _Message(into, tag, (self._call.number, self._text))
-        message.left = view.nbytes
+        message = Message(into, tag, (self._call.number, self._text), left=view.nbytes)
         end.receives.append(message)
         end.ungranted.append(message)
         self._grant(end)
         return message
 
-    def _grant(self, end: _End) -> None:
+    def _grant(self, end: End) -> None:
         """Tells the peer where its next messages may go."""
-        self._connect_data(end)
-        while end.ungranted and len(end.receives) - len(end.ungranted) < SLOTS:
-            message = end.ungranted.popleft()
-            number, text = message.call
+        self._pairs.data(end.rank)
+        for message, offset in end.grant():
             with self._quiet():
                 message.key = self._endpoint.register(message.array.ctypes.data, message.array.nbytes)
             self._reads[message.key] = end, message
-            clear = CLEAR.pack(
-                number, message.array.nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text
-            )
-            slot = end.granted % SLOTS
-            end.granted += 1
-            self._write_to(end, 0, np.frombuffer(clear, np.uint8), self.rank, slot * CLEAR.size, None)
+            number, text = message.call
+            clear = Clear(number, message.array.nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text)
+            self._write_to(end, self._pairs.control(end.rank), clear.pack(), self.rank, offset, None)
 
-    def _match_clears(self, end: _End) -> None:
+    def _match_clears(self, end: End) -> None:
         """Sends what the peer is ready for."""
-        for message in list(end.unmatched):
-            stray = next((clear for clear in end.clears if (clear.number, clear.text) != message.call), None)
-            if stray is not None:
-                theirs = Call(stray.number, stray.text.decode(errors="replace"))
-                what = f"rank {end.rank} is at {theirs}; expected {self._call}; {SAME}"
-                raise self._fail(RankMismatch, what)
-            clear = next((clear for clear in end.clears if clear.tag == message.tag), None)
-            if clear is None:
-                continue
-            if clear.nbytes != message.array.nbytes:
-                raise self._fail(
-                    RankMismatch,
-                    f"rank {end.rank} expects {clear.nbytes} bytes where this rank sends {message.array.nbytes} "
-                    f"(tag {message.tag}); {SAME}",
-                )
-            end.clears.remove(clear)
-            end.unmatched.remove(message)
-            self._write_data(end, message, clear.key)
+        try:
+            for message, key in end.match(self._call):
+                self._write_data(end, message, key)
+        except RankMismatch as error:
+            raise self._fail(RankMismatch, str(error)) from None
 
-    def _write_data(self, end: _End, message: _Message, key: int) -> None:
-        self._connect_data(end)
-        data = message.array.view(np.uint8)
-        ways = self.ways.to(end.rank)
-        if ways and data.nbytes >= len(ways) * SPLIT:
-            self._write_planned(end, message, key, ways)
-            return
-        parts = max(1, min(self.queue_pairs, data.nbytes // SPLIT))
-        piece = min(-(-data.nbytes // (parts * self.path_mtu)) * self.path_mtu, native.LONGEST)
-        message.left = -(-data.nbytes // piece)
-        for first in range(0, data.nbytes, piece):
-            lane = 1 + end.turn % self.queue_pairs
-            end.turn += 1
-            self._write_to(end, lane, data[first : first + piece], key, first, message)
+    def _write_data(self, end: End, message: Message, key: int) -> None:
+        pairs, data = self._pairs.data(end.rank), message.array.view(np.uint8)
+        cuts = self.ways.cut(end.rank, data.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
+        message.left = len(cuts)
+        for lane, first, last in cuts:
+            self._write_to(end, pairs[lane], data[first:last], key, first, message)
 
-    def _write_planned(self, end: _End, message: _Message, key: int, ways: Sequence[Way]) -> None:
-        """Each way's part of the message, cut on whole packets, by its queue pair."""
-        data = message.array.view(np.uint8)
-        total = sum(way.weight for way in ways)
-        ends = [data.nbytes * reached // total // self.path_mtu * self.path_mtu
-                for reached in accumulate(way.weight for way in ways[:-1])]
-        cuts = [(lane, first, last) for lane, (first, last) in enumerate(pairwise([0, *ends, data.nbytes]), 1)
-                if last > first]
-        pieces = [(lane, at, min(at + native.LONGEST, last)) for lane, first, last in cuts
-                  for at in range(first, last, native.LONGEST)]
-        message.left = len(pieces)
-        for lane, first, last in pieces:
-            self._write_to(end, lane, data[first:last], key, first, message)
-
-    def _write_to(self, end: _End, lane: int, data: Flat, key: int, offset: int, of: _Message | None) -> None:
+    def _write_to(self, end: End, pair: int, data: Flat, key: int, offset: int, of: Message | None) -> None:
         identity = next(self._ids)
         self._writes[identity] = (end, of) if of is not None else data
         with self._quiet():
-            posted = self._endpoint.write(
-                end.pairs[lane], data.ctypes.data, data.nbytes, key=key, offset=offset, id=identity
-            )
+            posted = self._endpoint.write(pair, data.ctypes.data, data.nbytes, key=key, offset=offset, id=identity)
         if not posted:
             raise self._fail(PeerLost, f"the connection to rank {end.rank} is broken, or there is no memory; {LOOK}")
 
@@ -347,6 +202,8 @@ class RoceMesh(ConnectedMesh):
             return super()._poll(seconds)
         others = [(link.socket.fileno(), link.events) for link in self._links.values() if link.socket and link.events]
         others += [(fd, native.POLLIN) for fd in self._door.fds()]
+        if self._planned is not None:
+            others.append((self._planned.news, native.POLLIN))
         before = self._endpoint.progress()
         with self.spanned("send, wait, receive"):  # all of it in native code
             ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE) * 1e9), others)
@@ -356,6 +213,8 @@ class RoceMesh(ConnectedMesh):
         for peer, port in self._detours.proven():
             if self._planned is not None:
                 self._planned.suspect(peer, port)
+        if ready and self._planned is not None and (newer := self._planned.newer()) is not None:
+            self._detours.narrow(newer)
         return (super()._poll(0) if ready else False) or moved
 
     def _take_events(self) -> bool:
@@ -388,7 +247,7 @@ class RoceMesh(ConnectedMesh):
     def _arrived_at(self, event: Event) -> None:
         if event.key < self.size:
             end = self._ends[event.key]
-            self._hear_clear(end, bytes(end.inbox[event.offset : event.offset + CLEAR.size]))
+            self._hear_clear(end, end.clear_at(event.offset))
             return
         end, message = self._reads[event.key]
         message.left -= event.length
@@ -401,19 +260,18 @@ class RoceMesh(ConnectedMesh):
         end.receives.remove(message)
         self._grant(end)
 
-    def _hear_clear(self, end: _End, data: bytes) -> None:
-        number, nbytes, tag, key, path_mtu, queue_pairs, text = CLEAR.unpack(data)
-        if (path_mtu, queue_pairs) != (self.path_mtu, self.queue_pairs):
+    def _hear_clear(self, end: End, clear: Clear) -> None:
+        if (clear.path_mtu, clear.queue_pairs) != (self.path_mtu, self.queue_pairs):
             raise self._fail(
                 RankMismatch,
-                f"rank {end.rank} has path_mtu={path_mtu} and queue_pairs={queue_pairs}, this rank {self.path_mtu} and "
-                f"{self.queue_pairs}; give the same on every rank",
+                f"rank {end.rank} has path_mtu={clear.path_mtu} and queue_pairs={clear.queue_pairs}, this rank "
+                f"{self.path_mtu} and {self.queue_pairs}; give the same on every rank",
             )
-        end.clears.append(_Clear(number, nbytes, tag, key, text.rstrip(b"\0")))
+        end.clears.append(clear)
         self._match_clears(end)
 
     def _broken(self, event: Event) -> None:
-        rank = self._end_of[event.pair].rank
+        rank = self._pairs.rank_of(event.pair)
         side = "it refused our" if event.by_peer else "we refused its"
         self._learn(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
 
@@ -425,8 +283,7 @@ class RoceMesh(ConnectedMesh):
                 f"pin(peer={peer}, lane={lane}, port={port}): expected another rank, a queue pair below "
                 f"{self.queue_pairs}, and one of the ports {self.ports}"
             )
-        self._connect_data(self._ends[peer])
-        self._detours.move(self._ends[peer].pairs[1 + lane], port)
+        self._detours.move(self._pairs.data(peer)[lane], port)
 
     def adopt(self, paths: Paths) -> None:
         """From now on messages are cut and leave as the controller planned; between operations.
@@ -441,12 +298,11 @@ class RoceMesh(ConnectedMesh):
                             f"{self.ports}: give it Paths.ports and more queue_pairs")
         self._detours.replanned()
         reached = {reach.peer: reach.source_ports for reach in paths.reaches}
-        for end in self._ends.values():
-            if end.rank != self.rank:
-                if ports := reached.get(end.rank):
-                    self._detours.move(end.pairs[0], ports[end.rank % len(ports)])
-                for pair, way in zip(end.pairs[1:], self.ways.to(end.rank), strict=False):  # those made by now
-                    self._detours.move(pair, way.port)
+        for peer, (control, *data) in self._pairs.items():
+            if ports := reached.get(peer):
+                self._detours.move(control, ports[peer % len(ports)])
+            for pair, way in zip(data, self.ways.to(peer), strict=False):  # those made by now
+                self._detours.move(pair, way.port)
 
     def forget_stalls(self) -> None:
         """``stalled`` of all standings counts from here on."""
@@ -456,11 +312,7 @@ class RoceMesh(ConnectedMesh):
     def standings(self) -> dict[int, list[native.Standing]]:
         """By peer: where its queue pairs are, control first."""
         with self._quiet():
-            return {
-                end.rank: [self._endpoint.standing(pair) for pair in end.pairs]
-                for end in self._ends.values()
-                if end.pairs
-            }
+            return {peer: [self._endpoint.standing(pair) for pair in pairs] for peer, pairs in self._pairs.items()}
 
     # ---- failure ---------------------------------------------------------------------------------------------------
     def _busy(self, link: Link) -> bool:
@@ -472,13 +324,7 @@ class RoceMesh(ConnectedMesh):
         return owing + [link for link in links if self._ends[link.rank].sends and link not in owing]
 
     def _owed(self, link: Link) -> str:
-        end, parts = self._ends[link.rank], []
-        if end.receives:
-            parts.append(f"owes {sum(message.left for message in end.receives)} bytes")
-        if end.sends:
-            unready, rest = len(end.unmatched), len(end.sends) - len(end.unmatched)
-            parts.append(f"is not ready for {unready} messages and has not acknowledged {rest}")
-        return f"rank {link.rank} ({link.where}) {' and '.join(parts) or 'owes nothing'}"
+        return f"rank {link.rank} ({link.where}) {self._ends[link.rank].owed()}"
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -490,7 +336,7 @@ class RoceMesh(ConnectedMesh):
 
     def begin(self, call: Call) -> None:
         super().begin(call)
-        self._text = call.text.encode()[:68]
+        self._text = call.text.encode()[:TEXT]
 
     def abort(self, error: BaseException) -> None:
         told = bool(self._facts) or self.rank in self._waits
@@ -537,7 +383,4 @@ class RoceMesh(ConnectedMesh):
             self._io = None
             self._endpoint.close()
         for end in self._ends.values():
-            end.sends.clear()
-            end.receives.clear()
-            end.unmatched.clear()
-            end.ungranted.clear()
+            end.drop()

@@ -20,8 +20,6 @@ SOURCES = (
     "rc_io.c",
 )  # fmt: skip
 POLLIN = select.POLLIN
-LONGEST = 1 << 30
-"""Bytes of one write at most."""
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
 """nf_rc_what."""
 SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
@@ -104,7 +102,7 @@ def library() -> C.CDLL:
         "nf_rc_open": (pointer, u32, u32, u32, u32, u32),
         "nf_rc_close": (None, pointer),
         "nf_rc_connect": (C.c_int32, pointer, C.POINTER(PairPlan)),
-        "nf_rc_move": (C.c_bool, pointer, u32, C.c_uint16, i64),
+        "nf_rc_move": (C.c_bool, pointer, u32, C.c_uint16, C.c_bool, i64),
         "nf_rc_place": (C.c_bool, pointer, u32, u32),
         "nf_rc_ports": (C.c_bool, pointer, C.POINTER(C.c_uint16), u32),
         "nf_rc_recycle": (C.c_bool, pointer, u32, u64),
@@ -179,10 +177,10 @@ class Endpoint:
             raise ValueError(f"{pair}: expected queue pair numbers 1 .. 2^24 - 1, ours used once, and a UDP port")
         return index
 
-    def move(self, pair: int, source_port: int, now: int) -> None:
-        """From now on the queue pair's packets leave by this source port, and so maybe another path; what is in flight
-        on a path that stalled goes again at once."""
-        if not self._lib.nf_rc_move(self.handle, pair, source_port, now):
+    def move(self, pair: int, source_port: int, now: int, *, lost: bool = False) -> None:
+        """From now on the queue pair's packets leave by this source port, and so maybe another path.  ``lost``: the one
+        before is dead, and the peer is asked at once what it has of what is in flight."""
+        if not self._lib.nf_rc_move(self.handle, pair, source_port, lost, now):
             raise MemoryError(f"move(pair={pair}): no such queue pair, or no memory for its path")
 
     def place(self, pair: int, group: int) -> None:

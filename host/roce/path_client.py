@@ -8,7 +8,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -52,13 +55,21 @@ class PlannedPaths:
         self._clients: dict[Collective, PathClient] = {}
         self._refused: set[Collective] = set()
         self._adopted: tuple[Collective, Paths] | None = None
+        self._told: Paths | None = None
+        """What ``newer`` gave last."""
+        self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable when there may be something newer."""
         self._tell: Any = jobs.channel.unary_unary(
             f"/{SERVICE}/Suspect",
             request_serializer=msgspec.json.encode,
             response_deserializer=msgspec.json.Decoder(Noted).decode,
         )
-        self.ports = self._client(ALL_TO_ALL).now.ports
-        """Source ports of all paths that this rank may ever use."""
+        try:
+            self.ports = self._client(ALL_TO_ALL).now.ports
+            """Source ports of all paths that this rank may ever use."""
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def queue_pairs(self) -> int:
@@ -82,8 +93,18 @@ class PlannedPaths:
         now = of, self._clients[of].now
         if now == self._adopted:
             return None
-        self._adopted = now
+        self._adopted, self._told = now, now[1]
         return now[1]
+
+    def newer(self) -> Paths | None:
+        """In the middle of a collective: what the controller said since it began, or since the last time."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.news)
+        now = self._clients[self._adopted[0]].now if self._adopted is not None else None
+        if now is self._told:
+            return None
+        self._told = now
+        return now
 
     def suspect(self, peer: int, port: int) -> None:
         """Tells the controller, without waiting for it."""
@@ -99,10 +120,17 @@ class PlannedPaths:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        if self.news >= 0:
+            os.close(self.news)
+            self.news = -1
+
+    def _ring(self) -> None:
+        if self.news >= 0:
+            os.eventfd_write(self.news, 1)
 
     def _client(self, wanted: Collective) -> PathClient:
         if wanted not in self._clients:
-            self._clients[wanted] = PathClient(self._jobs, self._plan, wanted, scope=self._scope)
+            self._clients[wanted] = PathClient(self._jobs, self._plan, wanted, scope=self._scope, ring=self._ring)
         return self._clients[wanted]
 
 
@@ -110,11 +138,14 @@ class PathClient:
     """Of one rank and one collective, over the channel of ``jobs``.  Raises PlanError.
 
     scope  "leaf": the controller cuts all flows between two leaves together; "host": each host's by themselves
+    ring   is called with each plan that comes, by a thread of its own
     """
 
     def __init__(
-        self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf"] = "leaf"
-    ) -> None:
+        self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf"] = "leaf",
+        ring: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._ring = ring
         request = Follow(plan.job, plan.rank, plan.epoch, collective=of.algorithm, ranks=list(of.ranks), root=of.root,
                          scope=scope, token=jobs.token)  # fmt: skip
         follow = jobs.channel.unary_stream(
@@ -144,6 +175,7 @@ class PathClient:
     def _hear(self, paths: Paths) -> None:
         self._now = paths
         self._first.set()
+        self._ring()
 
     def _over(self, why: str) -> None:
         self._why = why

@@ -8,12 +8,17 @@ does not answer is suspect for all peers under the same leaf, until it answers a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from netfold.wire.paths import Paths
 
 MOST_PAIRS: Final = 31
 """Queue pairs for data between two ranks at most: their numbers have 5 bits for it."""
+SPLIT: Final = 16 << 10
+"""Bytes of a piece at least: smaller messages go over one queue pair."""
+LONGEST: Final = 1 << 30
+"""Bytes of one write at most."""
 
 
 class Way(NamedTuple):
@@ -21,6 +26,14 @@ class Way(NamedTuple):
 
     port: int
     weight: int
+
+
+class Cut(NamedTuple):
+    """Bytes ``first`` .. ``last`` of a message, by this lane: a queue pair for data, 0 the first."""
+
+    lane: int
+    first: int
+    last: int
 
 
 class Ways:
@@ -31,6 +44,8 @@ class Ways:
         self._leaf: dict[int, str] = {peer: f"rank {peer}" for peer in peers}
         self._all: dict[int, list[int]] = dict.fromkeys(self._leaf, self._ports)
         self._ways: dict[int, list[Way]] = {}
+        self._beside: set[int] = set()
+        """Peers under the same leaf: there is one path to each, so one lane."""
         self._numbers: dict[str, int] = {}
         self._suspects: dict[tuple[str, int], int] = {}
         """By leaf and port: how many were blamed before it."""
@@ -45,10 +60,37 @@ class Ways:
         for reach in paths.reaches:
             self._leaf[reach.peer] = reach.leaf
             self._all[reach.peer] = reach.source_ports or self._ports
+        self._beside = {reach.peer for reach in paths.reaches if not reach.source_ports}
+
+    def narrow(self, paths: Paths) -> None:
+        """In the middle of an operation: where the controller leads no path any more, nothing goes.  How messages are
+        cut stays, and so do our own suspicions."""
+        for reach in paths.reaches:
+            self._all[reach.peer] = reach.source_ports or self._ports
+        for peer in self._ways:
+            self._turn(peer)
 
     def to(self, peer: int) -> Sequence[Way]:
         """How messages to a peer are cut; empty where nothing was planned."""
         return self._ways.get(peer, ())
+
+    def cut(self, peer: int, nbytes: int, *, lanes: int, mtu: int) -> list[Cut]:
+        """A message of so many bytes: in the parts of its ways, or evenly over all ``lanes`` where nothing was planned;
+        on whole packets, and none too short to be worth it."""
+        ways = self.to(peer)
+        if ways and nbytes >= len(ways) * SPLIT:
+            total = sum(way.weight for way in ways)
+            inner = [nbytes * reached // total // mtu * mtu for reached in accumulate(way.weight for way in ways[:-1])]
+            parts = [Cut(lane, *ends) for lane, ends in enumerate(pairwise([0, *inner, nbytes]))]
+        else:
+            few = len(ways) or (1 if peer in self._beside else lanes)
+            pieces = max(1, min(few, nbytes // SPLIT))
+            size = -(-nbytes // (pieces * mtu)) * mtu
+            # short messages to different peers do not all take the first lane
+            parts = [Cut((peer + n) % few, first, min(first + size, nbytes))
+                     for n, first in enumerate(range(0, nbytes, size))]
+        return [Cut(lane, at, min(at + LONGEST, last)) for lane, first, last in parts
+                for at in range(first, last, LONGEST)]
 
     def most(self) -> int:
         """Ways to any one peer, at most."""
@@ -79,10 +121,10 @@ class Ways:
         return (self._leaf[peer], port) in self._suspects
 
     def instead(self, peer: int, port: int) -> int:
-        """The port itself if it is good, else the next good one after it; peers begin at different ones, so that what
-        leaves a dead path does not all meet on one other.  Where all are suspect, the one that was blamed longest ago:
+        """The port itself if it is good, else another one; peers take different ones, so that what leaves a dead path
+        does not all meet on one other.  Where all are suspect, the one that was blamed longest ago:
         each gets its turn, until one answers."""
-        if not self.is_suspect(peer, port):
+        if port in self._all[peer] and not self.is_suspect(peer, port):
             return port
         good = [other for other in self._all[peer] if not self.is_suspect(peer, other)]
         if good:
