@@ -56,7 +56,7 @@ def from_bfloat16(array: Flat) -> Flat:
 class TcpRanks:
     """Meshes of all ranks of a job over loopback TCP; a context manager."""
 
-    def __init__(self, ranks: int, *, timeout: float = 10.0) -> None:
+    def __init__(self, ranks: int, *, timeout: float = 30.0) -> None:
         number = os.getpid() * 16 + next(_subnets) % 16
         net = f"127.{64 + (number >> 8) % 128}.{number & 255}"
         listeners = [listen(f"{net}.{rank + 1}") for rank in range(ranks)]

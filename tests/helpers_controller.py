@@ -245,7 +245,7 @@ async def session(folder: Path, server: ScriptedServer, election_id: int = 9) ->
     running = await server.serve(address)
     try:
         async with await Session.open("leaf1", address, device_id=3, pipeline=PIPELINE, election_id=election_id,
-                                      timeout=5) as opened:
+                                      timeout=BOUND) as opened:
             yield opened
     finally:
         await running.stop(None)

@@ -106,10 +106,10 @@ def loopback_jobs(address: str, ranks: Sequence[str], where: str) -> Iterator[Lo
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
     try:
-        assert ready.wait(10), "the job service did not start in 10 s"
+        assert ready.wait(60), "the job service did not start in 60 s"
         yield jobs
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()
         switch.close()

@@ -204,7 +204,7 @@ def test_asynchronous_operations_keep_their_order() -> None:
         last = comm.allreduce(np.ones(1))[0]
         assert all(one.done() for one in works)
         assert ranks.wait(0) == [0, 1]
-        return [*[float(one.wait(10)[0]) for one in reversed(works)][::-1], float(last)]
+        return [*[float(one.wait(60)[0]) for one in reversed(works)][::-1], float(last)]
 
     with loopback_job(2, rail="tcp") as comms:
         assert everyone(comms, work) == [[2.0 * i + 1 for i in range(8)] + [2.0]] * 2

@@ -266,7 +266,7 @@ def test_a_switch_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     async def story() -> None:
         address = f"unix:{tmp_path}/late.sock"
         opening = asyncio.create_task(
-            Session.open("leaf1", address, device_id=1, pipeline=PIPELINE, election_id=1, timeout=10)
+            Session.open("leaf1", address, device_id=1, pipeline=PIPELINE, election_id=1, timeout=60)
         )
         await asyncio.sleep(0)
         running = await ScriptedServer().serve(address)

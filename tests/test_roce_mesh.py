@@ -40,7 +40,7 @@ _subnets = count(1)
 class RoceRanks(TcpRanks):
     """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager."""
 
-    def __init__(self, ranks: int, *, timeout: float = 10.0, **options: Any) -> None:
+    def __init__(self, ranks: int, *, timeout: float = 30.0, **options: Any) -> None:
         number = os.getpid() * 16 + next(_subnets) % 16
         net = f"127.{192 + (number >> 8) % 63}.{number & 255}"
         self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
@@ -140,7 +140,7 @@ def test_all_to_all_and_barriers_run_over_queue_pairs() -> None:
 def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
     """One datagram in fifty, super-packets as a whole, acknowledgements too: all ranks finish, exact, and close."""
     sizes = [100_000, 3, 30_000, 1, 200_000]
-    with RoceRanks(3, timeout=20.0) as ranks:
+    with RoceRanks(3) as ranks:
         for sock in receivers(ranks):
             lose(sock, 0.02)
         check_sums(ranks.run(allreduce("ring", sizes, 3)), sizes)
@@ -150,7 +150,7 @@ def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
 
 def test_a_rank_that_computes_still_answers() -> None:
     """Rank 1 has what was sent and never calls again; its lost acknowledgement is repeated nevertheless."""
-    with RoceRanks(2, timeout=5.0) as ranks:
+    with RoceRanks(2) as ranks:
         data, into = np.arange(1000, dtype=np.int32), np.zeros(1000, np.int32)
 
         def work(mesh: Mesh) -> None:
@@ -170,7 +170,7 @@ def test_port_4791_is_shared_by_destination_queue_pair() -> None:
     with RoceRanks(2, shared=True) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as fold:
         fold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         fold.bind((ranks.addresses[0], roce.UDP_PORT))
-        fold.settimeout(5)
+        fold.settimeout(30)
         sizes = [50_000]
         check_sums(ranks.run(allreduce("ring", sizes, 2)), sizes)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as tree:
@@ -248,11 +248,11 @@ def test_a_rank_that_never_calls_is_named() -> None:
 def test_that_a_path_stands_still_is_no_movement() -> None:
     """Where the network swallows everything, the timeout counts from the last packet that came, whatever queue pairs
     tell of their paths meanwhile."""
-    with RoceRanks(2, timeout=1.0) as ranks:
+    with RoceRanks(2, timeout=2.0) as ranks:
         check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
         for sock in receivers(ranks):
             lose(sock, 1 - 2**-32)
-        results = ranks.run(allreduce("ring", [1000], 2), timeout=15)
+        results = ranks.run(allreduce("ring", [1000], 2), timeout=60)
     for result in results:
         assert isinstance(result, CollectiveTimeout), results
 
@@ -267,8 +267,8 @@ def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
             return None
         return allreduce("ring", [1000], 3)(mesh)
 
-    with RoceRanks(3, timeout=30.0) as ranks:
-        results = ranks.run(work, timeout=20)
+    with RoceRanks(3, timeout=90.0) as ranks:
+        results = ranks.run(work, timeout=60)
     for rank in (0, 2):
         assert isinstance(results[rank], PeerLost), results[rank]
         assert "rank 1 is lost" in str(results[rank])
