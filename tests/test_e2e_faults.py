@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from helpers_ports import wait_for
-from helpers_steady import Steady
+from helpers_steady import PATIENCE, Steady
 from helpers_topo import ENGINES, in_sandbox, program
 
 from netfold.controller.operator import Status
@@ -69,7 +69,8 @@ def test_packet_faults_do_not_change_a_sum(engine: Engine, faults: Faults, tmp_p
 
 def three_tiers(engine: Engine) -> Fabric:
     """Two pods of two leaves under two spines: eight ranks, ten switches, trees of depth 3."""
-    return threetier(2, 2, 2, 2, 8, rate=RATES[engine], seed=2, engine=engine, rundir=sandbox.rundir(), **ALL)
+    fabric = threetier(2, 2, 2, 2, 8, rate=RATES[engine], seed=2, engine=engine, rundir=sandbox.rundir(), **ALL)
+    return msgspec.structs.replace(fabric, misses=PATIENCE)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

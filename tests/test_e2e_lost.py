@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from helpers_steady import PATIENCE
 from helpers_topo import ENGINES, in_sandbox, program
 
 from netfold.controller.plan.fabric import Engine
@@ -32,7 +34,8 @@ CASES = [("innet", "stop"), ("innet", "stay"), ("innet", "kill"), ("tcp", "stop"
 def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> None:
     """Operation, size and rank stand in each error, in time; the flight recorder has the operation as failed."""
     rate = "200mbit" if engine == "softswitch" else "20mbit"
-    with Network(leafspine(2, 1, 4, rate=rate, engine=engine, rundir=sandbox.rundir()), logs=tmp_path) as network:
+    fabric = leafspine(2, 1, 4, rate=rate, engine=engine, rundir=sandbox.rundir())
+    with Network(msgspec.structs.replace(fabric, misses=PATIENCE), logs=tmp_path) as network:
         for rail, way in CASES if engine == "softswitch" else CASES[:1]:
             job = f"{rail}-{way}"
             folder = tmp_path / job
@@ -56,7 +59,7 @@ SEVERAL = [("stop", "rank 3 does not answer"), ("stay", "rank 3 answers, and has
 def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, tmp_path: Path) -> None:
     """The same where one allreduce goes over two planes, whether it is cut or not."""
     rate = "200mbit" if engine == "softswitch" else "20mbit"
-    one = leafspine(1, 0, 4, rate=rate, engine=engine)
+    one = msgspec.structs.replace(leafspine(1, 0, 4, rate=rate, engine=engine), misses=PATIENCE)
     with Planes(side_by_side([one, one], sandbox.rundir()), logs=tmp_path) as planes:
         for way, says in SEVERAL if engine == "softswitch" else SEVERAL[:1]:
             folder = tmp_path / way

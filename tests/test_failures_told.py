@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a failed test of this suite tells: the logs of what it started, and where it hung."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import LOG_BYTES
+from helpers_topo import SECONDS
+
+HANGS = """
+import threading
+
+def test_that_hangs(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "leaf1.log").write_text("at the beginning\\n" + "x" * %d + "\\nthe last words\\n")
+    (tmp_path / "logs" / "rank0.log").touch()
+    threading.Event().wait(60)
+"""
+
+
+def test_a_test_that_hangs_says_where_and_shows_the_ends_of_its_logs(tmp_path: Path) -> None:
+    """Within the seconds that its sandbox gives it; logs are cut to their ends, and empty ones left out."""
+    file = tmp_path / "test_hangs.py"
+    file.write_text(HANGS % LOG_BYTES)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--basetemp",
+         str(tmp_path / "base"), str(file)],
+        env={**os.environ, SECONDS: "1", "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Timeout (>1.0s)" in done.stdout
+    assert "threading.Event().wait(60)" in done.stdout
+    assert "end of logs/leaf1.log" in done.stdout
+    assert "the last words" in done.stdout
+    assert "at the beginning" not in done.stdout.partition("end of logs/leaf1.log")[2]
+    assert "rank0.log" not in done.stdout.partition("end of logs")[2]
