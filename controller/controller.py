@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
@@ -38,6 +38,9 @@ from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import Session, SwitchError
 from netfold.controller.switch.target import Client, Target
 from netfold.wire import jobs as wire
+
+if TYPE_CHECKING:
+    from netfold.controller.web import Web
 
 log = logging.getLogger("netfold.controller")
 
@@ -101,6 +104,9 @@ class Controller:
             self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan
         )
         self._server: grpc.aio.Server | None = None
+        self._web: Web | None = None
+        self.page = ""
+        """URL of the web page, where there is one."""
         self._token = ""
         self._ready = time.monotonic()
 
@@ -141,6 +147,11 @@ class Controller:
         self._tasks.append(asyncio.create_task(self._keep_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
         self._ready = time.monotonic()
+        if self.fabric.metrics is not None:
+            from netfold.controller.web import Web
+
+            self._web = Web(self.fabric, self.status, self._token)
+            self.page = self._web.start(self.fabric.metrics)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -150,6 +161,9 @@ class Controller:
 
     async def stop(self) -> None:
         """End the service and the sessions; the switches stay as they are."""
+        if self._web is not None:
+            await self._web.stop()
+            self._web = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -67,6 +67,7 @@ class Inspection:
                 for number, link in enumerate(self._fabric.links)
             ],
             jobs=[of_job(job) for job in self._jobs.all()],
+            totals=self._jobs.totals,
         )
 
     async def strays(self) -> dict[str, dict[int, int]]:

@@ -23,6 +23,7 @@ from netfold.controller.admission import check, check_against, refuse
 from netfold.controller.drains import Drains
 from netfold.controller.job import Job
 from netfold.controller.liveness import Liveness
+from netfold.controller.operator import Totals
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric, Host
 from netfold.controller.plan.machines import fold_groups, machines, slowest
@@ -74,7 +75,8 @@ class Jobs:
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
         self._closing = False
-        self._recovery = Recovery(fabric, ledger, installer, liveness, drains, self._plans)
+        self.totals = Totals()
+        self._recovery = Recovery(fabric, ledger, installer, liveness, drains, self.totals, self._plans)
         self._cleaning: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[Job]:
@@ -134,6 +136,10 @@ class Jobs:
     async def report(self, request: Report) -> Done:
         """Keep a rank's totals."""
         job = self.find(request.job, request.epoch, request.rank)
+        before = job.reports.get(request.rank)
+        for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
+            more = getattr(request, name) - (0 if before is None else getattr(before, name))
+            setattr(self.totals, name, getattr(self.totals, name) + more)
         job.reports[request.rank] = request
         return Done()
 
@@ -260,6 +266,7 @@ class Jobs:
         except BaseException:  # dropped meanwhile, or a bug: nothing of it may stay
             await self._end(job)
             raise
+        self.totals.jobs += 1
         if job.state == "planning":
             job.state = "active"
         if job.is_empty:  # all went away meanwhile

@@ -144,6 +144,22 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Why its trees are not where they should be."""
 
 
+class Totals(msgspec.Struct):
+    """Of all jobs since the controller started; what ranks say they say when they leave."""
+
+    jobs: int = 0
+    """That were complete."""
+    rounds: int = 0
+    """Times that trees were planned anew."""
+    round_seconds: float = 0.0
+    """That ranks stood still for it, job by job."""
+    operations: int = 0
+    """Of each rank, added up; as the rest."""
+    bytes_reduced: int = 0
+    packets_sent: int = 0
+    retransmissions: int = 0
+
+
 class Status(msgspec.Struct, frozen=True):
     """The whole fabric at one moment."""
 
@@ -154,6 +170,7 @@ class Status(msgspec.Struct, frozen=True):
     switches: list[SwitchStatus]
     links: list[LinkStatus]
     jobs: list[JobStatus]
+    totals: Totals = msgspec.field(default_factory=Totals)
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

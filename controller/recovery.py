@@ -26,6 +26,7 @@ import networkx as nx
 
 from netfold.controller.drains import Drains
 from netfold.controller.liveness import Liveness
+from netfold.controller.operator import Totals
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric, Host
 from netfold.controller.plan.machines import fold_groups, machines
@@ -83,7 +84,8 @@ class Round:
 class Recovery:
     """Of all jobs of one fabric.
 
-    plans  a job's plans, one for each rank
+    totals  counts rounds
+    plans   a job's plans, one for each rank
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Recovery:
         installer: Installer,
         liveness: Liveness,
         drains: Drains,
+        totals: Totals,
         plans: Callable[[Job], list[Plan]],
     ) -> None:
         self._fabric = fabric
@@ -100,6 +103,7 @@ class Recovery:
         self._installer = installer
         self._liveness = liveness
         self._drains = drains
+        self._totals = totals
         self._plans = plans
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -277,6 +281,8 @@ class Recovery:
         job.streams = job.known = _from_the_slowest(job.known, job.streams, here.resumes)
         here.plans.set_result(self._plans(job))
         here.ended = time.monotonic()
+        self._totals.rounds += 1
+        self._totals.round_seconds += here.ended - here.began
         job.stir()
         where = ", ".join(tree.root for tree in job.trees)
         log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -235,12 +236,16 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     dry = subprocess.run([*netfold, "up", str(file), "--dry-run"], capture_output=True, text=True, timeout=100)
     assert (dry.returncode, dry.stdout.count("modify the program")) == (1, 4), dry.stderr
     assert "leaf1: insert" in dry.stdout
-    up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120"], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, text=True)
+    up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120", "--metrics", "127.0.0.1:0"],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         assert up.stdout is not None
         line = up.stdout.readline()
         assert line.startswith(f"ready: fabric {fabric.name}, 4 switches ({fabric.engine})")
+        page = line.rpartition("page and metrics at ")[2].strip()
+        scrape = urllib.request.Request(f"{page}/metrics", headers={"Authorization": "Bearer a secret"})
+        with urllib.request.urlopen(scrape, timeout=60) as answer:
+            assert answer.read().count(b"netfold_switch_up{") == 4
         table = subprocess.run([*netfold, "status", str(file)], capture_output=True, text=True, timeout=60, check=True)
         assert "4 of 4 switches up" in table.stdout
         without = subprocess.run([*netfold, "status", "--controller", fabric.jobs], capture_output=True, text=True,

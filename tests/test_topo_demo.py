@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from netfold.controller import picture
 from netfold.controller.operator import LinkStatus, Traffic
-from netfold.controller.plan.generate import leafspine
-from netfold.topo import demo, picture, report, train
+from netfold.controller.plan.generate import leafspine, threetier
+from netfold.topo import demo, report, train
 
 SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)
 
@@ -182,7 +183,7 @@ def test_pictures_are_svg_with_everything_inside(leaves: int, spines: int, hosts
         report.Load(link.a, link.b, there, back, 0, 0, 0)
         for link, (there, back) in zip(fabric.links, counts, strict=True)
     ]
-    root = ElementTree.fromstring(picture.draw(fabric, loads, 'a <title> & "more"'))
+    root = ElementTree.fromstring(picture.draw(fabric, loads, 'a <title> & "more"', report.size))
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert sorted(t for t in texts if t in {n.name for n in fabric.nodes}) == sorted(n.name for n in fabric.nodes)
@@ -200,7 +201,7 @@ def test_the_busier_direction_is_the_thicker_line() -> None:
     """Up in one colour, down in the other, whichever end of the link is named first."""
     fabric = leafspine(1, 1, 1)
     loads = [report.Load("leaf1:1", "h1:0", 10, 1000, 0, 0, 0), report.Load("leaf1:2", "spine1:1", 500, 20, 0, 0, 0)]
-    root = ElementTree.fromstring(picture.draw(fabric, loads, ""))
+    root = ElementTree.fromstring(picture.draw(fabric, loads, "", report.size))
     widths = [
         (line.attrib["stroke"], float(line.attrib["stroke-width"]))
         for line in root.iter("{http://www.w3.org/2000/svg}line")
@@ -209,6 +210,17 @@ def test_the_busier_direction_is_the_thicker_line() -> None:
     assert widths[1][0] == picture.DOWN
     assert widths[1][1] < widths[0][1]
     assert widths[2] == (picture.UP, picture.WIDEST / 2)  # leaf1 to spine1
+
+
+def test_every_tier_has_a_row_and_what_is_down_or_drained_its_mark() -> None:
+    """Three tiers lie above each other; a switch has a frame, a link a dashed line, in the mark's colour."""
+    fabric = threetier(2, 1, 2, 2, 4)
+    loads = [report.Load(link.a, link.b, 1, 1, 0, 0, 0) for link in fabric.links]
+    marked = picture.draw(fabric, loads, "", report.size, down=["spine1", fabric.links[0].a], drained=["spine2"])
+    assert (marked.count(picture.GONE), marked.count(picture.DRAINED)) == (2, 1)
+    root = ElementTree.fromstring(marked)
+    rows = {text.text: float(text.attrib["y"]) for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert rows["spine1"] < rows["agg1"] < rows["leaf1"] < rows["h1"]
 
 
 # ---- what is missing -------------------------------------------------------------------------------------------------

@@ -108,10 +108,10 @@ def _installed(package: str) -> bool:
 
 
 def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> Report:
+    from netfold.controller.picture import draw
     from netfold.topo import report as reports
     from netfold.topo import train
     from netfold.topo.net import Network
-    from netfold.topo.picture import draw
 
     out.mkdir(parents=True, exist_ok=True)
     data, weights = sandbox.rundir() / "digits.npz", sandbox.rundir() / "weights.npy"
@@ -175,7 +175,7 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
     )
     report.save(out / "report.json")
     title = f"{fabric.name}: {steps} steps, {reports.size(report.gradient_bytes)} of gradient each"
-    (out / "fabric.svg").write_text(draw(fabric, report.links, title))
+    (out / "fabric.svg").write_text(draw(fabric, report.links, title, reports.size))
     console.print()
     reports.show(report, console)
     console.print(f"\nreport {out / 'report.json'}, picture {out / 'fabric.svg'}, logs {out / 'logs'}")

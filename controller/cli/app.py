@@ -33,6 +33,7 @@ from netfold.controller.cli.options import (
     FabricFile,
     FabricOption,
     Json,
+    Metrics,
     Misses,
     PathMtu,
     Probe,
@@ -69,6 +70,7 @@ def up(
     probe: Probe = None,
     misses: Misses = None,
     steady: Steady = None,
+    metrics: Metrics = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written to the switches of "
                                                             "FABRIC.toml.")] = False,
@@ -80,13 +82,14 @@ def up(
     jobs. With --topo, switches and hosts are started as well, and Mininet's prompt comes up.
     """
     log_to_stderr(verbose)
-    said = {"probe": probe, "misses": misses, "steady": steady}
+    said = {"probe": probe, "misses": misses, "steady": steady, "metrics": metrics}
     settings = {name: value for name, value in said.items() if value is not None}
     if dry_run and file is None:
         fail(CANNOT, "up --dry-run: expected a FABRIC.toml, whose switches are read; `netfold plan --entries` shows "
                      "what an empty fabric would get")
     if topo is not None and file is None:
-        planes = [_changed(fabric, settings) for fabric in generated.planes(topo)]
+        planes = [_changed(fabric, {**settings, **_own_page(metrics, number)})
+                  for number, fabric in enumerate(generated.planes(topo))]
         from netfold.topo.up import up as up_topo
 
         raise typer.Exit(up_topo(planes))
@@ -103,6 +106,12 @@ def up(
         show(awaited(compare(fabric)))
         return
     awaited(_serve(fabric, timeout))
+
+
+def _own_page(metrics: str | None, plane: int) -> dict[str, str]:
+    """Controllers of planes beside each other have ports beside each other."""
+    host, _, port = (metrics or "").rpartition(":")
+    return {"metrics": f"{host}:{int(port) + plane}"} if port.isdecimal() else {}
 
 
 def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
@@ -125,8 +134,9 @@ async def _serve(fabric: Fabric, timeout: float) -> None:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
+            page = f", page and metrics at {controller.page}" if controller.page else ""
             print(f"ready: fabric {fabric.name}, {len(fabric.switches)} switches ({fabric.engine}), jobs at "
-                  f"{fabric.jobs}", flush=True)
+                  f"{fabric.jobs}{page}", flush=True)
             await stopped.wait()
     finally:
         for task in (starting, stopping):

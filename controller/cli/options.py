@@ -28,3 +28,5 @@ Misses = Annotated[int | None, typer.Option(help="Probes lost in a row before a 
                                               "the fabric's.")]
 Steady = Annotated[float | None, typer.Option(help="Seconds that something must be back before running jobs use it "
                                                 "again; instead of the fabric's.")]
+Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve a web page, and metrics for Prometheus "
+                                                                     "at /metrics; instead of the fabric's.")]

@@ -109,6 +109,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     certificate: str | None = None
     """PEM file of the job service's certificate, and ``key`` of its private key: TLS where there are both."""
     key: str | None = None
+    metrics: str | None = None
+    """``host:port`` of the controller's web page and of its metrics for Prometheus; None: neither."""
     state: str | None = None
     """File that keeps what operators have drained while the controller is not there; None: nothing does."""
 

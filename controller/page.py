@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller's web page: the fabric drawn with what its links carry at the moment, switches, and jobs.
+
+The page asks for its inside once a second and puts it in place; nothing is loaded from anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final, NamedTuple
+
+from netfold.controller import picture
+from netfold.controller.operator import JobStatus, Status, SwitchStatus, Traffic
+from netfold.controller.plan.fabric import Fabric
+
+PAGE: Final = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>NetFold</title><style>
+body { font: 14px Helvetica, Arial, sans-serif; margin: 1.5em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0 } th, td { text-align: left; padding: 2px 14px 2px 0 }
+th { border-bottom: 1px solid #999 } svg { max-width: 100%; height: auto }
+.bad { color: #b00020 } .drained { color: #9a6e00 } #late { display: none } .late #late { display: inline }
+.late #live { opacity: 0.4 }
+</style></head><body><span id="late" class="bad">the controller does not answer</span><div id="live"></div><script>
+async function look() {
+  try {
+    const answer = await fetch("live", {signal: AbortSignal.timeout(5000)});
+    if (!answer.ok) throw new Error(answer.status);
+    document.getElementById("live").innerHTML = await answer.text();
+    document.body.className = "";
+  } catch (error) { document.body.className = "late"; }
+  setTimeout(look, 1000);
+}
+look();
+</script></body></html>
+"""
+
+
+class Rate(NamedTuple):
+    """What a link carries: bit/s each way, and packets lost on purpose in all."""
+
+    a: str
+    b: str
+    there: float
+    back: float
+    lost: float
+
+
+def live(fabric: Fabric, before: Status, now: Status, seconds: float) -> str:
+    """The inside of the page: what changed between two looks, so many seconds apart."""
+    rates = [
+        Rate(new.a, new.b, _rate(old.a_to_b, new.a_to_b, seconds), _rate(old.b_to_a, new.b_to_a, seconds),
+             new.a_to_b.lost + new.b_to_a.lost)
+        for old, new in zip(before.links, now.links, strict=True)
+    ]
+    up = sum(switch.up for switch in now.switches)
+    title = f"{now.fabric} on {now.engine}, up {now.uptime:.0f} s, {up} of {len(now.switches)} switches up"
+    down = [*(s.name for s in now.switches if not s.up), *(link.a for link in now.links if not link.up)]
+    drained = [*(s.name for s in now.switches if s.drained), *(link.a for link in now.links if link.drained)]
+    drawn = picture.draw(fabric, rates, title, words, down=down, drained=drained)
+    pairs = zip(before.switches, now.switches, strict=True)
+    jobs = [_job(job) for job in now.jobs if job.state != "finished"]
+    return (drawn + _table(("switch", "state", "slots", "folded/s", "entries"),
+                           [_switch(old, new, seconds) for old, new in pairs])
+            + (_table(("job", "state", "ranks", "trees", "last re-planning"), jobs) if jobs else "<p>no jobs</p>"))
+
+
+def words(rate: float) -> str:
+    """bit/s for people."""
+    for unit in ("b/s", "kb/s", "Mb/s"):
+        if rate < 999.5:
+            return f"{rate:.3g} {unit}"
+        rate /= 1000
+    return f"{rate:.3g} Gb/s"
+
+
+def _rate(old: Traffic, new: Traffic, seconds: float) -> float:
+    """A switch that was started anew counts from 0."""
+    return max(0, new.bytes - old.bytes) * 8 / seconds
+
+
+def _switch(old: SwitchStatus, new: SwitchStatus, seconds: float) -> Sequence[str]:
+    state = "up" if new.up else f'<span class="bad">down: {escape(new.problem)}</span>'
+    if new.drained:
+        state += ', <span class="drained">drained</span>'
+    folded = max(0, new.folded.first - old.folded.first) / seconds
+    return (escape(new.name), state, f"{new.slots_used} of {new.slots}", f"{folded:.0f}", str(new.entries))
+
+
+def _job(job: JobStatus) -> Sequence[str]:
+    there = len(job.joined) - len(job.left) - len(job.lost)
+    lost = f', <span class="bad">{len(job.lost)} lost</span>' if job.lost else ""
+    trees = " ".join(tree.root for tree in job.trees) or job.reason or "-"
+    last = "-"
+    if job.round is not None:
+        took = "the ranks stand still" if job.round.took is None else f"{job.round.took * 1e3:.0f} ms"
+        last = f"{job.round.number}: {job.round.why}; {took}"
+    return (escape(job.name), escape(job.state), f"{there} of {job.world}{lost}", escape(trees),
+            escape(f"{last}; {job.stays}" if job.stays else last))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells of ``rows`` are HTML."""
+    lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    return ("<table><tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"
+            + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>")

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the controller tells over HTTP: metrics for Prometheus, and a page for people.
+
+    GET /           the page (page.py)          /metrics    Prometheus' text format (metrics.py)
+    GET /live       the page's inside           /status     what `netfold status --json` prints
+
+The standard library's server, a thread a connection; the status is asked for in the controller's loop, once for all who
+ask within AGE.  Nothing can be changed here.  Where the fabric has a token, it is the password of any user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from netfold.controller import metrics, page
+from netfold.controller.operator import Status
+from netfold.controller.plan.fabric import Fabric, FabricError
+
+log = logging.getLogger("netfold.controller")
+
+AGE: Final = 0.9
+"""Seconds for which an answer of the switches serves everybody."""
+TIMEOUT: Final = 10.0
+"""Seconds for a status, and for a client to say what it wants."""
+POLL: Final = 0.1
+"""Seconds until the server sees that it is to stop."""
+
+
+class Look(NamedTuple):
+    """A status, the one before it, and the seconds in between."""
+
+    before: Status
+    now: Status
+    seconds: float
+
+
+class Looks:
+    """The last two statuses.  ``ask`` reads the switches; ``clock`` in seconds."""
+
+    def __init__(self, ask: Callable[[], Awaitable[Status]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._busy = asyncio.Lock()
+        self._last: tuple[float, Status] | None = None
+        self._look: Look | None = None
+
+    async def look(self) -> Look:
+        """A new one, unless the last is young."""
+        async with self._busy:
+            if self._look is None or self._last is None or self._clock() - self._last[0] >= AGE:
+                status, now = await self._ask(), self._clock()
+                then, before = self._last or (now - 1.0, status)
+                self._last, self._look = (now, status), Look(before, status, now - then)
+            return self._look
+
+
+class Web:
+    """The server.  ``status`` is awaited in the loop that calls `start`."""
+
+    def __init__(self, fabric: Fabric, status: Callable[[], Awaitable[Status]], token: str) -> None:
+        self._fabric = fabric
+        self._looks = Looks(status)
+        self._token = token.encode()
+        self._server: _Server | None = None
+
+    def start(self, address: str) -> str:
+        """Listen at ``host:port`` (0: any that is free); where that is, for people.  Raises FabricError."""
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = _Server((host, int(port)), _Handler)
+        except OSError as error:
+            raise FabricError(f"fabric.metrics: cannot listen at {address}: {error.strerror or error}. Is the address "
+                              "in use, or not of this machine?") from error
+        self._server.web = self
+        self._server.look = lambda: asyncio.run_coroutine_threadsafe(self._looks.look(), loop).result(TIMEOUT)
+        threading.Thread(target=self._server.serve_forever, args=(POLL,), name="web", daemon=True).start()
+        return f"http://{host}:{self._server.server_address[1]}"
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            await asyncio.to_thread(self._server.shutdown)
+            self._server.server_close()
+            self._server = None
+
+    def render(self, path: str, look: Callable[[], Look]) -> tuple[str, bytes] | None:
+        """Content type and body; None for what there is not."""
+        match path:
+            case "/":
+                return "text/html; charset=utf-8", page.PAGE.encode()
+            case "/live":
+                return "text/html; charset=utf-8", page.live(self._fabric, *look()).encode()
+            case "/status":
+                return "application/json", msgspec.json.encode(look().now)
+            case "/metrics":
+                return metrics.CONTENT_TYPE, metrics.text(look().now)
+        return None
+
+    def allowed(self, authorization: str) -> bool:
+        """HTTP's Basic, with any user, or Bearer."""
+        kind, _, said = authorization.partition(" ")
+        password = said.strip().encode()
+        if kind.lower() == "basic":
+            try:
+                password = base64.b64decode(password, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return not self._token
+        return not self._token or hmac.compare_digest(password, self._token)
+
+
+class _Server(ThreadingHTTPServer):
+    web: Web
+    look: Callable[[], Look]
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer asks DNS for the name of its address, which may take long
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = TIMEOUT
+    server: _Server
+
+    def do_GET(self) -> None:
+        if not self.server.web.allowed(self.headers.get("Authorization", "")):
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain", b"the fabric's token is the password\n")
+            return
+        try:
+            found = self.server.web.render(self.path.partition("?")[0], self.server.look)
+        except Exception as error:
+            log.warning("web: %s: %r", self.path, error)
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"no status: {error!r}\n".encode())
+            return
+        kind, body = found or ("text/plain", b"there are /, /live, /metrics and /status\n")
+        self._answer(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, kind, body)
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", 'Basic realm="NetFold"')
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug("web: " + format, *args)
