@@ -37,7 +37,7 @@ from netfold.host.halves import HALVES, narrow, widen
 from netfold.host.mesh.link import listen
 from netfold.host.opening import open_mesh
 from netfold.host.peers import ALGORITHM_VARIABLE, AUTO, Peers
-from netfold.host.plans import MAX_WORLD, check_plan, ring_order, sharing
+from netfold.host.plans import MAX_WORLD, check_plan, fabric_of, ring_order, sharing
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
@@ -117,7 +117,8 @@ class Communicator(Group):
             raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
         mesh = open_mesh(plan, listener, timeout, rail, client)
         machines = plan.machines if shared else ()
-        peers = Peers(mesh, algorithm=algorithm, order=ring_order(plan), helpers=helpers, machines=machines)
+        peers = Peers(mesh, algorithm=algorithm, order=ring_order(plan), helpers=helpers, machines=machines,
+                      fabric=fabric_of(plan))  # fmt: skip
         timeline = mesh.timeline = asked(plan.job, plan.rank, plan.world)
         super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world, timeline=timeline)), coding)
         self._dispatch = Dispatch(peers, "roce" if rail == "roce" else "tcp", _why(plan, rail, helpers))

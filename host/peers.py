@@ -54,6 +54,7 @@ class Peers:
                call every allreduce with an array that gives the size
     measured   links of an earlier run; default: measured at the first operation that has a choice
     machines   ranks by machine, for "hierarchical"; default: found out when it is first used
+    fabric     that the ranks are on, as the file of measured links calls it
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Peers:
         helpers: Sequence[int] = (),
         measured: Measured | None = None,
         machines: Sequence[Sequence[int]] = (),
+        fabric: str = "",
     ) -> None:
         if not set(helpers) < set(range(mesh.size)) or len(set(helpers)) != len(helpers):
             raise ValueError(f"helpers={list(helpers)}: expected some of 0 .. {mesh.size - 1}, not all, each once")
@@ -75,8 +77,9 @@ class Peers:
         self.order = order
         self.helpers = tuple(helpers)
         self.algorithm = self.check(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
+        self.fabric = fabric
         self.machines = Machines(mesh, machines)
-        self.chooser = Chooser(mesh, self.machines, self._allreduce, measured=measured)
+        self.chooser = Chooser(mesh, self.machines, self._allreduce, fabric=fabric, measured=measured)
         self.operations = 0
         self.bytes_reduced = 0
         self.seconds = 0.0
@@ -90,7 +93,9 @@ class Peers:
         """Some of the ranks, in this order, with operations and numbers of their own."""
         subset = Subset(self.mesh, ranks)
         order = None if self.order is None else [ranks.index(rank) for rank in self.order if rank in ranks]
-        return Peers(subset, name=f"ranks {','.join(map(str, ranks))} ", algorithm=self.algorithm, order=order)
+        name = f"ranks {','.join(map(str, ranks))} "
+        fabric = self.fabric and f"{self.fabric}, {name.strip()}"
+        return Peers(subset, name=name, algorithm=self.algorithm, order=order, fabric=fabric)
 
     # ---- operations --------------------------------------------------------------------------------------------------
     def allreduce(self, source: Flat, out: Flat, reduction: Reduction, *, algorithm: str | None = None) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from netfold.host.errors import PlanError
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
@@ -22,6 +24,12 @@ def ring_order(plan: Plan) -> list[int]:
         return [int(part) for part in parts] if all(part.isdigit() for part in parts) else [], peer.rank
 
     return [peer.rank for peer in sorted(plan.peers, key=place)]
+
+
+def fabric_of(plan: Plan) -> str:
+    """What figures of the links hold for, those of another job of the same ranks too: their places, and what folds."""
+    places = [peer.address for peer in sorted(plan.peers, key=lambda peer: peer.rank)]
+    return f"{zlib.crc32(repr((places, sorted(tree.name for tree in plan.trees))).encode()):08x}"
 
 
 def sharing(plan: Plan) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from netfold.host.collectives.choice import INNET, MARGIN, TIMED, Setting, choose
 from netfold.host.collectives.chooser import CHOSEN
 from netfold.host.collectives.cost import Link
-from netfold.host.collectives.measure import Measured, time_algorithms
+from netfold.host.collectives.measure import LONG_TURNS, TURNS, Measured, time_algorithms
 from netfold.host.communicator import Communicator
 from netfold.host.errors import PlanError
 from netfold.host.mesh.memory import MemoryFabric
@@ -162,21 +163,72 @@ def test_the_fold_is_timed_with_the_others_and_not_counted() -> None:
 
 
 def test_slow_links_are_measured_in_bounded_time() -> None:
-    """On links that take 40 ms for 4 KB no size takes more than about BUDGET, three turns of each way at the least."""
-    counted: list[int] = []
+    """Where 4 KB take 40 ms by one way and 80 by another, each size has three turns of each, the least; a way that
+    turns out to take long is not timed again."""
+    counted: Counter[tuple[str, int]] = Counter()
 
     def time(mesh: Mesh) -> dict[str, dict[int, float]]:
+        now = 0.0
+
+        def way(name: str, seconds: float) -> Callable[[Flat], None]:
+            def one(data: Flat) -> None:
+                nonlocal now
+                now += seconds
+                if mesh.rank == 0:
+                    counted[name, data.nbytes] += 1
+
+            return one
+
+        ways = {"ring": way("ring", 0.04), "mesh2d": way("mesh2d", 0.08), "double_binary_tree": way("tree", 0.4)}
+        with mesh.operation(Call(1, "timing")):
+            return time_algorithms(mesh, ways, lambda nbytes: dict.fromkeys(ways, 0.04), clock=lambda: now)
+
+    got = values(MemoryFabric(2).run(time))
+    assert counted == {**{(name, size): 3 for name in ("ring", "mesh2d") for size in TIMED}, ("tree", TIMED[0]): 3}
+    flat = {"ring": dict.fromkeys(TIMED, 0.04), "mesh2d": dict.fromkeys(TIMED, 0.08)}
+    assert got == [{**{name: pytest.approx(taken) for name, taken in flat.items()},
+                    "double_binary_tree": pytest.approx({TIMED[0]: 0.4})}] * 2  # fmt: skip
+
+
+@pytest.mark.parametrize(("hits", "counts"), [(1, False), (2, True), (4, True)])
+def test_queues_that_overflow_now_and_then_count(hits: int, counts: bool) -> None:
+    """A way that takes 20 ms more in several of its turns is no quick one; in a single turn it may be an accident."""
+
+    def time(mesh: Mesh) -> dict[str, dict[int, float]]:
+        now, calls = 0.0, 0
+
         def way(data: Flat) -> None:
-            if mesh.rank == 0:
-                counted.append(data.nbytes)
+            nonlocal now, calls
+            turns, in_a_row = TURNS.get(data.nbytes, LONG_TURNS)
+            turn, place = divmod(calls % ((1 + turns) * in_a_row), in_a_row)
+            now += 1e-3 + (20e-3 if mesh.rank == 1 and place == 0 and 1 <= turn <= hits else 0)
+            calls += 1
 
         with mesh.operation(Call(1, "timing")):
-            return time_algorithms(mesh, {"ring": way, "mesh2d": way}, lambda nbytes: {"ring": 0.04, "mesh2d": 0.08})
+            return time_algorithms(mesh, {"ring": way}, lambda nbytes: {"ring": 1e-3}, clock=lambda: now)
 
-    values(MemoryFabric(2).run(time))
-    assert set(Counter(counted)) == set(TIMED)
-    for nbytes, count in Counter(counted).items():
-        assert count == 2 * 3, f"{nbytes} bytes: {count} operations"
+    for timed in values(MemoryFabric(2).run(time)):
+        assert (timed["ring"][64 << 10] > 2e-3) is counts
+
+
+def test_long_tensors_take_the_ring_unless_another_way_is_clearly_cheaper() -> None:
+    """A way that was quick at the longest size timed, beside its model, is not taken for quick at longer ones, whose
+    bytes decide; at the sizes timed it is taken."""
+    link, last = Link(1e-4, 8e-9), TIMED[-1]
+    model = dict(choose(last, Setting(4, link)).candidates)
+    lucky = {"ring": {last: model["ring"]}, "double_binary_tree": {last: 0.6 * model["double_binary_tree"]},
+             "mesh2d": {last: 0.95 * model["mesh2d"]}}  # fmt: skip
+    only = (*lucky,).__contains__
+    assert choose(last, Setting(4, link), timed=lucky, only=only).algorithm == "double_binary_tree"
+    for nbytes in (2 * last, 32 * last):
+        chosen = choose(nbytes, Setting(4, link), timed=lucky, only=only)
+        assert chosen.algorithm == "ring"
+        costs = dict(chosen.candidates)
+        assert costs["double_binary_tree"] > 1.3 * costs["ring"]
+    slow = {**lucky, "ring": {last: 2 * model["ring"]}}  # many ranks on few cores, say
+    slow["mesh2d"] = {last: 1.5 * model["mesh2d"]}
+    folds = choose(32 * last, Setting(4, link, fold=link), timed=slow, only=(*lucky, INNET).__contains__)
+    assert folds.algorithm == INNET
 
 
 @given(beside=st.floats(0.5, 2.0).filter(lambda x: all(abs(x - edge) > 1e-9 for edge in (1, MARGIN))))

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.host.collectives import choice, chooser
-from netfold.host.collectives.calibration import agree
+from netfold.host.collectives.calibration import share
 from netfold.host.collectives.cost import Link
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import run
@@ -263,10 +263,10 @@ def test_all_ranks_measure_the_same_and_choose_alike() -> None:
     assert got[0].link.beta > 0
 
 
-def test_figures_are_kept_for_the_next_run_where_all_ranks_know_them(
+def test_figures_are_kept_for_the_next_run_on_the_same_fabric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """NETFOLD_COST: written once, read by the next run, by number of ranks; measured again where it is spoilt."""
+    """NETFOLD_COST: written once, read by the next run, by ranks and fabric; measured again where it is spoilt."""
     file = tmp_path / "cost.json"
     monkeypatch.setenv("NETFOLD_COST", str(file))
     calls: list[int] = []
@@ -279,10 +279,11 @@ def test_figures_are_kept_for_the_next_run_where_all_ranks_know_them(
     timed = {"ring": {4096: 0.5}}
     monkeypatch.setattr(chooser, "time_algorithms", lambda *_: timed)
 
-    def measured(ranks: int) -> Measured:
-        got = values(MemoryFabric(ranks).run(lambda mesh: Peers(mesh).choice(64).seconds))
+    def measured(ranks: int, fabric: str = "a") -> Measured:
+        got = values(MemoryFabric(ranks).run(lambda mesh: Peers(mesh, fabric=fabric).choice(64).seconds))
         assert got == [got[0]] * ranks
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Measured])[str(ranks)]
+        known = msgspec.json.decode(file.read_bytes(), type=dict[str, Measured])
+        return known[f"{ranks} ranks, TCP, fabric {fabric}"]
 
     first = measured(3)
     assert sorted(calls) == [0, 1, 2]
@@ -292,26 +293,26 @@ def test_figures_are_kept_for_the_next_run_where_all_ranks_know_them(
     assert len(calls) == 7
     assert measured(3) == first
     assert len(calls) == 7, "figures of other sizes stay"
+    measured(3, "b")
+    assert len(calls) == 10, "another fabric's links are others"
     file.write_text("{")
     measured(3)
-    assert len(calls) == 10
+    assert len(calls) == 13
     assert str(file) in caplog.text
 
 
-@pytest.mark.parametrize("known", [[], [0], [0, 1], [0, 1, 2]])
-def test_figures_that_not_all_ranks_have_are_not_used(known: list[int]) -> None:
-    """Ranks that chose differently would end the job; so they do where the figures differ."""
+@pytest.mark.parametrize("known", [[], [0], [1, 2], [0, 1, 2]])
+def test_figures_that_one_rank_has_are_everybodys(known: list[int]) -> None:
+    """Ranks that chose differently would end the job: all use what the first rank that has figures has, or none."""
 
-    def work(mesh: Mesh, alphas: dict[int, float]) -> bool:
-        ours = Measured(Link(alphas[mesh.rank], 1e-8), 1.0) if mesh.rank in alphas else None
-        with mesh.operation(Call(1, "agree")):
-            return agree(mesh, ours)
+    def work(mesh: Mesh) -> Measured | None:
+        alpha = (mesh.rank + 1) / 1024
+        ours = Measured(Link(alpha, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if mesh.rank in known else None
+        with mesh.operation(Call(1, "sharing")):
+            return share(mesh, ours)
 
-    alike = dict.fromkeys(known, 0.0001)
-    assert values(MemoryFabric(3).run(lambda mesh: work(mesh, alike))) == [len(known) == 3] * 3
-    if known:
-        other = {**alike, known[-1]: 2e-4}
-        assert values(MemoryFabric(3).run(lambda mesh: work(mesh, other))) == [False] * 3
+    first = Measured(Link((known[0] + 1) / 1024, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if known else None
+    assert values(MemoryFabric(3).run(work)) == [first] * 3
 
 
 def test_the_environment_and_arguments_override_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +439,11 @@ def test_a_group_times_its_algorithms_and_all_ranks_read_the_same() -> None:
     assert set(got[0].timed) == {"ring", "recursive_doubling"}
 
     def patient(mesh: Mesh) -> dict[str, dict[int, float]]:
-        with mesh.operation(Call(1, "timing")):  # at 0.8 Mb/s 32 KB would take half a second
-            return time_algorithms(mesh, {"ring": way(Peers(mesh), "ring")}, lambda nbytes: {"ring": nbytes * 1e-5})
+        ticks = count()
+        with mesh.operation(Call(1, "timing")):  # at 0.8 Mb/s 16 KB take 160 ms
+            return time_algorithms(
+                mesh, {"ring": way(Peers(mesh), "ring")}, lambda nbytes: {"ring": nbytes * 1e-5},
+                clock=lambda: next(ticks) * 0.04,
+            )  # fmt: skip
 
     assert [set(timed["ring"]) for timed in values(MemoryFabric(2).run(patient))] == [{4096}] * 2

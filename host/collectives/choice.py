@@ -15,8 +15,10 @@ from netfold.host.collectives.mesh2d import grid
 
 INNET: Final = "innet"
 """The fabric folds."""
+BETWEEN_HOSTS: Final = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
+"""Algorithms that load every rank's link alike."""
 MARGIN = 1.1
-"""Times the cheapest way that folding an allreduce may take."""
+"""Times the cheapest way that one which is easier on the links may take."""
 TIMED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 """Bytes of the allreduces that a group may have timed, to set the model right (``measure``)."""
 
@@ -108,24 +110,36 @@ def choose(
                 sizes in proportion on a logarithmic scale
     only        which algorithms may be taken
 
-    Folding an allreduce is taken unless something is cheaper by more than ``MARGIN``: two timings differ by as much,
-    and the fold leaves the links to others.
+    Two timings differ by up to ``MARGIN``; unless something is cheaper by more than that,
+      an allreduce folds, since that leaves the links to others,
+      and a tensor longer than all that were timed takes the ring.  There bytes decide, which the model knows, and not
+      what made another algorithm quick at a shorter one (a burst that a shaped link let pass): none is expected to be
+      quicker beside its model than the ring is.  What the model does not know speaks for the ring: its links carry one
+      message each way at a time, where others have queues overflow.
     """
     costs = predict(nbytes, setting, folded=folded, collective=collective)
-    for name, taken in (timed or {}).items():
+    timed = timed or {}
+    corrections: dict[str, float] = {}
+    for name, taken in timed.items():
         if name in costs and taken:
             sent = folded if name == INNET and folded is not None else nbytes
-            costs[name] *= _correction(sent, taken, {size: predict(size, setting)[name] for size in taken})
+            corrections[name] = _correction(sent, taken, {size: predict(size, setting)[name] for size in taken})
+    beyond = nbytes > max(timed.get("ring", ()), default=nbytes)
+    for name, correction in corrections.items():
+        least = corrections["ring"] if beyond and name in BETWEEN_HOSTS else 0.0
+        costs[name] *= max(correction, least)
     # Names break ties, so that no rank's dictionary order decides.
     order = sorted(((name, cost) for name, cost in costs.items() if only(name)), key=lambda item: (item[1], item[0]))
     if not order:
         raise ValueError(f"none of {', '.join(sorted(costs))} is allowed: expected at least one")
     best, seconds = order[0]
     why = ""
-    margin = MARGIN if collective == "allreduce" else 1.0
-    if dict(order).get(INNET, math.inf) <= seconds * margin and best != INNET:
-        why = f", within {MARGIN - 1:.0%} of {best} and easier on the links"
-        best, seconds = INNET, costs[INNET]
+    if collective == "allreduce":
+        preferred = (INNET, "ring") if beyond else (INNET,)
+        found = next((name for name in preferred if dict(order).get(name, math.inf) <= seconds * MARGIN), best)
+        if found != best:
+            why = f", within {MARGIN - 1:.0%} of {best} and easier on the links"
+            best, seconds = found, costs[found]
     link = setting.link
     rest = ", ".join(f"{name} {_time(cost)}" for name, cost in order if name != best)
     rate = f"{1 / link.beta * 8 / 1e9:.3g} Gb/s" if link.beta else "any rate"

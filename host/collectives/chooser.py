@@ -7,12 +7,14 @@ too where there is one; or all this is read from the file that $NETFOLD_COST nam
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from netfold.host.collectives import calibration
-from netfold.host.collectives.choice import INNET, Choice, Collective, Setting, choose, predict
+from netfold.host.collectives.choice import BETWEEN_HOSTS, INNET, Choice, Collective, Setting, choose, predict
 from netfold.host.collectives.cost import Link
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, run
@@ -21,7 +23,7 @@ from netfold.host.collectives.measure import Measured, measure, measure_inside, 
 from netfold.host.mesh.mesh import Call, Flat, Mesh
 
 HIERARCHICAL = "hierarchical"
-CHOSEN = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
+CHOSEN = BETWEEN_HOSTS
 """What is taken without being asked for, beside the fold and, where ranks share machines, ``HIERARCHICAL``.  Not the
 parameter server: its n (n-1) flows at once are cheap in the model alone, which knows nothing of queues that overflow
 where many send to one; byteps needs helpers to differ from it."""
@@ -29,6 +31,8 @@ REMEMBERED = 256
 """Choices: a training loop has a few sizes, and calls them again and again."""
 UNMEASURED = Measured(Link(0.0, 0.0), 1.0)
 """For tensors without elements: nothing will be sent but a barrier."""
+
+log = logging.getLogger("netfold")
 
 Trial = Callable[[Flat, int], None]
 """A fold's sum over all ranks, in place, as a part of operation ``number``."""
@@ -38,6 +42,7 @@ class Chooser:
     """Of one mesh; all ranks ask alike, and get the same answer.
 
     strand    an allreduce by name, in place
+    fabric    that the ranks are on, for the file of figures
     measured  links of an earlier run; default: measured when first needed
     """
 
@@ -47,9 +52,11 @@ class Chooser:
         machines: Machines,
         strand: Callable[[str, Flat, Reduction], Strand],
         *,
+        fabric: str = "",
         measured: Measured | None = None,
     ) -> None:
         self._mesh = mesh
+        self._fabric = fabric
         self._machines = machines
         self._strand = strand
         self.measured = measured
@@ -118,16 +125,28 @@ class Chooser:
         return self.measured
 
     def _remembered(self) -> Measured | None:
-        """What an earlier run measured, where every rank knows it ($NETFOLD_COST, which some rank may lack)."""
-        ours = calibration.load(os.environ.get(calibration.COST_VARIABLE), self._mesh.size)
-        if ours is not None and self._machines.rows() is not None and ours.inside is None:
-            ours = None  # of one rank a machine
-        if ours is not None and self.trial is not None and INNET not in ours.timed:
-            ours = None  # of a job that nothing folded for
-        return ours if calibration.agree(self._mesh, ours) else None
+        """What an earlier run measured of the same ranks on the same fabric, in one rank's file at least."""
+        path = os.environ.get(calibration.COST_VARIABLE)
+        found = calibration.share(self._mesh, calibration.load(path, self._key()) if path else None)
+        if found is not None:
+            log.info("rank %d of %d: links are as %s has them: %s",
+                     self._mesh.rank, self._mesh.size, path or calibration.COST_VARIABLE, found.link)  # fmt: skip
+        return found
+
+    def _key(self) -> str:
+        """What the figures hold for."""
+        rows = self._machines.rows()
+        return ", ".join((
+            f"{self._mesh.size} ranks",
+            self._mesh.kind,
+            *(() if rows is None else ("by machine",)),
+            *(() if self.trial is None else ("folded",)),
+            *((f"fabric {self._fabric}",) if self._fabric else ()),
+        ))  # fmt: skip
 
     def _measured(self, number: int) -> Measured:
         mesh, trial = self._mesh, self.trial
+        begin = time.monotonic()
         measured = measure(mesh)
         names: tuple[str, ...] = CHOSEN
         if (rows := self._machines.rows()) is not None:
@@ -143,6 +162,8 @@ class Chooser:
             ways[INNET] = lambda data: trial(data, number)
         setting = self._setting(measured, folds=trial is not None)
         measured = replace(measured, timed=time_algorithms(mesh, ways, lambda nbytes: predict(nbytes, setting)))
+        log.info("rank %d of %d: links measured in %.2f s (kept where %s names a file): %s",
+                 mesh.rank, mesh.size, time.monotonic() - begin, calibration.COST_VARIABLE, measured.link)  # fmt: skip
         if mesh.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
-            calibration.save(path, mesh.size, measured)
+            calibration.save(path, self._key(), measured)
         return measured

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short measurement of the links between ranks, for the cost model: about 20 messages and 6 MB; and of the
-algorithms themselves, at a few sizes, since no model knows what a step costs on this machine.
+"""A short measurement of the links between ranks, for the cost model: about 20 messages, 7 MB or, on slow links, what
+passes in half a second; and of the algorithms themselves, at a few sizes, since no model knows what a step costs here.
 
 All ranks exchange at the same time, as they do in a collective, first with their neighbours in the ring and then with
 ranks half the ring away: where these are slower, partners far apart share links.  Every rank ends with the same
@@ -9,13 +9,13 @@ figures, the worst of all ranks, and so makes the same choices.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from netfold.host.collectives import recursive_doubling
 from netfold.host.collectives.barrier import barrier
@@ -36,10 +36,12 @@ BUDGET = 0.3
 """Seconds that one size is expected to take at most; on slow links fewer operations are timed."""
 LARGE = 1 << 20
 """Bytes of a long message: 8 ms at 1 Gb/s."""
+SHORTEST = 64 << 10
+"""Bytes of a long message where the links are slow."""
 PATIENCE = 0.05
-"""Seconds: no size is timed of which one allreduce is expected to take longer."""
-HOPELESS = 4.0
-"""Times the best prediction: such algorithms are not timed."""
+"""Seconds: no size is timed of which one allreduce is expected to take longer; nor is a long message longer."""
+HOPELESS = 3.0
+"""Times the best expectation: such algorithms are not timed."""
 NOISE = 1.5
 """Contention below this is taken for none: two timings of the same links differ by as much."""
 
@@ -58,7 +60,7 @@ class Measured:
 
 def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Measured:
     """All ranks call it together, inside an operation.  Needs two ranks or more."""
-    small, large = np.zeros(8, np.uint8), np.zeros(LARGE, np.uint8)
+    small, large = np.zeros(8, np.uint8), np.zeros(SHORTEST, np.uint8)
     near, far = 1, max(1, mesh.size // 2)
 
     def exchange(data: Flat, distance: int) -> float:
@@ -73,14 +75,18 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
     exchange(small, far)
     # Medians: a step of a collective waits for a rank that is scheduled late as often as these exchanges do.
     alpha = median(exchange(small, near) for _ in range(ROUNDS))
+    expected = np.array([exchange(large, near)])
+    run(mesh, recursive_doubling.allreduce(mesh, expected, Reduction("max", "float64")))
+    while large.size < LARGE and (expected := 2 * expected)[0] <= PATIENCE:
+        large = np.zeros(2 * large.size, np.uint8)
     long = median(exchange(large, near) for _ in range(3))
     across = median(exchange(large, far) for _ in range(3))
     block = np.zeros(LARGE // 4, np.float32)
     begin = clock()
     np.add(block, block, out=block)
-    gamma = (clock() - begin) / LARGE
+    gamma = (clock() - begin) / block.nbytes
     # A clock too coarse for the short message must not make a link look infinitely fast.
-    figures = np.array([alpha, max(long - alpha, long / 2) / LARGE, gamma, across / long if long else 1.0])
+    figures = np.array([alpha, max(long - alpha, long / 2) / large.size, gamma, across / long if long else 1.0])
     run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
     alpha, beta, gamma, ratio = figures.tolist()
     return Measured(Link(alpha, beta, gamma), ratio if ratio > NOISE else 1.0)
@@ -120,36 +126,45 @@ def time_algorithms(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[int, float]]:
-    """``Measured.timed`` of these ways, the slowest rank's median, at those sizes of ``choice.TIMED`` that do not take
-    long.  All ranks call it together, inside an operation, with the same predictions.
+    """``Measured.timed`` of these ways, at those sizes of ``choice.TIMED`` that do not take long.  All ranks call it
+    together, inside an operation, with the same predictions.
 
     ways     sum an array of float32 over all ranks, in place
-    predict  seconds for so many bytes, by way
+    predict  seconds for so many bytes, by way; at each size corrected by what the way took at the one before
     """
     timed: dict[str, dict[int, float]] = {name: {} for name in ways}
+    corrections = dict.fromkeys(ways, 1.0)
     for nbytes in TIMED:
-        predicted = predict(nbytes)
-        best = min(predicted[name] for name in ways if name in predicted)
+        model = predict(nbytes)
+        expected = {name: model[name] * corrections[name] for name in ways if name in model}
+        best = min(expected.values())
         if best > PATIENCE:
             break
-        names = [name for name in ways if predicted.get(name, math.inf) <= HOPELESS * best]
-        taken: dict[str, list[float]] = {name: [] for name in names}
-        data = np.zeros(nbytes // 4, np.float32)
+        names = [name for name, seconds in expected.items() if seconds <= HOPELESS * best]
         turns, in_a_row = TURNS.get(nbytes, LONG_TURNS)
-        once = sum(predicted[name] for name in names)
+        once = sum(expected[name] for name in names)
         while (1 + turns) * in_a_row * once > BUDGET and (turns > 2 or in_a_row > 1):
             turns, in_a_row = (turns, in_a_row - 1) if in_a_row > 1 else (turns - 1, 1)
+        taken = np.empty((1 + turns, len(names)))
+        data = np.zeros(nbytes // 4, np.float32)
         # In turns, so that what slows the machine down for a while slows all of them.  The first turn is warm-up.
-        for _ in range(1 + turns):
-            for name in names:
+        for turn in taken:
+            for place, name in enumerate(names):
                 run(mesh, barrier(mesh))
                 begin = clock()
                 for _ in range(in_a_row):
                     ways[name](data)
-                taken[name].append((clock() - begin) / in_a_row)
-        for name in names:
-            timed[name][nbytes] = median(taken[name][1:])
-    flat = np.array([seconds for name in ways for seconds in timed[name].values()])
-    run(mesh, recursive_doubling.allreduce(mesh, flat, Reduction("max", "float64")))
-    agreed = iter(flat.tolist())
-    return {name: {nbytes: next(agreed) for nbytes in timed[name]} for name in ways if timed[name]}
+                turn[place] = (clock() - begin) / in_a_row
+        # A turn takes as long as its slowest rank.
+        run(mesh, recursive_doubling.allreduce(mesh, taken.reshape(-1), Reduction("max", "float64")))
+        for name, seconds in zip(names, _typical(taken[1:]).tolist(), strict=True):
+            timed[name][nbytes] = seconds
+            corrections[name] = seconds / model[name] if model[name] else 1.0
+    return {name: figures for name, figures in timed.items() if figures}
+
+
+def _typical(turns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each column the greatest but one: a queue that overflows in some turns is the algorithm's, and counts; in a
+    single turn it may be something else."""
+    ordered: NDArray[np.float64] = np.sort(turns, axis=0)[max(len(turns) - 2, 0)]
+    return ordered
