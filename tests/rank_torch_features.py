@@ -22,6 +22,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import netfold.torch
+from netfold.host.communicator import Communicator
 from netfold.torch import NetfoldState, Options, netfold_hook
 
 Losses = list[float]
@@ -132,6 +133,37 @@ def hooked(gloo: dist.ProcessGroup, state: NetfoldState) -> Losses:
     return train(model, parts=2)
 
 
+def resumed(gloo: dist.ProcessGroup, comm: Communicator) -> list[Losses]:
+    """Losses in 8 bits, in one go; with a checkpoint in between, what was left out in it; and with that forgotten."""
+
+    def begin() -> tuple[DistributedDataParallel, torch.optim.Optimizer, NetfoldState]:
+        # Else DistributedDataParallel begins with one bucket and lays it out anew after its first step: what shares a
+        # block of lanes rounds together.
+        model = parallel(gloo, find_unused_parameters=True)
+        state = NetfoldState(comm, lane_bits=8)
+        model.register_comm_hook(state, netfold_hook)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01), state
+
+    runs = []
+    for break_at, remembers in ((0, True), (STEPS, True), (STEPS, False)):
+        model, optimizer, state = begin()
+        losses = train(model, break_at, optimizer=optimizer)
+        if break_at:
+            file = io.BytesIO()
+            owed = state.state_dict(model) if remembers else {}
+            torch.save((model.module.state_dict(), optimizer.state_dict(), owed), file)
+            state.close()
+            file.seek(0)
+            of_model, of_optimizer, owed = torch.load(file)
+            model, optimizer, state = begin()
+            model.module.load_state_dict(of_model)
+            optimizer.load_state_dict(of_optimizer)
+            state.load_state_dict(model, owed)
+        runs.append(losses + train(model, 2 * STEPS - break_at, optimizer=optimizer, first=break_at))
+        state.close()
+    return runs
+
+
 def main(subnet: str, service: str, folder: str) -> None:
     rank = int(os.environ["RANK"])
     os.environ["NETFOLD_ADDRESS"] = f"{subnet}.{rank + 1}"
@@ -147,6 +179,7 @@ def main(subnet: str, service: str, folder: str) -> None:
     state = NetfoldState(innet.communicator)
     found["the_hook"] = {"gloo": train(parallel(gloo), parts=2), "innet": hooked(gloo, state)}
     state.close()
+    found["resumed"] = dict(zip(("whole", "resumed", "forgotten"), resumed(gloo, innet.communicator), strict=True))
     dist.destroy_process_group()
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
 

@@ -39,10 +39,19 @@ def test_losses_are_those_of_gloo(found: list[dict[str, Any]], feature: str) -> 
     """no_sync, find_unused_parameters, static_graph, Join, checkpoints, torch.compile, ZeRO, FSDP, the hook: losses
     over TCP and in the network are those over gloo, within rounding."""
     for rank, results in enumerate(found):
-        assert set(results) == set(FEATURES)
+        assert set(results) == {*FEATURES, "resumed"}
         ways = dict(results[feature])
         gloo = ways.pop("gloo")
         assert len(gloo) == (4 + rank if feature == "uneven_inputs" else 4)
         assert ways
         for way, losses in ways.items():
             np.testing.assert_allclose(losses, gloo, rtol=1e-4, err_msg=f"rank {rank}, {way}")
+
+
+def test_a_resumed_run_is_the_one_without_a_break(found: list[dict[str, Any]]) -> None:
+    """The hook in 8 bits: a checkpoint holds what lanes have left out, and the losses after it are the same to the
+    last bit; without that they are others."""
+    for results in found:
+        runs = results["resumed"]
+        assert runs["resumed"] == runs["whole"]
+        assert runs["forgotten"] != runs["whole"]

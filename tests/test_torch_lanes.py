@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from torch import nn  # noqa: E402
 
 from netfold.host.communicator import Communicator  # noqa: E402
-from netfold.host.torch.hook import Feedback  # noqa: E402
+from netfold.host.torch.feedback import Feedback  # noqa: E402
 from netfold.torch import NetfoldState, PriorityOptimizer, netfold_hook  # noqa: E402
 
 RANKS = 2
@@ -157,6 +158,87 @@ def test_the_optimizer_learns_in_8_bits() -> None:
         found[bits] = results[0]
     assert found[8][1] != found[32][1]
     assert found[8][0] == pytest.approx(found[32][0], rel=0.02)
+
+
+def through_a_file(state: Any) -> Any:
+    """As a checkpoint is written and read."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
+    """What 8 bits left out is a part of the checkpoint: weights after it are those without a break, also where the
+    buckets are cut anew; without it they are others."""
+
+    def train(comm: Communicator, stops: bool, forgets: bool) -> bytes:
+        def begin(bucket_mb: float) -> tuple[nn.Module, PriorityOptimizer]:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+            inner = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
+            return model, PriorityOptimizer(inner, model, comm, lane_bits=8, bucket_mb=bucket_mb)
+
+        model, optimizer = begin(1e-6)  # one parameter a bucket: blocks of lanes begin with it, whoever cuts
+        for step in range(STEPS):
+            if stops and step == STEPS // 2:
+                saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+                assert len(saved["optimizer"]["owed"]) == 4
+                assert any(owed.any() for owed in saved["optimizer"]["owed"].values())
+                optimizer.close()
+                model, optimizer = begin(2e-6)
+                model.load_state_dict(saved["model"])
+                if forgets:
+                    saved["optimizer"]["owed"] = {}
+                optimizer.load_state_dict(saved["optimizer"])
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))
+            ((model(x) - x) ** 2).mean().backward()
+            optimizer.step()
+        optimizer.close()
+        return b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+
+    weights = []
+    for stops, forgets in ((False, False), (True, False), (True, True)):
+        with loopback_job(RANKS) as comms:
+            first, second = everyone(comms, lambda comm: train(comm, stops, forgets))  # noqa: B023
+        assert first == second
+        weights.append(first)
+    assert weights[1] == weights[0]
+    assert weights[2] != weights[0]
+
+
+def test_what_is_owed_can_be_saved_and_loaded() -> None:
+    """By name, wherever a bucket holds the parameter; a new bucket takes it up; other models' are refused."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[1].bias.requires_grad_(False)
+    with loopback_job(RANKS) as comms:
+        state = NetfoldState(comms[0], lane_bits=8)
+        assert state.state_dict(model) == {}
+        assert state._owed is not None
+        state._owed.of(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0).numpy()
+        saved = through_a_file(state.state_dict(model))
+        assert set(saved) == {"0.weight", "1.weight"}
+        assert saved["0.weight"].tolist() == [[3, 4], [5, 6], [7, 8]]
+        other = NetfoldState(comms[0], lane_bits=8)
+        other.load_state_dict(model, saved)
+        assert other._owed is not None
+        assert other._owed.of(0, [model[0].bias, model[0].weight]).tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
+        with pytest.raises(ValueError, match=r"owed to '1.bias': no parameter of this model that wants gradients"):
+            other.load_state_dict(model, {"1.bias": torch.zeros(1)})
+        with pytest.raises(ValueError, match=r"'0.bias' is torch.float32 of \(2,\): expected float32 of \(3,\)"):
+            other.load_state_dict(model, {"0.bias": torch.zeros(2)})
+        state.close()
+        other.close()
+
+
+def test_what_is_owed_is_not_forgotten_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """Where lanes are whole, a checkpoint's residuals cannot be used: the log says so."""
+    model = nn.Linear(2, 1, bias=False)
+    with loopback_job(RANKS) as comms:
+        state = NetfoldState(comms[0])
+        state.load_state_dict(model, {"weight": torch.ones(1, 2)})
+        state.close()
+    assert "what narrow ones left out of 1 gradients is forgotten" in caplog.text
 
 
 def test_more_ranks_than_a_lane_holds_are_refused_at_once() -> None:

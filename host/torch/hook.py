@@ -2,23 +2,23 @@
 """The communication hook of DistributedDataParallel: gradients through NetFold, all else as before."""
 
 # Annotations stay objects here, no `from __future__ import annotations`: DistributedDataParallel compares the hook's.
-from collections.abc import Sequence
-from itertools import accumulate
+import logging
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
+from torch import nn
 from torch.futures import Future
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.nn.parallel import DistributedDataParallel
 
 from netfold.host.collectives.elements import ReduceOp
 from netfold.host.communicator import Communicator
 from netfold.host.folding.coding import LaneBits, narrows
+from netfold.host.torch.feedback import Feedback, Owed
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import dtype_name
 
-Owed = NDArray[np.float32]
+log = logging.getLogger("netfold")
 
 
 class NetfoldState:
@@ -28,8 +28,8 @@ class NetfoldState:
     lane_bits       16 or 8: half and a quarter of the bytes of float32 gradients, where the switches fold them
                     (docs/host.md); default: the communicator's.  float64 and integers stay whole
     error_feedback  what narrow lanes leave out of a gradient is added to the same parameter's next one, so that over
-                    the steps nothing is lost.  Takes a float32 for each element.  It starts from zero with each state;
-                    ``reset`` forgets it
+                    the steps nothing is lost.  Takes a float32 for each element, from zero with each state;
+                    ``state_dict`` is for checkpoints, ``reset`` forgets it
     Close it before the communicator, which it does not own.
     """
 
@@ -68,45 +68,41 @@ class NetfoldState:
         return self.reduce(buffer, f"bucket {bucket.index()}", owed)
 
     def reset(self) -> None:
-        """Forgets what narrow lanes have left out: after loading a checkpoint, or where gradients change their scale.
-        Between steps only."""
+        """Forgets what narrow lanes have left out: where gradients change their scale.  Between steps only."""
         if self._owed is not None:
             self._owed = Feedback()
+
+    def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """What narrow lanes have left out of this rank's gradients so far, by name of the parameter: a part of the
+        checkpoint that every rank has to save for itself.  Between steps only.
+
+        model  whose gradients they are, in DistributedDataParallel or out of it
+        """
+        return {} if self._owed is None else self._owed.save(_named(model))
+
+    def load_state_dict(self, model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+        """Goes on with what ``state_dict`` of the same rank has saved: the next steps are those that would have
+        followed.  Between steps only.  Raises ValueError for what is not of this model."""
+        if self._owed is not None:
+            self._owed = Feedback()
+            self._owed.load(_named(model), saved)
+        elif saved:
+            log.warning("%r: lanes are whole here: what narrow ones left out of %d gradients is forgotten",
+                        self.communicator, len(saved))  # fmt: skip
 
     def close(self) -> None:
         """Ends after what is under way."""
         self._reducer.close()
 
 
-class Feedback:
-    """What is owed to each parameter's gradient, laid out as the buckets are."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, Owed] = {}
-        self._places = WeakIdKeyDictionary()
-        """Parameter -> its bucket's array, and where it begins there."""
-
-    def of(self, index: int, parameters: Sequence[torch.Tensor]) -> Owed:
-        """A bucket's, float32[elements of its parameters].  DistributedDataParallel lays its buckets out anew after the
-        first step: what is owed goes where its parameter goes."""
-        starts = [0, *accumulate(parameter.numel() for parameter in parameters)]
-        whole = self._buckets.get(index)
-        places = [self._places.get(parameter, (None, 0)) for parameter in parameters]
-        known = all(array is whole and at == start for (array, at), start in zip(places, starts[:-1], strict=True))
-        if whole is not None and whole.size == starts[-1] and known:
-            return whole
-        fresh: Owed = np.zeros(starts[-1], np.float32)
-        for parameter, (array, at), start in zip(parameters, places, starts[:-1], strict=True):
-            if array is not None:
-                fresh[start : start + parameter.numel()] = array[at : at + parameter.numel()]
-            self._places[parameter] = fresh, start
-        self._buckets[index] = fresh
-        return fresh
-
-
 def netfold_hook(state: NetfoldState, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Reduces a bucket of gradients in place.  Returns at once, so that backward goes on meanwhile."""
     return state.reduce_bucket(bucket)
+
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return {name: parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
 
 
 def _only(future: Future[list[torch.Tensor]]) -> torch.Tensor:

@@ -18,8 +18,9 @@ offer.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,12 +31,14 @@ from torch import nn
 from netfold.host.communicator import Communicator
 from netfold.host.errors import Closed
 from netfold.host.folding.coding import LaneBits, narrows
-from netfold.host.torch.hook import Owed
+from netfold.host.torch.feedback import Owed, as_owed, as_tensor
 from netfold.host.torch.tensors import as_array, dtype_name
 from netfold.host.torch.verbs import broadcast_parameters
 
 Order = Literal["priority", "arrival"]
 MOST_BUCKETS = 1 << 16
+
+log = logging.getLogger("netfold")
 
 
 @dataclass(eq=False)
@@ -152,6 +155,33 @@ class PriorityOptimizer:
         finally:
             self._held = False
 
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints, after all updates: the optimizer's own state, and what narrow lanes left out of this rank's
+        gradients so far, by place in ``model.parameters()``.  That every rank has to save for itself."""
+        self.synchronize()
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "owed": {
+                at: as_tensor(owed, parameter) for at, (parameter, owed) in enumerate(self._owed()) if owed is not None
+            },
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes on with what ``state_dict`` of the same rank has saved.  Raises ValueError for another model's."""
+        self.synchronize()
+        places = dict(enumerate(self._owed()))
+        owed = {at: as_owed(tensor, places[at][0], f"parameter {at}") for at, tensor in saved["owed"].items()
+                if at in places}  # fmt: skip
+        if len(owed) < len(saved["owed"]):
+            raise ValueError(f"what is owed is of {max(saved['owed']) + 1} parameters: this model has {len(places)}")
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for at, (_, mine) in places.items():
+            if mine is not None:
+                mine[:] = owed.get(at, 0)
+            elif at in owed:
+                log.warning("%r: lanes are whole here: what narrow ones left out of parameter %d's gradients is "
+                            "forgotten", self._comm, at)  # fmt: skip
+
     def close(self) -> None:
         """Makes all updates, takes the hooks off and ends the thread; safe to call twice."""
         if self._closed:
@@ -201,6 +231,14 @@ class PriorityOptimizer:
         bucket.here.add(place)
         if len(bucket.here) == len(bucket.parameters):
             self._offer(bucket)
+
+    def _owed(self) -> Iterator[tuple[nn.Parameter, Owed | None]]:
+        """Parameters in their order, each with its part of what is owed."""
+        for bucket in self._buckets:
+            at = 0
+            for parameter in bucket.parameters:
+                yield parameter, None if bucket.owed is None else bucket.owed[at : at + parameter.numel()]
+                at += parameter.numel()
 
     def _offer(self, bucket: _Bucket) -> None:
         with self._changed:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What narrow lanes left out of each parameter's gradient so far, and is owed to its next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.weak import WeakIdKeyDictionary
+
+Owed = NDArray[np.float32]
+
+
+class Feedback:
+    """Of a model whose gradients come in buckets: laid out as those are."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, Owed] = {}
+        self._places = WeakIdKeyDictionary()
+        """Parameter -> its bucket's array, and where it begins there."""
+
+    def of(self, index: int, parameters: Sequence[torch.Tensor]) -> Owed:
+        """A bucket's, float32[elements of its parameters].  DistributedDataParallel lays its buckets out anew after the
+        first step: what is owed goes where its parameter goes."""
+        starts = [0, *accumulate(parameter.numel() for parameter in parameters)]
+        whole = self._buckets.get(index)
+        places = [self._places.get(parameter, (None, 0)) for parameter in parameters]
+        known = all(array is whole and at == start for (array, at), start in zip(places, starts[:-1], strict=True))
+        if whole is not None and whole.size == starts[-1] and known:
+            return whole
+        fresh: Owed = np.zeros(starts[-1], np.float32)
+        for parameter, (array, at), start in zip(parameters, places, starts[:-1], strict=True):
+            if array is not None:
+                fresh[start : start + parameter.numel()] = array[at : at + parameter.numel()]
+            self._places[parameter] = fresh, start
+        self._buckets[index] = fresh
+        return fresh
+
+    def save(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies, float32 in each parameter's shape, by its name; of those that have had gradients."""
+        found = {name: self._places[parameter] for name, parameter in parameters.items() if parameter in self._places}
+        return {
+            name: as_tensor(array[start : start + parameters[name].numel()], parameters[name])
+            for name, (array, start) in found.items()
+        }
+
+    def load(self, parameters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+        """Takes up what ``save`` gave.  Raises ValueError for names and shapes that are not these parameters'."""
+        for name, tensor in saved.items():
+            if name not in parameters:
+                raise ValueError(f"what is owed to {name!r}: no parameter of this model that wants gradients")
+            self._places[parameters[name]] = as_owed(tensor, parameters[name], name), 0
+
+
+def as_tensor(owed: Owed, parameter: torch.Tensor) -> torch.Tensor:
+    """A copy in the parameter's shape."""
+    return torch.from_numpy(owed.copy()).view(parameter.shape)
+
+
+def as_owed(saved: torch.Tensor, parameter: torch.Tensor, name: str) -> Owed:
+    """The same, flat again.  Raises ValueError for another shape or dtype."""
+    if saved.shape != parameter.shape or saved.dtype != torch.float32:
+        raise ValueError(
+            f"what is owed to {name!r} is {saved.dtype} of {tuple(saved.shape)}: expected float32 of "
+            f"{tuple(parameter.shape)}"
+        )
+    owed: Owed = saved.detach().cpu().numpy().reshape(-1).copy()
+    return owed
