@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Final, Literal
 
 from netfold.host.collectives import cost
@@ -107,7 +108,8 @@ def choose(
     folded      bytes that each rank sends to be folded; default: nbytes
     collective  "reduce_scatter": folding gives every rank the whole sum, of which it keeps its piece
     timed       predictions are multiplied by what allreduces of the same algorithm took beside the model, between two
-                sizes in proportion on a logarithmic scale
+                sizes in proportion on a logarithmic scale; those of others by the median, or they would seem quick
+                where the machine is slow
     only        which algorithms may be taken
 
     Two timings differ by up to ``MARGIN``; unless something is cheaper by more than that,
@@ -125,9 +127,10 @@ def choose(
             sent = folded if name == INNET and folded is not None else nbytes
             corrections[name] = _correction(sent, taken, {size: predict(size, setting)[name] for size in taken})
     beyond = nbytes > max(timed.get("ring", ()), default=nbytes)
-    for name, correction in corrections.items():
+    usual = median(corrections.values()) if corrections else 1.0
+    for name in costs:
         least = corrections["ring"] if beyond and name in BETWEEN_HOSTS else 0.0
-        costs[name] *= max(correction, least)
+        costs[name] *= max(corrections.get(name, usual), least)
     # Names break ties, so that no rank's dictionary order decides.
     order = sorted(((name, cost) for name, cost in costs.items() if only(name)), key=lambda item: (item[1], item[0]))
     if not order:

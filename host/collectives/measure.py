@@ -130,13 +130,15 @@ def time_algorithms(
     together, inside an operation, with the same predictions.
 
     ways     sum an array of float32 over all ranks, in place
-    predict  seconds for so many bytes, by way; at each size corrected by what the way took at the one before
+    predict  seconds for so many bytes, by way; at each size corrected by what the way took at the one before,
+             or by the median
     """
     timed: dict[str, dict[int, float]] = {name: {} for name in ways}
-    corrections = dict.fromkeys(ways, 1.0)
+    corrections: dict[str, float] = {}
     for nbytes in TIMED:
         model = predict(nbytes)
-        expected = {name: model[name] * corrections[name] for name in ways if name in model}
+        usual = median(corrections.values()) if corrections else 1.0
+        expected = {name: model[name] * corrections.get(name, usual) for name in ways if name in model}
         best = min(expected.values())
         if best > PATIENCE:
             break
