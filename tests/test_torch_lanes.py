@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from dataclasses import dataclass
 from typing import Any
@@ -172,10 +173,12 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
     """What 8 bits left out is a part of the checkpoint: weights after it are those without a break, also where the
     buckets are cut anew; without it they are others."""
 
+    torch.manual_seed(0)
+    untrained = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+
     def train(comm: Communicator, stops: bool, forgets: bool) -> bytes:
         def begin(bucket_mb: float) -> tuple[nn.Module, PriorityOptimizer]:
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+            model = copy.deepcopy(untrained)  # ranks are threads, which share torch's random numbers
             inner = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
             return model, PriorityOptimizer(inner, model, comm, lane_bits=8, bucket_mb=bucket_mb)
 
