@@ -133,7 +133,7 @@ def run(spec: Spec, file: Path | None = None) -> list[Row]:
     from netfold.topo.net import Network
 
     shots: dict[float, list[_Shot]] = {loss: [] for loss in spec.losses}
-    with tempfile.TemporaryDirectory() as logs:
+    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:
         for number in range(spec.rounds):
             for loss in spec.losses:
                 fabric = parse(spec.topo, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(), loss=loss,

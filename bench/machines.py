@@ -111,7 +111,7 @@ def run(
     print(f"{'MB':>6} {'way':<14} {'ms':>9} {'model ms':>9} {'x M on a host link':>19}")
     rows, inside = [], 0.0
     fabric = leafspine(2, 2, machines, rate=rate, engine=engine, rundir=sandbox.rundir())
-    with tempfile.TemporaryDirectory() as logs, Network(fabric, logs=Path(logs)) as network:
+    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
         for nbytes, way in itertools.product([int(size * 1e6) // 4 * 4 for size in sizes], WAYS):
             sharers = 1 if way == ALONE else members
             seconds, multiple, cell = measure(network, way, nbytes, sharers, rounds)

@@ -139,7 +139,7 @@ def run(spec: Spec, file: Path | None = None) -> list[Pause]:
     fabric = leafspine(2, 2, 4, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir())
     fabric = msgspec.structs.replace(fabric, probe=spec.probe)
     pauses: list[Pause] = []
-    with tempfile.TemporaryDirectory() as logs:
+    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:
         for number in range(spec.rounds):
             for disaster in spec.disasters:
                 try:

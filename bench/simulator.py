@@ -136,7 +136,7 @@ def run(*, hosts: int, rate: str, size: float, window: int, rounds: int, json: P
     for spines in dict.fromkeys(case.spines for case in CASES):
         fabric = leafspine(2, spines, hosts, rate=rate, rundir=sandbox.rundir())
         topology = of_fabric(fabric, delay=DELAY)
-        with tempfile.TemporaryDirectory() as logs, Network(fabric, logs=Path(logs)) as network:
+        with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
             for case in (case for case in CASES if case.spines == spines):
                 workload = WORKLOADS[case.workload](range(topology.size), int(size * 1e6))
                 times = real(network, case, workload, topology, window, rounds, Path(logs))

@@ -213,7 +213,7 @@ def _round(spec: Spec, seed: int) -> Result:
     done: list[str] = []
     took: list[Took] = []
     failed = ""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as folder:
         over = Path(folder) / "over"
         work = Work(seed, spec.elements, str(over))
         command = [sys.executable, "-m", "netfold.bench.soak", msgspec.json.encode(work).decode()]

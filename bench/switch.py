@@ -201,7 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     sandbox.enter()
     have_bmv2 = not options.no_bmv2 and all(shutil.which(tool) for tool in ("simple_switch_grpc", "p4c-bm2-ss"))
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as scratch:
         folder = Path(scratch)
         fabrics = {
             engine: msgspec.structs.replace(leafspine(1, 0, 2, engine=engine, rundir=folder), probe=0)

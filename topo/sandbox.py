@@ -5,7 +5,8 @@
 
 When init ends, the kernel kills every process in its PID namespace, and with them go their network namespaces and
 interfaces.  Init ends with the command; it dies with the launcher (PR_SET_PDEATHSIG), be that by SIGKILL.  So Ctrl-C,
-a crash, or `kill -9` on anything leave nothing behind.  Who is not root gets a user namespace around it all.
+a crash, or `kill -9` on anything leave nothing behind but, where it hit the launcher itself, a folder that the next
+launcher removes (rundir.py).  Who is not root gets a user namespace around it all.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import ctypes
 import errno
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
+
+from netfold.topo.rundir import clear_abandoned, held
 
 INSIDE: Final = "NETFOLD_SANDBOX"
 """Environment: the network namespace of the sandbox, so that its processes know that they are in it."""
@@ -108,16 +109,14 @@ def main(argv: Sequence[str]) -> int:
     except SandboxError as error:
         print(f"cannot make namespaces: {error}", file=sys.stderr)
         return 1
-    folder = tempfile.mkdtemp(prefix="netfold-", dir="/tmp")  # $TMPDIR may be too long a path for a socket
-    os.environ[RUNDIR] = folder
-    try:
+    clear_abandoned()
+    with held() as folder:
+        os.environ[RUNDIR] = str(folder)
         launcher = os.getpid()
         child = os.fork()
         if child == 0:
             _init(wanted, launcher)
         return _stand_by(child)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], bool, list[str]]:
