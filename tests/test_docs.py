@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README.md and docs/ name exists: pages, files, commands with their options, variables of the environment."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from netfold.controller.cli.app import app as netfold
+from softswitch.cli import app as softswitch
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOMS = ["bench", "controller", "docs", "examples", "host", "netfold", "p4src", "sim", "softswitch", "tests", "topo",
+         "wire"]  # fmt: skip
+YOURS = {"prog.p4", "pushed.p4", "train.py"}
+"""Files of the reader's."""
+FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
+APPS = {"netfold": netfold, "softswitch": softswitch}
+TOOLS: dict[str, Any] = {name: typer.main.get_command(app) for name, app in APPS.items()}
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def code(page: Path) -> Iterator[str]:
+    """What stands in backticks, and every line of code blocks."""
+    text = page.read_text()
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S):
+        yield from block.splitlines()
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    yield from re.findall(r"^    (\S.*)$", text, re.M)
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command line of ours that a page shows."""
+    for line in code(page):
+        line = re.sub(r"^(\$ |sudo |sh |(\w+=\S+ )+)*(\.venv/bin/)?", "", line.strip().replace("\\|", "|"))
+        if re.match(r"(netfold|softswitch) [a-z-]", line):
+            yield shlex.split(re.split(r"\s+#|\s[|>&]\s|;", line)[0].replace("[", " ").replace("]", " "))
+
+
+def resolve(words: list[str]) -> tuple[Any, list[str], list[str]]:
+    """The command that the words name, its names, and the words that are left."""
+    command, names, rest = TOOLS[words[0]], words[:1], words[1:]
+    if words[0] == "softswitch" and words[1] not in command.commands:
+        rest.insert(0, "run")  # as its entry point does
+    while hasattr(command, "commands"):
+        found = command.commands.get(rest[0].split("|")[0]) if rest else None
+        if found is None:
+            break
+        command, names, rest = found, [*names, rest[0]], rest[1:]
+    return command, names, rest
+
+
+@cache
+def helps(tool: str, *names: str) -> bool:
+    """Whether a command prints its --help."""
+    return CliRunner().invoke(APPS[tool], [*names, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file of the repository, and a heading of it where the link names one."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?://", target):
+            continue
+        file, _, anchor = target.partition("#")
+        where = (page.parent / file).resolve() if file else page
+        assert where.exists(), f"{page.name}: there is no {target}"
+        assert not anchor or anchor in anchors(where), f"{page.name}: {where.name} has no heading for #{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """`mesh/tcp.py` may be anywhere below a room, but must be there."""
+    for name in set(re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|c|h|p4))\b(?!\.)", "\n".join(code(page)))):
+        found = name in YOURS or any(file == name or file.endswith(f"/{name}") for file in FILES)
+        assert found, f"{page.name}: there is no {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    """Every command line parses as far as its options go, and its --help can be printed."""
+    for words in commands(page):
+        command, names, rest = resolve(words)
+        shown = " ".join(words)
+        assert len(names) > 1 or not hasattr(command, "commands"), f"{page.name}: `{shown}`: no such command"
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for word in rest[: rest.index("--") if "--" in rest else None]:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in {*known, "--help"}, f"{page.name}: `{shown}` has no {word}"
+        assert helps(*(name.split("|")[0] for name in names)), f"{page.name}: `{shown}`: its --help fails"
+
+
+def test_every_command_is_documented() -> None:
+    """A command that no page names is one that nobody finds."""
+    named = {tuple(resolve(words)[1]) for page in PAGES for words in commands(page)}
+    text = "\n".join(page.read_text() for page in PAGES)
+
+    def missing(command: Any, names: tuple[str, ...]) -> Iterator[str]:
+        if hasattr(command, "commands"):
+            for name in command.commands:
+                yield from missing(command.commands[name], (*names, name))
+        elif names not in named and f"`{names[-1]}" not in text:
+            yield " ".join(names)
+
+    assert not list(missing(TOOLS["netfold"], ("netfold",)))
+
+
+def test_variables_are_documented_and_exist() -> None:
+    """Every NETFOLD_ variable that the packages read stands on a page, and every one on a page is read by them."""
+    pattern = r"\bNETFOLD_[A-Z][A-Z_0-9]*[A-Z0-9]\b"
+    sources = [ROOT / file for file in FILES if file.endswith(".py") and not file.startswith(("tests", "docs"))]
+    read = {name for file in sources for name in re.findall(pattern, file.read_text())}
+    told = {name for page in PAGES for name in re.findall(pattern, page.read_text())}
+    assert told <= read
+    # what a launcher tells what it starts, and `netfold up` what is typed at its prompt
+    internal = {"NETFOLD_SANDBOX", "NETFOLD_RUNDIR", "NETFOLD_FABRIC"}
+    assert read - internal <= told
