@@ -158,7 +158,6 @@ def rails(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     cuts: Annotated[str, typer.Option(help="Parts of a call at which the last plane is cut.")] = "0.3,0.6,0.9",
     cut_bytes: Annotated[str, typer.Option("--cut-bytes", help="Tensor of those calls.")] = "16M",
-    start: Annotated[str, typer.Option(help="How all rails together begin: hot, or cold.")] = "hot",
     algorithm: Annotated[str, typer.Option(help="Between the hosts, on the rails tcp and roce.")] = "auto",
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without progress after which a call gives up.")] = 30.0,
@@ -172,8 +171,7 @@ def rails(
     with _failing("rails"):
         spec = bench.spec(
             rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
-            engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, start=start,
-            algorithm=algorithm,
+            engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, algorithm=algorithm,
         )  # fmt: skip
         result = bench.run(spec, json)
     sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)

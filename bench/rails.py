@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`netfold bench rails`: one allreduce over several rails beside each rail alone, and a plane cut in the middle.
 
-Half of the hosts run the ranks with all rails, half those with a communicator for each rail; both are on the same links
-between switches, and only one of them is at work at a time.  Rounds are interleaved: rail a, rail b, both, and again.
-A figure is the median of its rounds, a round's that of its slowest rank.  ``of sum`` is the rate beside the sum of the
-single rails', ``of best`` the time beside the best single rail's.
+Each rail alone is the very same rail, called with nothing around it (``MultiRail.pin``): sockets, hosts and links are
+those of all together, and only one way is at work at a time.  Turns are short and interleaved: rail a, rail b, both,
+and again.  A turn's figure is that of its slowest rank.  ``of best`` is the time beside the rail whose median is the
+best, the median over neighbouring turns with its quartiles (the best of each moment would be a rail that nobody can
+choose); ``of sum`` the rate beside the sum of the single rails'.
+
+Starts: the seconds of joining, and of the first sums, cold, hot, and hot with the figures of an earlier run.
 
 A cut: at a part of a call's time, all host links of the last plane go down.  ``extra`` is what the call took beyond
 t + (S - t R) / r, with t the moment of the cut, R the rate of all rails and r that of those left, both measured just
@@ -26,17 +29,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from netfold.bench.allreduce import READY_SECONDS, size
-from netfold.bench.rails_rank import Begun, Took, Turn, uses
+from netfold.bench.rails_rank import Announced, Begin, Begun, Took, Turn
 from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second
 from netfold.controller.plan.generate import leafspine
 from netfold.host.peers import ALGORITHM_VARIABLE, KNOWN
-from netfold.host.rails.joining import START_VARIABLE
 from netfold.host.rails.multirail import Start
+from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
@@ -44,18 +47,18 @@ if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.team import Team
     from netfold.topo.planes import Planes
 
-Way: TypeAlias = "tuple[Team, int]"
-"""Ranks, and which of their communicators."""
 BACK_SECONDS = 30.0
 """For a rail to be used again."""
 LARGE = 16 << 20
 """Bytes from which fewer calls warm up."""
-FIRST = 8
-"""Calls after the start that are told one by one."""
+FIRST = 4
+"""Calls after a start that are told one by one."""
+STARTS: Sequence[tuple[str, Start, bool]] = (("cold", "cold", False), ("hot", "hot", False), ("known", "hot", True))
+"""Names of ways to begin, how they are asked for, and whether there are figures of an earlier run."""
 CONGESTION = ("cubic", "reno")
 """Of TCP in the hosts: the first one that the kernel lets us have."""
-LONG = 1.0
-"""Seconds that a turn's timed calls take at least, where ``iterations`` says fewer."""
+TURN, TURNS = 0.1, 10
+"""Seconds that a turn takes where calls are short, and how many turns every way then has in a round."""
 
 
 @dataclass(frozen=True)
@@ -73,25 +76,37 @@ class Spec:
     cuts: tuple[float, ...]
     cut_bytes: int
     timeout: float
-    start: Start = "hot"
     algorithm: str = "auto"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One size.  Seconds are medians of rounds."""
+    """One size.  Figures are medians of turns."""
 
     nbytes: int
     single: list[float]
     """Of each rail alone."""
     together: float
     of_best: float
-    """``together`` over the best single rail's seconds, the median of the rounds' ratios."""
+    """``together`` over the best single rail's seconds."""
+    quartiles: list[float]
+    """Of that, over the turns."""
     of_sum: float
-    """Rate over the sum of the single rails' rates, the same."""
+    """Rate over the sum of the single rails' rates."""
     speedup: float
-    """Best single rail's seconds over ``together``, the same."""
+    """Best single rail's seconds over ``together``."""
+    turns: int
     wrong: int
     path: str
+
+
+class Started(msgspec.Struct, frozen=True):
+    """Ways to begin; seconds are medians of rounds."""
+
+    name: str
+    join: float
+    """Until all rails are up and what is to be measured is."""
+    first: list[float]
+    """The first sums of ``cut_bytes``."""
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -116,20 +131,16 @@ class Result(msgspec.Struct, frozen=True):
     engine: str
     congestion: str
     algorithm: str
-    start: str
-    first: list[float]
-    """Seconds of the first calls of ``cut_bytes``."""
+    starts: list[Started]
     rows: list[Row]
     cuts: list[Cut]
 
 
 def spec(
     *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
-    cuts: str, cut_bytes: str, timeout: float, start: str = "hot", algorithm: str = "auto",
+    cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto",
 ) -> Spec:  # fmt: skip
     """From the command line's words.  Raises ValueError that names the option."""
-    if start not in get_args(Start):
-        raise ValueError(f"--start {start}: expected one of {', '.join(get_args(Start))}")
     if algorithm not in KNOWN:
         raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
     first, last = size(begin, "-b"), size(end, "-e")
@@ -155,7 +166,7 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return Spec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
-                size(cut_bytes, "--cut-bytes"), timeout, cast(Start, start), algorithm)  # fmt: skip
+                size(cut_bytes, "--cut-bytes"), timeout, algorithm)  # fmt: skip
 
 
 def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> Result:
@@ -169,48 +180,39 @@ def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> R
 
     setLogLevel("error")
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
-    hosts, folder = 2 * spec.ranks, sandbox.rundir()
+    folder = sandbox.rundir()
     fabrics = [
-        on_plane(leafspine(spec.leaves, spec.spines, hosts, rate=rate, engine=spec.engine, rundir=folder), n)
+        on_plane(leafspine(spec.leaves, spec.spines, spec.ranks, rate=rate, engine=spec.engine, rundir=folder), n)
         for n, rate in enumerate(spec.rates)
     ]
-    rails = spec.rails.split("+")
     with contextlib.ExitStack() as stack:
         planes = stack.enter_context(Planes(fabrics, logs=logs))
         congestion = _congestion(planes)
-        echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}; {spec.start} start")
-        together = stack.enter_context(_team(spec, planes, logs, 0, [spec.rails]))
-        alone = stack.enter_context(_team(spec, planes, logs, 1, rails))
-        alone.hear(READY_SECONDS)
-        for use in uses(together.hear(READY_SECONDS)[0]):
-            rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
-            echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
-        first = [max(t.seconds for t in _turn(spec, together, Turn(spec.cut_bytes))) for _ in range(FIRST)]
-        echo(f"# first {FIRST} sums of {spec.cut_bytes} bytes, ms: {' '.join(f'{t * 1e3:.0f}' for t in first)}")
-        ways = [*((alone, way) for way in range(len(rails))), (together, 0)]
-        rows = _compare(spec, ways, echo)
-        cuts = [_cut(spec, ways, planes, part, echo) for part in spec.cuts]
-    result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, spec.start,
-                    first, rows, cuts)  # fmt: skip
+        echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}")
+        team = stack.enter_context(_team(spec, planes, logs))
+        starts = _starts(spec, team, folder, echo)
+        rows = _compare(spec, team, echo)
+        cuts = [_cut(spec, team, planes, part, echo) for part in spec.cuts]
+    result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
+                    rows, cuts)  # fmt: skip
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
 
 
-def _team(spec: Spec, planes: Planes, logs: Path, half: int, ways: Sequence[str]) -> Team:
+def _team(spec: Spec, planes: Planes, logs: Path) -> Team:
     from netfold.bench.team import Team
     from netfold.topo.net import environment
 
     first = planes.networks[0]
-    under = spec.ranks // spec.leaves
-    hosts = [host for at, host in enumerate(first.fabric.hosts) if at // under % 2 == half]
+    hosts = first.fabric.hosts
     envs = [
         {**environment(first.fabric, hosts, rank, job="bench"), **planes.environment(host),
-         START_VARIABLE: spec.start, ALGORITHM_VARIABLE: spec.algorithm}
+         RAILS_VARIABLE: spec.rails, ALGORITHM_VARIABLE: spec.algorithm}
         for rank, host in enumerate(hosts)
     ]
-    command = [sys.executable, "-m", "netfold.bench.rails_rank", str(spec.timeout), *ways]
-    return Team(f"rails{half}", command, [first.mininet.get(host.name).pid for host in hosts], envs, logs)
+    command = [sys.executable, "-m", "netfold.bench.rails_rank", str(spec.timeout)]
+    return Team("rails", command, [first.mininet.get(host.name).pid for host in hosts], envs, logs)
 
 
 def _congestion(planes: Planes) -> str:
@@ -235,56 +237,89 @@ def _turn(spec: Spec, team: Team, turn: Turn) -> list[Took]:
     return [msgspec.json.decode(line, type=Took) for line in lines]
 
 
-def _compare(spec: Spec, ways: Sequence[Way], echo: Callable[[str], None]) -> list[Row]:
+def _starts(spec: Spec, team: Team, folder: Path, echo: Callable[[str], None]) -> list[Started]:
+    """Each way to begin once in every round, after one round that does not count.  The last one stays."""
+    begun: dict[str, list[list[Begun]]] = {name: [] for name, _, _ in STARTS}
+    for number in range(spec.rounds + 1):
+        figures = str(folder / f"figures{number}")
+        for name, start, known in STARTS:
+            # the hot start leaves its figures there, for the next one
+            file = figures if start == "hot" or known else ""
+            command = Begin(f"bench-{name}{number}", start, file, spec.cut_bytes, FIRST)
+            team.tell(msgspec.json.encode(command))
+            lines = team.hear(READY_SECONDS + (FIRST + 2) * spec.timeout)
+            if number:
+                begun[name].append([msgspec.json.decode(line, type=Begun) for line in lines])
+    for use in begun[STARTS[-1][0]][-1][0].uses:
+        rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
+        echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
+    starts = []
+    for name, rounds in begun.items():
+        join = statistics.median(max(rank.join for rank in ranks) for ranks in rounds)
+        first = [statistics.median(max(rank.first[i] for rank in ranks) for ranks in rounds) for i in range(FIRST)]
+        starts.append(Started(name, join, first))
+        echo(f"# {name} start: joined after {join * 1e3:.0f} ms; first sums of {spec.cut_bytes} bytes, ms: "
+             f"{' '.join(f'{seconds * 1e3:.0f}' for seconds in first)}; all {(join + sum(first)) * 1e3:.0f}")
+    return starts
+
+
+def _compare(spec: Spec, team: Team, echo: Callable[[str], None]) -> list[Row]:
+    ways = [*range(len(spec.rates)), None]
     echo(f"# {spec.ranks} ranks, planes of {spec.leaves} x {spec.spines} switches ({spec.engine}) with links of "
-         f"{', '.join(spec.rates)}; medians of {spec.rounds} interleaved rounds")
+         f"{', '.join(spec.rates)}; medians of interleaved turns, {spec.rounds} rounds")
     head = " ".join(f"{name + ' ms':>14}" for name in spec.rails.split("+"))
-    echo(f"# {'bytes':>10} {head} {'together ms':>12} {'speed-up':>8} {'of sum':>7} {'of best':>8} {'wrong':>5}")
+    echo(f"# {'bytes':>10} {head} {'together ms':>12} {'speed-up':>8} {'of sum':>7} {'of best':>19} {'turns':>5} "
+         f"{'wrong':>5}")
     rows = []
     for nbytes in spec.sizes:
         calls = 4 if nbytes < LARGE else 2
-        warm = [took for team, way in ways for took in _turn(spec, team, Turn(nbytes, calls, way=way))]
-        count = max(1, min(400, round(LONG / max(took.seconds for took in warm))))
+        warm = [took for way in ways for took in _turn(spec, team, Turn(nbytes, calls, rail=way))]
+        slowest = max(took.seconds for took in warm)
+        count = max(1, min(400, round(TURN / slowest)))
         times: list[list[float]] = []
         wrong = sum(took.wrong for took in warm)
-        for number in range(spec.rounds):
+        for number in range(spec.rounds * max(1, min(TURNS, round(TURN * TURNS / slowest / count)))):
             times.append([0.0] * len(ways))
             for step in range(len(ways)):  # every way comes at every place: who follows whom must not matter
                 at = (number + step) % len(ways)
-                team, way = ways[at]
-                took = _turn(spec, team, Turn(nbytes, count, 1, way))
+                took = _turn(spec, team, Turn(nbytes, count, 1, ways[at]))
                 wrong += sum(t.wrong for t in took)
                 times[-1][at] = max(t.seconds for t in took)
         row = _row(nbytes, times, wrong, warm[-1].path)
         rows.append(row)
-        singles = " ".join(f"{seconds * 1e3:>14.2f}" for seconds in row.single)
-        echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.2f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "
-             f"{row.of_best:>8.3f} {row.wrong:>5}")  # fmt: skip
+        singles = " ".join(f"{seconds * 1e3:>14.3f}" for seconds in row.single)
+        spread = f"{row.of_best:.3f} ({row.quartiles[0]:.2f}-{row.quartiles[1]:.2f})"
+        echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.3f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "
+             f"{spread:>19} {row.turns:>5} {row.wrong:>5}")  # fmt: skip
     return rows
 
 
 def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -> Row:
     singles = [statistics.median(t[i] for t in times) for i in range(len(times[0]) - 1)]
+    best = singles.index(min(singles))
+    ratios = [t[-1] / t[best] for t in times]
+    low, _, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
     return Row(
         nbytes,
         singles,
         statistics.median(t[-1] for t in times),
-        statistics.median(t[-1] / min(t[:-1]) for t in times),
+        statistics.median(ratios),
+        [low, high],
         statistics.median(1 / t[-1] / sum(1 / s for s in t[:-1]) for t in times),
-        statistics.median(min(t[:-1]) / t[-1] for t in times),
+        statistics.median(1 / ratio for ratio in ratios),
+        len(times),
         wrong,
         path,
     )
 
 
-def _cut(spec: Spec, ways: Sequence[Way], planes: Planes, part: float, echo: Callable[[str], None]) -> Cut:
+def _cut(spec: Spec, team: Team, planes: Planes, part: float, echo: Callable[[str], None]) -> Cut:
     """All rails but the last plane's survive."""
     nbytes, last = spec.cut_bytes, len(spec.rates) - 1
-    *survivors, _, (team, _) = ways
     whole = max(took.seconds for took in _turn(spec, team, Turn(nbytes, 2, 2)))
-    left = sum(nbytes / max(t.seconds for t in _turn(spec, one, Turn(nbytes, 2, 1, way))) for one, way in survivors)
+    left = sum(nbytes / max(t.seconds for t in _turn(spec, team, Turn(nbytes, 2, 1, rail))) for rail in range(last))
     team.tell(msgspec.json.encode(Turn(nbytes, announce=True)))
-    begun = max(msgspec.json.decode(line, type=Begun).at for line in team.hear(spec.timeout))
+    begun = max(msgspec.json.decode(line, type=Announced).at for line in team.hear(spec.timeout))
     time.sleep(max(0.0, begun + part * whole - time.monotonic()))
     planes.cut(last)
     at = time.monotonic() - begun

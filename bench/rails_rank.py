@@ -1,33 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of `netfold bench rails`: commands come as lines of JSON, answers go out the same way.
 
-    python -m netfold.bench.rails_rank TIMEOUT RAILS...      RANK, WORLD_SIZE, NETFOLD_PLANES, ... set
+    python -m netfold.bench.rails_rank TIMEOUT      RANK, WORLD_SIZE, NETFOLD_PLANES, NETFOLD_RAILS, ... set
 
-Each RAILS, "innet@a" or "innet@a+tcp@b", becomes a communicator.
+``Begin`` comes first: it makes the communicator of all rails, after it has closed the one before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from netfold.host.collectives.calibration import COST_VARIABLE
 from netfold.host.communicator import Communicator
-from netfold.host.rails.multirail import RailUse, State
+from netfold.host.rails.joining import START_VARIABLE
+from netfold.host.rails.multirail import MultiRail, RailUse, Start, State
 
 
-class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sums of ``nbytes`` by one communicator."""
+class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A new communicator, and its first ``calls`` sums of ``nbytes``, one by one.
+
+    figures  file in which this job keeps what it measured and looks for what another has; "": none
+    """
+
+    job: str
+    start: Start
+    figures: str
+    nbytes: int
+    calls: int
+
+
+class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of joining and measuring, and of each of the first sums."""
+
+    join: float
+    first: list[float]
+    uses: list[RailUse]
+
+
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Sums of ``nbytes``."""
 
     nbytes: int
     iterations: int = 1
     warmup: int = 0
-    way: int = 0
+    rail: int | None = None
+    """This one alone, with nothing around it."""
     announce: bool = False
     """Say the time of the beginning first, by CLOCK_MONOTONIC, which all processes of a machine share."""
 
@@ -41,53 +63,68 @@ class Took(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Elements of the last sum, which is exact in int32."""
     path: str
     states: list[State]
-    """Of the rails, after it; none for a single one."""
+    """Of the rails, after it."""
     begun: float
 
 
-class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Announced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to ``announce``."""
 
     at: float
 
 
-def serve(timeout: float, ways: Sequence[str]) -> None:
-    """Turns, until the input ends."""
-    rank, world, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["NETFOLD_ADDRESS"]
-    with contextlib.ExitStack() as stack:
-        comms = [
-            stack.enter_context(
-                Communicator.join(f"bench-{way}", rank, world, address=address, timeout=timeout, rails=way)
-            )
-            for way in ways
-        ]
-        _say(msgspec.json.encode([use for comm in comms if comm.rails is not None for use in comm.rails.use()]))
+def serve(timeout: float) -> None:
+    """Commands, until the input ends."""
+    comm: Communicator | None = None
+    try:
         for line in sys.stdin:
-            turn = msgspec.json.decode(line, type=Turn)
-            _say(msgspec.json.encode(_measure(comms[turn.way], turn)))
+            command = msgspec.json.decode(line, type=Begin | Turn)
+            if isinstance(command, Begin):
+                if comm is not None:
+                    comm.close()
+                comm, begun = _begin(command, timeout)
+                _say(msgspec.json.encode(begun))
+            else:
+                assert comm is not None, "Begin comes first"
+                _say(msgspec.json.encode(_measure(comm, command)))
+    finally:
+        if comm is not None:
+            comm.close()
+
+
+def _begin(command: Begin, timeout: float) -> tuple[Communicator, Begun]:
+    rank, world, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["NETFOLD_ADDRESS"]
+    os.environ |= {START_VARIABLE: command.start, COST_VARIABLE: command.figures}
+    begin = time.monotonic()
+    comm = Communicator.join(command.job, rank, world, address=address, timeout=timeout)
+    join = time.monotonic() - begin
+    first = [_measure(comm, Turn(command.nbytes)).seconds for _ in range(command.calls)]
+    return comm, Begun(join, first, _rails(comm).use())
 
 
 def _measure(comm: Communicator, turn: Turn) -> Took:
     source = _data(comm.rank, turn.nbytes // 4)
     out = np.empty_like(source)
+    _rails(comm).pin(turn.rail)
     for _ in range(turn.warmup):
         comm.allreduce(source, out)
     comm.barrier()
     begin = time.monotonic()
     if turn.announce:
-        _say(msgspec.json.encode(Begun(begin)))
+        _say(msgspec.json.encode(Announced(begin)))
     for _ in range(turn.iterations):
         comm.allreduce(source, out)
     seconds = (time.monotonic() - begin) / turn.iterations
     comm.barrier()
+    _rails(comm).pin(None)
     expected = np.sum([_data(rank, source.size) for rank in range(comm.size)], axis=0, dtype=np.int32)
-    states = [] if comm.rails is None else [use.state for use in comm.rails.use()]
+    states = [use.state for use in _rails(comm).use()]
     return Took(seconds, int(np.sum(out != expected)), comm.explain(turn.nbytes), states, begin)
 
 
-def uses(line: bytes) -> list[RailUse]:
-    """What a rank says first."""
-    return msgspec.json.decode(line, type=list[RailUse])
+def _rails(comm: Communicator) -> MultiRail:
+    assert comm.rails is not None, "NETFOLD_RAILS names several rails"
+    return comm.rails
 
 
 def _data(rank: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -101,4 +138,4 @@ def _say(line: bytes) -> None:
 
 
 if __name__ == "__main__":
-    serve(float(sys.argv[1]), sys.argv[2:])
+    serve(float(sys.argv[1]))

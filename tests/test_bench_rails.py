@@ -45,8 +45,8 @@ def test_what_cannot_be_is_refused_by_name(option: str, value: str, message: str
         spec(**OPTIONS | {option: value})
 
 
-def test_figures_are_medians_of_the_rounds_own_ratios() -> None:
-    """A machine that is slow for a whole round changes no ratio."""
+def test_figures_are_medians_of_the_turns_own_ratios() -> None:
+    """A machine that is slow for a while changes no ratio."""
     row = _row(100, [[1.0, 2.0, 0.8], [10.0, 20.0, 8.0], [1.0, 2.0, 0.9]], 0, "")
     assert row.single == [1.0, 2.0]
     assert row.together == pytest.approx(0.9)
@@ -55,10 +55,18 @@ def test_figures_are_medians_of_the_rounds_own_ratios() -> None:
     assert row.of_sum == pytest.approx((1 / 0.8) / (1 / 1.0 + 1 / 2.0))
 
 
+def test_the_best_rail_is_one_rail() -> None:
+    """Two noisy rails are no better than one: nobody knows before which will be the better."""
+    row = _row(100, [[1.0, 2.0, 1.5], [2.0, 1.0, 1.5], [1.6, 1.5, 1.5], [1.4, 1.5, 1.5], [1.5, 1.5, 1.5]], 0, "")
+    assert row.of_best == pytest.approx(1.0)
+    assert row.quartiles == [pytest.approx(1.5 / 1.6), pytest.approx(1.5 / 1.4)]
+    assert row.turns == 5
+
+
 @pytest.mark.netns
 @pytest.mark.timeout(150)
 def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
-    """Both rails alone and together, a plane cut and used again, nothing wrong."""
+    """Three starts, both rails alone and together, a plane cut and used again, nothing wrong."""
     if (reason := why_no_sandbox()) is not None:
         pytest.skip(reason)
     file = tmp_path / "rails.json"
@@ -71,5 +79,8 @@ def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     result = json.loads(file.read_text())
     assert [row["nbytes"] for row in result["rows"]] == [65536]
     assert len(result["rows"][0]["single"]) == 2
+    assert [(start["name"], len(start["first"])) for start in result["starts"]] == [
+        ("cold", 4), ("hot", 4), ("known", 4),
+    ]  # fmt: skip
     assert result["cuts"][0]["wrong"] == result["rows"][0]["wrong"] == 0
     assert result["cuts"][0]["back"] > 0

@@ -52,7 +52,7 @@ class Machine:
                 watch(self.moved[rank, rail])
             except NetFoldError as error:
                 self.lost[rank, rail] = error
-                self.lines.ledgers[rank].left(rail, failed=True)
+                self.lines.ledgers[rank].left(rail, failure=error)
 
     def passes(self, seconds: float, moving: Collection[int] = ()) -> None:
         """Time in which all look every 10 ms, and on these rails something moves on every rank."""

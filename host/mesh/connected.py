@@ -83,7 +83,8 @@ class ConnectedMesh(Mesh):
         self.bytes_sent = 0
         """Payload bytes handed to the kernel so far."""
         self.watch: Callable[[float], None] | None = None
-        """Called with the time of the last progress while a wait lasts; what it raises ends the operation."""
+        """Called every ``WATCHED_SLICE`` with the time of the last progress, while anything is waited for; what it
+        raises ends the operation."""
         self._moved = self._looked = clock()
 
     # ---- waiting ---------------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """``age`` in seconds, or VOID where the rail has failed on this rank; ``result`` where a settlement is DONE, and
-    the verdict where all is OVER."""
+    """``age`` in seconds.  ``result``: a settlement's where it is DONE, why a rail failed where it is VOID, the verdict
+    where all is OVER."""
 
     outcome: Outcome = Outcome.NOT_YET
     age: float = 0.0
@@ -118,7 +118,8 @@ class Ledger:
         self._quiet: dict[int, float] = {}
         """Seconds without progress in which the rail was looked at."""
         self._left: dict[int, float] = {}
-        self._failed: set[int] = set()
+        self._failed: dict[int, str] = {}
+        """Rails that failed in the ranges of this position, or of the one before the settlement, and why."""
         self._live: frozenset[int] = frozenset()
         self._granted: set[int] = set()
         """Live rails that the arbiter let somebody give up."""
@@ -132,7 +133,7 @@ class Ledger:
         """This rank is at ``position``, where each of these rails carries a range."""
         with self._lock:
             self._enter(position, rails)
-            self._settles, self._failed = False, set()
+            self._settles, self._failed = False, {}
 
     def settle(self, position: int, rail: int) -> float:
         """This rank is at a settlement, which this rail carries.  The time, once for all who want to know it."""
@@ -183,12 +184,12 @@ class Ledger:
             self._live = frozenset(rails)
             self._granted = set() if told else self._granted & self._live
 
-    def left(self, rail: int, *, failed: bool = False) -> None:
+    def left(self, rail: int, *, failure: object = None) -> None:
         """The rail has ended here, well or not: this rank waits for nothing on it any more."""
         with self._lock:
             self._left[rail] = self._clock()
-            if failed:
-                self._failed.add(rail)
+            if failure is not None:
+                self._failed[rail] = first_line(failure)
 
     def fenced(self, position: int) -> bool:
         """Whether somebody has fenced the settlement in which this rank is."""
@@ -228,7 +229,9 @@ class Ledger:
             if question.ask is Ask.AGE:
                 if self._verdict is not None:
                     return Answer(Outcome.OVER, result=self._verdict)
-                return Answer(self._state(question), self._age(question))
+                state = self._state(question)
+                why = self._failed[question.rail] if state is Outcome.VOID else ""
+                return Answer(state, self._age(question), why.encode())
             if question.ask is Ask.GIVE_UP:
                 return self._arbitrate(question.rail)
             return self._fence(question.position)
@@ -258,7 +261,7 @@ class Ledger:
         return self._quiet.get(question.rail, 0.0)
 
     def _arbitrate(self, rail: int) -> Answer:
-        if not self._live - self._granted - self._failed - {rail}:
+        if not self._live - self._granted - self._failed.keys() - {rail}:
             return Answer(Outcome.NOT_YET)
         self._granted |= {rail} & self._live
         return Answer(Outcome.VOID)
@@ -277,6 +280,11 @@ class Ledger:
             return Answer(Outcome.FORGOTTEN)
         self._fenced = True
         return Answer(Outcome.VOID)
+
+
+def first_line(error: object) -> str:
+    """What an error says, in short."""
+    return str(error).partition("\n")[0]
 
 
 def _bytes(array: Flat) -> bytes:

@@ -21,9 +21,10 @@ from typing import Literal
 
 import numpy as np
 
-from netfold.host.errors import Closed, NetFoldError, TransportError
+from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
+from netfold.host.mesh.mesh import ranks
 from netfold.host.rails import ranges, status
-from netfold.host.rails.ledger import Ledger, Sideline
+from netfold.host.rails.ledger import Ledger, Sideline, first_line
 from netfold.host.rails.rail import Flat, Op, RailStats
 from netfold.host.rails.rail_set import STALL, RailSet, Revive, Track
 from netfold.host.rails.roll import Roll
@@ -133,6 +134,7 @@ class MultiRail:
         self._seconds = 0.0
         self._owed = self._due = 0.0
         self._exchanges = 0
+        self._pinned: int | None = None
         self._closed = False
         try:
             self._begin(start)
@@ -146,6 +148,10 @@ class MultiRail:
         CollectiveTimeout: with the operation, its size, the ranks that are missing, and each rail's state."""
         if self._closed:
             raise Closed("the rails were closed")
+        if self._pinned is not None:
+            self.note(f"{self._rails.names[self._pinned]} (pinned)")
+            self._rails[self._pinned].allreduce(source, out, op, number)
+            return
         begin = self._clock()
         nbytes = source.nbytes
         split = self.shares.split(nbytes, self._rails.live)
@@ -171,6 +177,11 @@ class MultiRail:
         """A rail that is up."""
         return self._rails[index]
 
+    def pin(self, rail: int | None) -> None:
+        """For comparison: from now on this rail carries every call, with nothing of several rails around it, so its
+        errors are the call's; it must be up.  None: as always.  Alike on all ranks."""
+        self._pinned = rail
+
     def on_change(self, call: Callable[[], None]) -> None:
         """Calls it whenever a rail has died or is back, on all ranks in the same operation."""
         self._rails.changed = call
@@ -180,7 +191,7 @@ class MultiRail:
         uses = []
         for index, figure in enumerate(self.shares.figures):
             state: State = "up" if index in self.live else "down"
-            why, _, _ = str(self._rails.causes[index] or "").partition("\n")
+            why = first_line(self._rails.causes[index] or "")
             uses.append(
                 RailUse(
                     self._rails.names[index], state, self._nbytes[index], self._rails.deaths[index],
@@ -275,7 +286,7 @@ class MultiRail:
             self.note(f"{again} bytes again over {split.text}, died: {dead}")
 
     def _cause(self, rail: int) -> str:
-        return str(self._rails.causes[rail]).partition("\n")[0]
+        return first_line(self._rails.causes[rail])
 
     def _count(self, rail: int) -> None:
         """What the rail has sent again since we last looked."""
@@ -293,7 +304,10 @@ class MultiRail:
         table = status.tell(self.rank, self.world, self._rails, parts, self._estimates)
         settle = self._settle if together else self._run
         told = status.hear(settle(table, "sum", rail), self.world, self._rails.live, parts)
-        self._rails.bury(told.dead, None)
+        names = self._rails.names
+        self._rails.bury({
+            rail: RailDown(f"{names[rail]}: {ranks(who)} lost it, and can say why") for rail, who in told.dead.items()
+        })  # fmt: skip
         for index in told.back:
             self._rails.take_back(index)
             self._resent[index] = 0

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
-from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question
+from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question, first_line
 from netfold.host.rails.rail import Rail, RailStats
 from netfold.host.rails.roll import HEARING, Roll
 
@@ -106,17 +106,18 @@ class RailSet:
         said = []
         for index, name in enumerate(self.names):
             quiet = self._ledger.quiet(index)
-            cause = str(self.causes[index] or "").partition("\n")[0]
+            cause = first_line(self.causes[index] or "")
             idle = f"quiet for {quiet:.1f} s" if quiet >= self._stall else "carries nothing now"
             said.append(f"{name} {f'up, {idle}' if index in self.live else f'down ({cause})'}")
         return ", ".join(said)
 
     # ---- death and revival -------------------------------------------------------------------------------------------
-    def bury(self, dead: Sequence[int], failure: NetFoldError | None) -> None:
-        """Rails that all ranks agree are dead.  Raises RailDown or PeerLost where none is left."""
-        for index in dead:
+    def bury(self, dead: Mapping[int, NetFoldError]) -> None:
+        """Rails that all ranks agree are dead, and of what, where this one does not know better.  Raises RailDown or
+        PeerLost where none is left."""
+        for index, failure in dead.items():
             rail = self[index]
-            error = self.broken.pop(index, None) or failure or RailDown("another rank lost it")
+            error = self.broken.pop(index, failure)
             self.causes[index] = error
             self.deaths[index] += 1
             self._past.append(rail.stats())
@@ -186,8 +187,9 @@ class RailSet:
         except NetFoldError as error:
             self.stop = error
             raise
-        if any(answer.outcome is Outcome.VOID for answer in answers.values()):
-            raise RailDown(f"{name}: another rank found it dead")
+        for rank, answer in answers.items():
+            if answer.outcome is Outcome.VOID:
+                raise RailDown(f"{name}: rank {rank} lost it: {answer.result.decode(errors='replace')}")
         patience = self._patience(index)
         everybody = len(answers) == len(self._roll.others)
         if everybody and quiet >= patience and min(a.age for a in answers.values()) >= NEARLY * patience:

@@ -125,7 +125,7 @@ class Carriers:
                 self._rails.stop = error
         finally:
             part.seconds = self._clock() - begin
-            self._ledger.left(rail, failed=part.error is not None)
+            self._ledger.left(rail, failure=part.error)
 
     def _chunk(self, rail: int, name: str, source: Flat, out: Flat, op: Op) -> None:
         begin = time.monotonic_ns()

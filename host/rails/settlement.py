@@ -78,7 +78,7 @@ class Settlements:
                 rails.broken.setdefault(rail, failure)
                 return result
             ledger.adopt(position, None)
-            rails.bury([rail], failure)
+            rails.bury({rail: failure})
             rail = self._quickest()
 
     def _inquire(self, position: int, rail: int) -> bytes | None:

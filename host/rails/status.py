@@ -25,8 +25,8 @@ class Status:
 
     done: list[int]
     """Chunks of each rail that every rank has."""
-    dead: list[int]
-    """Rails that failed on some rank."""
+    dead: dict[int, list[int]]
+    """Rails that failed, and the ranks that say so."""
     back: list[int]
     """Dead rails that are open on all ranks again."""
     figures: list[Figure]
@@ -54,11 +54,12 @@ def hear(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Rang
     rails = total.size // (world * COLUMNS)
     table = total.reshape(world, rails, COLUMNS)
     done = table[:, :, 0].min(axis=0).tolist()
-    dead = [
-        rail
-        for rail in live
-        if table[:, rail, 1].any() or (rail in ranges and done[rail] < len(ranges[rail].chunks))
-    ]
+    dead = {}
+    for rail in live:
+        wanted = len(ranges[rail].chunks) if rail in ranges else 0
+        lost = (table[:, rail, 1] != 0) | (table[:, rail, 0] < wanted)
+        if lost.any():
+            dead[rail] = np.flatnonzero(lost).tolist()
     back = [rail for rail, marks in enumerate(table[:, :, 2].T) if marks[0] and (marks == marks[0]).all()]
     return Status(done, dead, back, [_figure(table[:, rail, 3], table[:, rail, 4]) for rail in range(rails)])
 
