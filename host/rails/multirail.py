@@ -39,7 +39,9 @@ LINGER = 0.3
 FAREWELL = 0.8
 """The same after it gave up: whoever waits in vain asks every quarter of a second, and may wait as long for answers."""
 EVERY = 400
-"""Figures are exchanged at the latest when calls have taken as long as so many settlements."""
+"""Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
+FIGURING = 0.0005
+"""Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
 WARM = 3
 """Short calls on each rail before those that are measured."""
 LATENCY, RATE = (1024,) * 5, (LONG, 4 * LONG)
@@ -318,7 +320,7 @@ class MultiRail:
         self._exchanges += 1
         self._owed = 0.0
         following = self.shares.figures[live[self._exchanges % len(live)]]
-        self._due = EVERY * max(following.latency, 1e-5)
+        self._due = EVERY * (following.latency + FIGURING)
         return told.done
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
