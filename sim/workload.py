@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,11 @@ from numpy.typing import NDArray
 from netfold.controller.plan import collectives
 
 Int = NDArray[np.int64]
+
+SEGMENT: Final = 64 << 10
+"""Bytes of a message in trees, as host/collectives/double_binary_tree.py cuts them."""
+AHEAD: Final = 4
+"""Messages that a rank takes ahead of the one that it waits for, as host/collectives/flow.py does."""
 
 
 @dataclass(frozen=True)
@@ -149,40 +155,47 @@ def halving_doubling(hosts: Sequence[int], size: int) -> Workload:
     return build.done()
 
 
-def double_binary_tree(hosts: Sequence[int], size: int, *, chunks: int = 32) -> Workload:
-    """Allreduce over two trees, half the bytes each, reduced up and broadcast down, pipelined in chunks.
+def double_binary_tree(hosts: Sequence[int], size: int, *, segment: int = SEGMENT) -> Workload:
+    """Allreduce over the hosts' two trees, half of the bytes on each, reduced up and broadcast down in segments.
 
-    An inner rank of one tree is a leaf of the other: the second tree is the first one mirrored (n even) or shifted.
+    As in host/collectives/double_binary_tree.py, a segment goes up when it is in from all children, and down when it
+    is in from the parent; a rank takes `AHEAD` more than the one that it waits for, its children's in turn.  Hosts
+    send those of one edge after each other; here as many are under way at once, so that no wire idles in between.
+    All of it is one step, as for the controller's planner.
     """
-    build, n = _Builder(), _ranks(hosts)
-    if chunks < 1:
-        raise ValueError(f"double_binary_tree: expected at least 1 chunk, got {chunks}")
-    parent = [_parent(r, n) for r in range(n)]
-    for tree in range(2):
-        def rank(v: int, tree: int = tree) -> int:
-            return hosts[v if tree == 0 else n - 1 - v if n % 2 == 0 else (v + 1) % n]
+    n = _ranks(hosts)
+    if segment < 1:
+        raise ValueError(f"double_binary_tree: expected segments of at least 1 byte, got {segment}")
+    trees = []
+    for shift, half in enumerate((size // 2, size - size // 2)):
+        edges, waits = _tree(n, shift)
+        count = -(-half // segment)
+        sizes = np.minimum(segment, half - segment * np.arange(count))
+        before, after, lag = np.array(waits, np.int64).reshape(-1, 3).T
+        turn = np.arange(count)[:, None]
+        pairs = np.stack([before + (turn - lag) * len(edges), after + turn * len(edges)], axis=2)[turn >= lag]
+        ends = np.tile(np.array(hosts)[np.array(edges)], (count, 1))
+        zeros = np.zeros(len(ends), np.int64)
+        trees.append(Workload(ends[:, 0], ends[:, 1], np.repeat(sizes, len(edges)), zeros.astype(float), zeros, pairs))
+    return _beside(trees)
 
-        half = _part(size, 2, tree)
-        children = [[v for v in range(n) if parent[v] == p] for p in range(n)]
-        order = sorted(range(n), key=lambda v: -_depth(parent, v))
-        above: dict[int, int] = {}  # the last chunk's task on the edge from v to its parent, and on the way down
-        below: dict[int, int] = {}
-        for chunk in range(chunks):
-            part = max(1, _part(half, chunks, chunk))
-            up: dict[int, int] = {}
-            for v in order:
-                if parent[v] >= 0:
-                    after = [up[c] for c in children[v]] + ([above[v]] if v in above else [])
-                    up[v] = build.flow(rank(v), rank(parent[v]), part, 2 * chunk, after)
-            down: dict[int, int] = {}
-            for v in reversed(order):
-                p = parent[v]
-                if p >= 0:
-                    after = [down[p]] if parent[p] >= 0 else [up[c] for c in children[p]]
-                    down[v] = build.flow(rank(p), rank(v), part, 2 * chunk + 1,
-                                         after + ([below[v]] if v in below else []))
-            above, below = up, down
-    return build.done()
+
+def _tree(n: int, shift: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+    """What one segment takes in a tree: its flows, (sender, receiver); and what waits for what: (flow, the flow that
+    waits for it, how many segments later)."""
+    parent = collectives.binary_tree(n, shift)
+    children = {p: [v for v, above in parent.items() if above == p] for p in parent.values()}
+    up = {v: number for number, v in enumerate(parent)}
+    down = {v: number for number, v in enumerate(parent, len(parent))}
+    waits = []
+    for v, p in parent.items():
+        waits += [(up[child], up[v], 0) for child in children.get(v, ())]
+        turn, family = children[p].index(v), len(children[p])
+        later, of = divmod(turn - AHEAD - 1, family)
+        waits.append((up[children[p][of]], up[v], -later))
+        waits += [(down[p], down[v], 0)] if p in parent else [(up[child], down[v], 0) for child in children[p]]
+        waits.append((down[v], down[v], AHEAD + 1))
+    return [*parent.items(), *((p, v) for v, p in parent.items())], waits
 
 
 COLLECTIVES: dict[str, Callable[[Sequence[int], int], Workload]] = {
@@ -262,20 +275,3 @@ def _ranks(hosts: Sequence[int]) -> int:
 def _part(size: int, n: int, i: int) -> int:
     """Bytes of part i where n parts make up ``size``; at least 1, since even an empty part is announced."""
     return max(1, size * (i + 1) // n - size * i // n)
-
-
-def _parent(v: int, n: int) -> int:
-    """Parent of v in the binary tree of ranks where 0 is the root, its child the largest power of two, and every
-    node v hangs on v +- its lowest bit; -1 for the root."""
-    if v == 0:
-        return -1
-    bit = v & -v
-    up = (v ^ bit) | (bit << 1)
-    return up if up < n else v ^ bit
-
-
-def _depth(parent: Sequence[int], v: int) -> int:
-    depth = 0
-    while parent[v] >= 0:
-        v, depth = parent[v], depth + 1
-    return depth

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfold.controller.plan import collectives
-from netfold.host.collectives import ALLREDUCE, broadcast, gather, reduce, scatter
+from netfold.host.collectives import ALLREDUCE, broadcast, double_binary_tree, flow, gather, reduce, scatter
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, run
 from netfold.host.mesh.memory import MemoryFabric
@@ -39,6 +40,7 @@ class Recorder(Subset):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh, range(mesh.size))
         self.sent: Pairs = set()
+        self.messages: Counter[tuple[int, int, int]] = Counter()
         self.said: list[tuple[str, tuple[int, ...], int]] = []
 
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -48,6 +50,7 @@ class Recorder(Subset):
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
         if data.nbytes:
             self.sent.add((self.rank, peer))
+            self.messages[self.rank, peer, data.nbytes] += 1
         return super().send(peer, data, tag=tag)
 
 
@@ -141,7 +144,7 @@ def test_an_operation_says_first_what_it_is_going_to_send(
     assert set().union(*(pairs for pairs, _ in found)) == expected
 
 
-@pytest.mark.parametrize("name", ["all-to-all", "ring", "halving-doubling"])
+@pytest.mark.parametrize("name", sorted(workload.COLLECTIVES))
 def test_the_simulator_sends_the_same(name: str) -> None:
     """Flow by flow, on other hosts than 0 .. n-1."""
     hosts = [3, 9, 4, 7, 1, 0, 2, 8]
@@ -149,6 +152,57 @@ def test_the_simulator_sends_the_same(name: str) -> None:
     place = {host: rank for rank, host in enumerate(hosts)}
     pairs = {(place[int(a)], place[int(b)]) for a, b in zip(made.source, made.destination, strict=True)}
     assert pairs == told(name.replace("-", "_"), 8)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 8])
+def test_simulated_trees_send_the_hosts_messages(n: int) -> None:
+    """As many, as long, between the same two."""
+    assert workload.SEGMENT == double_binary_tree.TREE_SEGMENT
+    data = np.ones(70_000, np.int32)  # two segments and a shorter one for each tree
+
+    def rank(mesh: Mesh) -> Counter[tuple[int, int, int]]:
+        recorder = Recorder(mesh)
+        run(recorder, double_binary_tree.allreduce(recorder, data.copy(), SUM))
+        recorder.flush()
+        return recorder.messages
+
+    real = sum(values(MemoryFabric(n, seed=2).run(rank)), Counter())
+    made = workload.double_binary_tree(range(n), data.nbytes)
+    assert Counter(zip(made.source.tolist(), made.destination.tolist(), made.size.tolist(), strict=True)) == real
+
+
+class Posted(Subset):
+    """A mesh that only writes down what is received; nothing comes."""
+
+    def __init__(self) -> None:
+        self.peers: list[int] = []
+
+    def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
+        self.peers.append(peer)
+        return Pending()
+
+
+@pytest.mark.parametrize("family", [1, 2])
+def test_simulated_trees_run_as_far_ahead_as_the_hosts(family: int) -> None:
+    """A segment to a parent waits for the one after which the parent's inbox has room for it."""
+    parent = collectives.binary_tree(8, 0)
+    children = next(c for p in parent.values() if len(c := [v for v in parent if parent[v] == p]) == family)
+    _, waits = workload._tree(8, 0)
+    number = {child: list(parent).index(child) for child in children}
+    expected = []  # by place in the inbox: the place that must be in before, if any
+    for segment in range(9):
+        for child in children:
+            (before,) = [(segment - later) * family + children.index(other) for first, then, later in waits
+                         for other in children if (first, then) == (number[other], number[child]) and later]
+            expected.append(before if before >= 0 else None)
+
+    mesh = Posted()
+    inbox = flow.Inbox(mesh, np.dtype("int32"), [(child, 1) for _ in range(9) for child in children])
+    found: list[int | None] = [None] * len(mesh.peers)
+    for taken in range(9 * family):
+        inbox.take()
+        found += [taken - 1 if taken else None] * (len(mesh.peers) - len(found))
+    assert found == expected
 
 
 @given(n=st.integers(2, 40))
