@@ -2,7 +2,8 @@
 """What a collective sends: flows, and which must be in before which may leave.
 
 A `Workload` is a graph of tasks in arrays.  A task is a flow from host to host, or, with no bytes, a pause.  It
-starts ``gap`` seconds after the last task that it waits for.  Flows that one planner call may see together carry the
+starts ``gap`` seconds after the last task that it waits for: after a flow's arrival, or, where its own sender waits,
+its acknowledgement.  Flows that one planner call may see together carry the
 same ``step``.  Sizes of collectives are bytes of the buffer on each rank, as in nccl-tests; rank r is host
 ``hosts[r]``.
 """

@@ -30,7 +30,8 @@ struct config {
     uint64_t seed;
 };
 
-/* A flow, or (with no bytes) a pause.  It starts `gap` after the last of its predecessors has finished. */
+/* A flow, or (with no bytes) a pause.  It starts `gap` after the last of its predecessors is done: has arrived, or, where
+ * both have one source, has been acknowledged. */
 struct task {
     uint64_t size, gap;
     uint32_t source, destination;

@@ -81,6 +81,11 @@ struct host {
     uint32_t mark_count, mark_room;
 };
 
+struct progress {
+    uint32_t waits;             /* predecessors that are not done */
+    uint32_t arriving, leaving; /* pieces that are not all there; that are not all acknowledged */
+};
+
 struct sim {
     const struct config *c;
     const struct task *tasks;
@@ -99,7 +104,7 @@ struct sim {
     struct reps **reps;         /* REPS: [source][destination] */
     struct sender *senders;
     uint32_t sender_count, sender_room;
-    uint32_t *waits, *pieces_left;
+    struct progress *progress;  /* of each task */
     uint64_t *started, *finished;
     uint32_t left;              /* tasks */
     struct result r;
@@ -172,4 +177,5 @@ static inline void fetch(const struct sim *s, uint32_t sender)
 int tasks_open(struct sim *s, uint32_t count); /* 0 without memory */
 void tasks_close(struct sim *s);
 void start_task(struct sim *s, uint32_t task);
-void finish_task(struct sim *s, uint32_t task);
+void piece_arrived(struct sim *s, uint32_t task);      /* all of it */
+void piece_acknowledged(struct sim *s, uint32_t task); /* and the sender knows */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The workload's graph: a task starts when all that it waits for has finished, and cuts its flow by one of two plans. */
+/* The workload's graph: a task starts when all that it waits for is done, and cuts its flow by one of two plans. */
 #include "sim.h"
 
 static void start_at(struct sim *s, uint32_t task, uint64_t time)
@@ -11,14 +11,13 @@ static void start_at(struct sim *s, uint32_t task, uint64_t time)
 int tasks_open(struct sim *s, uint32_t count)
 {
     s->left = count;
-    s->waits = malloc((count + 1) * sizeof *s->waits);
-    s->pieces_left = calloc(count + 1, sizeof *s->pieces_left);
-    if (!s->waits || !s->pieces_left)
+    s->progress = calloc(count + 1, sizeof *s->progress);
+    if (!s->progress)
         return 0;
     for (uint32_t i = 0; i < count; i++) {
         s->started[i] = s->finished[i] = NEVER;
-        s->waits[i] = s->tasks[i].waits;
-        if (!s->waits[i])
+        s->progress[i].waits = s->tasks[i].waits;
+        if (!s->tasks[i].waits)
             start_at(s, i, 0);
     }
     return 1;
@@ -26,8 +25,39 @@ int tasks_open(struct sim *s, uint32_t count)
 
 void tasks_close(struct sim *s)
 {
-    free(s->waits);
-    free(s->pieces_left);
+    free(s->progress);
+}
+
+/* Starts the successors whose last predecessor this was: flows of the same sender (`own`), which hears of the arrival by
+ * the acknowledgement, or all others. */
+static void go_on(struct sim *s, uint32_t task, int own)
+{
+    const struct task *k = &s->tasks[task];
+    for (const uint32_t *n = &s->next[k->first_next], *end = n + k->nexts; n != end; n++) {
+        const struct task *next = &s->tasks[*n];
+        int same = k->size && next->size && next->source == k->source;
+        if (same == own && --s->progress[*n].waits == 0)
+            start_at(s, *n, s->events.now);
+    }
+}
+
+static void finish_task(struct sim *s, uint32_t task)
+{
+    s->finished[task] = s->events.now;
+    s->left--;
+    go_on(s, task, 0);
+}
+
+void piece_arrived(struct sim *s, uint32_t task)
+{
+    if (!--s->progress[task].arriving)
+        finish_task(s, task);
+}
+
+void piece_acknowledged(struct sim *s, uint32_t task)
+{
+    if (!--s->progress[task].leaving)
+        go_on(s, task, 1);
 }
 
 void start_task(struct sim *s, uint32_t task)
@@ -42,17 +72,7 @@ void start_task(struct sim *s, uint32_t task)
                            .destination_leaf = leaf_of(s, k->destination)};
     probe.distance = distance(s, probe.source_leaf, probe.destination_leaf);
     int plan = s->c->move && probe.distance && any_suspect(s, &probe);
-    s->pieces_left[task] = k->pieces[plan];
+    s->progress[task].arriving = s->progress[task].leaving = k->pieces[plan];
     for (uint32_t i = 0; i < k->pieces[plan] && !s->events.no_memory; i++)
         start_piece(s, task, &s->pieces[k->first_piece[plan] + i]);
-}
-
-void finish_task(struct sim *s, uint32_t task)
-{
-    const struct task *k = &s->tasks[task];
-    s->finished[task] = s->events.now;
-    s->left--;
-    for (const uint32_t *n = &s->next[k->first_next], *end = n + k->nexts; n != end; n++)
-        if (--s->waits[*n] == 0)
-            start_at(s, *n, s->events.now);
 }

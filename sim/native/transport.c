@@ -214,8 +214,8 @@ void arrive(struct sim *s, const struct packet *p)
     if (fresh) {
         t->received++;
         s->r.delivered++;
-        if (t->received == t->packets && !--s->pieces_left[t->task])
-            finish_task(s, t->task);
+        if (t->received == t->packets)
+            piece_arrived(s, t->task);
     } else {
         s->r.discarded++;
     }
@@ -277,6 +277,7 @@ void acknowledge(struct sim *s, const struct ack *a)
     }
     if (t->una == t->packets) {
         retire(t);
+        piece_acknowledged(s, t->task);
         return;
     }
     if (a->nack && a->seq == t->una && t->next > t->una) { /* go back */
