@@ -4,7 +4,8 @@
     python -m netfold.bench.replay SPEC.json       prints one JSON `Times`; RANK, WORLD_SIZE, NETFOLD_* are set
 
 Every flow is a message of a `RoceMesh`, sent when the flows that it waits for are in, on the paths that the simulator's
-placement gave it.  Clocks of all ranks are the machine's one.
+placement gave it.  It stays there: hosts take a path with a long queue for dead, and what left it would be compared
+with other paths' load.  Clocks of all ranks are the machine's one.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def main(spec: Spec) -> None:
     client = JobClient(os.environ["NETFOLD_CONTROLLER"])
     tcp = "{}:{}".format(*listener.getsockname())
     plan = client.join(Join(os.environ["NETFOLD_JOB"], world, rank, address, tcp, roce.PATH_MTU, fold=False))
-    mesh = RoceMesh(plan, listener, timeout=TIMEOUT, queue_pairs=len(spec.ports), window=spec.window, ports=spec.ports)
+    mesh = RoceMesh(plan, listener, timeout=TIMEOUT, queue_pairs=len(spec.ports), window=spec.window, ports=spec.ports,
+                    stay=True)
     mine = [n for n, flow in enumerate(spec.flows) if rank in (flow.source, flow.destination)]
     memory = {n: np.full(spec.flows[n].nbytes, n % 251, np.uint8) for n in mine}
     begins, ends = [], []

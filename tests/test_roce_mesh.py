@@ -245,16 +245,19 @@ def test_a_rank_that_never_calls_is_named() -> None:
         assert "rank 2 gone, stopped, or never called" in str(results[rank])
 
 
-def test_that_a_path_stands_still_is_no_movement() -> None:
+@pytest.mark.parametrize("stay", [False, True])
+def test_that_a_path_stands_still_is_no_movement(stay: bool) -> None:
     """Where the network swallows everything, the timeout counts from the last packet that came, whatever queue pairs
-    tell of their paths meanwhile."""
-    with RoceRanks(2, timeout=2.0) as ranks:
+    tell of their paths meanwhile; and who is to stay on a path stays."""
+    with RoceRanks(2, timeout=2.0, queue_pairs=2, stay=stay) as ranks:
         check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
         for sock in receivers(ranks):
             lose(sock, 1 - 2**-32)
         results = ranks.run(allreduce("ring", [1000], 2), timeout=60)
+        left = [port for mesh in ranks.roce for port in mesh.ports if mesh.ways.is_suspect(1 - mesh.rank, port)]
     for result in results:
         assert isinstance(result, CollectiveTimeout), results
+    assert stay == (not left)
 
 
 def test_a_rank_that_leaves_in_the_middle_is_named() -> None:

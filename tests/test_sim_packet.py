@@ -54,6 +54,17 @@ def test_a_lone_flow_takes_exactly_its_closed_form(topology, to, hops, packets, 
     assert outcome.counts["hops"] == packets * hops
 
 
+@pytest.mark.parametrize("ack", [0, 64])
+def test_who_waits_for_its_own_flow_waits_for_the_acknowledgement(ack) -> None:
+    """The receiver goes on when the flow is in; its sender one way back later, to the picosecond."""
+    work = flows((0, 15, 9000), (15, 3, 9000), (0, 7, 9000))
+    work = replace(work, waits=np.array([[0, 1], [0, 2]]))
+    outcome = simulate(TWO_TIERS, work, SCHEMES["ecmp"], transport=replace(EXACT, ack=ack))
+    back = 4 * (500e-9 + 64 * 8 / 400e9)
+    assert outcome.started[1] == outcome.finished[0]
+    assert outcome.started[2] - outcome.finished[0] == pytest.approx(back, abs=1e-12)
+
+
 def test_a_window_below_the_round_trip_limits_the_rate() -> None:
     """With half a bandwidth-delay product in flight, a long flow gets half the line's rate."""
     half = Transport(window=0.5, max_window=0.5, jitter=0, header=0)

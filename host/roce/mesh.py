@@ -56,6 +56,7 @@ class RoceMesh(ConnectedMesh):
     reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
     ports        UDP source ports, which queue pairs take in turn; default: as many as needed, chosen by the kernel
     recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
+    stay         queue pairs stay on their ports, also where nothing answers; else they go over to others
     planned      the controller's paths: gives queue_pairs and ports, and is the mesh's from here on
     shared       a FoldRail is going to be opened on the same address (``sockets``)
     All ranks must give the same queue_pairs, path_mtu and window.
@@ -77,6 +78,7 @@ class RoceMesh(ConnectedMesh):
         reorder: int = 3,
         ports: Sequence[int] = (),
         recycle: bool = False,
+        stay: bool = False,
         planned: PlannedPaths | None = None,
         shared: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -110,6 +112,7 @@ class RoceMesh(ConnectedMesh):
             self._endpoint = Endpoint(mine, path_mtu=path_mtu, window=window, max_run=runs, reorder=reorder)
             self.ports = list(sockets.senders)
             self._endpoint.ports(self.ports)
+            self._may_move = len(self.ports) > 1 and not stay
             self.ways = Ways(self.ports, (rank for rank in addresses if rank != plan.rank))
             self._planned = planned
             self._detours = Detours(self._endpoint, self.ways, me=f"job {plan.job!r}, rank {plan.rank}",
@@ -227,7 +230,7 @@ class RoceMesh(ConnectedMesh):
             elif event.what == ARRIVED:
                 self._arrived_at(event)
             elif event.what == STALLED:
-                if len(self.ports) > 1:
+                if self._may_move:
                     self._detours.stalled(event)
             elif event.what == ANSWERED:
                 self._detours.answered(event)
