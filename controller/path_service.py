@@ -33,6 +33,9 @@ log = logging.getLogger("netfold.controller")
 OPERATOR: Final = "netfold.PathTable"
 PLANS: Final = 256
 """Plans kept for other ranks that ask for the same steps."""
+TOGETHER: Final = 4096
+"""Flows of a collective that are planned together at most, where nobody says: all-to-all of 64 ranks, halving-doubling
+of 256."""
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""
 
@@ -229,6 +232,7 @@ class PathService:
         self, clos: Clos, job: Job, request: Follow, step: Sequence[Flow]
     ) -> list[tuple[Flow, planners.Piece]]:
         """The asking rank's pieces of a step."""
+        assert request.scope != "auto", "decided when the collective was told in flows"
         flows = [planners.Flow(job.hosts[f.source], job.hosts[f.destination], f.size) for f in step]
         key = msgspec.json.encode((flows, request.scope))
         if key not in self._plans:
@@ -316,6 +320,9 @@ class PathService:
 def _told_in_flows(request: Follow, job: Job) -> Follow:
     """A request for a collective as one for its flows.  Raises Refusal for one that cannot be."""
     if not request.collective:
+        if request.scope == "auto":
+            raise Refusal(Code.INVALID_ARGUMENT, 'scope "auto" goes with a named collective; for steps say "host" or '
+                                                 '"leaf", as the flows given are a rank\'s or everybody\'s')
         return request
     ranks = request.ranks or list(range(job.world))
     where = f"{request.collective} among the ranks {ranks} with root {request.root}"
@@ -328,9 +335,11 @@ def _told_in_flows(request: Follow, job: Job) -> Follow:
         steps = collectives.steps(request.collective, len(ranks), request.root)
     except ValueError as error:
         raise Refusal(Code.INVALID_ARGUMENT, str(error)) from error
-    return msgspec.structs.replace(request, collective="", ranks=[], steps=[
-        [Flow(ranks[a], ranks[b], size) for (a, b), size in step.items()
-         if request.scope == "leaf" or ranks[a] == request.rank]
+    scope = request.scope
+    if scope == "auto":
+        scope = "leaf" if sum(map(len, steps)) <= TOGETHER else "host"
+    return msgspec.structs.replace(request, collective="", ranks=[], scope=scope, steps=[
+        [Flow(ranks[a], ranks[b], size) for (a, b), size in step.items() if scope == "leaf" or ranks[a] == request.rank]
         for step in steps
     ])
 

@@ -242,6 +242,7 @@ REFUSED = [
     ("Follow", Follow("j", 0, 0, [[Flow(0, 9, 1)]]), "below 4"),
     ("Follow", Follow("j", 0, 0, [[Flow(0, 1, 0)]]), "at least"),
     ("Follow", Follow("j", 0, 0, [[Flow(1, 2, 1)]]), 'scope "leaf"'),
+    ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)]], scope="auto"), "named collective"),
     ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)]], collective="ring"), "got both"),
     ("Follow", Follow("j", 0, 0, collective="ring", ranks=[1, 2]), "rank 0 among them"),
     ("Follow", Follow("j", 0, 0, collective="ring", ranks=[0, 1, 0]), "different ranks below 4"),

@@ -33,9 +33,9 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: list[list[Flow]] = []
     """Where ``collective`` is empty: this rank's flows; all ranks' for ``scope`` "leaf".  At most one flow to each peer
     in all."""
-    scope: Literal["host", "leaf"] = "host"
+    scope: Literal["host", "leaf", "auto"] = "host"
     """"host": these flows are cut by themselves; "leaf": all flows of a step between two leaves are cut together, into
-    fewer pieces."""
+    fewer pieces; "auto", for a named collective: the latter, unless there are too many to be planned together."""
     collective: str = ""
     """A name that the controller knows the flows of; of one that it does not: as if everybody sent to everybody."""
     ranks: list[int] = []

@@ -27,7 +27,6 @@ log = logging.getLogger("netfold")
 
 ANSWER: Final = 10.0
 """Seconds for the controller's first answer."""
-LEAF_WORLD: Final = 64
 MOST_COLLECTIVES: Final = 32
 """Plans that a rank follows at once, a stream each: what comes after them goes by the all-to-all's."""
 
@@ -46,12 +45,11 @@ ALL_TO_ALL: Final = Collective("all_to_all")
 class PlannedPaths:
     """A rank's paths for each collective, asked for when it is first used.  Raises PlanError.
 
-    scope  default: "leaf", up to LEAF_WORLD ranks, for then the controller plans all flows of a step; else "host"
+    scope  which flows are cut together (wire.paths.Follow)
     """
 
-    def __init__(self, jobs: JobClient, plan: Plan, *, scope: Literal["host", "leaf"] | None = None) -> None:
-        self._jobs, self._plan = jobs, plan
-        self._scope: Literal["host", "leaf"] = scope or ("leaf" if plan.world <= LEAF_WORLD else "host")
+    def __init__(self, jobs: JobClient, plan: Plan, *, scope: Literal["host", "leaf", "auto"] = "auto") -> None:
+        self._jobs, self._plan, self._scope = jobs, plan, scope
         self._clients: dict[Collective, PathClient] = {}
         self._refused: set[Collective] = set()
         self._adopted: tuple[Collective, Paths] | None = None
@@ -137,12 +135,12 @@ class PlannedPaths:
 class PathClient:
     """Of one rank and one collective, over the channel of ``jobs``.  Raises PlanError.
 
-    scope  "leaf": the controller cuts all flows between two leaves together; "host": each host's by themselves
+    scope  which flows are cut together (wire.paths.Follow)
     ring   is called with each plan that comes, by a thread of its own
     """
 
     def __init__(
-        self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf"] = "leaf",
+        self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf", "auto"] = "auto",
         ring: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._ring = ring
