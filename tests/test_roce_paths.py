@@ -139,7 +139,8 @@ def recycling(**settings: int) -> Wires:
     """Endpoint 0 writes by queue pair 0, with REPS over 16 ports; any of the window's packets may overtake."""
     wires = two(ports=list(ENTROPIES), patience=64, **settings)
     connect(*wires.endpoints)
-    wires.endpoints[0].recycle(0, 12345)
+    for end in wires.endpoints:
+        end.recycle(0, 12345)
     return wires
 
 
@@ -149,6 +150,27 @@ def test_first_packets_explore_every_port() -> None:
     writer = Writer(wires, 0, 1, 0, [some_bytes(6, 16 * 1024)])
     wires.drain()
     assert data_ports(wires) == Counter(dict.fromkeys(ENTROPIES, 1))
+    wires.run(writer.done)
+    writer.check()
+
+
+def test_every_packet_is_answered_by_its_own_port() -> None:
+    """However many arrived together: as many ACKs as packets, each by its packet's port, and with a mark where that
+    packet had one.  So each gives an entropy back, or takes it away."""
+    wires = recycling()
+    congested = set(list(ENTROPIES)[:5])
+    wires.path = lambda datagram: replace(datagram, marked=datagram.source_port in congested)
+    writer = Writer(wires, 0, 1, 0, [some_bytes(6, 20 * 1024)])
+    wires.drain()
+    asked = len(wires.sent)
+    wires.network.step(5 * MILLISECOND)
+    assert (asked, wires.endpoints[1].standing(0).received) == (20, 20), "all arrived before any was answered"
+    wires.drain()
+    answers = list(zip(wires.ports[asked:], wires.sent[asked:], strict=True))
+    assert Counter(port for port, _ in answers) == Counter(wires.ports[:asked])
+    for port, answer in answers:
+        assert answer[0] == Opcode.ACKNOWLEDGE
+        assert bool(answer[4] & 0x40) == (port in congested), "BECN"
     wires.run(writer.done)
     writer.check()
 

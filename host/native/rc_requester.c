@@ -148,18 +148,21 @@ static void cut(const nf_rc *rc, nf_requester *r)
     r->cut_end = r->next;
 }
 
-static void adapt(const nf_rc *rc, nf_requester *r, uint32_t packets, bool marked)
+/* An ACK told of congestion that so many packets met. */
+static void mark(nf_requester *r, uint32_t packets)
+{
+    r->marks++;
+    r->slow_start = false;
+    r->round_marks += packets;
+}
+
+static void adapt(const nf_rc *rc, nf_requester *r, uint32_t packets)
 {
     r->round_acks += packets;
-    r->round_marks += marked ? packets : 0;
-    if (marked) {
-        r->marks++;
-        r->slow_start = false;
-    }
     if (r->slow_start)
         r->allowed += packets;
     if (r->una >= r->round_end) {                   /* a round trip has passed */
-        double share = r->round_acks ? (double)r->round_marks / r->round_acks : 0;
+        double share = r->round_marks < r->round_acks ? (double)r->round_marks / r->round_acks : r->round_marks > 0;
         r->marked_share += (share - r->marked_share) / 16;
         if (r->round_marks)
             r->allowed *= 1 - r->marked_share / 2;
@@ -248,7 +251,9 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     r->deadline = r->una < r->next ? now + r->rto : NF_RC_NEVER;
     if (r->una == r->next)
         r->look = NF_RC_NEVER;
-    adapt(rc, r, (uint32_t)(end - before), marked);
+    if (marked)
+        mark(r, qp->reps ? 1 : (uint32_t)(end - before));  /* one ACK a packet, or one for all of them */
+    adapt(rc, r, (uint32_t)(end - before));
     if (r->una < r->recover)
         recover(rc, r, age, now);
     while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {
@@ -263,6 +268,8 @@ void nf_requester_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, b
 {
     nf_requester *r = &qp->out;
     int64_t seq = nf_rc_seq(qp->plan.psn, psn, r->una);
+    if (seq == (int64_t)r->una - 1 && qp->reps && syndrome >> 5 == 0 && marked)
+        mark(r, 1);
     if (seq < (int64_t)r->una || seq >= (int64_t)r->next)
         return;                                     /* old, or nothing that was asked */
     if (syndrome >> 5 == 0) {

@@ -147,9 +147,11 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
     }
     if (!opened(r, rc->window))
         return;                                     /* as if lost */
-    r->marked |= marked;
     nf_rc_answer(rc, qp);
-    r->due = true;
+    if (!qp->reps || !nf_reps_hear(qp->reps, r->from, marked)) {
+        r->due = true;
+        r->marked |= marked;
+    }
     uint64_t seq = (uint64_t)place_of;
     if (place_of < (int64_t)r->expected || *state(rc, r, seq)) {
         r->duplicates++;

@@ -69,16 +69,47 @@ static bool can_send_from(const nf_rc *rc, uint16_t port)
     return false;
 }
 
+static void put_answer(nf_rc *rc, const nf_qp *qp, uint8_t syndrome, uint64_t about, bool marked, nf_rc_run *run)
+{
+    uint8_t *p = rc->buffer + run->length;
+    size_t h = put_bth(p, NF_RC_ACKNOWLEDGE, 0, marked ? NF_BECN : 0, qp->plan.peer_qp, false,
+                       nf_rc_psn(qp->plan.peer_psn, about));
+    nf_put32(p + h, (uint32_t)syndrome << 24 | qp->in.msn);
+    nf_write_icrc(p, run->segment, &run->route, (uint16_t)run->packets++);
+    run->length += run->segment;
+}
+
+/* ACKs for the next packets that came by one port, one each, by the same. */
+static void send_echoes(nf_rc *rc, nf_qp *qp, nf_rc_run *run)
+{
+    nf_reps *reps = qp->reps;
+    uint16_t port = reps->echoes[reps->echoed].port;
+    if (can_send_from(rc, port))
+        run->route.source_port = port;
+    for (; reps->echoed < reps->n_echoes && run->packets < rc->max_run; reps->echoed++) {
+        const nf_echo *echo = &reps->echoes[reps->echoed];
+        if (echo->port != port)
+            return;
+        put_answer(rc, qp, NF_AETH_ACK, qp->in.expected - 1, echo->marked, run);
+    }
+    if (reps->echoed == reps->n_echoes)
+        reps->echoed = reps->n_echoes = 0;
+}
+
 static bool send_answers(nf_rc *rc, nf_rc_run *run)
 {
     while (rc->n_answers) {
         nf_qp *qp = &rc->qps[rc->answers[rc->n_answers - 1]];
         nf_responder *r = &qp->in;
         begin_run(rc, qp, run);
-        if (can_send_from(rc, r->from))
-            run->route.source_port = r->from;
         run->answers = 1;
         run->segment = NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES;
+        if (qp->reps && qp->reps->n_echoes) {
+            send_echoes(rc, qp, run);
+            return true;
+        }
+        if (can_send_from(rc, r->from))
+            run->route.source_port = r->from;
         uint64_t seq = r->report_from > r->expected ? r->report_from : r->expected;
         while (run->packets < rc->max_run) {
             uint8_t syndrome = NF_AETH_ACK;
@@ -99,13 +130,8 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run)
                     break;
                 }
             }
-            uint8_t *p = rc->buffer + run->length;
-            size_t h = put_bth(p, NF_RC_ACKNOWLEDGE, 0, r->marked ? NF_BECN : 0, qp->plan.peer_qp, false,
-                               nf_rc_psn(qp->plan.peer_psn, about));
+            put_answer(rc, qp, syndrome, about, r->marked, run);
             r->marked = false;
-            nf_put32(p + h, (uint32_t)syndrome << 24 | r->msn);
-            nf_write_icrc(p, run->segment, &run->route, (uint16_t)run->packets++);
-            run->length += run->segment;
         }
         r->report_from = seq;
         if (run->packets < rc->max_run) {           /* that was all */

@@ -52,4 +52,12 @@ void nf_reps_good(nf_reps *r, uint32_t port)
         r->known++;
 }
 
+bool nf_reps_hear(nf_reps *r, uint16_t port, bool marked)
+{
+    if (r->n_echoes == NF_REPS_ECHOES)
+        return false;
+    r->echoes[r->n_echoes++] = (nf_echo){ port, marked };
+    return true;
+}
+
 void nf_reps_freeze(nf_reps *r, int64_t now) { r->frozen_until = now + NF_REPS_FREEZE; }
