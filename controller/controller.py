@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from netfold.controller import differences, operator, state_file
+from netfold.controller import differences, operator, state_file, wiring
 from netfold.controller.drains import Drains
 from netfold.controller.inspection import Inspection
 from netfold.controller.jobs import Jobs
@@ -281,6 +281,7 @@ class Controller:
                 "Status": (operator.Ask, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
                 "Drain": (operator.SetDrain, self.maintenance.drain),
+                "Wiring": (wiring.AskWiring, wiring.Discovery(self.fabric, self.liveness, self.drains).answer),
                 "Diff": (differences.AskDiff, differences.Comparison(self._targets).answer),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),

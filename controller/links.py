@@ -75,6 +75,8 @@ class Links:
         self._unheard = dict.fromkeys(self._ways, 0)
         """Probes sent since the last one that arrived."""
         self._arrived = dict.fromkeys(self._ways, 0)
+        self.seen: dict[End, End] = {}
+        """Where what leaves an end has come out, whatever the file says."""
         self._sequence = 0
 
     def down(self) -> frozenset[int]:
@@ -99,15 +101,22 @@ class Links:
         for number in numbers:
             self._unheard[number, 0] = self._unheard[number, 1] = 0
 
-    def round(self, up: Collection[str], only: Collection[int] | None = None) -> Iterator[Probe]:
+    def unseen(self, up: Collection[str]) -> set[int]:
+        """Numbers of the links with an end from which nothing has come out anywhere (`seen`), if both are in ``up``."""
+        return {number for (number, _), (sender, receiver) in self._ways.items()
+                if sender not in self.seen and sender.node in up and receiver.node in up}
+
+    def round(
+        self, up: Collection[str], only: Collection[int] | None = None, *, judged: bool = True
+    ) -> Iterator[Probe]:
         """One probe for every direction (of the links in ``only``), to be sent now; directions with an end not in
-        ``up`` are not judged."""
+        ``up`` are not judged, nor is any if it is not ``judged``: then losing it means nothing."""
         self._sequence = self._sequence + 1 & roce.PSN_MASK
         for (number, way), (sender, receiver) in self._ways.items():
             if only is not None and number not in only:
                 continue
             if sender.node in up and receiver.node in up:
-                self._unheard[number, way] += 1
+                self._unheard[number, way] += judged
                 yield Probe(sender.node, sender.port, self._frame(sender, number, way))
             else:
                 self._unheard[number, way] = 0
@@ -127,6 +136,7 @@ class Links:
         if magic != _MAGIC or (number, way) not in self._ways:
             return ""
         sender, receiver = self._ways[number, way]
+        self.seen[sender] = End(switch, port)
         if receiver != End(switch, port):
             return (f"cables: what leaves {sender} arrives at {switch}:{port}, the fabric's file says {receiver}; "
                     "correct one of them")

@@ -27,6 +27,10 @@ USUAL: Final = 0.5
 """Seconds between probes of links that are down, where the fabric wants no others."""
 QUICK: Final = 0.03
 """Seconds between probes of a link that hosts suspect: more than a probe takes on a busy machine."""
+DISCOVER: Final = 2.0
+"""Seconds for a probe to come out somewhere, if it does."""
+REPEAT: Final = 0.25
+"""Seconds until it is sent again."""
 
 
 class Liveness:
@@ -109,6 +113,24 @@ class Liveness:
         if self._suspects and (self._inquiry is None or self._inquiry.done()):
             self._inquiry = asyncio.create_task(self._inquire(), name="suspect links")
 
+    async def discover(self) -> dict[End, End]:
+        """Where the ends of links between switches lead, asked now: by the end that sends, where it came out.  What
+        does not come out anywhere within DISCOVER seconds is not in it; nobody is judged by that."""
+        self._listen()  # what has come so far does not count
+        self._links.seen.clear()
+        clock, up = asyncio.get_running_loop().time, [t.name for t in self._targets.values() if t.is_up]
+        end = again = clock()
+        end += DISCOVER
+        while unseen := self._links.unseen(up):
+            if clock() >= again:
+                if again >= end:
+                    break
+                await self._send(unseen, judged=False)  # some links lose packets, on purpose or not
+                again = clock() + REPEAT
+            await asyncio.sleep(QUICK)
+            self._listen()
+        return dict(self._links.seen)
+
     async def close(self) -> None:
         """Ends what is under way."""
         if self._again is not None:
@@ -157,10 +179,10 @@ class Liveness:
                     self._miswired.add(problem)
                     log.error("%s", problem)
 
-    async def _send(self, only: Collection[int] | None) -> None:
+    async def _send(self, only: Collection[int] | None, *, judged: bool = True) -> None:
         up = {target.name: target.client for target in self._targets.values() if target.is_up}
         doubtful = self._links.down() | self._suspects
-        for probe in (*self._links.knocks(up, doubtful), *self._links.round(up, only)):
+        for probe in (*self._links.knocks(up, doubtful), *self._links.round(up, only, judged=judged)):
             try:
                 await up[probe.switch].packet_out(probe.port, probe.frame)
             except SwitchError as error:

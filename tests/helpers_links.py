@@ -17,9 +17,12 @@ from pathlib import Path
 
 import msgspec
 
+from netfold.controller import operator
 from netfold.controller.controller import Controller
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import leafspine
+from netfold.controller.switch import rpc
+from netfold.controller.wiring import AskWiring, Cables
 
 BOUND = 60.0
 """Seconds for what must happen."""
@@ -69,6 +72,18 @@ async def rounds(controller: Controller, number: int, *, pulled: str = "") -> se
     return {links[n].a for n in liveness._links.down()}
 
 
+async def wiring(controller: Controller, expected: list[tuple[str, str]]) -> Cables:
+    """Asks where cables lead until the answer is whole: a machine that stands still may miss a probe."""
+    async with asyncio.timeout(BOUND):
+        while True:
+            cables = await rpc.call(controller.fabric.jobs, f"{operator.SERVICE}/Wiring", AskWiring(), Cables, BOUND)
+            found = [(c.from_a, c.from_b) for c in cables.cables if c.asked]
+            if found == expected:
+                return cables
+            both = zip([end for pair in found for end in pair], [end for pair in expected for end in pair], strict=True)
+            assert all(seen in ("", end) for seen, end in both), f"expected {expected}, got {found}"
+
+
 def done(check: str) -> None:
     """Report a check that held."""
     print(json.dumps({"check": check, "ok": True}), flush=True)
@@ -83,12 +98,28 @@ async def checks(controller: Controller) -> None:
     assert await rounds(controller, misses, pulled="leaf2:2") == {"leaf2:2"}
     status = await controller.status()
     assert [link.a for link in status.links if not link.up] == ["leaf2:2"]
+    await wiring(controller, [("spine1:1", "leaf1:2"), ("", "")])
     done("a cable that is pulled is noticed")
     subprocess.run(["ip", "link", "set", "leaf2-eth2", "up"], check=True)
     async with asyncio.timeout(BOUND):
         while await rounds(controller, 1, pulled="leaf2:2"):
             await asyncio.sleep(0.05)  # a probe may be lost until the carrier is there
     done("a cable that is plugged in again is noticed")
+
+
+async def miswired(fabric: Fabric) -> None:
+    """A controller whose file has the leaves' cables the other way round than they are."""
+    ends = {"spine1:1": "spine1:2", "spine1:2": "spine1:1"}
+    links = tuple(msgspec.structs.replace(link, b=ends.get(link.b, link.b)) for link in fabric.links)
+    told = msgspec.structs.replace(fabric, links=links, jobs=f"{fabric.jobs}2")
+    async with Controller(told, start_timeout=90) as controller:
+        cables = await wiring(controller, [("spine1:1", "leaf2:2"), ("spine1:2", "leaf1:2")])
+        assert {sentence for cable in cables.cables for sentence in cable.wrong} == {
+            "leaf1:2: expected spine1:2, sees spine1:1", "spine1:2: expected leaf1:2, sees leaf2:2",
+            "leaf2:2: expected spine1:1, sees spine1:2", "spine1:1: expected leaf2:2, sees leaf1:2",
+        }
+        assert not controller.liveness.links_down(), "nobody is judged by a question"
+    done("cables in the wrong ports are named")
 
 
 async def main(engine: Engine, folder: Path) -> None:
@@ -103,6 +134,7 @@ async def main(engine: Engine, folder: Path) -> None:
                                                 stdout=log, stderr=log))
         async with Controller(fabric, start_timeout=90) as controller:
             await checks(controller)
+        await miswired(fabric)
     finally:
         for process in running:
             process.terminate()

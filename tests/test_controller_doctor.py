@@ -53,6 +53,23 @@ def test_this_machine_is_examined_by_trying() -> None:
     assert all(finding.detail for finding in findings.values())
 
 
+def test_a_missing_p4runtime_shell_is_told_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, however narrow the terminal; and found where that puts it."""
+    monkeypatch.delenv("P4RUNTIME_SHELL_PYTHON", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    checks = [check for check in doctor.checks() if check.name == "p4runtime-shell"]
+    out = io.StringIO()
+    assert doctor.show(doctor.examine(checks), Console(file=out, width=60))
+    typed = f"python3 -m venv {tmp_path}/netfold/p4runtime-shell && {tmp_path}/netfold/p4runtime-shell/bin/pip install"
+    assert typed.replace(" ", "") in "".join(out.getvalue().split())
+    python = tmp_path / "netfold" / "p4runtime-shell" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    (finding,) = doctor.examine(checks)
+    assert (finding.ok, finding.detail) == (True, str(python))
+
+
 def test_programs_off_the_path_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that is there but does not run is missing as well, and its words are shown."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -52,5 +52,6 @@ def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pulled_cable_is_noticed(engine: str, tmp_path: Path) -> None:
-    """Link probes go over real interfaces, stop with the cable, and come again with it."""
-    assert checks(LINKS, engine, tmp_path) == 3
+    """Link probes go over real interfaces, stop with the cable, and come again with it; what they tell of where cables
+    lead is so."""
+    assert checks(LINKS, engine, tmp_path) == 4

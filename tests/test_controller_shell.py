@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers_controller import run
-from test_controller_jobs import rig
+from helpers_jobs import rig
 from test_controller_live import BOUND, Switches, switches  # noqa: F401  (a fixture)
 from typer.testing import CliRunner
 

@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from helpers_controller import run
+from helpers_jobs import rig
+from helpers_recovery import all_resume, lose
 from prometheus_client.parser import text_string_to_metric_families
-from test_controller_jobs import rig
-from test_controller_recovery import all_resume, lose
 
 from netfold.controller import metrics, operator, page, web
 from netfold.controller.controller import Controller

@@ -28,6 +28,7 @@ from netfold.controller.cli.demo import demo
 from netfold.controller.cli.diff import apply, diff
 from netfold.controller.cli.drain import drain, undrain
 from netfold.controller.cli.generated import DEFAULTS, Generated, with_groups
+from netfold.controller.cli.links import links
 from netfold.controller.cli.options import (
     Address,
     FabricFile,
@@ -297,6 +298,7 @@ app.command()(run)
 app.command()(top)
 app.command()(diff)
 app.command()(apply)
+app.command()(links)
 app.command()(drain)
 app.command()(undrain)
 app.command()(shell)

@@ -23,6 +23,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from netfold.controller.cli import shell
+
 PYTHON: Final = (3, 11)
 SANDBOX_TIMEOUT: Final = 30.0
 COMMAND_TIMEOUT: Final = 20.0
@@ -90,6 +92,8 @@ def checks() -> list[Check]:
         Check("simple_switch_grpc", "the engine bmv2",
               "https://github.com/p4lang/behavioral-model, or use the engine softswitch",
               _program("simple_switch_grpc", "--version")),
+        Check("p4runtime-shell", "netfold shell", f"{shell.remedy()} (protobuf < 3.21, so an environment of its own); "
+              f"{shell.PYTHON_VARIABLE} names another Python", _p4runtime_shell),
         Check("ping", "mininet> pingall", "sudo apt install iputils-ping", _program("ping")),
         Check("openssl", "certificates for TLS", "sudo apt install openssl", _program("openssl", "version")),
     ]  # fmt: skip
@@ -100,6 +104,7 @@ def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
     console = console or Console()
     findings = list(findings)
     table = Table("", "what", "found", box=None)
+    table.columns[2].overflow = "fold"  # what is to be typed comes whole
     for finding in findings:
         mark = "[green]ok[/green]" if finding.ok else "[red]missing[/red]" if finding.check.required else "missing"
         detail = finding.detail
@@ -139,6 +144,7 @@ def _packages() -> str:
     found, absent = [], []
     for module, package in (("numpy", "numpy"), ("grpc", "grpcio"), ("finsy", "finsy"), ("msgspec", "msgspec"),
                             ("typer", "typer"), ("rich", "rich"), ("networkx", "networkx"),
+                            ("prometheus_client", "prometheus-client"),
                             ("sklearn", "scikit-learn")):  # fmt: skip
         try:
             importlib.import_module(module)
@@ -179,6 +185,13 @@ def _program(name: str, *version: str) -> Callable[[], str]:
         return f"{path}: {_version([path, *version])}" if version else path
 
     return look
+
+
+def _p4runtime_shell() -> str:
+    try:
+        return str(shell.python())
+    except shell.NoShell as error:
+        raise Missing(str(error).partition(". ")[0]) from error
 
 
 def _namespaces() -> str:

@@ -57,6 +57,11 @@ def home() -> Path:
     return Path(data, "netfold", "p4runtime-shell")
 
 
+def remedy() -> str:
+    """The command that makes it."""
+    return f"python3 -m venv {home()} && {home()}/bin/pip install p4runtime-shell"
+
+
 def python() -> Path:
     """The Python that has p4runtime-shell.  Raises NoShell."""
     said = os.environ.get(PYTHON_VARIABLE)
@@ -73,7 +78,7 @@ def python() -> Path:
             return found
         why = f"{found} has no {MODULE}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
     raise NoShell(f"{why}. p4runtime-shell needs an environment of its own (protobuf < 3.21):\n"
-                  f"    python3 -m venv {home()} && {home()}/bin/pip install p4runtime-shell\n"
+                  f"    {remedy()}\n"
                   f"or name the Python of one that has it: export {PYTHON_VARIABLE}=/path/to/bin/python")
 
 
