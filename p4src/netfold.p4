@@ -9,6 +9,7 @@
 #include <v1model.p4>
 #include "headers.p4"
 #include "parser.p4"
+#include "checksums.p4"
 #include "fault.p4"
 #include "congestion.p4"
 #include "fold.p4"
@@ -90,35 +91,6 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
                 port_out.count((bit<32>)sm.egress_port);
             }
         }
-    }
-}
-
-control CheckIpv4(inout headers_t hdr, inout meta_t meta) {
-    apply {
-        verify_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,
-            { hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_len, hdr.ipv4.id,
-              hdr.ipv4.flags, hdr.ipv4.frag_offset, hdr.ipv4.ttl, hdr.ipv4.protocol, hdr.ipv4.src, hdr.ipv4.dst },
-            hdr.ipv4.checksum, HashAlgorithm.csum16);
-    }
-}
-
-#define UDP_BEFORE_PAYLOAD                                                                                  \
-    hdr.ipv4.src, hdr.ipv4.dst, 8w0, hdr.ipv4.protocol, hdr.udp.length,                                     \
-    hdr.udp.sport, hdr.udp.dport, hdr.udp.length,                                                           \
-    hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, hdr.bth.fecn_becn, hdr.bth.connection, hdr.bth.operation,  \
-    hdr.bth.ack_req, hdr.bth.psn
-
-control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
-    apply {
-        update_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,
-            { hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_len, hdr.ipv4.id,
-              hdr.ipv4.flags, hdr.ipv4.frag_offset, hdr.ipv4.ttl, hdr.ipv4.protocol, hdr.ipv4.src, hdr.ipv4.dst },
-            hdr.ipv4.checksum, HashAlgorithm.csum16);
-        // RoCEv2 allows a UDP checksum of zero; a right one lets kernels and NICs carry runs as super-packets.
-        update_checksum(meta.folded == 1 && hdr.reth.isValid(),
-            { UDP_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
-        update_checksum(meta.folded == 1 && !hdr.reth.isValid(),
-            { UDP_BEFORE_PAYLOAD, ICRC_PAYLOAD, hdr.icrc.crc }, hdr.udp.checksum, HashAlgorithm.csum16);
     }
 }
 
