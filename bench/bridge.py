@@ -6,17 +6,16 @@ Offloads stay on, so that TCP's super-packets cross the bridge whole; each link 
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from mininet.node import Node
 
+from netfold.topo.lifetime import Lifetime
 from netfold.topo.wiring import MTU, execute, shaper
 
 PREFIX = "10.254.0"
 """Of the hosts' addresses."""
 
 
-class Bridge:
+class Bridge(Lifetime):
     """``count`` hosts of their own network namespaces, links of ``mtu`` bytes shaped to ``rate`` (tc's units; None:
     unshaped)."""
 
@@ -30,19 +29,6 @@ class Bridge:
         self._mtu = mtu
         self._nodes: list[Node] = []
 
-    def __enter__(self) -> Bridge:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     @property
     def pids(self) -> list[int]:
         """A process in each host's namespaces."""
@@ -54,7 +40,8 @@ class Bridge:
             node.terminate()
         self._nodes.clear()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Make bridge, hosts and links.  Raises WiringError."""
         hub = Node("hub", inNamespace=True)
         self._nodes.append(hub)
         execute(hub, "ip link add hub type bridge mcast_snooping 0 && ip link set hub up", "making a bridge")

@@ -25,7 +25,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final
 
 import msgspec
@@ -36,6 +35,7 @@ from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Fabric, Host, Link
 from netfold.controller.switch import rpc
 from netfold.topo.failures import ControllerFailed, RankFailed
+from netfold.topo.lifetime import Lifetime
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute
@@ -56,7 +56,7 @@ def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
     return msgspec.structs.replace(fabric, switches=tuple(switches), jobs=f"unix:{folder / 'controller'}.sock")
 
 
-class Network:
+class Network(Lifetime):
     """A running fabric.
 
     logs        folder for every process's output
@@ -84,19 +84,6 @@ class Network:
         self._wants_controller = controller
         self._controller: subprocess.Popen[bytes] | None = None
         self._running: list[Ranks] = []
-
-    def __enter__(self) -> Network:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     # ---- life ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +21,7 @@ from mininet.net import Mininet
 from netfold.controller.plan.fabric import Fabric, Host, Link
 from netfold.controller.plan.generate import PLANE_NAMES as NAMES
 from netfold.host.rails.planes import PLANES_VARIABLE
+from netfold.topo.lifetime import Lifetime
 from netfold.topo.net import Network, Ranks, with_sockets_in
 from netfold.topo.switches import CLASSES
 from netfold.topo.topology import FabricTopo
@@ -93,7 +93,7 @@ class PlanesTopo(FabricTopo):
             super().build(fabric, network=f"10.{SPAN * number}.0.0/12" if number else "default", **options)
 
 
-class Planes:
+class Planes(Lifetime):
     """Running planes.
 
     planes  of ``on_plane``, in order; all gRPC addresses are sockets that the hosts reach
@@ -107,31 +107,22 @@ class Planes:
         self._offload = offload
         self.mininet: Any = None
 
-    def __enter__(self) -> Planes:
-        try:
-            kind = CLASSES[self.fabrics[0].engine]
-            kind.setup()
-            for network in self.networks:
-                network.logs.mkdir(parents=True, exist_ok=True)
-            Mininet.inited = True  # as in Network
-            self.mininet = Mininet(switch=kind, controller=None, build=False)
-            self.mininet.topo = PlanesTopo(
-                self.fabrics, logs=self.networks[0].logs.absolute(), offload=self._offload
-            )
-            self.mininet.build()
-            self.mininet.start()
-            for network in self.networks:
-                network.mininet = self.mininet
-                network.start_controller()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def start(self) -> None:
+        """Bring everything up.  Raises SwitchFailed, WiringError, ControllerFailed."""
+        kind = CLASSES[self.fabrics[0].engine]
+        kind.setup()
+        for network in self.networks:
+            network.logs.mkdir(parents=True, exist_ok=True)
+        Mininet.inited = True  # as in Network
+        self.mininet = Mininet(switch=kind, controller=None, build=False)
+        self.mininet.topo = PlanesTopo(
+            self.fabrics, logs=self.networks[0].logs.absolute(), offload=self._offload
+        )
+        self.mininet.build()
+        self.mininet.start()
+        for network in self.networks:
+            network.mininet = self.mininet
+            network.start_controller()
 
     def stop(self) -> None:
         """Ends everything, in the reverse order."""
