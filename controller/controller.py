@@ -297,7 +297,8 @@ class Controller:
             raise StartError(f"cannot serve jobs at {self.fabric.jobs}: {error}. Is the address in use, the folder of "
                              "the socket missing, or certificate and key no pair?") from error
         if bound == 0:
-            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: the address cannot be bound")
+            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: the address cannot be bound. Is it in use, "
+                             "or not of this machine?")
         await server.start()
         self._server = server
 

@@ -75,29 +75,35 @@ class Reader:
         self._data, self._at = data, 0
 
     def unpack(self, layout: str) -> tuple[int, ...]:
+        """The next values of a `struct` layout."""
         values = struct.unpack_from(layout, self._data, self._at)
         self._at += struct.calcsize(layout)
         return values
 
     def take(self, n: int) -> bytes:
+        """The next ``n`` bytes.  Raises Internal where the reply ends before."""
         if self._at + n > len(self._data):
             raise Internal(f"reply cut short: expected {n} bytes at {self._at}, it has {len(self._data)}")
         self._at += n
         return self._data[self._at - n : self._at]
 
     def text(self) -> str:
+        """The next string: a length of 2 bytes, then UTF-8."""
         (n,) = self.unpack("<H")
         return self.take(n).decode()
 
     def rest(self) -> bytes:
+        """What is left."""
         return self.take(len(self._data) - self._at)
 
 
 def request(op: Op, body: bytes = b"") -> bytes:
+    """One request of a batch: its length, what it asks for, and its body."""
     return struct.pack("<IH", len(body) + 2, op) + body
 
 
 def split(data: bytes) -> Iterator[bytes | EngineError]:
+    """The replies of a batch, in order: the body of each, or the error that it stands for."""
     at = 0
     while at < len(data):
         size, status = struct.unpack_from("<IH", data, at)
@@ -107,6 +113,7 @@ def split(data: bytes) -> Iterator[bytes | EngineError]:
 
 
 def write_kind(kind: str) -> int:
+    """The number of "insert", "modify" or "delete".  Raises InvalidArgument."""
     try:
         return {"insert": INSERT, "modify": MODIFY, "delete": DELETE}[kind]
     except KeyError:
@@ -114,6 +121,7 @@ def write_kind(kind: str) -> int:
 
 
 def identity(table: TableInfo, key: bytes, mask: bytes, priority: int) -> bytes:
+    """What tells an entry from others of its table.  Raises InvalidArgument for a key or mask of another length."""
     if len(key) != table.key_bytes or len(mask) != table.key_bytes:
         raise InvalidArgument(f"table {table.name}: expected a key and mask of {table.key_bytes} bytes, "
                               f"got {len(key)} and {len(mask)}")
@@ -121,6 +129,7 @@ def identity(table: TableInfo, key: bytes, mask: bytes, priority: int) -> bytes:
 
 
 def table_write(what: int, entry: Entry) -> bytes:
+    """The request that inserts, modifies or deletes an entry; ``what`` as of `write_kind`."""
     body = struct.pack("<BI", what, entry.table.index)
     body += identity(entry.table, entry.key, entry.mask, entry.priority)
     if what != DELETE:
@@ -129,6 +138,7 @@ def table_write(what: int, entry: Entry) -> bytes:
 
 
 def pack_do(do: Do) -> bytes:
+    """What an entry does: an action with its data, a member or a group of the table's profile."""
     match do:
         case DoAction(action, params):
             return struct.pack("<BI", 0, action) + params
@@ -139,15 +149,18 @@ def pack_do(do: Do) -> bytes:
 
 
 def direct(table: TableInfo, entry: Entry | None) -> bytes:
+    """Names the direct cell of an entry; None: of the default action."""
     head = struct.pack("<IB", table.index, entry is None)
     return head if entry is None else head + identity(table, entry.key, entry.mask, entry.priority)
 
 
 def read_handle(reply: bytes) -> int:
+    """The number that the engine gave an entry."""
     return int.from_bytes(reply[:8], "little")
 
 
 def read_entry(reader: Reader, table: TableInfo) -> Entry:
+    """An entry of this table, with its counters and meter as they are now."""
     handle, priority, kind, action, size = reader.unpack("<QiBII")
     key, mask = reader.take(table.key_bytes), reader.take(table.key_bytes)
     params = reader.take(size)
@@ -158,17 +171,20 @@ def read_entry(reader: Reader, table: TableInfo) -> Entry:
 
 
 def pack_meter(config: MeterConfig | None) -> bytes:
+    """A meter's configuration; None: every packet is green."""
     if config is None:
         return struct.pack("<B4Q", 0, 0, 0, 0, 0)
     return struct.pack("<B4Q", 1, config.cir, config.cburst, config.pir, config.pburst)
 
 
 def read_meter(reader: Reader) -> MeterConfig | None:
+    """The opposite of `pack_meter`."""
     present, *rates = reader.unpack("<B4Q")
     return MeterConfig(*rates) if present else None
 
 
 def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
+    """Pairs of numbers below 2^32: replicas, or members with weights.  Raises InvalidArgument."""
     try:
         return struct.pack("<I", len(pairs)) + b"".join(struct.pack("<II", a, b) for a, b in pairs)
     except struct.error as error:
@@ -176,16 +192,19 @@ def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
 
 
 def read_pairs(reader: Reader) -> tuple[tuple[int, int], ...]:
+    """The opposite of `pack_pairs`."""
     (n,) = reader.unpack("<I")
     flat = reader.unpack(f"<{2 * n}I")
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def one_id(ident: int | None) -> bytes:
+    """Asks for one member, group or session; None: for all."""
     return struct.pack("<BI", ident is not None, ident or 0)
 
 
 def chunks(first: int, n: int, size: int) -> Iterator[tuple[int, int]]:
+    """(first, count) of pieces of at most ``size`` cells.  Raises InvalidArgument for negative numbers."""
     if first < 0 or n < 0:
         raise InvalidArgument(f"first {first} and n {n} must not be negative")
     for at in range(first, first + n, size):
@@ -193,6 +212,7 @@ def chunks(first: int, n: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def read_info(r: Reader) -> ProgramInfo:
+    """What the loaded program has: tables, externs, errors, as linked into it."""
     def keys() -> tuple[KeyField, ...]:
         (n,) = r.unpack("<I")
         return tuple(KeyField(r.text(), *_kind_bits(r)) for _ in range(n))

@@ -156,21 +156,27 @@ class Engine:
         return _find(self.info.tables, "table", which)
 
     def register(self, which: str | int) -> RegisterInfo:
+        """The register of this name or id."""
         return _find(self.info.registers, "register", which)
 
     def counter(self, which: str | int) -> MeteringInfo:
+        """The indirect or direct counter of this name or id."""
         return _find(self.info.counters, "counter", which)
 
     def meter(self, which: str | int) -> MeteringInfo:
+        """The indirect or direct meter of this name or id."""
         return _find(self.info.meters, "meter", which)
 
     def profile(self, which: str | int) -> ProfileInfo:
+        """The action profile or selector of this name or id."""
         return _find(self.info.profiles, "action profile", which)
 
     def digest(self, which: str | int) -> DigestInfo:
+        """The digest of this name or id."""
         return _find(self.info.digests, "digest", which)
 
     def value_set(self, which: str | int) -> ValueSetInfo:
+        """The parser value set of this name or id."""
         return _find(self.info.value_sets, "value set", which)
 
     # ---- tables --------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Add(Statement):
+    """`add`: an entry; fields as (name, value in the script's notation)."""
+
     table: str
     priority: int | None
     fields: tuple[tuple[str, str], ...]
@@ -49,12 +51,16 @@ class Add(Statement):
 
 @dataclass(frozen=True)
 class SetDefault(Statement):
+    """`setdefault`: a table's default action."""
+
     table: str
     call: Call
 
 
 @dataclass(frozen=True)
 class Packet(Statement):
+    """`packet`: a frame that comes in at a port."""
+
     port: int
     data: bytes
 
@@ -70,17 +76,17 @@ class Expect(Statement):
 
 @dataclass(frozen=True)
 class NoPacket(Statement):
-    pass
+    """`no_packet`: no frame may be left."""
 
 
 @dataclass(frozen=True)
 class Wait(Statement):
-    pass
+    """`wait`: a second of the switch's clock passes."""
 
 
 @dataclass(frozen=True)
 class RemoveAll(Statement):
-    pass
+    """`remove_all`: entries of all tables."""
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,8 @@ class OverSocket:
             if self._on_event is not None:
                 self._on_event(Event(EventKind(kind), ident, now_us, body[14:]))
         else:
-            raise Internal(f"message type {body[0]}")
+            raise Internal(f"the switch process sent a message of type {body[0]}: expected {_REPLY} or {_EVENT}; it "
+                           "was built by another version: remove softswitch's cache")
 
     def _take(self, n: int) -> bytes | None:
         parts = bytearray()

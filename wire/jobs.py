@@ -78,6 +78,8 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank as the others reach it: its fabric address, and ADDRESS:PORT of its TCP listener."""
+
     rank: int
     address: str
     tcp: str
@@ -123,6 +125,8 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank has no more operations.  Answered with `Done` when the job can do without it."""
+
     job: str
     rank: int
     epoch: int

@@ -45,4 +45,5 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: no rank's timeline: {error!r}") from error
+        raise ValueError(f"{path}: no rank's timeline ({error!r}): expected trace.JOB.rankN.json, as ranks with "
+                         "NETFOLD_TIMELINE write it") from error

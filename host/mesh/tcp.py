@@ -42,7 +42,8 @@ class TcpMesh(ConnectedMesh):
         if not view.nbytes:
             return DONE
         if view.readonly:
-            raise ValueError("receive into a read-only array")
+            raise ValueError(f"rank {self.rank}: receive from rank {peer}: expected an array that can be written, "
+                             "got a read-only one")
         pending = Receive(tag, view)
         link.receives.append(pending)
         if link.aside:

@@ -62,8 +62,10 @@ class Digests:
         ident, config = message.digest_id, message.config
         if ident not in self._schemas:
             raise NotFound(f"the program has no digest with id {ident:#010x}")
-        if min(config.max_timeout_ns, config.max_list_size, config.ack_timeout_ns) < 0:
-            raise InvalidArgument(f"digest {ident:#010x}: timeouts and list size must not be negative")
+        given = (config.max_timeout_ns, config.max_list_size, config.ack_timeout_ns)
+        if min(given) < 0:
+            raise InvalidArgument(f"digest {ident:#010x}: max_timeout_ns, max_list_size, ack_timeout_ns: expected 0 or "
+                                  f"more, got {', '.join(map(str, given))}")
         kept = p4r.DigestEntry.Config()
         kept.CopyFrom(config)
         with self._changed:
@@ -185,8 +187,10 @@ def _fill(data: p4d.P4Data, spec: p4t.P4DataTypeSpec, values: Iterator[bytes], t
 
 
 def write(context: Context, kind: str, message: p4r.DigestEntry) -> None:
+    """Configures how a digest's messages are gathered.  Raises InvalidArgument, AlreadyExists, NotFound."""
     context.digests.configure(kind, message)
 
 
 def read(context: Context, asked: p4r.DigestEntry) -> Iterator[p4r.Entity]:
+    """The configuration of one digest, or of all."""
     yield from context.digests.configurations(asked.digest_id)

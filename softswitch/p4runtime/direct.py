@@ -28,6 +28,7 @@ def _direct_target(context: Context, message: p4r.TableEntry, kind: str, what: s
 
 
 def write_direct_counter(context: Context, kind: str, message: p4r.DirectCounterEntry) -> None:
+    """Sets an entry's counter.  Raises InvalidArgument, NotFound."""
     table, entry = _direct_target(context, message.table_entry, kind, "direct counter")
     if table.info.direct_counter < 0:
         raise InvalidArgument(f"table {table.name} has no direct counter")
@@ -35,6 +36,7 @@ def write_direct_counter(context: Context, kind: str, message: p4r.DirectCounter
 
 
 def write_direct_meter(context: Context, kind: str, message: p4r.DirectMeterEntry) -> None:
+    """Configures an entry's meter.  Raises InvalidArgument, NotFound."""
     table, entry = _direct_target(context, message.table_entry, kind, "direct meter")
     if table.info.direct_meter < 0:
         raise InvalidArgument(f"table {table.name} has no direct meter")
@@ -63,6 +65,7 @@ def _encode_target(table: Table, entry: Entry | Default, message: p4r.TableEntry
 
 
 def read_direct_counters(context: Context, asked: p4r.DirectCounterEntry) -> Iterator[p4r.Entity]:
+    """Of one entry, of a table's, or of all.  Raises InvalidArgument, NotFound."""
     for table, entry in _direct_reads(context, asked.table_entry, "direct_counter"):
         entity = p4r.Entity()
         _encode_target(table, entry, entity.direct_counter_entry.table_entry)
@@ -71,6 +74,7 @@ def read_direct_counters(context: Context, asked: p4r.DirectCounterEntry) -> Ite
 
 
 def read_direct_meters(context: Context, asked: p4r.DirectMeterEntry) -> Iterator[p4r.Entity]:
+    """Of one entry, of a table's, or of all.  Raises InvalidArgument, NotFound."""
     for table, entry in _direct_reads(context, asked.table_entry, "direct_meter"):
         entity = p4r.Entity()
         _encode_target(table, entry, entity.direct_meter_entry.table_entry)

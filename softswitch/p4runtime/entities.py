@@ -34,12 +34,13 @@ def _unpack(entity: p4r.Entity) -> tuple[str, Any]:
     """The kind of an entity and its message; the replication engine's two kinds count as kinds of their own."""
     kind = entity.WhichOneof("entity")
     if kind is None:
-        raise InvalidArgument("the entity is empty")
+        raise InvalidArgument("the entity is empty: expected a table entry, or another kind of p4.v1.Entity")
     message = getattr(entity, kind)
     if kind == "packet_replication_engine_entry":
         kind = message.WhichOneof("type")
         if kind is None:
-            raise InvalidArgument("the packet replication engine entry is empty")
+            raise InvalidArgument("the packet replication engine entry is empty: expected a multicast group or a clone "
+                                  "session")
         message = getattr(message, kind)
     return kind, message
 

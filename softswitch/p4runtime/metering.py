@@ -21,15 +21,19 @@ def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:
 
 
 def encode_meter(config: MeterConfig, message: p4r.MeterConfig) -> None:
+    """Fills the message in."""
     message.cir, message.cburst, message.pir, message.pburst = config.cir, config.cburst, config.pir, config.pburst
 
 
 def encode_count(count: Count, message: p4r.CounterData) -> None:
+    """Fills the message in, also where both counts are 0."""
     message.packet_count, message.byte_count = count.packets, count.bytes
     message.SetInParent()
 
 
 def decode_count(message: p4r.CounterData, what: str) -> Count:
+    """Packets and bytes.  Raises InvalidArgument for negative ones; ``what`` names the counter."""
     if message.packet_count < 0 or message.byte_count < 0:
-        raise InvalidArgument(f"{what}: counts must not be negative")
+        raise InvalidArgument(f"{what}: expected counts of 0 or more, got {message.packet_count} packets and "
+                              f"{message.byte_count} bytes")
     return Count(message.packet_count, message.byte_count)

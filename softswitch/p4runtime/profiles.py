@@ -43,6 +43,7 @@ def _action(context: Context, profile: ProfileInfo, message: p4r.Action) -> tupl
 
 
 def write_member(context: Context, kind: str, message: p4r.ActionProfileMember) -> None:
+    """Raises InvalidArgument, AlreadyExists, NotFound, and what the engine says of members in use."""
     profile = context.schema.profile(message.action_profile_id)
     ident = _visible(message.member_id, "member")
     if kind == "delete":
@@ -53,6 +54,7 @@ def write_member(context: Context, kind: str, message: p4r.ActionProfileMember) 
 
 
 def read_members(context: Context, asked: p4r.ActionProfileMember) -> Iterator[p4r.Entity]:
+    """One member, or all, of one profile, or all."""
     for profile in _asked(context, asked.action_profile_id):
         for member in context.engine.members(profile, asked.member_id or None):
             if member.member >= HIDDEN:
@@ -65,6 +67,7 @@ def read_members(context: Context, asked: p4r.ActionProfileMember) -> Iterator[p
 
 
 def write_group(context: Context, kind: str, message: p4r.ActionProfileGroup) -> None:
+    """Raises InvalidArgument, Unimplemented for members that watch ports, AlreadyExists, NotFound."""
     profile = context.schema.profile(message.action_profile_id)
     if not profile.selector:
         raise InvalidArgument(f"action profile {profile.name} has no selector, so no groups")
@@ -85,6 +88,7 @@ def write_group(context: Context, kind: str, message: p4r.ActionProfileGroup) ->
 
 
 def read_groups(context: Context, asked: p4r.ActionProfileGroup) -> Iterator[p4r.Entity]:
+    """One group, or all, of one selector, or all."""
     for profile in _asked(context, asked.action_profile_id):
         if not profile.selector:
             continue

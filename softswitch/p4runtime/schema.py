@@ -116,21 +116,27 @@ class Schema:
         return _get(self.tables, ident, "table")
 
     def counter(self, ident: int) -> MeteringInfo:
+        """An indirect counter."""
         return _get(self.counters, ident, "counter")
 
     def meter(self, ident: int) -> MeteringInfo:
+        """An indirect meter."""
         return _get(self.meters, ident, "meter")
 
     def register(self, ident: int) -> RegisterInfo:
+        """A register."""
         return _get(self.registers, ident, "register")
 
     def digest(self, ident: int) -> DigestInfo:
+        """A digest."""
         return _get(self.digests, ident, "digest")
 
     def profile(self, ident: int) -> ProfileInfo:
+        """An action profile or selector."""
         return _get(self.profiles, ident, "action profile")
 
     def value_set(self, ident: int) -> ValueSetInfo:
+        """A parser value set."""
         return _get(self.value_sets, ident, "value set")
 
     def table_of_profile(self, profile: ProfileInfo) -> Table:

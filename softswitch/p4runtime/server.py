@@ -189,11 +189,13 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def Capabilities(
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
+        """The version of the API that this server speaks."""
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def SetForwardingPipelineConfig(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
+        """Loads, keeps or starts a program."""
         try:
             self._arbitration.check_device(request.device_id)
             self._arbitration.check_write(_role(request), request.election_id)
@@ -206,6 +208,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def GetForwardingPipelineConfig(
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
+        """What was loaded."""
         kinds = p4r.GetForwardingPipelineConfigRequest
         response = p4r.GetForwardingPipelineConfigResponse()
         try:
@@ -224,11 +227,13 @@ class Server(p4r_grpc.P4RuntimeServicer):
         return response
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:
+        """A batch of updates, each on its own."""
         try:
             self._arbitration.check_device(request.device_id)
             self._arbitration.check_write(_role(request), request.election_id)
             if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
-                raise Unimplemented("the only atomicity supported is CONTINUE_ON_ERROR")
+                raise Unimplemented("atomicity: expected CONTINUE_ON_ERROR, the only one supported, got "
+                                    f"{p4r.WriteRequest.Atomicity.Name(request.atomicity)}")
             with self._writing:
                 results = entities.write(self._configuration.running().context, request.updates)
                 self._configuration.running()  # died while it worked: say so rather than list the consequences
@@ -239,6 +244,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         return p4r.WriteResponse()
 
     def Read(self, request: p4r.ReadRequest, context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
+        """Everything that is asked for, in pieces."""
         try:
             self._arbitration.check_device(request.device_id)
             response = p4r.ReadResponse()
@@ -257,6 +263,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def StreamChannel(
         self, requests: Iterable[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
+        """A controller's stream: arbitration, packets, digests."""
         outbox = _Outbox()
         if len(self._outboxes) >= MAX_STREAMS:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} controllers are connected already")
@@ -294,7 +301,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
             self._tell_ports(session)
             return
         if session.role is None:
-            raise FailedPrecondition("the first message of a stream must be an arbitration update")
+            raise FailedPrecondition("expected an arbitration update as the first message of a stream, got "
+                                     f"{kind or 'an empty message'}")
         error = p4r.StreamMessageResponse()
         try:
             if kind == "packet":
@@ -305,7 +313,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
                 self._configuration.running().context.digests.acknowledge(request.digest_ack)
             else:
                 error.error.other.SetInParent()
-                raise InvalidArgument(f"unknown stream message {kind or '(empty)'}")
+                raise InvalidArgument("stream message: expected arbitration, packet or digest_ack, got "
+                                      f"{kind or 'an empty one'}")
         except EngineError as refused:
             error.error.canonical_code, error.error.message = refused.code, str(refused)
             session.send(error)
@@ -325,7 +334,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     def _packet_out(self, session: Session, message: p4r.PacketOut) -> None:
         if not self._arbitration.is_primary(session):
-            raise PermissionDenied("only the primary controller sends packets")
+            raise PermissionDenied("packet-out: only the primary controller sends packets, and this stream is a "
+                                   "backup's; become primary by a higher election id")
         context = self._configuration.running().context
         context.engine.packet_out(packet_io.decode_packet_out(context.schema.packet_out, message))
 

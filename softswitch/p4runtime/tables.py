@@ -250,6 +250,7 @@ def _encode_direct(table: Table, entry: Entry | Default, asked: p4r.TableEntry, 
 
 
 def asked_tables(context: Context, ident: int) -> list[Table]:
+    """The table of this id; 0: all.  Raises InvalidArgument."""
     return [context.schema.table(ident)] if ident else list(context.schema.tables.values())
 
 
