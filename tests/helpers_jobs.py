@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from helpers_controller import BOUND, MemorySwitch
+from helpers_controller import BOUND, MemorySwitch, until
 
 from netfold.controller.controller import Controller
 from netfold.controller.plan.fabric import Fabric
@@ -113,6 +113,13 @@ class Rig:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.call(method, request)
         return caught.value.code(), caught.value.details() or ""
+
+    async def held_up(self, world: int) -> tuple[asyncio.Event, list[asyncio.Task[Plan]]]:
+        """All ranks join, and the job's plan waits to be written to leaf1, until the event is set."""
+        gate = self.switches["leaf1"].gate = asyncio.Event()
+        joins = [asyncio.create_task(self.call("Join", self.join(rank, world))) for rank in range(world)]
+        await until(lambda: [job.state for job in self.controller.jobs.all()][-1:] == ["planning"])
+        return gate, joins
 
     def waiting(self) -> int:
         """Ranks that have joined jobs which are not complete."""

@@ -10,6 +10,7 @@ import os
 import sys
 
 import numpy as np
+from rank_inputs import exact_sum, floats, integers
 
 import netfold
 from netfold.host.errors import PeerLost
@@ -19,25 +20,17 @@ def main(seed: int, elements: int, victim: int | None) -> None:
     digest = hashlib.sha256()
     with netfold.init(rail="innet") as comm:
         for length in (1, 257, elements):
-            integers = [
-                np.random.default_rng([seed, rank, length]).integers(-(2**31), 2**31, length, np.int32)
-                for rank in range(comm.size)
-            ]
-            total = comm.allreduce(integers[comm.rank])
-            expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
-            assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
-            floats = [
-                np.random.default_rng([seed, rank, length]).standard_normal(length, np.float32)
-                for rank in range(comm.size)
-            ]
-            mean = comm.allreduce(floats[comm.rank], op="average")
-            assert np.allclose(mean, np.mean(floats, axis=0, dtype=np.float64), atol=1e-6)
+            whole = integers(comm, seed, length)
+            total = exact_sum(comm, whole)
+            parts = floats(comm, seed, length)
+            mean = comm.allreduce(parts[comm.rank], op="average")
+            assert np.allclose(mean, np.mean(parts, axis=0, dtype=np.float64), atol=1e-6)
             digest.update(total.tobytes() + mean.tobytes())
         if comm.rank == victim:
             os._exit(0)
         try:
             while victim is not None:
-                comm.allreduce(integers[comm.rank])
+                comm.allreduce(whole[comm.rank])
         except PeerLost as error:
             print(f"PeerLost: {error}")
             return

@@ -9,6 +9,7 @@ import json
 import sys
 
 import numpy as np
+from rank_inputs import exact_sum, floats, integers
 
 import netfold
 
@@ -19,22 +20,14 @@ def main(seed: int) -> None:
     digest = hashlib.sha256()
     with netfold.init(rail="innet") as comm:
         for length in LENGTHS:
-            integers = [
-                np.random.default_rng([seed, rank, length]).integers(-(2**31), 2**31, length, np.int32)
-                for rank in range(comm.size)
-            ]
-            total = comm.allreduce(integers[comm.rank])
-            expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
-            assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
-            floats = [
-                np.random.default_rng([seed, rank, length]).standard_normal(length, np.float32)
-                for rank in range(comm.size)
-            ]
-            got = comm.allreduce(floats[comm.rank])
-            exact = np.sum(floats, axis=0, dtype=np.float64)
+            whole = integers(comm, seed, length)
+            total = exact_sum(comm, whole)
+            parts = floats(comm, seed, length)
+            got = comm.allreduce(parts[comm.rank])
+            exact = np.sum(parts, axis=0, dtype=np.float64)
             # each rank rounds to multiples of 2^(E - 126 - 31 + L): E of the block's largest element, 2^L >= ranks
             guard = int(np.ceil(np.log2(comm.size)))
-            largest = float(np.max(np.abs(floats)))
+            largest = float(np.max(np.abs(parts)))
             bound = comm.size * largest * 2.0 ** (1 - 31 + guard) + np.abs(exact) * 2.0**-23
             worst = np.max(np.abs(got - exact) / bound)
             assert worst <= 1, f"float32[{length}]: error {worst:.2f} times the bound"

@@ -83,9 +83,7 @@ def test_a_rank_that_vanishes_before_it_has_its_plan_is_told_to_the_others(tmp_p
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            gate = r.switches["leaf1"].gate = asyncio.Event()
-            gone, stays = (asyncio.create_task(r.call("Join", r.join(rank))) for rank in (0, 1))
-            await until(lambda: [job.state for job in r.controller.jobs.all()] == ["planning"])
+            gate, (gone, stays) = await r.held_up(2)
             gone.cancel()
             await until(lambda: r.controller.jobs.all()[0].state == "broken")
             gate.set()
