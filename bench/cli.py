@@ -186,6 +186,7 @@ def loss(
     operations: Annotated[int, typer.Option("-n", "--operations", help="Timed in a round, after one to warm up.")] = 5,
     rounds: Annotated[int, typer.Option(help="Times that every share has its turn, each with another seed.")] = 3,
     losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
+    credits: Annotated[str, typer.Option(help="By commas, as 2x170: in turn with the window alone.")] = "",
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
     seed: Annotated[int, typer.Option(help="Of the first round's losses; the next ones count up.")] = 0,
 ) -> None:
@@ -195,7 +196,7 @@ def loss(
     with _failing("loss"):
         bench.run(
             bench.spec(topo=topo, engine=engine_of(switch), rate=rate, nbytes=nbytes, operations=operations,
-                       rounds=rounds, losses=losses, seed=seed), json,
+                       rounds=rounds, losses=losses, seed=seed, credits=credits), json,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ import msgspec
 import numpy as np
 
 from netfold.controller.plan.fabric import Engine, Fabric
+from netfold.host.folding.native import CREDITS_VARIABLE, Credits
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 from netfold.wire import roce
@@ -47,6 +49,8 @@ class Spec:
     rounds: int
     losses: tuple[float, ...]
     seed: int
+    credits: tuple[str, ...]
+    """What bounds what is in flight, in turn: as NETFOLD_CREDITS has it; "": the window alone."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -69,9 +73,10 @@ class Row(msgspec.Struct, frozen=True):
     """One share of losses: medians over rounds.  Bytes are multiples of the tensor's."""
 
     loss: float
+    credits: str
     seconds: float
     ratio: float
-    """To the same round without loss."""
+    """To the same round without loss, and without credits."""
     ratio_least: float
     ratio_most: float
     again: float
@@ -110,7 +115,8 @@ def rank(work: Work) -> None:
 
 
 def spec(
-    *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int
+    *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int,
+    credits: str = "",
 ) -> Spec:
     """From the command line's words.  Raises ValueError that names the option."""
     from netfold.controller.plan import generate
@@ -123,7 +129,10 @@ def spec(
     except ValueError as error:
         raise ValueError(f"--losses {losses}: expected shares with commas, as 0.001,0.01") from error
     generate.parse(topo, rate=rate, engine=engine, loss=shares[-1], seed=seed)
-    return Spec(topo, engine, rate, nbytes, operations, rounds, shares, seed)
+    beside = tuple(credits.split(",")) if credits else ()
+    for one in beside:
+        Credits.parse(one)
+    return Spec(topo, engine, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
 
 
 def run(spec: Spec, file: Path | None = None) -> list[Row]:
@@ -132,19 +141,20 @@ def run(spec: Spec, file: Path | None = None) -> list[Row]:
     from netfold.controller.plan.generate import parse
     from netfold.topo.net import Network
 
-    shots: dict[float, list[_Shot]] = {loss: [] for loss in spec.losses}
+    shots: dict[tuple[float, str], list[_Shot]] = {each: [] for each in product(spec.losses, spec.credits)}
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:
         for number in range(spec.rounds):
-            for loss in spec.losses:
+            for loss, credits in shots:
                 fabric = parse(spec.topo, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(), loss=loss,
                                seed=spec.seed + number)
                 try:
                     with Network(fabric, logs=Path(logs)) as network:
-                        shots[loss].append(_shoot(network, spec))
+                        shots[loss, credits].append(_shoot(network, spec, credits))
                 except FabricFailed as error:
                     raise FabricFailed(f"round {number + 1}, loss {loss:g}: {error}") from error
-                print(f"round {number + 1}, loss {loss:g}: {shots[loss][-1].seconds * 1e3:.1f} ms", file=sys.stderr)
-    rows = [_row(loss, shots[loss], shots[spec.losses[0]], spec) for loss in spec.losses]
+                print(f"round {number + 1}, loss {loss:g}{f', credits {credits}' if credits else ''}: "
+                      f"{shots[loss, credits][-1].seconds * 1e3:.1f} ms", file=sys.stderr)
+    rows = [_row(loss, credits, some, shots[spec.losses[0], ""], spec) for (loss, credits), some in shots.items()]
     _show(rows, spec)
     if file is not None:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
@@ -162,16 +172,16 @@ class _Shot:
     fabric: Fabric
 
 
-def _shoot(network: Any, spec: Spec) -> _Shot:
+def _shoot(network: Any, spec: Spec, credits: str) -> _Shot:
     work = Work(-(-spec.nbytes // 4), spec.operations)
     command = [sys.executable, "-m", "netfold.bench.loss", msgspec.json.encode(work).decode()]
-    lines = network.launch(command, job="loss").wait(within=SECONDS)
+    lines = network.launch(command, job="loss", env={CREDITS_VARIABLE: credits}).wait(within=SECONDS)
     took = [msgspec.json.decode(said[-1], type=Took) for said in lines]
     slowest = [max(times) for times in zip(*(one.seconds for one in took), strict=True)]
     return _Shot(statistics.median(slowest), took, network.status(), network.fabric)
 
 
-def _row(loss: float, shots: Sequence[_Shot], clean: Sequence[_Shot], spec: Spec) -> Row:
+def _row(loss: float, credits: str, shots: Sequence[_Shot], clean: Sequence[_Shot], spec: Spec) -> Row:
     ratios = [shot.seconds / base.seconds for shot, base in zip(shots, clean, strict=True)]
     tensors = (spec.operations + 1) * spec.nbytes  # bytes are counted with the operation to warm up
 
@@ -202,7 +212,8 @@ def _row(loss: float, shots: Sequence[_Shot], clean: Sequence[_Shot], spec: Spec
     held = max((sum(switch in tree.switches for tree in job.trees) for switch in
                 {switch for tree in job.trees for switch in tree.switches}), default=0)
     return Row(
-        loss, statistics.median(shot.seconds for shot in shots), statistics.median(ratios), min(ratios), max(ratios),
+        loss, credits, statistics.median(shot.seconds for shot in shots),
+        statistics.median(ratios), min(ratios), max(ratios),
         again=sum(t.retransmissions for s in shots for t in s.took) / sum(t.packets for s in shots for t in s.took),
         timeouts=sum(t.timeouts for s in shots for t in s.took) / (spec.operations * len(shots)),
         host_up=mean(ups), host_down=mean(downs), leaf_up=mean(uplinks),
@@ -229,17 +240,17 @@ def _show(rows: Sequence[Row], spec: Spec) -> None:
         f"of {spec.operations} operations. The job's slots take {rows[0].slot_bytes / 2**20:.2f} MiB of a switch. "
         f"Theory without loss: {theory(spec.nbytes):.3f} of the tensor over a host's link each way, and up from a leaf."
     )
-    table = Table("loss", "ms", "times (least..most)", "sent again", "time-outs", "host up", "host down", "leaf up",
-                  box=None)
+    table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "time-outs", "host up", "host down",
+                  "leaf up", box=None)
     for row in rows:
-        table.add_row(f"{row.loss:g}", f"{row.seconds * 1e3:.1f}",
+        table.add_row(f"{row.loss:g}", row.credits or "-", f"{row.seconds * 1e3:.1f}",
                       f"{row.ratio:.2f} ({row.ratio_least:.2f}..{row.ratio_most:.2f})", f"{row.again:.1%}",
                       f"{row.timeouts:.1f}", f"{row.host_up:.3f}", f"{row.host_down:.3f}", f"{row.leaf_up:.3f}")
     console.print(table)
     console.print("Repeats in an operation, by who saw them and what became of them:")
-    for row in rows[1:]:
+    for row in rows:
         levels = ", ".join(f"{name} {count:.0f}" for name, count in row.levels.items() if count >= 0.5)
-        console.print(f"  {row.loss:g}: {levels or 'none'}")
+        console.print(f"  {row.loss:g}{f', {row.credits}' if row.credits else ''}: {levels or 'none'}")
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ def library() -> C.CDLL:
 
 @dataclass(frozen=True)
 class Credits:
-    """NetReduce's flow control: data goes in messages of so many packets, and all results of message i are the credit
-    for message i + ``messages``.  All ranks of a job must say the same."""
+    """NetReduce's flow control: data goes in messages of so many packets, and message i + ``messages`` leaves once each
+    packet of message i has its result, or was found lost.  All ranks of a job must say the same."""
 
     messages: int
     packets: int

@@ -353,7 +353,7 @@ static void write_payload(const nf_fold *f, const channel *c, uint64_t i, uint8_
 }
 
 /* Sequence number below which packets may leave, as far as their contents are known. */
-static uint64_t limit_of(const nf_fold *f, const channel *c)
+static uint64_t limit_of(const nf_fold *f, channel *c)
 {
     const tree *tr = &f->trees[c->tree];
     const channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
@@ -370,15 +370,16 @@ static uint64_t limit_of(const nf_fold *f, const channel *c)
         ready = wanted < ready ? wanted : ready;
     }
     if (f->credits && c->kind == NF_DATA_STREAM) {
-        uint64_t una = c->stream.una > c->base ? c->stream.una - c->base : 0;
-        uint64_t credit = (una / f->message + f->credits) * f->message;
+        /* what was found lost is not under way: where holes held messages up, every loss would cost a round trip */
+        uint64_t unknown = nf_stream_unknown(&c->stream), through = unknown > c->base ? unknown - c->base : 0;
+        uint64_t credit = (through / f->message + f->credits) * f->message;
         ready = credit < ready ? credit : ready;
     }
     return c->base + ready > c->history.high ? c->base + ready : c->history.high;
 }
 
 /* How many packets of a channel should leave in one run now; 0: wait. */
-static uint64_t worth_sending(const nf_fold *f, const channel *c)
+static uint64_t worth_sending(const nf_fold *f, channel *c)
 {
     uint64_t limit = limit_of(f, c), n = nf_stream_sendable(&c->stream, limit);
     uint64_t quantum = c->stream.window / 4 < f->max_run ? c->stream.window / 4 : f->max_run;

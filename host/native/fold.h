@@ -93,8 +93,8 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
                       uint32_t max_run, const char **why);
 void nf_fold_close(nf_fold *);
 /* NetReduce's flow control, before the first operation and the same on all ranks: the data goes in messages of so many
- * packets, and all results of message i are the credit for message i + credits.  0 credits: the window alone bounds what is
- * in flight.  False where a message would be too long. */
+ * packets, and message i + credits leaves once message i is through: each packet has its result, or was found lost.
+ * 0 credits: the window alone bounds what is in flight.  False where a message would be too long. */
 bool nf_fold_messages(nf_fold *, uint32_t packets, uint32_t credits);
 
 /* Begins an operation.  The last one must be finished.  False with *why set where memory is short, or where it cannot

@@ -50,6 +50,14 @@ uint64_t nf_stream_peek(const nf_stream *s)
     return seq;
 }
 
+uint64_t nf_stream_unknown(nf_stream *s)
+{
+    s->unknown = s->unknown > s->una ? s->unknown : s->una;
+    while (s->unknown < s->next && (at(s, s->unknown)->state != NF_FLIGHT || at(s, s->unknown)->again))
+        s->unknown++;
+    return s->unknown;
+}
+
 static int64_t base_rto(const nf_stream *s)
 {
     int64_t rto = s->srtt ? s->srtt + 4 * s->rttvar : NF_RTO_FIRST;

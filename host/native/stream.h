@@ -59,6 +59,7 @@ typedef struct {
     uint32_t first_psn, window;        /* window: a power of two, at most half of the slots */
     uint64_t una, next;                /* lowest sequence number without result; lowest never sent */
     uint64_t top;                      /* above the highest with a result: what is missing below it is a hole */
+    uint64_t unknown;                  /* all below have a result, or were found lost once: nf_stream_unknown */
     nf_sent *ring;                     /* of `window` entries, by sequence number modulo window */
     uint32_t n_lost, in_flight;        /* entries in these states */
     uint64_t lost_from;                /* none is lost below this */
@@ -97,6 +98,9 @@ static inline uint32_t nf_stream_psn(const nf_stream *s, uint64_t seq) { return 
 uint64_t nf_stream_sendable(const nf_stream *, uint64_t limit);
 /* The next one: lost ones first.  Only after nf_stream_sendable() > 0. */
 uint64_t nf_stream_peek(const nf_stream *);
+/* The lowest one whose fate is unknown: it left once, and neither its result came nor was it found lost; `next` where
+ * there is none. */
+uint64_t nf_stream_unknown(nf_stream *);
 /* It leaves. */
 void nf_stream_send(nf_stream *, int64_t now);
 
