@@ -11,7 +11,8 @@ Two properties over all reachable states (docs/protocol.md, DESIGN 3.2):
 * liveness: wherever the worst network leads, hosts' repeats alone can still finish from there (no stuck host).
 
 The switches may lose all they hold, at any moment and as often as `Fabric.replans` says: the ranks then begin again
-under a new epoch, at the lowest PSN that any of them lacks (docs/protocol.md, "Trees planned anew").
+under a new epoch, at the lowest PSN that any of them lacks (docs/protocol.md, "Trees planned anew").  And ranks leave
+where `Fabric.each` says how long operations are: what a rank that has left would have to repeat must not be needed.
 
 `explore(..., slots=2 * window)` proves both for the sizes given; with fewer slots it finds the stuck host.
 """
@@ -20,9 +21,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
+Goodbye = Literal["asked", "at once", "unasked"]
+"""When a rank leaves after its last operation: when all others have said, since then, that they lack nothing of what
+they have begun; at once; when they have said so at any time."""
 
 
 class Slot(NamedTuple):
@@ -55,6 +59,9 @@ class Fabric:
     """Wire PSN of PSN 0, so that a small ``psn_bits`` makes the numbers wrap."""
     replans: int = 0
     """How often the switches may lose what they hold."""
+    each: int = 0
+    """PSNs of an operation: a rank begins one when it likes once it has finished the one before, and leaves after the
+    last.  0: all are one operation, and nobody leaves."""
 
     @property
     def ranks(self) -> int:
@@ -84,6 +91,10 @@ class State(NamedTuple):
     received: tuple[int, ...]  # by each rank: results of this epoch, and all before its start
     had: tuple[int, ...]  # by each rank: results it has, of any epoch
     starts: tuple[int, ...]  # by each rank: where this epoch began
+    begun: tuple[int, ...]  # by each rank: PSNs of the operations that it has begun
+    leaving: int  # ranks that have said that they want to leave, as bits
+    settled: int  # ranks that have said that they lack nothing
+    left: int
     replans: int  # still to come
     leaves: tuple[tuple[Slot, ...], ...]
     spine: tuple[Slot, ...]
@@ -147,9 +158,12 @@ class _Switch:
 class Exploration:
     """Breadth first over every state that the worst network can bring about."""
 
-    def __init__(self, fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False) -> None:
+    def __init__(
+        self, fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False, goodbye: Goodbye = "asked"
+    ) -> None:
         self.fabric = fabric
         self.from_own_place = from_own_place
+        self.goodbye = goodbye
         one = len(fabric.leaves) == 1
         self.leaf = [_Switch(fabric, (1 << n) - 1, root=one, honours_age=honours_age) for n in fabric.leaves]
         self.spine = _Switch(fabric, (1 << len(fabric.leaves)) - 1, root=True, honours_age=honours_age)
@@ -165,7 +179,10 @@ class Exploration:
         ranks, leaves = fabric.ranks, len(fabric.leaves)
         free = (FREE,) * fabric.slots
         none, at_leaf = (0,) * ranks, (0,) * leaves
-        return State(none, none, none, fabric.replans, (free,) * leaves, free, at_leaf, at_leaf, none)
+        begun = (0 if fabric.each else fabric.psns,) * ranks
+        return State(
+            none, none, none, begun, 0, 0, 0, fabric.replans, (free,) * leaves, free, at_leaf, at_leaf, none
+        )  # fmt: skip
 
     def successors(self, state: State) -> tuple[list[State], list[State]]:
         """States one step on: by what hosts and switches do, and by what only a bad network does."""
@@ -178,11 +195,14 @@ class Exploration:
             for psn in _bits(state.to_rank[rank] & ~received):
                 had = _put(state.had, rank, state.had[rank] | 1 << psn)
                 found.append(state._replace(received=_put(state.received, rank, received | 1 << psn), had=had))
-            for psn in range(state.starts[rank], min(lowest_missing(received) + fabric.window, fabric.psns)):
-                if not received >> psn & 1:
+            for psn in range(state.starts[rank], min(lowest_missing(received) + fabric.window, state.begun[rank])):
+                if received >> psn & 1:
+                    if alive >> psn & 1:
+                        bad.append(self._to_leaf_up(state, rank, psn))  # a copy from long ago
+                elif not state.left >> rank & 1:
                     found.append(self._to_leaf_up(state, rank, psn))
-                elif alive >> psn & 1:
-                    bad.append(self._to_leaf_up(state, rank, psn))  # a copy from long ago
+            if fabric.each:
+                found += self._goes_on(state, rank)
         for leaf in range(len(fabric.leaves)):
             for psn in _bits(state.partials[leaf] & alive):
                 found.append(self._to_spine(state, leaf, psn))
@@ -207,7 +227,7 @@ class Exploration:
         while queue:
             here = queue.popleft()
             state = states[here]
-            if all(had == self.all_psns for had in state.had):
+            if self._over(state):
                 final.append(here)
             steps, misfortunes = self.successors(state)
             for i, then in enumerate([*steps, *misfortunes]):
@@ -232,6 +252,27 @@ class Exploration:
                     stack.append(earlier)
         return Report(len(states), [states[i] for i in range(len(states)) if not can_finish[i]])
 
+    def _over(self, state: State) -> bool:
+        if self.fabric.each:
+            return state.left == (1 << self.fabric.ranks) - 1
+        return all(had == self.all_psns for had in state.had)
+
+    def _goes_on(self, state: State, rank: int) -> list[State]:
+        """What a rank may do between operations: begin the next one, or leave (controller/goodbye.py)."""
+        bit, begun, others = 1 << rank, state.begun[rank], (1 << self.fabric.ranks) - 1 & ~(1 << rank)
+        if state.left & bit or lowest_missing(state.had[rank]) < begun:
+            return []
+        then: list[State] = []
+        if begun < self.fabric.psns:
+            then.append(state._replace(begun=_put(state.begun, rank, begun + self.fabric.each)))
+        elif not state.leaving & bit:
+            then.append(state._replace(leaving=state.leaving | bit))
+        elif self.goodbye == "at once" or not others & ~(state.settled | state.leaving):
+            then.append(state._replace(left=state.left | bit))
+        if state.leaving & others or self.goodbye == "unasked":
+            then.append(state._replace(settled=state.settled | bit))
+        return then
+
     def _settled(self, state: State) -> State:
         """Without the packets that can change nothing any more: repeats to whoever has it, and to slots gone on.
 
@@ -254,8 +295,8 @@ class Exploration:
         starts = tuple(lacking) if self.from_own_place else (min(lacking),) * len(lacking)
         fresh = self.start()
         return fresh._replace(
-            received=tuple((1 << start) - 1 for start in starts), had=state.had, starts=starts,
-            replans=state.replans - 1,
+            received=tuple((1 << start) - 1 for start in starts), had=state.had, starts=starts, begun=state.begun,
+            leaving=state.leaving, settled=state.settled, left=state.left, replans=state.replans - 1,
         )  # fmt: skip
 
     # ---- one delivery each -----------------------------------------------------------------------------------------
@@ -311,14 +352,16 @@ class Exploration:
 
 
 def explore(
-    fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False, limit: int = 5_000_000
+    fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False, goodbye: Goodbye = "asked",
+    limit: int = 5_000_000,
 ) -> Report:
     """Explores every reachable state of ``fabric``; raises WrongSum at the first wrong sum.
 
     ``honours_age=False`` breaks the protocol on purpose: late contributions take slots over.  So does
-    ``from_own_place``: after the switches have lost everything, each rank begins at what it lacks itself.
+    ``from_own_place``: after the switches have lost everything, each rank begins at what it lacks itself.  And so do
+    two of the ways to say ``goodbye``.
     """
-    return Exploration(fabric, honours_age=honours_age, from_own_place=from_own_place).run(limit=limit)
+    return Exploration(fabric, honours_age=honours_age, from_own_place=from_own_place, goodbye=goodbye).run(limit=limit)
 
 
 def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from netfold.sim.slots import Fabric, explore
+from netfold.sim.slots import Fabric, Goodbye, explore
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,30 @@ def test_switches_may_lose_all_they_hold(fabric: Fabric) -> None:
 def test_each_from_its_own_place_is_not_enough(fabric: Fabric) -> None:
     """A rank that has a result must repeat its part for one that lacks it: else the explorer finds that one stuck."""
     assert not explore(fabric, from_own_place=True).live
+
+
+LEAVING = [
+    Fabric((2,), window=1, slots=2, psns=3, each=1, replans=2),
+    Fabric((2,), window=2, slots=4, psns=4, each=2, replans=1),
+    Fabric((3,), window=1, slots=2, psns=2, each=1, replans=1),
+    Fabric((1, 1), window=1, slots=2, psns=2, each=1, replans=1),
+]
+
+
+@pytest.mark.parametrize("fabric", LEAVING, ids=str)
+def test_ranks_leave_only_when_nobody_needs_them(fabric: Fabric) -> None:
+    """Once all others have said, when asked, that they lack nothing of what they have begun, a rank may go, whatever
+    the switches lose later: everybody gets every sum, and can leave in the end."""
+    report = explore(fabric)
+    assert report.states > 300
+    assert report.live, report.stuck[0]
+
+
+@pytest.mark.parametrize("fabric", LEAVING[::2], ids=str)
+@pytest.mark.parametrize("goodbye", ["at once", "unasked"])
+def test_a_hasty_goodbye_strands_who_stays(fabric: Fabric, goodbye: Goodbye) -> None:
+    """One that has all it wants and goes, or that believes what the others said before it asked, is missed when the
+    switches lose what they hold: the explorer finds who is stuck, with another rank gone."""
+    report = explore(fabric, goodbye=goodbye)
+    assert not report.live
+    assert any(state.left for state in report.stuck)
