@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fold_inside.h"
+
+static nf_channel *channel_of(nf_fold *f, uint32_t qp)
+{
+    for (uint32_t t = 0; t < f->n_trees; t++)
+        for (int kind = 0; kind < 2; kind++)
+            if (f->trees[t].channels[kind].plan.qp == (qp & ~((1u << NF_OPERATION_BITS) - 1)))
+                return &f->trees[t].channels[kind];
+    return NULL;
+}
+
+/* Every rank sends the same headers for the same PSN, and the switches keep them: others mean that ranks disagree. */
+static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const nf_header *got)
+{
+    nf_header own = nf_history_at(&c->history, seq)->header;
+    if (own.opcode == got->opcode && own.address == got->address && own.length == got->length)
+        return true;
+    f->failure.psn = got->psn;
+    f->failure.expected_opcode = own.opcode;
+    f->failure.got_opcode = got->opcode;
+    f->failure.expected_address = own.address;
+    f->failure.got_address = got->address;
+    f->failure.expected_length = own.length;
+    f->failure.got_length = got->length;
+    return false;
+}
+
+static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool marked, int64_t now)
+{
+    nf_header h;
+    uint64_t seq;
+    const uint8_t *payload = nf_read_header(packet, n, f->path_mtu, &h);
+    nf_channel *c = payload ? channel_of(f, h.dest_qp) : NULL;
+    if (!c) {
+        f->foreign++;
+        return;
+    }
+    if (!nf_stream_find(&c->stream, h.psn, &seq))
+        return;
+    const nf_kept *kept = nf_history_at(&c->history, seq);
+    if (h.dest_qp != c->plan.qp + kept->header.dest_qp) {
+        f->foreign++;
+        return;
+    }
+    if (kept->had) {                                            /* by the trees before: the same bits */
+        nf_stream_result(&c->stream, seq, marked, now);
+        return;
+    }
+    nf_error error = NF_OK;
+    bool signature = c->kind == NF_AGREEMENT_STREAM && seq - c->base < f->trees[c->tree].signature;
+    if (signature && !nf_payload_signatures(f, payload))
+        error = NF_SIGNATURES_DIFFER;
+    else if (!headers_agree(f, c, seq, &h))
+        error = NF_HEADERS_DIFFER;
+    if (error != NF_OK) {
+        f->failure.error = error;
+        f->failure.tree = c->tree;
+        f->failure.kind = c->kind;
+        return;
+    }
+    nf_payload_read(f, c, seq - c->base, payload);
+    nf_stream_result(&c->stream, seq, marked, now);
+    nf_history_result(&c->history, seq);
+    f->progress = now;
+}
+
+void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now)
+{
+    for (size_t done = 0; done < n && f->failure.error == NF_OK; done += segment)
+        receive_packet(f, bytes + done, n - done < segment ? n - done : segment, marked, now);
+    for (uint32_t t = 0; t < f->n_trees; t++)
+        for (int kind = 0; kind < 2; kind++)
+            nf_stream_settle(&f->trees[t].channels[kind].stream, now);
+}
