@@ -31,6 +31,7 @@ from netfold.host.flight import Flight
 from netfold.host.folding.coding import Coding, LaneBits, check_levels, lane_bits_said, take_back
 from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
+from netfold.host.folding.line import Line
 from netfold.host.folding.parallel import ParallelFold
 from netfold.host.group import Group
 from netfold.host.halves import HALVES, narrow, widen
@@ -132,8 +133,8 @@ class Communicator(Group):
             opened: Callable[..., LaneRail]
             opened = partial(ParallelFold, plan, peers, address) if shared else partial(FoldRail, plan, address)
             try:
-                self._lanes = opened(timeout=timeout, news=self._hear, missing=self._ask, resume=resume,
-                                     suspect=self._suspect, timeline=timeline)  # fmt: skip
+                line = Line(self._hear, self._suspect, self._ask, resume)
+                self._lanes = opened(timeout=timeout, line=line, timeline=timeline)
             except BaseException:
                 mesh.close()
                 raise

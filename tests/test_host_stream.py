@@ -82,7 +82,7 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
         fabric = make_fabric([[0, 1], [2, 3]], network, slots=1024)
         fold(fabric, integers(4, 256 * 100, 3))  # now the round trip is known
         begin = network.now
-        fold(fabric, integers(4, 256 * 20_000, 3), number=2)
+        fold(fabric, integers(4, 256 * 8_000, 3), number=2)
         times.append(network.now - begin)
         timeouts = sum(core.standing(0, DATA).counters.timeouts for core in fabric.cores)
         assert timeouts <= 4 * 3

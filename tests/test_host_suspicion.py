@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.host.folding.fold import FoldRail
+from netfold.host.folding.line import Line
 from netfold.host.folding.suspicion import RARELY, SOON, Suspicion
 
 MS = 1_000_000
@@ -96,7 +97,7 @@ def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
             waits.append(found)
             told.set()
 
-        rail._suspect = suspect
+        rail._line = Line(suspect=suspect)
         results: list[object] = []
         first = threading.Thread(target=lambda: results.append(comms[0].allreduce(np.ones(500, np.int32))), daemon=True)
         first.start()

@@ -18,6 +18,7 @@ from netfold.host.folding import abi, native
 from netfold.host.folding.abi import AGREEMENT, DATA, Standing
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.halts import Halts
+from netfold.host.folding.line import ALONE, Line, Waits
 from netfold.host.folding.native import Core, Io
 from netfold.host.folding.suspicion import Suspicion
 from netfold.host.mesh.mesh import ranks
@@ -26,7 +27,7 @@ from netfold.host.rails.rail import Flat, Op, RailStats, TreeStats
 from netfold.host.sockets import open_sockets
 from netfold.host.timeline import Timeline
 from netfold.wire import roce
-from netfold.wire.jobs import Missing, Plan
+from netfold.wire.jobs import Plan
 
 log = logging.getLogger("netfold")
 
@@ -48,11 +49,7 @@ class FoldRail:
 
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
-    news     what the controller says has ended the job, if anything: then PATIENCE is enough
-    suspect  tells it that repeats bring nothing, given the same as ``missing``; returns at once
-    missing  asks it for whom the switches wait, given our queue pairs and the PSN without a result of each
-    resume   stands still until other trees are there, given the PSN without a result of each of our queue pairs; None:
-             nobody tells us to ``halt``
+    line     to the controller: where it says that the job has ended, PATIENCE is enough
     timeline  is told what the native loop does, where one is asked for
     shared   other sockets are open on the same address and port (``reuseport``)
     members  ranks that fold together; default: all of the plan
@@ -67,10 +64,7 @@ class FoldRail:
         address: str,
         *,
         timeout: float,
-        news: Callable[[], NetFoldError | None] = lambda: None,
-        missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
-        resume: Callable[[dict[int, int]], Plan] | None = None,
-        suspect: Callable[[dict[int, int]], None] = lambda waits: None,
+        line: Line = ALONE,
         timeline: Timeline | None = None,
         shared: bool = False,
         members: int | None = None,
@@ -78,10 +72,7 @@ class FoldRail:
         self.watch: Callable[[float], None] | None = None  # multirail.Track
         self._plan = plan
         self._first_trees = plan.trees  # statistics are told by these: later ones may share a root
-        self._news = news
-        self._missing = missing
-        self._resume = resume
-        self._suspect = suspect
+        self._line = line
         self._suspicion = Suspicion()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
@@ -181,7 +172,7 @@ class FoldRail:
             now = native.library().nf_now()
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(source, number)
-            news = self._news()
+            news = self._line.news()
             if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
                 raise type(news)(f"{self._who(source, number)}: {news}")
             status, error = self._io.run(min(now + slice_ns, self._core.progress() + timeout))
@@ -192,7 +183,7 @@ class FoldRail:
             if self.watch is not None and status == native.AGAIN:
                 self.watch(self._core.progress() / 1e9)
             if status == native.AGAIN and self._suspicion.look(waits := self._waits(), self._core.progress(), now):
-                self._suspect(waits)
+                self._line.suspect(waits)
             if status == native.FAILED:
                 raise self._failed(source, number)
             if status == native.OS_ERROR:
@@ -204,13 +195,13 @@ class FoldRail:
 
     def halt(self, number: int) -> None:
         """The trees went away: stand still, and go on over others, also while no operation runs.  Returns at once."""
-        if self._resume is not None:
+        if self._line.resume is not None:
             self._halts.ask(number)
 
     def _go_on(self) -> None:
         """Over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
-        assert self._resume is not None
-        plan = self._resume(self._core.missing())
+        assert self._line.resume is not None
+        plan = self._line.resume(self._core.missing())
         try:
             self._core.resume(plan.trees, native.library().nf_now())
         except ValueError as error:
@@ -299,7 +290,7 @@ class FoldRail:
         )
 
     def _timed_out(self, source: Flat, number: int) -> NetFoldError:
-        missing = self._missing(self._waits())
+        missing = self._line.missing(self._waits())
         lines = [
             f"{self._who(source, number)}: no result from the network for {self._timeout:g} s: "
             + (f"{ranks(missing.ranks)} gone, stopped, or never called this operation" if missing.ranks else
@@ -322,7 +313,7 @@ class FoldRail:
         lines.append("  expected: every rank within the timeout; look at `netfold jobs`, or give a longer timeout=")
         return CollectiveTimeout("\n".join(lines))
 
-    def _waits(self) -> dict[int, int]:
+    def _waits(self) -> Waits:
         """Queue pairs -> the lowest PSN that was sent and has no result."""
         waits = {}
         for index, tree in enumerate(self._plan.trees):

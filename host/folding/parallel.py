@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import cast
 
 from netfold.host.collectives.barrier import barrier
@@ -32,6 +33,7 @@ from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.folding import native
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
 from netfold.host.folding.fold import FoldRail
+from netfold.host.folding.line import ALONE, Line
 from netfold.host.folding.sufficient import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
 from netfold.host.peers import Peers
@@ -39,7 +41,7 @@ from netfold.host.rails.rail import Flat, Op, RailStats
 from netfold.host.roce.reuseport import by_remainder, steer
 from netfold.host.sockets import check_free
 from netfold.host.timeline import Timeline
-from netfold.wire.jobs import Missing, Plan
+from netfold.wire.jobs import Plan
 
 
 class ParallelFold:
@@ -47,7 +49,7 @@ class ParallelFold:
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
-    timeout, news, missing, resume, suspect, timeline  as ``FoldRail``'s
+    timeout, line, timeline  as ``FoldRail``'s
     """
 
     name = "innet"
@@ -60,19 +62,13 @@ class ParallelFold:
         address: str,
         *,
         timeout: float,
-        news: Callable[[], NetFoldError | None] = lambda: None,
-        missing: Callable[[dict[int, int]], Missing] = lambda waits: Missing([], []),
-        resume: Callable[[dict[int, int]], Plan] | None = None,
-        suspect: Callable[[dict[int, int]], None] = lambda waits: None,
+        line: Line = ALONE,
         timeline: Timeline | None = None,
     ) -> None:
-        self._missing = missing
-        self._resume = resume
-        self._suspect = suspect
+        self._line = line
         self._timeline = timeline
         self._peers = peers
         self._rate = plan.rate
-        self._news = news
         self._gave_up = threading.Event()
         self.members = len(plan.machines)
         self.saturated = 0
@@ -95,9 +91,8 @@ class ParallelFold:
         """In turn: the kernel numbers a machine's sockets in the order in which they are bound."""
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
-        fold = FoldRail(plan, address, timeout=timeout, news=self._heard, missing=self._missing, resume=self._resume,
-                        suspect=self._suspect, shared=True, timeline=self._timeline,
-                        members=len(plan.machines))  # fmt: skip
+        fold = FoldRail(plan, address, timeout=timeout, line=replace(self._line, news=self._heard), shared=True,
+                        timeline=self._timeline, members=len(plan.machines))  # fmt: skip
         if self._local.rank == 0:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold
@@ -114,7 +109,7 @@ class ParallelFold:
                 self._reduce(out, op, number, coding, feedback)
         except PeerLost as error:
             # A rank that gave up names the one that it lost only to its own machine; the controller names it to all.
-            news = self._news()
+            news = self._line.news()
             raise error if news is None else type(news)(f"{error}; {news}") from error
         self._operations += 1
         self._bytes += out.nbytes
@@ -157,7 +152,7 @@ class ParallelFold:
 
     def _heard(self) -> NetFoldError | None:
         """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""
-        return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._news()
+        return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._line.news()
 
     @property
     def retransmissions(self) -> int:
@@ -165,14 +160,7 @@ class ParallelFold:
 
     def stats(self) -> RailStats:
         folded = self._fold.stats()
-        return RailStats(
-            operations=self._operations,
-            bytes_reduced=self._bytes,
-            packets_sent=folded.packets_sent,
-            retransmissions=folded.retransmissions,
-            seconds=self._seconds,
-            by_tree=folded.by_tree,
-        )
+        return replace(folded, operations=self._operations, bytes_reduced=self._bytes, seconds=self._seconds)
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         ranks = self._local.size

@@ -15,6 +15,7 @@ from netfold.host.collectives.elements import Reduction
 from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
+from netfold.host.folding.line import Line
 from netfold.host.folding.watcher import Watcher
 from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.link import listen
@@ -108,7 +109,7 @@ class OpenRail:
             if spec.kind == "innet":
                 try:
                     self._rail = FoldRail(
-                        self.plan, spec.plane.address, timeout=patience, news=self.news, timeline=mesh.timeline
+                        self.plan, spec.plane.address, timeout=patience, line=Line(self.news), timeline=mesh.timeline
                     )
                 except BaseException:
                     mesh.close()
