@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -131,6 +131,43 @@ def rank(work: Work) -> None:
         print(msgspec.json.encode(took).decode(), flush=True)
 
 
+class StepFailed(RuntimeError):
+    """What was to be done to the fabric could not be done."""
+
+
+class Hand(threading.Thread):
+    """Does the steps in their time.  The last one tells the ranks that it is over.
+
+    done  gets what was done, and when
+    """
+
+    def __init__(self, steps: Sequence[Step], done: list[str]) -> None:
+        super().__init__(name="soak", daemon=True)
+        self._steps, self._done = steps, done
+        self._enough = threading.Event()
+        self._failed: Exception | None = None
+
+    def run(self) -> None:
+        began = time.monotonic()
+        for step in self._steps:
+            if self._enough.wait(began + step.at - time.monotonic()):
+                return
+            self._done.append(f"{time.monotonic() - began:.2f} {step.name}")
+            try:
+                step.do()
+            except Exception as error:
+                self._failed = error
+                return
+
+    def stop(self) -> None:
+        """No more of it: the ranks are through, or have failed.  Raises StepFailed."""
+        self._enough.set()
+        if self.ident:
+            self.join()
+        if self._failed is not None:
+            raise StepFailed(f"{self._done[-1]}: {self._failed!r}") from self._failed
+
+
 def spec(
     *, engine: Engine, rate: str, elements: int, rounds: int, disasters: int, seed: int, logs: Path | None
 ) -> Spec:
@@ -145,8 +182,9 @@ def spec(
     return Spec(engine, rate or usual_rate, elements or usual, rounds, disasters, seed, logs)
 
 
-def schedule(rng: random.Random, do: Disasters, ranks: Ranks, disasters: int) -> list[Step]:
-    """So many disasters and the end of each; others may begin before that.  Nothing is hit twice."""
+def schedule(rng: random.Random, do: Disasters, ranks: Ranks, disasters: int, over: Path) -> list[Step]:
+    """So many disasters and the end of each; others may begin before that.  Nothing is hit twice.  A second after the
+    last, the ranks may end: there is the file ``over``."""
     kinds = ["spine", "leaf", "cut", "silent", "stop"]
     uplinks = [end for link in do.network.fabric.links for end in link.ends if end.node.startswith("spine")]
     spines = [f"spine{n + 1}" for n in range(SPINES)]
@@ -180,7 +218,8 @@ def schedule(rng: random.Random, do: Disasters, ranks: Ranks, disasters: int) ->
         kinds = [kind for kind, left in (("spine", spines), ("leaf", leaves), ("cut", uplinks), ("silent", uplinks),
                                          ("stop", stopped)) if left]  # fmt: skip
         now += rng.choice([0.0, 0.02, 0.3, 2.0])
-    return sorted(steps, key=lambda step: step.at)
+    steps.sort(key=lambda step: step.at)
+    return [*steps, Step(steps[-1].at + 1, "over", over.touch)]
 
 
 def run(spec: Spec, file: Path | None = None) -> list[Result]:
@@ -220,30 +259,21 @@ def _round(spec: Spec, seed: int) -> Result:
         try:
             with Network(fabric, logs=Path(folder) / "logs") as network:
                 ranks = network.launch(command, job="soak", hosts=[h for h in fabric.hosts for _ in range(each)])
-                steps = schedule(rng, Disasters(network), ranks, spec.disasters)
-                hand = threading.Thread(target=_do, args=(steps, over, done), daemon=True)
-                for _, line in ranks.lines(within=WITHIN):
-                    if line == GOING:
-                        if not hand.ident:
+                steps = schedule(rng, Disasters(network), ranks, spec.disasters, over)
+                hand = Hand(steps, done)
+                try:
+                    for _, line in ranks.lines(within=WITHIN):
+                        if line != GOING:
+                            took.append(msgspec.json.decode(line, type=Took))
+                        elif not hand.ident:
                             hand.start()
-                    else:
-                        took.append(msgspec.json.decode(line, type=Took))
-        except FabricFailed as error:
+                finally:
+                    hand.stop()
+        except (FabricFailed, StepFailed) as error:
             failed = str(error)
             if spec.logs is not None:
                 shutil.copytree(Path(folder) / "logs", spec.logs / str(seed), dirs_exist_ok=True)
     return Result(seed, each, faults, done, took, failed)
-
-
-def _do(steps: list[Step], over: Path, done: list[str]) -> None:
-    """The disasters, in their time; then says that it is over."""
-    began = time.monotonic()
-    for step in steps:
-        time.sleep(max(0.0, began + step.at - time.monotonic()))
-        step.do()
-        done.append(f"{time.monotonic() - began:.2f} {step.name}")
-    time.sleep(1)  # sums after it all
-    over.touch()
 
 
 def _line(result: Result) -> str:
