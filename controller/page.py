@@ -12,8 +12,10 @@ from typing import Final, NamedTuple
 
 from netfold.controller import picture
 from netfold.controller.operator import JobStatus, Status, SwitchStatus, Traffic
-from netfold.controller.plan.fabric import Fabric
+from netfold.controller.plan.fabric import Fabric, bits_per_second
 
+UNSHAPED: Final = 1e8
+"""bit/s that draw the widest line where links have no rate: an idle fabric's probes draw thin ones."""
 PAGE: Final = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>NetFold</title><style>
 body { font: 14px Helvetica, Arial, sans-serif; margin: 1.5em; color: #222 }
@@ -57,7 +59,8 @@ def live(fabric: Fabric, before: Status, now: Status, seconds: float) -> str:
     title = f"{now.fabric} on {now.engine}, up {now.uptime:.0f} s, {up} of {len(now.switches)} switches up"
     down = [*(s.name for s in now.switches if not s.up), *(link.a for link in now.links if not link.up)]
     drained = [*(s.name for s in now.switches if s.drained), *(link.a for link in now.links if link.drained)]
-    drawn = picture.draw(fabric, rates, title, words, down=down, drained=drained)
+    full = max((bits_per_second(link.rate) for link in fabric.links if link.rate), default=UNSHAPED)
+    drawn = picture.draw(fabric, rates, title, words, full=full, down=down, drained=drained)
     pairs = zip(before.switches, now.switches, strict=True)
     jobs = [_job(job) for job in now.jobs if job.state != "finished"]
     return (drawn + _table(("switch", "state", "slots", "folded/s", "entries"),

@@ -44,17 +44,19 @@ def draw(
     title: str,
     words: Callable[[float], str],
     *,
+    full: float = 1.0,
     down: Collection[str] = (),
     drained: Collection[str] = (),
 ) -> str:
     """The whole SVG document: spines above leaves above hosts; a link is two lines, as thick as it is busy.
 
     words          a load for people
+    full           a load that deserves the widest line, if there is no greater one
     down, drained  names of switches, and of links by their first end, which are drawn as such
     """
     width = max(len(fabric.hosts) * HOST_WIDTH, len(fabric.switches) * 80, 560) + 40
     places = _places(fabric, width)
-    most = max((n for load in loads for n in (load.there, load.back)), default=0) or 1
+    most = max([full, *(n for load in loads for n in (load.there, load.back))])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '
         'font-family="Helvetica, Arial, sans-serif" font-size="12">',

@@ -20,9 +20,9 @@ from helpers_jobs import rig
 from helpers_recovery import all_resume, lose
 from prometheus_client.parser import text_string_to_metric_families
 
-from netfold.controller import metrics, operator, page, web
+from netfold.controller import metrics, operator, page, picture, web
 from netfold.controller.controller import Controller
-from netfold.controller.operator import JobStatus, Status, SwitchStatus
+from netfold.controller.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
 from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Fabric, FabricError
 from netfold.controller.plan.generate import leafspine
@@ -194,6 +194,21 @@ def test_the_switches_are_asked_once_for_all_who_look() -> None:
         assert (asked, after.before.uptime, after.seconds) == (2, 100.0, pytest.approx(4.0 + web.AGE / 2))
 
     run(story())
+
+
+def test_a_line_is_as_wide_as_its_link_is_full() -> None:
+    """Of the link's rate, not of the busiest: an idle fabric looks idle."""
+    fabric = leafspine(1, 0, 1, rate="100mbit")
+
+    def look(sent: int) -> Status:
+        none, there = Traffic(0, 0, 0), Traffic(sent // 1000, sent, 0)
+        return Status("lab", "bmv2", 1.0, [], [LinkStatus("leaf1:1", "h1:0", "100mbit", 0, none, there)], [])
+
+    for sent, share in ((6_250_000, 0.5), (1000, 0.0)):  # 50 Mb/s, and next to nothing
+        inside = page.live(fabric, look(0), look(sent), 1.0)
+        drawn = ElementTree.fromstring(inside[: inside.index("</svg>") + 6])
+        widest = max(float(line.attrib["stroke-width"]) for line in drawn.iter(f"{SVG}line"))
+        assert widest == pytest.approx(max(0.75, share * picture.WIDEST))
 
 
 def test_words_of_others_are_no_html() -> None:
