@@ -33,7 +33,7 @@ class Row:
     """Seconds; inf where it did not finish."""
     unfinished: int
     queue_pairs: int
-    """The most pieces that one host sends in one step."""
+    """The most that one host sends by in one step: one for each destination and path."""
     uplink: float
     """Wire bytes on the busiest uplink of a leaf, over the mean of that leaf's; the worst leaf."""
     timeouts: int

@@ -104,15 +104,19 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     kept = _kept(out / ROWS, rto) if resume else {}
     todo = [point for point in points if _key(point) not in kept]
+    places = {point: place for place, point in enumerate(points)}
     echo(f"{len(points)} simulations, {len(points) - len(todo)} of them done, seeds {', '.join(map(str, seeds))}")
     begin = time.perf_counter()
     with (out / ROWS).open("a" if resume else "w") as file:
-        for number, row in enumerate(sweep(simulate_point, todo, jobs=jobs, echo=echo), 1):
+        together = len(schemes) * len(seeds)  # so many points in a row differ in nothing else
+        for point, row in zip(todo, sweep(simulate_point, todo, jobs=jobs, echo=echo), strict=True):
             kept[_key(row)] = row
             file.write(json.dumps({"rto": rto, **_jsonable(row)}) + "\n")
             file.flush()
-            if number % len(schemes) == 0:
-                echo(_line([kept[_key(point)] for point in todo[number - len(schemes):number]]))
+            first = places[point] // together * together
+            alike = [kept.get(_key(other)) for other in points[first:first + together]]
+            if all(alike):
+                echo(f"{first + together:4}/{len(points)} {_line([one for one in alike if one])}")
     rows = [kept[_key(point)] for point in points]
     large = simulate_large(seed=seeds[0], echo=echo) if scale else {}
     found = claims(rows)
@@ -146,10 +150,11 @@ def simulate_point(point: Point) -> Row:
     uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]].reshape(-1, topology.aggs)
     uplinks = uplinks[uplinks.any(axis=1)]
     placed = place(topology, workload, scheme, dead=dead, seed=point.seed, mtu=transport.mtu)
-    sender = workload.step[placed.task] * topology.size + workload.source[placed.task]
+    ends = np.stack([column[placed.task] for column in (workload.step, workload.source, workload.destination)])
+    pairs = np.unique(np.vstack([ends, placed.path]), axis=1)  # segments of a flow on one path share a queue pair
     return Row(point.fabric, point.workload, point.size, point.scheme, point.state, point.seed,
                inf if outcome.unfinished else outcome.time, outcome.unfinished,
-               int(np.unique(sender, return_counts=True)[1].max()),
+               int(np.unique(pairs[:2], axis=1, return_counts=True)[1].max()),
                float((uplinks.max(axis=1) / uplinks.mean(axis=1)).max(initial=1.0)),
                outcome.counts["timeouts"], outcome.counts["dropped"], point.links)
 
@@ -184,9 +189,10 @@ def simulate_large(*, seed: int, size: int = 64 << 20, echo: Callable[[str], Non
 
 
 def _line(rows: Sequence[Row]) -> str:
-    first = rows[0]
-    times = "  ".join(f"{r.scheme} {r.time * 1e6:.0f}" if isfinite(r.time) else f"{r.scheme} -" for r in rows)
-    return f"{describe(first.key):48} us: {times}"
+    """What differs in schemes and seeds alone: medians."""
+    times = {r.scheme: statistics.median(o.time for o in rows if o.scheme == r.scheme) for r in rows}
+    said = (f"{scheme} {took * 1e6:.0f}" if isfinite(took) else f"{scheme} -" for scheme, took in times.items())
+    return f"{describe(rows[0].key):48} us: {'  '.join(said)}"
 
 
 def _key(one: Point | Row) -> Key:
