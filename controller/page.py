@@ -56,14 +56,14 @@ def live(fabric: Fabric, before: Status, now: Status, seconds: float) -> str:
         for old, new in zip(before.links, now.links, strict=True)
     ]
     up = sum(switch.up for switch in now.switches)
-    title = f"{now.fabric} on {now.engine}, up {now.uptime:.0f} s, {up} of {len(now.switches)} switches up"
+    head = f"{now.fabric} on {now.engine}, controller up {now.uptime:.0f} s, {up} of {len(now.switches)} switches up"
     down = [*(s.name for s in now.switches if not s.up), *(link.a for link in now.links if not link.up)]
     drained = [*(s.name for s in now.switches if s.drained), *(link.a for link in now.links if link.drained)]
     full = max((bits_per_second(link.rate) for link in fabric.links if link.rate), default=UNSHAPED)
-    drawn = picture.draw(fabric, rates, title, words, full=full, down=down, drained=drained)
+    drawn = picture.draw(fabric, rates, now.fabric, words, full=full, down=down, drained=drained)
     pairs = zip(before.switches, now.switches, strict=True)
     jobs = [_job(job) for job in now.jobs if job.state != "finished"]
-    return (drawn + _table(("switch", "state", "slots", "folded/s", "entries"),
+    return (f"{drawn}<p>{escape(head)}</p>" + _table(("switch", "state", "slots", "folded/s", "entries"),
                            [_switch(old, new, seconds) for old, new in pairs])
             + (_table(("job", "state", "ranks", "trees", "last re-planning"), jobs) if jobs else "<p>no jobs</p>"))
 
