@@ -23,7 +23,6 @@ from netfold.topo.net import Ranks
 from netfold.topo.planes import Planes, on_plane, side_by_side
 
 pytestmark = pytest.mark.timeout(200)
-BMV2 = ENGINES[1]
 SIZES = {"softswitch": ("100mbit", 4 << 20), "bmv2": ("10mbit", 512 << 10)}
 
 STALL = 0.4
@@ -36,13 +35,11 @@ def test_a_folding_plane_that_is_cut_costs_no_sum(tmp_path: Path) -> None:
     cut_and_back("innet@a+innet@b", "softswitch", tmp_path, standstill=1.0)
 
 
-@pytest.mark.parametrize(("engine", "rails"), [
-    ("softswitch", "innet@a+tcp@b"), pytest.param("bmv2", "tcp@a+innet@b", marks=BMV2.marks),
-])
+@pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=150)
-def test_one_of_two_unlike_planes_is_cut(engine: Engine, rails: str, tmp_path: Path) -> None:
+def test_one_of_two_unlike_planes_is_cut(engine: Engine, tmp_path: Path) -> None:
     """Plane b is cut while a sum is under way: it and all others are exact, on one rail; back, it is used again."""
-    cut_and_back(rails, engine, tmp_path)
+    cut_and_back("innet@a+tcp@b", engine, tmp_path)  # TCP may take longer than STALL to find out what was lost
 
 
 @in_sandbox(timeout=150)
