@@ -28,7 +28,7 @@ from netfold.topo.failures import FabricFailed
 from netfold.wire import roce
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.controller.operator import Status
+    from netfold.controller.operations.operator import Status
 
 SECONDS: Final = 120.0
 """For all ranks of one round at one share."""

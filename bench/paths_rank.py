@@ -19,7 +19,8 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from netfold.controller import operator, path_service
+from netfold.controller.operations import operator
+from netfold.controller.paths import path_service
 from netfold.controller.switch import rpc
 from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import even

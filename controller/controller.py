@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from netfold.controller import differences, operator, state_file, wiring
-from netfold.controller.drains import Drains
-from netfold.controller.inspection import Inspection
-from netfold.controller.jobs import Jobs
-from netfold.controller.liveness import Liveness
-from netfold.controller.maintenance import Maintenance
-from netfold.controller.operator import Status
-from netfold.controller.path_service import PathService
+from netfold.controller.health import wiring
+from netfold.controller.health.drains import Drains
+from netfold.controller.health.liveness import Liveness
+from netfold.controller.jobs.jobs import Jobs
+from netfold.controller.operations import differences, operator, state_file
+from netfold.controller.operations.inspection import Inspection
+from netfold.controller.operations.maintenance import Maintenance
+from netfold.controller.operations.operator import Status
+from netfold.controller.paths.path_service import PathService
+from netfold.controller.paths.steering import Steering
 from netfold.controller.plan import slots
 from netfold.controller.plan.fabric import Fabric, Switch
-from netfold.controller.steering import Steering
 from netfold.controller.switch import pipeline, rpc, tables
 from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
@@ -40,7 +41,7 @@ from netfold.controller.switch.target import Client, Target
 from netfold.wire import jobs as wire
 
 if TYPE_CHECKING:
-    from netfold.controller.web import Web
+    from netfold.controller.web.serve import Web
 
 log = logging.getLogger("netfold.controller")
 
@@ -148,7 +149,7 @@ class Controller:
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
         self._ready = time.monotonic()
         if self.fabric.metrics is not None:
-            from netfold.controller.web import Web
+            from netfold.controller.web.serve import Web
 
             self._web = Web(self.fabric, self.status, self._token)
             self.page = self._web.start(self.fabric.metrics)

@@ -37,7 +37,7 @@
 #define ASKER   2w2         // the child that this packet came from
 #define ALL     2w3         // every child
 
-// The outcomes that are counted; controller/status.py shows them
+// The outcomes that are counted; controller/operations/status.py shows them
 #define FIRST       3w0     // news: a contribution or result that the slot lacked
 #define ANSWERED    3w1     // a repeat, answered from this slot
 #define ASKED       3w2     // a repeat, passed on to the parent

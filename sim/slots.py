@@ -258,7 +258,7 @@ class Exploration:
         return all(had == self.all_psns for had in state.had)
 
     def _goes_on(self, state: State, rank: int) -> list[State]:
-        """What a rank may do between operations: begin the next one, or leave (controller/goodbye.py)."""
+        """What a rank may do between operations: begin the next one, or leave (controller/jobs/goodbye.py)."""
         bit, begun, others = 1 << rank, state.begun[rank], (1 << self.fabric.ranks) - 1 & ~(1 << rank)
         if state.left & bit or lowest_missing(state.had[rank]) < begun:
             return []

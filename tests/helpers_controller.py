@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import grpc
 from finsy.proto import p4i, p4r, p4r_grpc, rpc_code, rpc_status
 
-from netfold.controller.probe import SlotState
 from netfold.controller.switch.entities import Entry, State
 from netfold.controller.switch.pipeline import Pipeline
+from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import Count, PacketIn, Session, SwitchError
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from netfold.controller import operator
 from netfold.controller.controller import Controller
+from netfold.controller.health.wiring import AskWiring, Cables
+from netfold.controller.operations import operator
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import rpc
-from netfold.controller.wiring import AskWiring, Cables
 
 BOUND = 60.0
 """Seconds for what must happen."""

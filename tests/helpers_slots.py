@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from netfold.controller.plan import slots
-from netfold.controller.probe import SlotState
+from netfold.controller.switch.probe import SlotState
 from netfold.wire.roce import Operation
 
 

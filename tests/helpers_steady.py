@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from helpers_topo import program
 
-from netfold.controller.operator import JobStatus, Status
+from netfold.controller.operations.operator import JobStatus, Status
 
 if TYPE_CHECKING:  # Mininet may be absent
     from netfold.topo.net import Network

@@ -14,7 +14,7 @@ from netfold.bench import simulator
 from netfold.bench.replay import Times
 from netfold.bench.simulator import Case
 from netfold.controller.cli.app import app
-from netfold.controller.operator import LinkStatus
+from netfold.controller.operations.operator import LinkStatus
 from netfold.controller.plan.generate import leafspine
 from netfold.sim.placement import SCHEMES
 from netfold.sim.topology import of_fabric

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from netfold.controller.cli.app import CANNOT, FAILED, app
 from netfold.controller.cli.show import show
 from netfold.controller.cli.top import screen
-from netfold.controller.operator import (
+from netfold.controller.operations.operator import (
     JobStatus,
     LinkStatus,
     Outcomes,

@@ -16,8 +16,9 @@ from helpers_jobs import Rig, rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import links, operator
-from netfold.controller.links import Links
+from netfold.controller.health import links
+from netfold.controller.health.links import Links
+from netfold.controller.operations import operator
 from netfold.controller.plan.fabric import End, Fabric, FabricError
 from netfold.controller.plan.fabric_file import dumps, loads
 from netfold.controller.plan.generate import leafspine

@@ -10,8 +10,8 @@ import pytest
 from helpers_controller import BOUND, MemorySwitch, run, until
 from helpers_jobs import Code, rig
 
-from netfold.controller import operator
 from netfold.controller.controller import Controller, StartError
+from netfold.controller.operations import operator
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count

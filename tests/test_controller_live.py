@@ -20,9 +20,9 @@ import grpc
 import msgspec
 import pytest
 
-from netfold.controller import operator
 from netfold.controller.controller import Controller
-from netfold.controller.differences import AskDiff, Difference, Differences, dry_run
+from netfold.controller.operations import operator
+from netfold.controller.operations.differences import AskDiff, Difference, Differences, dry_run
 from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Engine, Fabric, Switch
 from netfold.controller.plan.generate import leafspine

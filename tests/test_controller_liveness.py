@@ -16,11 +16,11 @@ from helpers_recovery import all_resume, lose, restart, streams
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netfold.controller.health.steadiness import FORGET, MOST, Steadiness
 from netfold.controller.plan.fabric import FabricError
 from netfold.controller.plan.fabric_file import dumps, loads
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.slots import Refused
-from netfold.controller.steadiness import FORGET, MOST, Steadiness
 from netfold.wire.jobs import AskMissing, Done, Halt, Plan, Resume
 
 pytestmark = pytest.mark.usefixtures("quick_sessions")
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("quick_sessions")
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switches that come back are found at once, and suspects are probed without a pause."""
     monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
-    monkeypatch.setattr("netfold.controller.liveness.QUICK", 0.001)
-    monkeypatch.setattr("netfold.controller.liveness.USUAL", 0.01)
+    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 0.001)
+    monkeypatch.setattr("netfold.controller.health.liveness.USUAL", 0.01)
 
 
 async def suspect(r: Rig, plan: Plan) -> None:
@@ -142,7 +142,7 @@ def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
 def test_nobody_is_judged_in_the_middle_of_an_inquiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual probes look at suspects as well, and leave the judgement to the inquiry, which knows whether anything
     answers at all."""
-    monkeypatch.setattr("netfold.controller.liveness.QUICK", 3600.0)
+    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 3600.0)
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -353,7 +353,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others leave, and the job knows that it is in debt: what goes away then ends it by name, as before."""
-    monkeypatch.setattr("netfold.controller.goodbye.PATIENCE", 0.02)
+    monkeypatch.setattr("netfold.controller.jobs.goodbye.PATIENCE", 0.02)
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -374,7 +374,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
 
 def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked to halt like everybody, however long a switch takes to come back, and leaves when all are."""
-    monkeypatch.setattr("netfold.controller.goodbye.PATIENCE", 0.02)
+    monkeypatch.setattr("netfold.controller.jobs.goodbye.PATIENCE", 0.02)
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -390,7 +390,7 @@ def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest
             rounds = asyncio.create_task(all_resume(r, plans))
             await until(lambda: job.round is not None and len(job.round.resumes) == 4)
             assert not going.done()
-            monkeypatch.setattr("netfold.controller.goodbye.PATIENCE", 10.0)
+            monkeypatch.setattr("netfold.controller.jobs.goodbye.PATIENCE", 10.0)
             restart(r, "leaf1")
             await rounds
             await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))

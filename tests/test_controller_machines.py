@@ -14,7 +14,7 @@ from helpers_slots import fold
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import stall
+from netfold.controller.operations import stall
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.plan.machines import fold_groups, machines

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from netfold.controller import operator, probe, stall
 from netfold.controller.cli.show import show_slots
+from netfold.controller.operations import operator, stall
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.generate import leafspine
-from netfold.controller.probe import SlotState
-from netfold.controller.switch import switch
+from netfold.controller.switch import probe, switch
+from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.rpc import Unreachable
 from netfold.controller.switch.switch import SwitchError
 from netfold.wire.jobs import AskMissing, Missing

@@ -15,12 +15,12 @@ from helpers_program import p4_defines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import probe, status
+from netfold.controller.operations import status
+from netfold.controller.paths.steering import Steering
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import CPU_PORT
 from netfold.controller.plan.generate import leafspine
-from netfold.controller.steering import Steering
-from netfold.controller.switch import pipeline, tables
+from netfold.controller.switch import pipeline, probe, tables
 from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.controller.switch.pipeline import Pipeline, PipelineError

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from helpers_controller import BOUND, MemorySwitch, run
 
-from netfold.controller import operator
 from netfold.controller.controller import Controller, StartError
+from netfold.controller.operations import operator
 from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Fabric, FabricError
 from netfold.controller.plan.generate import leafspine

@@ -16,7 +16,7 @@ import pytest
 from helpers_controller import run, until
 from helpers_jobs import Code, rig
 
-from netfold.controller import operator
+from netfold.controller.operations import operator
 from netfold.wire.jobs import SERVICE, Done, JobEnded, Leave, RankLost, Report, Watch
 
 

@@ -20,14 +20,15 @@ from helpers_jobs import rig
 from helpers_recovery import all_resume, lose
 from prometheus_client.parser import text_string_to_metric_families
 
-from netfold.controller import metrics, operator, page, picture, web
 from netfold.controller.controller import Controller
-from netfold.controller.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
+from netfold.controller.operations import operator
+from netfold.controller.operations.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
 from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Fabric, FabricError
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
+from netfold.controller.web import metrics, page, picture, serve
 from netfold.wire.jobs import Done, Report
 
 ANYWHERE = "127.0.0.1:0"
@@ -138,7 +139,7 @@ def test_where_there_is_a_token_it_is_the_password(tmp_path: Path, authorization
 
     async def story() -> None:
         fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE)
-        server = web.Web(fabric, nobody, "a secret")
+        server = serve.Web(fabric, nobody, "a secret")
         url = server.start(ANYWHERE)
         try:
             code, _, text = await get(f"{url}/", authorization)
@@ -161,7 +162,7 @@ def test_a_status_that_fails_is_told_and_the_server_lives_on(tmp_path: Path) -> 
         raise RuntimeError("counters are on holiday")
 
     async def story() -> None:
-        server = web.Web(leafspine(1, 0, 1, rundir=tmp_path), broken, "")
+        server = serve.Web(leafspine(1, 0, 1, rundir=tmp_path), broken, "")
         url = server.start(ANYWHERE)
         try:
             code, _, text = await get(f"{url}/metrics")
@@ -184,14 +185,14 @@ def test_the_switches_are_asked_once_for_all_who_look() -> None:
         return Status("lab", "bmv2", now[0], [], [], [])
 
     async def story() -> None:
-        looks = web.Looks(ask, clock=lambda: now[0])
+        looks = serve.Looks(ask, clock=lambda: now[0])
         first = await asyncio.gather(*(looks.look() for _ in range(5)))
         assert (asked, {look.now.uptime for look in first}) == (1, {100.0})
-        now[0] += web.AGE / 2
+        now[0] += serve.AGE / 2
         assert await looks.look() == first[0]
         now[0] += 4.0
         after = await looks.look()
-        assert (asked, after.before.uptime, after.seconds) == (2, 100.0, pytest.approx(4.0 + web.AGE / 2))
+        assert (asked, after.before.uptime, after.seconds) == (2, 100.0, pytest.approx(4.0 + serve.AGE / 2))
 
     run(story())
 

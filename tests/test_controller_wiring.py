@@ -15,20 +15,20 @@ from helpers_recovery import lose
 from rich.console import Console
 from typer.testing import CliRunner
 
-from netfold.controller import operator
 from netfold.controller.cli.app import FAILED, app
 from netfold.controller.cli.links import show
+from netfold.controller.health.wiring import AskWiring, Cable, Cables
+from netfold.controller.operations import operator
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.switch import rpc
-from netfold.controller.wiring import AskWiring, Cable, Cables
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses; what is to come has time all the same."""
-    monkeypatch.setattr("netfold.controller.liveness.DISCOVER", 10.0)
-    monkeypatch.setattr("netfold.controller.liveness.REPEAT", 0.01)
-    monkeypatch.setattr("netfold.controller.liveness.QUICK", 0.001)
+    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER", 10.0)
+    monkeypatch.setattr("netfold.controller.health.liveness.REPEAT", 0.01)
+    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 0.001)
 
 
 async def ask(r: Rig) -> list[Cable]:
@@ -87,7 +87,7 @@ def test_a_swapped_pair_is_named_at_all_of_its_ends(tmp_path: Path) -> None:
 
 def test_what_is_cut_or_down_is_told_apart_from_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing arrives over a cut cable; a switch that is down is not asked."""
-    monkeypatch.setattr("netfold.controller.liveness.DISCOVER", 0.01)
+    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER", 0.01)
 
     async def story() -> None:
         async with rig(tmp_path) as r:

@@ -13,14 +13,14 @@ from helpers_recovery import all_resume, connections, lose
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller import operator
-from netfold.controller.drains import Drains, UnknownName
-from netfold.controller.operator import Drained
+from netfold.controller.health.drains import Drains, UnknownName
+from netfold.controller.operations import operator
+from netfold.controller.operations.operator import Drained
+from netfold.controller.paths.steering import Steering
 from netfold.controller.plan import routes
 from netfold.controller.plan.fabric import FabricError
 from netfold.controller.plan.generate import leafspine, threetier
 from netfold.controller.plan.slots import Refused
-from netfold.controller.steering import Steering
 from netfold.controller.switch import rpc
 from netfold.wire.jobs import Halt
 

@@ -14,7 +14,7 @@ from helpers_ports import wait_for
 from helpers_steady import PATIENCE, Steady
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.operator import Status
+from netfold.controller.operations.operator import Status
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import Faults, leafspine, threetier
 from netfold.topo import sandbox

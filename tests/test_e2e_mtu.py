@@ -14,7 +14,7 @@ import pytest
 from helpers_capture import Capture
 from helpers_topo import ENGINES, in_sandbox, program
 
-from netfold.controller.links import ROUTERS
+from netfold.controller.health.links import ROUTERS
 from netfold.controller.plan.fabric import Engine
 from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox

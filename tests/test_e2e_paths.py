@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from helpers_topo import ENGINES, TOO_BUSY, in_sandbox, program, undisturbed
 
-from netfold.controller.path_service import Table
+from netfold.controller.paths.path_service import Table
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox

@@ -10,7 +10,7 @@ import pytest
 from helpers_steady import PATIENCE, Steady
 from helpers_topo import ENGINES, in_sandbox
 
-from netfold.controller.operator import JobStatus
+from netfold.controller.operations.operator import JobStatus
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import leafspine
 from netfold.topo import sandbox

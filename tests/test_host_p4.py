@@ -15,7 +15,7 @@ from helpers_program import checksum, library, mac
 from numpy.typing import NDArray
 from slot_model import MICROSECOND, Call, TerribleNetwork, ip_packet, run
 
-from netfold.controller import jobs
+from netfold.controller.jobs import jobs
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables

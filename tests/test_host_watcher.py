@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 from helpers_controller import MemorySwitch
 
-from netfold.controller import operator
 from netfold.controller.controller import Controller
+from netfold.controller.operations import operator
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.generate import leafspine
 from netfold.host.communicator import Communicator

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from helpers_controller import run
 
-from netfold.controller.job import Job
-from netfold.controller.path_service import PathService
+from netfold.controller.jobs.job import Job
+from netfold.controller.paths.path_service import PathService
+from netfold.controller.paths.steering import Steering
 from netfold.controller.plan import collectives
 from netfold.controller.plan.generate import leafspine
-from netfold.controller.steering import Steering
 from netfold.host.roce.ways import Ways
 from netfold.wire import roce
 from netfold.wire.paths import Follow, Paths

@@ -17,7 +17,8 @@ import pytest
 from helpers_controller import run
 from helpers_jobs import Rig, rig
 
-from netfold.controller import operator, path_service
+from netfold.controller.operations import operator
+from netfold.controller.paths import path_service
 from netfold.controller.plan import collectives
 from netfold.controller.switch import rpc, tables
 from netfold.controller.switch.entities import Entry

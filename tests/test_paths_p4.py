@@ -14,9 +14,9 @@ from helpers_bmv2 import HAVE_BMV2, Bmv2
 from helpers_program import PROGRAM, checksum, library, mac, native
 from slot_model import ip_packet
 
+from netfold.controller.paths.steering import Steering
 from netfold.controller.plan import routes
 from netfold.controller.plan.generate import leafspine
-from netfold.controller.steering import Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.tables import Mode

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 from slot_model import Packet, SlotSwitch, ip_packet
 
-from netfold.controller import jobs
+from netfold.controller.jobs import jobs
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import End, Fabric
 from netfold.controller.plan.generate import parse

@@ -7,10 +7,10 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netfold.controller.paths.steering import HOLD, Steering
 from netfold.controller.plan.clos import Clos, Path
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.generate import leafspine, threetier
-from netfold.controller.steering import HOLD, Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, state
 from netfold.wire import roce

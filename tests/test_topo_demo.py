@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from netfold.controller import picture
-from netfold.controller.operator import LinkStatus, Traffic
+from netfold.controller.operations.operator import LinkStatus, Traffic
 from netfold.controller.plan.generate import leafspine, threetier
+from netfold.controller.web import picture
 from netfold.topo import demo, report, train
 
 SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)

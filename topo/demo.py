@@ -108,7 +108,7 @@ def _installed(package: str) -> bool:
 
 
 def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> Report:
-    from netfold.controller.picture import draw
+    from netfold.controller.web.picture import draw
     from netfold.topo import report as reports
     from netfold.topo import train
     from netfold.topo.net import Network

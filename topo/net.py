@@ -30,7 +30,7 @@ from typing import IO, Any, Final
 import msgspec
 from mininet.net import Mininet
 
-from netfold.controller import operator
+from netfold.controller.operations import operator
 from netfold.controller.plan import fabric_file
 from netfold.controller.plan.fabric import Fabric, Host, Link
 from netfold.controller.switch import rpc

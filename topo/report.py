@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from netfold.controller.operator import LinkStatus
+from netfold.controller.operations.operator import LinkStatus
 
 
 class Load(msgspec.Struct, frozen=True):

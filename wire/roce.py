@@ -14,7 +14,7 @@ from typing import Final
 
 UDP_PORT: Final = 4791
 PATH_PORT: Final = 0xF000
-"""UDP source ports from here up name paths (controller/steering.py); the kernel chooses others by itself."""
+"""UDP source ports from here up name paths (controller/paths/steering.py); the kernel chooses others by itself."""
 PATH_MTUS: Final = (1024, 4096)
 """Payload bytes of every data packet of a fabric."""
 PATH_MTU: Final = PATH_MTUS[0]

@@ -102,7 +102,7 @@ def up(
     fabric = _changed(load(file), settings)
     if dry_run:
         from netfold.controller.cli.diff import show
-        from netfold.controller.differences import dry_run as compare
+        from netfold.controller.operations.differences import dry_run as compare
 
         show(awaited(compare(fabric)))
         return
@@ -153,7 +153,7 @@ def status(
     json: Json = False,
 ) -> None:
     """Show what a running controller sees: switches, links with their traffic, jobs with their trees."""
-    from netfold.controller import operator
+    from netfold.controller.operations import operator
 
     answer = awaited(operator.status(address_of(file, controller), token=token_of(file)))
     if json:
@@ -171,7 +171,7 @@ def drop(
     controller: Address = None,
 ) -> None:
     """End a job whose ranks are dead, and free its slots."""
-    from netfold.controller import operator
+    from netfold.controller.operations import operator
 
     if not awaited(operator.drop(address_of(file, controller), job, token=token_of(file))):
         fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")
@@ -190,7 +190,7 @@ def slots(
     Of every stream that is a slot whose result is not there. A job that runs has some at any moment; one that hangs has
     the same ones each time.
     """
-    from netfold.controller import operator
+    from netfold.controller.operations import operator
 
     answer = awaited(operator.slots(address_of(fabric, controller), switch, job, token=token_of(fabric)))
     if json:
@@ -209,7 +209,7 @@ def stall(
     json: Json = False,
 ) -> None:
     """Say whom a job waits for: the missing ranks, the switch, the slot and its bitmap."""
-    from netfold.controller import operator
+    from netfold.controller.operations import operator
 
     answer = awaited(operator.stall(address_of(file, controller), job, token=token_of(file)))
     print(msgspec.json.encode(answer).decode() if json else "\n".join(map(str, answer)))

@@ -10,7 +10,7 @@ import typer
 from netfold.controller.cli.options import Address, FabricFile, Json
 
 if TYPE_CHECKING:
-    from netfold.controller.differences import Differences
+    from netfold.controller.operations.differences import Differences
 
 
 def diff(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
@@ -42,9 +42,9 @@ def show(found: Differences, *, json: bool = False) -> None:
 
 
 def _ask(file: FabricFile, controller: Address, *, apply: bool) -> Differences:
-    from netfold.controller import operator
     from netfold.controller.cli.common import address_of, awaited, token_of
-    from netfold.controller.differences import AskDiff, Differences
+    from netfold.controller.operations import operator
+    from netfold.controller.operations.differences import AskDiff, Differences
     from netfold.controller.switch import rpc
 
     found: Differences = awaited(rpc.call(

@@ -32,8 +32,8 @@ def undrain(name: Name, file: FabricFile = None, controller: Address = None) -> 
 
 
 def _set(name: str, file: FabricFile, controller: Address, *, drained: bool, wait: float) -> None:
-    from netfold.controller import operator
     from netfold.controller.cli.common import FAILED, address_of, awaited, fail, token_of
+    from netfold.controller.operations import operator
 
     address, token = address_of(file, controller), token_of(file)
     done: operator.Drained = awaited(operator.drain(address, name, drained, wait=wait, token=token))

@@ -6,10 +6,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from netfold.controller.paths.steering import Steering
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.machines import fold_groups, machines
-from netfold.controller.steering import Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import state
 from netfold.controller.switch.reconcile import diff, show

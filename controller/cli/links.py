@@ -12,7 +12,7 @@ from netfold.controller.cli.options import Address, FabricFile, Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from netfold.controller.wiring import Cables
+    from netfold.controller.health.wiring import Cables
 
 
 def links(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
@@ -22,10 +22,10 @@ def links(file: FabricFile = None, controller: Address = None, json: Json = Fals
     """
     import msgspec
 
-    from netfold.controller import operator
     from netfold.controller.cli.common import FAILED, address_of, awaited, token_of
+    from netfold.controller.health.wiring import AskWiring, Cables
+    from netfold.controller.operations import operator
     from netfold.controller.switch import rpc
-    from netfold.controller.wiring import AskWiring, Cables
 
     found: Cables = awaited(rpc.call(address_of(file, controller), f"{operator.SERVICE}/Wiring",
                                      AskWiring(token_of(file)), Cables, operator.TIMEOUT))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from netfold.controller import path_service
+    from netfold.controller.paths import path_service
 
 paths = typer.Typer(no_args_is_help=True, help="Show and change which paths packets take.")
 
@@ -29,7 +29,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show the mode of every leaf, and every uplink: up, drained, suspect."""
-    from netfold.controller.path_service import AskTable
+    from netfold.controller.paths.path_service import AskTable
 
     _ask("Table", lambda token: AskTable(token), fabric, controller, pins=pins, json=json)
 
@@ -47,7 +47,7 @@ def mode(
     pinned: by their source port, as planned; others are hashed, and counted. ecmp: by a hash of addresses and ports.
     spray: at random, packet by packet.
     """
-    from netfold.controller.path_service import SetMode
+    from netfold.controller.paths.path_service import SetMode
     from netfold.controller.switch import tables
 
     if mode not in get_args(tables.Mode):
@@ -66,7 +66,7 @@ def set_(
     json: Json = False,
 ) -> None:
     """Send what goes to a leaf by one source port over another uplink than planned."""
-    from netfold.controller.path_service import SetPin
+    from netfold.controller.paths.path_service import SetPin
 
     _ask("SetPin", lambda token: SetPin(switch, leaf, source_port, port, token), fabric, controller, pins=True,
          json=json)  # fmt: skip
@@ -83,7 +83,7 @@ def _ask(
 ) -> None:
     import msgspec
 
-    from netfold.controller import path_service
+    from netfold.controller.paths import path_service
     from netfold.controller.switch import rpc
 
     answer: path_service.Table = awaited(rpc.call(

@@ -84,8 +84,8 @@ def python() -> Path:
 
 def _target(name: str, file: Path | None, controller: str | None) -> tuple[str, int]:
     """P4Runtime address and device id, by the fabric's file, which needs no controller, or as the controller says."""
-    from netfold.controller import operator
     from netfold.controller.cli.common import CANNOT, address_of, awaited, fail, load, token_of
+    from netfold.controller.operations import operator
 
     if file is not None:
         found = {s.name: (s.grpc, s.device_id) for s in load(file).switches}

@@ -9,7 +9,15 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from netfold.controller.operator import JobSlots, JobStatus, LinkStatus, Outcomes, RoundStatus, Status, Traffic
+from netfold.controller.operations.operator import (
+    JobSlots,
+    JobStatus,
+    LinkStatus,
+    Outcomes,
+    RoundStatus,
+    Status,
+    Traffic,
+)
 
 
 def show(status: Status, console: Console | None = None) -> None:

@@ -16,7 +16,7 @@ from netfold.controller.cli.options import Address, FabricFile
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from netfold.controller.operator import Status, Traffic
+    from netfold.controller.operations.operator import Status, Traffic
 
 
 def top(
@@ -28,7 +28,7 @@ def top(
     """Watch a running fabric: what every link carries, slots in use, jobs and their last re-planning, packets lost."""
     from rich.live import Live
 
-    from netfold.controller import operator
+    from netfold.controller.operations import operator
 
     address, token = address_of(file, controller), token_of(file)
 

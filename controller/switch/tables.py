@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Literal
 
-from netfold.controller.links import ROUTERS
+from netfold.controller.health.links import ROUTERS
 from netfold.controller.plan.fabric import CPU_PORT, End, Engine, Fabric, Host, Link
 from netfold.controller.plan.routes import Hop, Route
 from netfold.controller.plan.slots import Stream

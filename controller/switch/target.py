@@ -14,9 +14,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
-from netfold.controller.probe import SlotState
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entity, State, state
+from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update, diff
 from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, SwitchError
 

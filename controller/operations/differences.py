@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Mapping, Sequence
 
 import msgspec
 
-from netfold.controller import state_file
-from netfold.controller.drains import Drains
+from netfold.controller.health.drains import Drains
+from netfold.controller.operations import state_file
+from netfold.controller.paths.steering import Steering
 from netfold.controller.plan.fabric import Fabric, Switch
-from netfold.controller.steering import Steering
 from netfold.controller.switch import pipeline, tables
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline

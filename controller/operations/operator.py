@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from netfold.controller.stall import OpenSlot, Stall
+from netfold.controller.operations.stall import OpenSlot, Stall
 from netfold.controller.switch import rpc
 from netfold.wire.jobs import Report
 

@@ -12,7 +12,7 @@ from netfold.controller.plan.trees import Tree
 from netfold.wire.jobs import Event, Join, Plan, RankLost, Report
 
 if TYPE_CHECKING:
-    from netfold.controller.recovery import Round
+    from netfold.controller.jobs.recovery import Round
 
 JobState = Literal["gathering", "planning", "active", "leaving", "broken", "finished"]
 

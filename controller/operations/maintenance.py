@@ -15,13 +15,13 @@ from pathlib import Path
 
 import networkx as nx
 
-from netfold.controller import state_file
-from netfold.controller.drains import Drains, UnknownName
-from netfold.controller.job import Job
-from netfold.controller.jobs import Jobs
-from netfold.controller.operator import Drained, SetDrain
+from netfold.controller.health.drains import Drains, UnknownName
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.jobs import Jobs
+from netfold.controller.operations import state_file
+from netfold.controller.operations.operator import Drained, SetDrain
+from netfold.controller.operations.state_file import Kept
 from netfold.controller.plan.fabric import FabricError
-from netfold.controller.state_file import Kept
 from netfold.controller.switch.rpc import Code, Refusal
 
 log = logging.getLogger("netfold.controller")

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from typing import Final
 
-from netfold.controller.job import Job
+from netfold.controller.jobs.job import Job
 from netfold.wire.jobs import Settle
 
 log = logging.getLogger("netfold.controller")

@@ -17,13 +17,13 @@ import grpc
 import msgspec
 import networkx as nx
 
-from netfold.controller.job import Job
-from netfold.controller.jobs import Jobs
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.jobs import Jobs
+from netfold.controller.paths.steering import HOLD, Steering
 from netfold.controller.plan import collectives
 from netfold.controller.plan import paths as planners
 from netfold.controller.plan.clos import Clos, PlanError
 from netfold.controller.plan.fabric import End, Fabric
-from netfold.controller.steering import HOLD, Steering
 from netfold.controller.switch import rpc, tables
 from netfold.controller.switch.rpc import Code, Refusal
 from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Piece, Reach, Suspect

@@ -11,17 +11,17 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from netfold.controller import operator, stall
-from netfold.controller.drains import Drains
-from netfold.controller.job import Job
-from netfold.controller.jobs import Jobs
-from netfold.controller.operator import JobSlots, Status
+from netfold.controller.health.drains import Drains
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.jobs import Jobs
+from netfold.controller.operations import operator, stall
+from netfold.controller.operations.operator import JobSlots, Status
+from netfold.controller.operations.stall import Stall
+from netfold.controller.operations.status import COUNTERS, Counters, of_job, of_link, of_switch
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.slots import Ledger
-from netfold.controller.probe import SlotState
-from netfold.controller.stall import Stall
-from netfold.controller.status import COUNTERS, Counters, of_job, of_link, of_switch
 from netfold.controller.switch import tables
+from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.rpc import Code, Refusal
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import networkx as nx
 
-from netfold.controller.drains import Drains
-from netfold.controller.liveness import Liveness
-from netfold.controller.operator import Totals
+from netfold.controller.health.drains import Drains
+from netfold.controller.health.liveness import Liveness
+from netfold.controller.operations.operator import Totals
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric, Host
 from netfold.controller.plan.machines import fold_groups, machines
@@ -39,7 +39,7 @@ from netfold.wire.jobs import Halt, Plan, Resume
 from netfold.wire.roce import OPERATION_BITS, psn_age
 
 if TYPE_CHECKING:
-    from netfold.controller.job import Job
+    from netfold.controller.jobs.job import Job
 
 log = logging.getLogger("netfold.controller")
 

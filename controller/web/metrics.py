@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from netfold.controller.operator import JobStatus, LinkStatus, Outcomes, Status, SwitchStatus, Traffic
+from netfold.controller.operations.operator import JobStatus, LinkStatus, Outcomes, Status, SwitchStatus, Traffic
 from netfold.controller.plan.fabric import bits_per_second
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from netfold.controller.drains import Drains, UnknownName
+from netfold.controller.health.drains import Drains, UnknownName
 from netfold.controller.plan.fabric import FabricError
 
 log = logging.getLogger("netfold.controller")

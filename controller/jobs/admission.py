@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import Final, NoReturn
 
-from netfold.controller.drains import Drains
-from netfold.controller.job import Job
+from netfold.controller.health.drains import Drains
+from netfold.controller.jobs.job import Job
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.switch.rpc import Code, Refusal
 from netfold.wire.jobs import PROTOCOL, Join

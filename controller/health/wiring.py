@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from netfold.controller.drains import Drains
-from netfold.controller.liveness import Liveness
+from netfold.controller.health.drains import Drains
+from netfold.controller.health.liveness import Liveness
 from netfold.controller.plan.fabric import Fabric
 
 

@@ -15,9 +15,9 @@ from typing import Final
 
 import networkx as nx
 
-from netfold.controller.links import Links
+from netfold.controller.health.links import Links
+from netfold.controller.health.steadiness import Steadiness
 from netfold.controller.plan.fabric import End, Fabric
-from netfold.controller.steadiness import Steadiness
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
 

@@ -18,18 +18,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Final
 
-from netfold.controller import goodbye
-from netfold.controller.admission import check, check_against, refuse
-from netfold.controller.drains import Drains
-from netfold.controller.job import Job
-from netfold.controller.liveness import Liveness
-from netfold.controller.operator import Totals
+from netfold.controller.health.drains import Drains
+from netfold.controller.health.liveness import Liveness
+from netfold.controller.jobs import goodbye
+from netfold.controller.jobs.admission import check, check_against, refuse
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.recovery import Installer, Recovery
+from netfold.controller.operations.operator import Totals
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import Fabric, Host
 from netfold.controller.plan.machines import fold_groups, machines, slowest
 from netfold.controller.plan.ring import ring_order
 from netfold.controller.plan.slots import Ledger
-from netfold.controller.recovery import Installer, Recovery
 from netfold.controller.switch import tables
 from netfold.controller.switch.rpc import Code
 from netfold.controller.switch.switch import SwitchError

@@ -7,11 +7,19 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from netfold.controller.job import Job
-from netfold.controller.operator import JobStatus, LinkStatus, Outcomes, RoundStatus, SwitchStatus, Traffic, TreeStatus
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.recovery import Round
+from netfold.controller.operations.operator import (
+    JobStatus,
+    LinkStatus,
+    Outcomes,
+    RoundStatus,
+    SwitchStatus,
+    Traffic,
+    TreeStatus,
+)
 from netfold.controller.plan import slots
 from netfold.controller.plan.fabric import End, Link, Switch
-from netfold.controller.recovery import Round
 from netfold.controller.switch import tables
 from netfold.controller.switch.switch import Count
 from netfold.controller.switch.target import Target

@@ -16,7 +16,7 @@ import msgspec
 
 from netfold.controller.plan.slots import Stream
 from netfold.controller.plan.trees import Child, Fold
-from netfold.controller.probe import SlotState
+from netfold.controller.switch.probe import SlotState
 from netfold.wire.roce import Operation, psn_age
 
 States = Mapping[str, Mapping[int, SlotState]]

@@ -21,7 +21,7 @@ from typing import Final
 
 import networkx as nx
 
-from netfold.controller.drains import Drains
+from netfold.controller.health.drains import Drains
 from netfold.controller.plan import routes
 from netfold.controller.plan.clos import Clos, Path, PlanError
 from netfold.controller.plan.fabric import Fabric
