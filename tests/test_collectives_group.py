@@ -212,7 +212,7 @@ def test_asynchronous_operations_keep_their_order() -> None:
 
 def test_callbacks_come_once_the_work_is_done() -> None:
     """In the order in which they were added, also where it is done already or failed; one that raises harms nobody."""
-    with loopback_job(2, rail="tcp", timeout=0.5) as comms:
+    with loopback_job(2, rail="tcp", timeout=2.0) as comms:
         called: list[object] = []
         work = comms[0].iallreduce(np.ones(3))
         work.add_done_callback(lambda done: called.append(done.wait(0).tolist()))
