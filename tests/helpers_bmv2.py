@@ -2,7 +2,7 @@
 """Runs a program on the real p4c and BMv2, for comparison: frames through pcap files, control by P4Runtime.
 
 simple_switch_grpc reads port N's frames from N_in.pcap and writes N_out.pcap. The inputs are pipes, so that frames
-go in when everything is set up; it merges them by time stamp, and therefore begins when all pipes have ended.
+go in when everything is set up; it merges them by time stamp, so it waits for the next frame of every pipe or its end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,7 @@ HAVE_BMV2 = all(shutil.which(tool) for tool in ("p4c-bm2-ss", "simple_switch_grp
 _PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
 _START = 60.0
 _SETTLE = 30.0
+_WINDOW = 32
 
 
 class Bmv2:
@@ -181,24 +183,31 @@ class Bmv2:
             raise
         return True
 
-    def inject(self, frames: Sequence[tuple[int, bytes]]) -> None:
-        """Hands (port, frame) pairs in, in this order; once. BMv2 loses frames when a port's queue of 64 is full."""
-        for at, (port, frame) in enumerate(frames):
-            self._inputs[port].write(_record(at, frame))
-        for stream in self._inputs:
-            stream.close()
+    def inject(self, frames: Sequence[tuple[int, bytes]], sent: Sequence[Sequence[tuple[int, bytes]]]) -> None:
+        """Hands (port, frame) pairs in, in this order; once. `sent` is what our engine sends for each of them.
 
-    def inject_paced(self, port: int, frames: Sequence[bytes], out: int, *, window: int = 32) -> None:
-        """Hands frames in at one port, each of which leaves at port `out`; never more than a window unanswered."""
-        for other, stream in enumerate(self._inputs):
-            if other != port:
-                stream.close()
-        for at in range(0, len(frames), window):
-            for i, frame in enumerate(frames[at : at + window], at):
-                self._inputs[port].write(_record(i, frame))
-            deadline = time.monotonic() + _SETTLE
-            wanted = min(at + window, len(frames))
-            while len(_frames(self._folder / f"{out}_out.pcap")) < wanted and time.monotonic() < deadline:
+        BMv2 drops what does not fit into a port's queue of 64, without a word. So a window's packets are handed in
+        when those of the window before have left; where they do not, the rest goes in at once and `outputs` tells.
+        """
+        upcoming: list[list[int]] = [[] for _ in self._inputs]      # what is still to be written, last first
+        for at in reversed(range(len(frames))):
+            upcoming[frames[at][0]].append(at)
+        deadline = time.monotonic() + _SETTLE
+        at = left = 0
+        while at < len(frames):
+            room = _WINDOW
+            while at < len(frames) and room > 0:
+                made = sum(port < self._ports for port, _ in sent[at])
+                at, left, room = at + 1, left + made, room - max(1, made)
+            for stream, todo in zip(self._inputs, upcoming, strict=True):
+                # One more at each port: the reader knows whose turn it is only when it sees every port's next.
+                while todo and todo[-1] < at:
+                    stream.write(_record(todo[-1], frames[todo.pop()][1]))
+                if todo and not stream.closed:
+                    stream.write(_record(todo[-1], frames[todo.pop()][1]))
+                if not todo:
+                    stream.close()
+            while sum(map(len, self._outputs().values())) < left and time.monotonic() < deadline:
                 time.sleep(0.01)
 
     def outputs(self, expected: dict[int, int]) -> dict[int, list[bytes]]:
@@ -206,13 +215,25 @@ class Bmv2:
         deadline = time.monotonic() + _SETTLE
         before: dict[int, list[bytes]] = {}
         while True:
-            got = {port: _frames(self._folder / f"{port}_out.pcap") for port in range(self._ports)}
+            got = self._outputs()
             quiet = got == before
             enough = all(len(got[port]) >= expected.get(port, 0) for port in got)
             if (quiet and enough) or time.monotonic() > deadline:
                 return {port: frames for port, frames in got.items() if frames}
             before = got
             time.sleep(0.2)
+
+    def _outputs(self) -> dict[int, list[bytes]]:
+        return {port: _frames(self._folder / f"{port}_out.pcap") for port in range(self._ports)}
+
+
+def by_port(sent: Sequence[Sequence[tuple[int, bytes]]]) -> dict[int, list[bytes]]:
+    """What left each port, in order, from what each frame made leave."""
+    ports: dict[int, list[bytes]] = defaultdict(list)
+    for made in sent:
+        for port, data in made:
+            ports[port].append(data)
+    return ports
 
 
 def _record(at: int, frame: bytes) -> bytes:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import random
 import struct
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from helpers_bmv2 import HAVE_BMV2, Bmv2
+from helpers_bmv2 import HAVE_BMV2, Bmv2, by_port
 
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
@@ -63,20 +62,18 @@ def everything(rng: random.Random) -> list[tuple[int, bytes]]:
 def test_the_traffic_manager_does_what_bmv2s_does(tmp_path: Path) -> None:
     """Clones, resubmission, recirculation, multicast, truncation, exit, drops, metadata and hashes."""
     frames = everything(random.Random(1))
-    ours: dict[int, list[bytes]] = defaultdict(list)
     with Engine.in_process(compile_file(TRAFFIC)) as engine:
         for group in GROUPS:
             engine.write_multicast("insert", group)
         for session in SESSIONS:
             engine.write_clone_session("insert", session)
-        for port, data in frames:
-            for out, sent in engine.inject(port, data):
-                ours[out].append(sent)
+        sent = [engine.inject(port, data) for port, data in frames]
+    ours = by_port(sent)
 
     with Bmv2(TRAFFIC, tmp_path, ports=PORTS) as bmv2:
         bmv2.replicate(GROUPS, SESSIONS)
-        bmv2.inject(frames)
-        theirs = bmv2.outputs({port: len(sent) for port, sent in ours.items()})
+        bmv2.inject(frames, sent)
+        theirs = bmv2.outputs({port: len(left) for port, left in ours.items()})
 
     assert sum(map(len, ours.values())) > 100
     for port in range(PORTS):
@@ -152,8 +149,9 @@ def test_tables_choose_as_bmv2s_do(tmp_path: Path, seed: int) -> None:
                         rng.choice([0, 1, 2, 3, 0x0A000001, 0x0A000100, 0x0A0001FF, 0xFFFFFFFF])),
             rng.choice([0, 1, 2, 3, 0x0A000001, 0xFFFFFFFFFFFF]).to_bytes(6, "big"),
             rng.choice([0, 0, 0, 1, 2, 3, 0xFF]).to_bytes(1, "big"), struct.pack(">H", i))) for i in range(600)]
-        ours = [sent for data in frames for _, sent in engine.inject(0, data)]
-        bmv2.inject_paced(0, frames, 1)
+        sent = [engine.inject(0, data) for data in frames]
+        ours = by_port(sent)[1]
+        bmv2.inject([(0, data) for data in frames], sent)
         theirs = bmv2.outputs({1: len(ours)})[1]
 
     assert [f.hex(" ", 4) for f in ours] == [f.hex(" ", 4) for f in theirs]
@@ -235,7 +233,6 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
     """Every operation, at a root and below one, with late, repeated, corrupt, marked and foreign packets."""
     print(f"seed {seed}")
     frames = fold_frames(random.Random(seed), 1500)
-    ours: dict[int, list[bytes]] = defaultdict(list)
     with Engine.in_process(compile_file(FOLD), cpu_port=510) as engine, Bmv2(FOLD, tmp_path, ports=5) as bmv2:
         entries, groups = fold_entries(engine)
         for group in groups:
@@ -244,13 +241,12 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
         for entry in entries:
             engine.insert(entry)
             assert bmv2.write_entry("insert", entry)
-        for port, data in frames:
-            for out, sent in engine.inject(port, data):
-                ours[out].append(sent)
-        bmv2.inject(frames)
-        theirs = bmv2.outputs({port: len(sent) for port, sent in ours.items()})
+        sent = [engine.inject(port, data) for port, data in frames]
+        ours = by_port(sent)
+        bmv2.inject(frames, sent)
+        theirs = bmv2.outputs({port: len(left) for port, left in ours.items()})
 
-    print({port: len(sent) for port, sent in ours.items()})
+    print({port: len(left) for port, left in ours.items()})
     assert all(len(ours[port]) > 10 for port in range(5))
     for port in range(5):
         assert sorted(f.hex() for f in ours[port]) == sorted(f.hex() for f in theirs.get(port, [])), f"port {port}"

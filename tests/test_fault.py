@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers_bmv2 import HAVE_BMV2, Bmv2
+from helpers_bmv2 import HAVE_BMV2, Bmv2, by_port
 
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
@@ -166,8 +166,9 @@ def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_pat
             engine.insert(made)
             assert bmv2.write_entry("insert", made)
         frames = [(IN, frame(n)) for n in range(count)]
-        ours = [data for port_in, data in frames for out, data in engine.inject(port_in, data) if out == OUT]
-        bmv2.inject(frames)
+        sent = [engine.inject(port_in, data) for port_in, data in frames]
+        ours = by_port(sent)[OUT]
+        bmv2.inject(frames, sent)
         theirs = bmv2.outputs({OUT: len(ours)})[OUT]
     assert [seen(data) for data in ours] == model(count, seed, ALL)
     assert sorted(map(seen, ours)) == sorted(map(seen, theirs))

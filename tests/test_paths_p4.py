@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import random
 import struct
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_bmv2 import HAVE_BMV2, Bmv2
+from helpers_bmv2 import HAVE_BMV2, Bmv2, by_port
 from helpers_program import PROGRAM, checksum, library, mac, native
 from slot_model import ip_packet
 
@@ -143,16 +143,14 @@ def test_bmv2_takes_the_same_uplinks(tmp_path: Path) -> None:
         folder.mkdir()
         frames = [(1, frame(port, rng.choice(to).address, dport=roce.UDP_PORT if part == "random" else
                             rng.choice([roce.UDP_PORT, 4000]), psn=psn)) for psn, port in enumerate(ports)]
-        ours: dict[int, list[bytes]] = defaultdict(list)
         with Engine.in_process(library(), cpu_port=510) as engine, Bmv2(PROGRAM, folder, ports=7) as bmv2:
             for entry in entries(modes):  # type: ignore[arg-type]
                 engine.insert(native(engine, entry))
                 assert bmv2.write_entry("insert", native(engine, entry))
-            for port, data in frames:
-                for leaves_at, sent in engine.inject(port, data):
-                    ours[leaves_at].append(sent)
-            bmv2.inject(frames)
-            theirs = bmv2.outputs({port: len(sent) for port, sent in ours.items()} if part == "fixed" else {})
+            sent = [engine.inject(port, data) for port, data in frames]
+            ours = by_port(sent)
+            bmv2.inject(frames, sent)
+            theirs = bmv2.outputs({port: len(left) for port, left in ours.items()} if part == "fixed" else {})
         assert sum(map(len, theirs.values())) == len(frames)
         assert set(theirs) == set(ours) == set(UPLINKS)
         if part == "fixed":
