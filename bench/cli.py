@@ -85,11 +85,9 @@ def machines(
     """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
     from netfold.bench import machines as bench
 
-    if machines < 2 or members < 2:
-        fail(CANNOT, f"bench machines: expected 2 or more of 2 or more ranks, got {machines} of {members}")
     with _failing("machines"):
-        bench.run(machines=machines, members=members, rate=rate, engine=engine_of(switch),
-                  sizes=[float(size) for size in sizes.split(",")], rounds=rounds, json=json)  # fmt: skip
+        bench.run(machines=machines, members=members, rate=rate, engine=engine_of(switch), sizes=sizes, rounds=rounds,
+                  json=json)  # fmt: skip
 
 
 @app.command()

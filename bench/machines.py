@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -94,10 +93,26 @@ def host_bytes(network: Network) -> list[int]:
     return [way.bytes for link in links for way in (link.a_to_b, link.b_to_a)]
 
 
+def elements_of(sizes: str) -> list[int]:
+    """Of int32 tensors of these sizes, in MB, by commas.  Raises ValueError."""
+    try:
+        elements = [int(float(size) * 1e6) // 4 for size in sizes.split(",")]
+    except (ValueError, OverflowError):
+        elements = []
+    if not elements or min(elements) < 1:
+        raise ValueError(f"--sizes {sizes}: expected MB by commas, as 1,8")
+    return elements
+
+
 def run(
-    *, machines: int, members: int, rate: str, engine: Engine, sizes: Sequence[float], rounds: int, json: Path | None
+    *, machines: int, members: int, rate: str, engine: Engine, sizes: str, rounds: int, json: Path | None
 ) -> None:
-    """Prints the table.  ``sizes`` in MB.  Enters a sandbox: the process begins anew there."""
+    """Prints the table.  ``sizes`` in MB, by commas.  Enters a sandbox: the process begins anew there.  Raises
+    ValueError for what cannot be measured."""
+    tensors = elements_of(sizes)
+    if machines < 2 or members < 2 or rounds < 1:
+        raise ValueError(f"--machines {machines} --members {members} --rounds {rounds}: expected 2 machines or more, "
+                         "2 ranks or more on each, and a round")
     sandbox.enter()
     from netfold.host.collectives import cost
     from netfold.host.collectives.cost import Link
@@ -112,7 +127,7 @@ def run(
     rows, inside = [], 0.0
     fabric = leafspine(2, 2, machines, rate=rate, engine=engine, rundir=sandbox.rundir())
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs, Network(fabric, logs=Path(logs)) as network:
-        for nbytes, way in itertools.product([int(size * 1e6) // 4 * 4 for size in sizes], WAYS):
+        for nbytes, way in itertools.product([4 * elements for elements in tensors], WAYS):
             sharers = 1 if way == ALONE else members
             seconds, multiple, cell = measure(network, way, nbytes, sharers, rounds)
             inside = cell.inside or inside

@@ -158,9 +158,12 @@ def spec(
     leaves, comma, spines = topo.partition(",")
     if not (comma and leaves.isdecimal() and spines.isdecimal()) or ranks < 2 or ranks % int(leaves):
         raise ValueError(f"--topo {topo} --ranks {ranks}: expected LEAVES,SPINES, and as many ranks on each leaf")
-    parts = tuple(float(part) for part in cuts.split(",") if part)
+    try:
+        parts = tuple(float(part) for part in cuts.split(",") if part)
+    except ValueError:
+        parts = (0.0,)
     if any(not 0 < part < 1 for part in parts):
-        raise ValueError(f"--cuts {cuts}: expected parts of a call between 0 and 1")
+        raise ValueError(f"--cuts {cuts}: expected parts of a call between 0 and 1, by commas")
     sizes = []
     while first <= last:
         sizes.append(first // 4 * 4)

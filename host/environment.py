@@ -66,7 +66,10 @@ def address(*towards: str) -> str:
             raise ValueError(f"no IPv4 route to {target!r} ({error}); set {ADDRESS_VARIABLE}") from error
         log.warning("%s is not set, using %s, which leads to %s", ADDRESS_VARIABLE, found, target)
         return found
-    raise ValueError(f"{ADDRESS_VARIABLE} is not set, nor is anything that leads there: which address has this host?")
+    raise ValueError(
+        f"{ADDRESS_VARIABLE} is not set, and no controller at host:port says which interface leads to the fabric: set "
+        "it to this host's IPv4 address there, as netfold run does"
+    )
 
 
 def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:

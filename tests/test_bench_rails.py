@@ -34,6 +34,7 @@ def test_options_become_sizes_rates_and_cuts() -> None:
         ("rates", "100mbit", "as many rates"),
         ("rates", "100mbit,fast", "--rates"),
         ("cuts", "1.5", "between 0 and 1"),
+        ("cuts", "half", "--cuts half: expected parts"),
         ("topo", "2", "LEAVES,SPINES"),
         ("begin", "2M", "expected sizes"),
         ("cut_bytes", "much", "--cut-bytes much"),

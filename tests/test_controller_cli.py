@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from netfold.controller.cli.app import CANNOT, FAILED, app
+from netfold.controller.cli.app import app
+from netfold.controller.cli.common import CANNOT, FAILED
 from netfold.controller.cli.show import show
 from netfold.controller.cli.top import screen
 from netfold.controller.operations.operator import (

@@ -11,7 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from netfold.controller.cli import doctor
-from netfold.controller.cli.app import FAILED, app
+from netfold.controller.cli.app import app
+from netfold.controller.cli.common import FAILED
 from netfold.controller.cli.doctor import Check, Finding, Missing
 
 

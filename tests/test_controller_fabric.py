@@ -52,7 +52,9 @@ GOOD = dumps(leafspine(2, 1, 2, loss=0.5, rate="1gbit"))
 @pytest.mark.parametrize(("old", "new", "says"), [
     ('engine = "softswitch"', 'engine = "ovs"', ["fabric.engine", "ovs"]),
     ('role = "leaf"', 'role = "core"', ["switch", "role", "core"]),
-    ("device_id = 1", 'device_id = "one"', ["switch", "device_id", "int"]),
+    ("device_id = 1", 'device_id = "one"', ["lab.toml: switch[0].device_id: Expected `int`"]),
+    ('role = "leaf"', 'rolle = "leaf"', ["lab.toml: switch[0]: ", "`rolle`", "expected one of name, role, device_id"]),
+    ("[[host]]", "[[hosts]]", ["`hosts`", "expected one of fabric, switch, host, link"]),
     ("path_mtu = 1024", "path_mtu = 2048", ["path_mtu", "1024 or 4096", "2048"]),
     ('address = "10.0.1.1"', 'address = "10.0.1"', ["host[0].address", "'10.0.1'"]),
     ('address = "10.0.2.1"', 'address = "10.0.1.1"', ["host[1].address", "10.0.1.1", "host[0]"]),

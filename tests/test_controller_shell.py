@@ -16,7 +16,8 @@ from helpers_jobs import rig
 from test_controller_live import BOUND, Switches, switches  # noqa: F401  (a fixture)
 from typer.testing import CliRunner
 
-from netfold.controller.cli.app import CANNOT, FAILED, app
+from netfold.controller.cli.app import app
+from netfold.controller.cli.common import CANNOT, FAILED
 from netfold.controller.cli.shell import PYTHON_VARIABLE
 from netfold.controller.controller import Controller
 from netfold.controller.plan import fabric_file

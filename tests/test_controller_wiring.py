@@ -15,7 +15,8 @@ from helpers_recovery import lose
 from rich.console import Console
 from typer.testing import CliRunner
 
-from netfold.controller.cli.app import FAILED, app
+from netfold.controller.cli.app import app
+from netfold.controller.cli.common import FAILED
 from netfold.controller.cli.links import show
 from netfold.controller.health.wiring import AskWiring, Cable, Cables
 from netfold.controller.operations import operator

@@ -12,7 +12,8 @@ import pytest
 from helpers_topo import why_no_sandbox
 from typer.testing import CliRunner
 
-from netfold.controller.cli.app import CANNOT, app
+from netfold.controller.cli.app import app
+from netfold.controller.cli.common import CANNOT
 from netfold.controller.plan import generate
 from netfold.controller.plan.fabric import FabricError
 from netfold.controller.plan.generate import leafspine

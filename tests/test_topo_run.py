@@ -16,7 +16,8 @@ import pytest
 from helpers_topo import why_no_sandbox
 from typer.testing import CliRunner
 
-from netfold.controller.cli.app import CANNOT, app
+from netfold.controller.cli.app import app
+from netfold.controller.cli.common import CANNOT
 from netfold.controller.plan.fabric_file import save
 from netfold.controller.plan.generate import leafspine
 

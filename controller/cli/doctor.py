@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from netfold.controller.cli import shell
+from netfold.controller.cli.common import FAILED
 
 PYTHON: Final = (3, 11)
 SANDBOX_TIMEOUT: Final = 30.0
@@ -32,6 +34,15 @@ UDP_SEGMENT: Final = 103
 """<linux/udp.h>; Python's socket module does not name it."""
 RECEIVE_BYTES: Final = 2 * (1024 + 64) * 2304
 """Socket buffer for the windows of two trees: what the kernel charges for their packets (host/folding/fold.py)."""
+
+
+def doctor() -> None:
+    """Say what is missing on this machine, what it is needed for, and how to get it.
+
+    Exit status 1 where `make demo` would fail.
+    """
+    if not show(examine(checks())):
+        raise typer.Exit(FAILED)
 
 
 class Missing(Exception):

@@ -51,7 +51,7 @@ def loads(text: str, where: str = "fabric") -> Fabric:
     except tomllib.TOMLDecodeError as error:
         raise FabricError(f"{where} is not TOML: {error}") from error
     except msgspec.ValidationError as error:
-        raise FabricError(f"{where}: {error}") from error
+        raise FabricError(f"{where}: {_said(error)}") from error
     fabric = Fabric(
         **msgspec.structs.asdict(document.fabric),
         switches=tuple(document.switch),
@@ -86,6 +86,17 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     switch: list[Switch]
     host: list[Host] = []
     link: list[Link] = []
+
+
+def _said(error: msgspec.ValidationError) -> str:
+    """msgspec's words, with the place in front as `validity` has it, and for a typing error what was expected."""
+    what, _, place = str(error).partition(" - at ")
+    place = place.strip("`").removeprefix("$").removeprefix(".")
+    if "unknown field" in what:
+        kinds = {"fabric": Settings, "switch": Switch, "host": Host, "link": Link}
+        kind = kinds.get(place.partition("[")[0], _Document)
+        what += f": expected one of {', '.join(kind.__struct_fields__)}"
+    return f"{place}: {what}" if place else what
 
 
 def _table(title: str, values: dict[str, object]) -> str:
