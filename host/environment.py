@@ -41,7 +41,7 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
     environment = os.environ if environment is None else environment
     for rank, world, local in LAUNCHERS.values():
         if rank in environment and world in environment:
-            return Place(_number(environment, rank), _number(environment, world), _number(environment, local, "0"))
+            return Place(number(environment, rank), number(environment, world), number(environment, local, "0"))
     said = f"RANK={environment.get('RANK')!r}, WORLD_SIZE={environment.get('WORLD_SIZE')!r}"
     raise ValueError(
         f"which rank is this, of how many? {said}: expected both as integers, or those of {', '.join(LAUNCHERS)}; "
@@ -72,7 +72,8 @@ def address(*towards: str) -> str:
     )
 
 
-def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+def number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    """A variable that is an integer.  Raises ValueError."""
     value = environment.get(name, default)
     try:
         return int(value)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 
+from netfold.host import environment
 from netfold.host.errors import PlanError
 from netfold.host.folding.jobs import JobClient
 from netfold.host.mesh.memory import MemoryFabric
@@ -14,6 +16,8 @@ from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.roce.path_client import PlannedPaths
 from netfold.wire.jobs import Plan
 
+OPEN_PAIRS_VARIABLE = "NETFOLD_OPEN_PAIRS"
+
 log = logging.getLogger("netfold")
 
 
@@ -21,7 +25,7 @@ def open_mesh(plan: Plan, listener: socket.socket | None, timeout: float, rail: 
     """Between all ranks: over queue pairs for rail "roce", else over TCP; in memory for a job of one rank.
 
     listener  bound TCP socket whose port stands in the plan; the mesh owns it from here on
-    Raises ValueError without one, TransportError.
+    Raises ValueError without one, or where $NETFOLD_OPEN_PAIRS is no number of 1 or more; TransportError.
     """
     if plan.world == 1:
         if listener is not None:
@@ -31,8 +35,10 @@ def open_mesh(plan: Plan, listener: socket.socket | None, timeout: float, rail: 
         raise ValueError("a job of several ranks needs the listening socket whose port stands in the plan (listener=)")
     if rail == "roce":
         from netfold.host.roce.mesh import RoceMesh  # its native library is built only where it is wanted
+        from netfold.host.roce.pairs import OPEN
 
-        return RoceMesh(plan, listener, timeout=timeout, planned=_planned(plan, client))
+        open_pairs = environment.number(os.environ, OPEN_PAIRS_VARIABLE, str(OPEN))
+        return RoceMesh(plan, listener, timeout=timeout, open_pairs=open_pairs, planned=_planned(plan, client))
     return TcpMesh(plan, listener, timeout=timeout)
 
 

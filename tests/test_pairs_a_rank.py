@@ -91,7 +91,8 @@ def test_pieces_take_few_queue_pairs(collective: str, inside: int, edge: int) ->
 
 def test_all_to_all_is_one_piece_a_peer() -> None:
     """Too many flows to be planned together: each rank by itself cuts 16 flows to a leaf for 16 uplinks, none in two.
-    Every peer takes a connection of its own, so there are as many as peers."""
+    Every peer takes a connection of its own, so there are as many as peers; how many of them are open at once is
+    test_open_pairs.py's."""
     fleet = Fleet("all_to_all")
     for peer in (1, 16, 255):
         assert len(fleet.lanes(0, peer)) == 1

@@ -2,14 +2,19 @@
 """All-to-all by pairwise exchange: at step s send to rank + s, receive from rank - s.
 
 N ranks, M bytes on each: N-1 steps, (N-1)/N M bytes each way; every link has one sender and one receiver at a time.
+Nobody is more than ``AHEAD`` sends ahead of those who receive them, so a rank talks to few others at any time.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from netfold.host.collectives.flow import Strand, expect, length, post
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Flat, Mesh, Pending
+
+AHEAD = 4
+"""Steps whose sends may still be under way when a rank takes the next one."""
 
 
 def all_to_all(
@@ -22,7 +27,9 @@ def all_to_all(
             f"rank {me} gives itself {length(given[me])} elements and takes {length(taken[me])}: expected the same"
         )
     out[taken[me]] = source[given[me]]
+    sent: deque[list[Pending]] = deque()
     for step in range(1, mesh.size):
         to, by = (me + step) % mesh.size, (me - step) % mesh.size
-        post(mesh, to, source, given[to], tag=tag)
-        yield expect(mesh, by, out, taken[by], tag=tag)
+        sent.append(post(mesh, to, source, given[to], tag=tag))
+        early = sent.popleft() if len(sent) > AHEAD else []
+        yield [*expect(mesh, by, out, taken[by], tag=tag), *early]

@@ -17,6 +17,7 @@ nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t
     rc->path_mtu = path_mtu;
     rc->window = window;
     rc->reorder = reorder;
+    rc->open_bound = UINT32_MAX;
     uint32_t packet = NF_BTH_BYTES + NF_RETH_BYTES + path_mtu + NF_ICRC_BYTES;
     uint32_t fit = (65535 - NF_IPV4_BYTES - NF_UDP_BYTES) / packet;         /* a super-packet is one IP packet */
     rc->max_run = max_run < fit ? max_run : fit;
@@ -41,6 +42,7 @@ void nf_rc_close(nf_rc *rc)
     free(rc->by_number);
     free(rc->active);
     free(rc->answers);
+    free(rc->open);
     free(rc->regions);
     free(rc->events);
     free(rc->buffer);
@@ -83,8 +85,11 @@ static bool grow_qps(nf_rc *rc)
     uint32_t *answers = realloc(rc->answers, room * sizeof *answers);
     if (answers)
         rc->answers = answers;
+    uint32_t *open = realloc(rc->open, room * sizeof *open);
+    if (open)
+        rc->open = open;
     uint32_t *buckets = calloc(2 * room, sizeof *buckets);
-    if (!qps || !active || !answers || !buckets) {
+    if (!qps || !active || !answers || !open || !buckets) {
         free(buckets);
         return false;
     }
@@ -273,6 +278,7 @@ bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s)
     const nf_requester *o = &rc->qps[index].out;
     const nf_responder *i = &rc->qps[index].in;
     *s = (nf_rc_standing){ o->limit, o->next, o->una, o->sent, o->retransmitted, o->timeouts, o->naks, o->marks,
-                           i->expected, i->received, i->duplicates, i->refused, o->rto, o->srtt, o->allowed, o->longest };
+                           i->expected, i->received, i->duplicates, i->refused, o->rto, o->srtt, o->allowed, o->longest,
+                           rc->qps[index].open };
     return true;
 }

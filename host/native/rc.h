@@ -5,6 +5,7 @@
  *   requester (rc_requester.c)   writes posted -> FIRST, MIDDLE..., LAST or ONLY; window, timer, what to send again
  *   responder (rc_responder.c)   packets in any order -> memory that was registered; ACK, NAK; messages whole, in order
  *   endpoint  (rc.c)             all queue pairs of one address; sends (rc_send.c): who is next, headers, ICRC
+ *   contexts  (rc_contexts.c)    which queue pairs hold memory for a window, and which give it up
  *   owner     (rc_owner.c)       memory that peers may write to; events
  *   paths     (rc_paths.c)       which paths answer, and which one is to blame
  *   reps.c                       which source port the next packet takes, where paths are not planned
@@ -67,6 +68,7 @@ typedef struct {                       /* of one queue pair since it was connect
     int64_t rto, srtt;                 /* nanoseconds */
     double allowed;                    /* packets that may be in flight */
     int64_t stalled;                   /* nanoseconds, the longest: something in flight, and nothing acknowledged */
+    uint64_t open;                     /* 1 where it is (rc_contexts.c) */
 } nf_rc_standing;
 
 /* path_mtu: 256, 512, 1024, 2048 or 4096 bytes.  window: packets in flight on a queue pair, a power of two, the same
@@ -75,9 +77,14 @@ typedef struct {                       /* of one queue pair since it was connect
 nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder);
 void nf_rc_close(nf_rc *);
 
-/* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory).  It takes memory for a window
- * with its first write and its first packet, so those that are never used cost next to nothing. */
+/* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory).  It is closed until its first
+ * write or packet (rc_contexts.c), so those that are never used cost next to nothing. */
 int32_t nf_rc_connect(nf_rc *, const nf_rc_plan *);
+/* So many queue pairs, 1 or more, are open at once: where another one opens, those idle for longest close.  More only
+ * while all of them are busy: nobody waits.  At first there is no bound. */
+void nf_rc_bound(nf_rc *, uint32_t most);
+uint32_t nf_rc_open_now(const nf_rc *);
+uint32_t nf_rc_open_most(const nf_rc *);       /* since the endpoint was opened */
 /* From now on packets leave by this source port: the flow moves to another path.  `lost`: the one before is dead, and the
  * peer is asked at once what it has of what is in flight.  False: no such queue pair, or no memory. */
 bool nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port, bool lost, int64_t now);

@@ -95,7 +95,8 @@ typedef struct {
     nf_reps *reps;                     /* NULL: all packets leave by plan.source_port */
     int64_t heard;                     /* when anything came last */
     bool broken;
-    bool listed, answering;            /* in rc->active, in rc->answers */
+    bool listed, answering, open;      /* in rc->active, rc->answers, rc->open */
+    uint64_t used;                     /* rc->uses when it was written to, or a new packet came, last */
 } nf_qp;
 
 typedef struct {
@@ -112,6 +113,9 @@ struct nf_rc {
     uint32_t *by_number, n_buckets;    /* open addressing; index + 1, 0: empty */
     uint32_t *active, n_active, turn;  /* queue pairs with writes */
     uint32_t *answers, n_answers;      /* queue pairs that owe an ACK or NAK */
+    uint32_t *open, n_open;            /* queue pairs that have memory for a window */
+    uint32_t open_bound, open_most;
+    uint64_t uses;
     nf_region *regions;
     uint32_t n_regions, room_regions, free_from;
     nf_rc_event *events;
@@ -147,6 +151,9 @@ static inline uint64_t nf_rc_packets(const nf_rc *rc, uint32_t length)
 {
     return length ? (length + (uint64_t)rc->path_mtu - 1) / rc->path_mtu : 1;
 }
+
+/* rc_contexts.c */
+void nf_context_use(nf_rc *, nf_qp *);
 
 /* rc_requester.c */
 void nf_requester_open(nf_requester *, uint32_t window);

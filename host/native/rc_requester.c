@@ -31,6 +31,9 @@ void nf_requester_close(nf_requester *r)
 {
     free(r->writes);
     free(r->flights);
+    r->writes = NULL;
+    r->flights = NULL;
+    r->head = r->room = 0;
 }
 
 static nf_write *at(const nf_requester *r, uint32_t i) { return &r->writes[(r->head + i) & (r->room - 1)]; }
@@ -38,6 +41,7 @@ static nf_write *at(const nf_requester *r, uint32_t i) { return &r->writes[(r->h
 bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
 {
     nf_requester *r = &qp->out;
+    nf_context_use(rc, qp);
     if (!r->flights && !(r->flights = calloc(rc->window, sizeof *r->flights)))
         return false;
     if (r->count == r->room) {

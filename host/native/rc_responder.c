@@ -10,13 +10,15 @@
 
 #include "rc_inside.h"
 
-/* With the first packet: many queue pairs never get one. */
-static bool opened(nf_responder *r, uint32_t window)
+/* With the first packet: many queue pairs never get one, and some have given up what they had. */
+static bool opened(nf_rc *rc, nf_qp *qp)
 {
+    nf_responder *r = &qp->in;
+    nf_context_use(rc, qp);
     if (!r->in)
-        r->in = calloc(window, 1);
+        r->in = calloc(rc->window, 1);
     if (!r->messages)
-        r->messages = malloc((window + 1) * sizeof *r->messages);
+        r->messages = malloc((rc->window + 1) * sizeof *r->messages);
     return r->in && r->messages;
 }
 
@@ -26,6 +28,9 @@ void nf_responder_close(nf_responder *r)
     free(r->messages);
     free(r->stash);
     free(r->stashed);
+    r->in = r->stash = NULL;
+    r->messages = NULL;
+    r->stashed = NULL;
 }
 
 static uint8_t *state(const nf_rc *rc, const nf_responder *r, uint64_t seq) { return &r->in[seq & (rc->window - 1)]; }
@@ -145,7 +150,8 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
         rc->foreign++;                              /* no peer that keeps to the window sends this */
         return;
     }
-    if (!opened(r, rc->window))
+    bool old = place_of < (int64_t)r->expected;     /* answered as ever, by one that is closed too */
+    if (!old && !opened(rc, qp))
         return;                                     /* as if lost */
     nf_rc_answer(rc, qp);
     if (!qp->reps || !nf_reps_hear(qp->reps, r->from, marked)) {
@@ -153,7 +159,7 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
         r->marked |= marked;
     }
     uint64_t seq = (uint64_t)place_of;
-    if (place_of < (int64_t)r->expected || *state(rc, r, seq)) {
+    if (old || *state(rc, r, seq)) {
         r->duplicates++;
         return;
     }

@@ -28,7 +28,7 @@ from netfold.host.roce import native
 from netfold.host.roce.clears import TEXT, Clear, End, Message
 from netfold.host.roce.detours import Detours
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event
-from netfold.host.roce.pairs import MOST_RANKS, Pairs
+from netfold.host.roce.pairs import MOST_RANKS, OPEN, Pairs
 from netfold.host.roce.path_client import Collective, PlannedPaths
 from netfold.host.roce.sockets import open_endpoint
 from netfold.host.roce.ways import MOST_PAIRS, Ways
@@ -51,6 +51,7 @@ class RoceMesh(ConnectedMesh):
     """The ranks of a plan over RC queue pairs.  Owns ``listener``.
 
     queue_pairs  for data, between any two ranks: 1 .. MOST_PAIRS
+    open_pairs   queue pairs of this rank, to all peers, that have memory at once (``pairs``); a warning where more must
     path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
     window       packets in flight on a queue pair, a power of two
     reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
@@ -73,6 +74,7 @@ class RoceMesh(ConnectedMesh):
         *,
         timeout: float,
         queue_pairs: int = 1,
+        open_pairs: int = OPEN,
         path_mtu: int = roce.PATH_MTU,
         window: int = 512,
         reorder: int = 3,
@@ -87,6 +89,8 @@ class RoceMesh(ConnectedMesh):
             queue_pairs, ports = planned.queue_pairs, planned.ports
         if not 1 <= queue_pairs <= MOST_PAIRS:
             raise ValueError(f"queue_pairs={queue_pairs}: expected 1 .. {MOST_PAIRS}")
+        if open_pairs < 1:
+            raise ValueError(f"open_pairs={open_pairs}: expected 1 or more")
         if len(ports) > MOST_PORTS or len(set(ports)) < len(ports) or not all(0 < port < 65536 for port in ports):
             raise ValueError(f"ports={list(ports)}: expected up to {MOST_PORTS} different ports of 1 .. 65535")
         addresses = {peer.rank: peer.address for peer in plan.peers}
@@ -119,7 +123,7 @@ class RoceMesh(ConnectedMesh):
                                     quiet=self._quiet, clock=native.now)
             self._ends = {rank: self._open(rank) for rank in range(plan.world)}
             self._pairs = Pairs(plan, self._endpoint, self.ways, self._detours, lanes=queue_pairs, ports=self.ports,
-                                recycle=recycle, quiet=self._quiet)
+                                most=open_pairs, recycle=recycle, quiet=self._quiet)
             self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
         except BaseException:
             sockets.close()
@@ -339,6 +343,7 @@ class RoceMesh(ConnectedMesh):
 
     def begin(self, call: Call) -> None:
         super().begin(call)
+        self._pairs.mind()
         self._text = call.text.encode()[:TEXT]
 
     def abort(self, error: BaseException) -> None:

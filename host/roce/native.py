@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from netfold.host.native_library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
 
 SOURCES = (
-    "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_owner.c", "reps.c", "udp.c",
-    "rc_io.c",
+    "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_contexts.c", "rc_owner.c",
+    "reps.c", "udp.c", "rc_io.c",
 )  # fmt: skip
 POLLIN = select.POLLIN
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
@@ -77,12 +77,15 @@ class Standing(C.Structure):
     allowed: float
     stalled: int
     """Longest time that something was in flight and nothing was acknowledged."""
+    open: int
+    """1 where it has memory for a window (``Endpoint.bound``)."""
     _fields_ = [
         *((name, C.c_uint64) for name in (
             "posted", "next", "acknowledged", "sent", "retransmitted", "timeouts", "naks", "marks",
             "expected", "received", "duplicates", "refused",
         )),
         ("rto", C.c_int64), ("srtt", C.c_int64), ("allowed", C.c_double), ("stalled", C.c_int64),
+        ("open", C.c_uint64),
     ]  # fmt: skip
 
 
@@ -102,6 +105,9 @@ def library() -> C.CDLL:
         "nf_rc_open": (pointer, u32, u32, u32, u32, u32),
         "nf_rc_close": (None, pointer),
         "nf_rc_connect": (C.c_int32, pointer, C.POINTER(PairPlan)),
+        "nf_rc_bound": (None, pointer, u32),
+        "nf_rc_open_now": (u32, pointer),
+        "nf_rc_open_most": (u32, pointer),
         "nf_rc_move": (C.c_bool, pointer, u32, C.c_uint16, C.c_bool, i64),
         "nf_rc_place": (C.c_bool, pointer, u32, u32),
         "nf_rc_ports": (C.c_bool, pointer, C.POINTER(C.c_uint16), u32),
@@ -176,6 +182,19 @@ class Endpoint:
         if index < 0:
             raise ValueError(f"{pair}: expected queue pair numbers 1 .. 2^24 - 1, ours used once, and a UDP port")
         return index
+
+    def bound(self, most: int) -> None:
+        """So many queue pairs, 1 or more, are open at once: have memory for a window.  Where another one opens, those
+        idle for longest close; more are open only while all of them are busy."""
+        self._lib.nf_rc_bound(self.handle, most)
+
+    def open_now(self) -> int:
+        """Queue pairs that are open."""
+        return int(self._lib.nf_rc_open_now(self.handle))
+
+    def open_most(self) -> int:
+        """As many were open at once by now."""
+        return int(self._lib.nf_rc_open_most(self.handle))
 
     def move(self, pair: int, source_port: int, now: int, *, lost: bool = False) -> None:
         """From now on the queue pair's packets leave by this source port, and so maybe another path.  ``lost``: the one

@@ -4,12 +4,14 @@
     number   OURS | 8 bits of the job | 10 bits of the peer's rank | 5 bits of the lane: 0 for control
     PSN      a checksum of job, epoch, ranks and lane
 
-Both follow from the plan, so nothing has to be agreed on.  Those for data are made when two ranks first talk, and the
-engine gives a queue pair memory with its first packet (native/rc.h): a rank of a ring has those of its two neighbours.
+Both follow from the plan, so nothing has to be agreed on.  Those for data are made when two ranks first talk, and are
+*open*, with memory for a window, from their first packet until another one needs their place (native/rc_contexts.c): a
+rank of a ring has those of its two neighbours, and one that talks to 255 peers no more than ``OPEN`` at a time.
 """
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -21,8 +23,12 @@ from netfold.host.roce.ways import Ways
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 
+log = logging.getLogger("netfold")
+
 MOST_RANKS = 1 << 10
 """Of a job: what their numbers have room for."""
+OPEN = 64
+"""Queue pairs of a rank that are open at once, where nobody says otherwise."""
 
 
 class Pairs:
@@ -30,16 +36,19 @@ class Pairs:
 
     lanes    queue pairs for data to each peer at most
     ports    source ports, which queue pairs take in turn where no way says which
+    most     that are open at once, where that many are not busy
     recycle  every packet takes one of the ports by itself (REPS)
     quiet    the endpoint stands still in this context
     """
 
     def __init__(
         self, plan: Plan, endpoint: Endpoint, ways: Ways, detours: Detours, *, lanes: int, ports: Sequence[int],
-        recycle: bool, quiet: Callable[[], AbstractContextManager[None]],
+        most: int, recycle: bool, quiet: Callable[[], AbstractContextManager[None]],
     ) -> None:  # fmt: skip
         self._plan, self._endpoint, self._ways, self._detours = plan, endpoint, ways, detours
         self._lanes, self._ports, self._recycle, self._quiet = lanes, ports, recycle, quiet
+        self._most = most
+        endpoint.bound(most)
         self._job = f"{plan.job}/{plan.epoch}"
         self._addresses = {peer.rank: peer.address for peer in plan.peers if peer.rank != plan.rank}
         self._to: dict[int, list[int]] = {}
@@ -65,6 +74,13 @@ class Pairs:
     def items(self) -> Iterable[tuple[int, Sequence[int]]]:
         """By peer: all that there are, control first."""
         return self._to.items()
+
+    def mind(self) -> None:
+        """Warns, where more were open at once than since the last such warning, and than there should be."""
+        if (most := self._endpoint.open_most()) > self._most:
+            log.warning("job %r, rank %d: %d queue pairs were open at once, since so many were busy; expected %d",
+                        self._plan.job, self._plan.rank, most, self._most)
+            self._most = most
 
     def rank_of(self, pair: int) -> int:
         """Whose it is."""
