@@ -231,6 +231,7 @@ def draw(rows: Sequence[Row], fabric: str) -> str:
     for state, links in dict.fromkeys((r.state, r.links) for r in mine):
         such = [r for r in mine if (r.state, r.links) == (state, links)]
         ratios = {scheme: relative(such, scheme, base) for scheme in schemes}
+        empty = f"{base} never finished"
         title = state if links == 1 else f"{state} ({links})"
 
         def value(scheme: str, work: str, size: int, ratios: dict[str, dict[Key, float]] = ratios
@@ -242,10 +243,10 @@ def draw(rows: Sequence[Row], fabric: str) -> str:
         for name in names:
             sizes = sorted({r.size for r in mine if r.workload == name})
             line.append(Panel(f"{name}, {title}", [str(size >> 20) for size in sizes],
-                              {scheme: [value(scheme, name, size) for size in sizes] for scheme in schemes}))
+                              {scheme: [value(scheme, name, size) for size in sizes] for scheme in schemes}, empty))
         if models:
             line.append(Panel(f"two layers' training, {title}", models,
-                              {scheme: [value(scheme, model, 0) for model in models] for scheme in schemes}))
+                              {scheme: [value(scheme, model, 0) for model in models] for scheme in schemes}, empty))
         lines.append(line)
     seeds = ", ".join(map(str, sorted({r.seed for r in mine})))
     return small_multiples(f"{fabric}: completion time over that of {base} (seeds {seeds})", lines,

@@ -12,6 +12,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7
 """Okabe and Ito's palette, told apart by colour-blind eyes too."""
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 300, 190, 56, 64, 72
+NEVER = 14
+"""Height of the strip above all values where the crosses of those that never finished stand, side by side."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,14 @@ class Panel:
     title: str
     ticks: Sequence[str]
     series: Mapping[str, Sequence[float | None]]
+    empty: str = ""
+    """What to say where there is no value at all."""
 
 
 def small_multiples(title: str, rows: Sequence[Sequence[Panel]], *, x: str, y: str) -> str:
     """An SVG document with one line of charts for each row; the y axes are logarithmic, alike within a row.
 
-    Series have the same colour everywhere; values that never finished are crosses on the upper edge.
+    Series have the same colour everywhere; values that never finished are crosses above all others.
     """
     names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.series))
     if not names:
@@ -56,8 +60,12 @@ def _chart(panel: Panel, left: float, top: float, low: float, high: float, colou
            y: str) -> list[str]:
     def at(tick: int, value: float) -> tuple[float, float]:
         across = left + WIDTH * (tick + 0.5) / len(panel.ticks)
-        return across, top + HEIGHT * (1 - math.log(value / low) / math.log(high / low)) if value < math.inf else top
+        if value == math.inf:
+            return across, top + NEVER / 2
+        return across, top + NEVER + (HEIGHT - NEVER) * (1 - math.log(value / low) / math.log(high / low))
 
+    never = [name for name, values in panel.series.items() if math.inf in values]
+    apart = min(9.0, WIDTH / len(panel.ticks) / max(1, len(never)))
     parts = [f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#bbb"/>',
              _text(left, top - 6, panel.title, size=12), _text(left + WIDTH / 2, top + HEIGHT + 32, x, anchor="middle")]
     for value in _grid(low, high):
@@ -68,6 +76,8 @@ def _chart(panel: Panel, left: float, top: float, low: float, high: float, colou
                  f"{escape(y)}</text>")
     for tick, label in enumerate(panel.ticks):
         parts.append(_text(at(tick, high)[0], top + HEIGHT + 15, label, anchor="middle"))
+    if all(value is None for values in panel.series.values() for value in values):
+        parts.append(_text(left + WIDTH / 2, top + HEIGHT / 2, panel.empty, anchor="middle"))
     for name, values in panel.series.items():
         points = [(*at(tick, value), value) for tick, value in enumerate(values) if value is not None]
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b, value in points if value < math.inf)
@@ -77,6 +87,7 @@ def _chart(panel: Panel, left: float, top: float, low: float, high: float, colou
                 parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour[name]}">'
                              f"<title>{escape(name)}: {value:.4g}</title></circle>")
             else:
+                a += apart * (never.index(name) - (len(never) - 1) / 2)
                 parts.append(f'<path d="M{a - 4:.1f} {b - 4:.1f} l8 8 m0 -8 l-8 8" stroke="{colour[name]}" '
                              f'stroke-width="2"><title>{escape(name)}: did not finish</title></path>')
     return parts

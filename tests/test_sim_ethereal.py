@@ -110,8 +110,24 @@ def test_figures_hold_every_point_and_mark_what_never_finished() -> None:
     space = "{http://www.w3.org/2000/svg}"
     assert len(list(root.iter(space + "circle"))) == 2 * 4
     assert len(list(root.iter(space + "path"))) == 2 * 1
+    hung = Panel("b", ["1"], {"one": [None]}, "nothing < came")
+    assert "nothing &lt; came" in small_multiples("t", [[panel, hung]], x="x", y="y")
+    assert "nothing &lt; came" not in small_multiples("t", [[panel]], x="x", y="y")
     with pytest.raises(ValueError, match="nothing to draw"):
         small_multiples("t", [], x="x", y="y")
+
+
+def test_crosses_stand_inside_the_frame_one_beside_the_other() -> None:
+    """Above all values, clear of the title, and no two on one spot, however many schemes never finished."""
+    panel = Panel("t", ["1", "2"], {name: [inf, 3.0] for name in "abcdefgh"} | {"z": [1.0, 9.0]})
+    root = ET.fromstring(small_multiples("t", [[panel]], x="x", y="y"))
+    space = "{http://www.w3.org/2000/svg}"
+    frame = next(rect for rect in root.iter(space + "rect") if rect.get("fill") == "none")
+    left, top = (float(frame.get(key, "")) for key in ("x", "y"))
+    corners = [tuple(map(float, path.get("d", "")[1:].split()[:2])) for path in root.iter(space + "path")]
+    highest = min(float(circle.get("cy", "")) for circle in root.iter(space + "circle"))
+    assert len(set(corners)) == len(corners) == 8
+    assert all(x >= left and top < y and y + 8 < highest for x, y in corners)
 
 
 def _square(x: int) -> int:
