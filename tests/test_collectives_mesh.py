@@ -221,7 +221,7 @@ def test_news_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
         with mesh.operation(Call(1, "news")):
             mesh.wait([mesh.receive(0, np.empty(1, np.uint8))])
         one = tcp.meshes[1]
-        while 0 not in one._waits:
+        while 0 not in one._news.waits:
             one._poll(5)
         one._tell(1, 2, "is lost: a test")
         while not one._links[0].lost:

@@ -7,9 +7,9 @@ posted, sending and receiving at once.
 
     news = header: NEWS | whom | who | why          passed on to all connected ranks
 
-News is how a rank that died or never called is named everywhere.  With a why it is a fact, "who knows that whom is
-lost", and ends the operation on every rank that it reaches.  Without, it is "who waits in vain for whom": after a
-timeout each rank tells whom it misses, hears the others out, and follows the chains to those who said nothing.
+News (``news``) is how a rank that died or never called is named everywhere.  A fact ends the operation on every rank
+that it reaches; after a timeout each rank tells whom it waits for, hears the others out, and follows the chains to
+those who said nothing.
 
 Messages are ``tcp.TcpMesh``'s, over the same connections, or ``roce.mesh.RoceMesh``'s, which needs them for news alone.
 """
@@ -34,7 +34,8 @@ from netfold.host.errors import (
 )
 from netfold.host.mesh.door import Door, Unreachable, connect
 from netfold.host.mesh.link import HEADER, HELLO, NEWS, Link, Note, Receive, text_of
-from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, culprits, no_such_peer, ranks
+from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, ranks
+from netfold.host.mesh.news import News
 from netfold.wire.jobs import Plan
 
 BURST = 4 << 20
@@ -75,8 +76,7 @@ class ConnectedMesh(Mesh):
         self._links = {peer.rank: Link(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
         self._by_fd: dict[int, Link] = {}
         self._gone: set[Link] = set()
-        self._waits: dict[int, set[int]] = {}
-        self._facts: dict[int, str] = {}
+        self._news = News(plan.rank)
         self._error: NetFoldError | None = None
         self._poller = select.poll()
         self._door = Door(plan, listener, self._poller)
@@ -153,27 +153,14 @@ class ConnectedMesh(Mesh):
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
     def _write(self, link: Link) -> bool:
-        assert link.socket is not None
-        total = 0
         try:
-            while link.sends and total < BURST:
-                parts = link.sends[0].parts
-                sent = link.socket.sendmsg(parts)
-                total += sent
-                while parts and sent >= len(parts[0]):
-                    sent -= len(parts.pop(0))
-                if parts:
-                    parts[0] = parts[0][sent:]
-                else:
-                    link.sends.popleft().done = True
-        except (BlockingIOError, InterruptedError):
-            pass
+            return link.write(BURST) > 0
         except OSError as error:
             # What the peer wrote before it went away may say why: read it before giving up.
             link.lost = error.strerror or str(error)
             self._read(link)
             self._drop(link, link.lost)
-        return total > 0
+            return True
 
     def _read(self, link: Link) -> bool:
         total = 0
@@ -255,11 +242,8 @@ class ConnectedMesh(Mesh):
         link.events = link.wants()
         self._by_fd[sock.fileno()] = link
         self._poller.register(sock, link.events)
-        for whom, why in self._facts.items():
-            self._tell(self.rank, whom, why, only=link)
-        for who, whoms in self._waits.items():
-            for whom in whoms:
-                self._tell(who, whom, "", only=link)
+        for who, whom, why in list(self._news.all()):  # telling may bring more
+            self._tell(who, whom, why, only=link)
 
     def _drop(self, link: Link, why: str) -> None:
         """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
@@ -309,23 +293,21 @@ class ConnectedMesh(Mesh):
         if why:
             if whom != self.rank:
                 self._learn(whom, why)
-        elif who != self.rank and whom not in self._waits.get(who, ()):
-            self._waits.setdefault(who, set()).add(whom)
+        elif who != self.rank and self._news.waiting(who, whom):
             self._tell(who, whom, "")
-            if self._call is not IDLE and self.rank not in self._waits and self._missing():
+            if self._call is not IDLE and self.rank not in self._news.waits and self._missing():
                 self._time_out()
 
     def _learn(self, whom: int, why: str) -> None:
         """A fact: passes it on, and gives up."""
-        if whom in self._facts:
+        if not self._news.lost(whom, why):
             return
-        self._facts[whom] = why
         self._tell(self.rank, whom, why)
         if self._call is not IDLE:
             raise self._lost()
 
     def _lost(self) -> NetFoldError:
-        rank, why = next(iter(self._facts.items()))
+        rank, why = next(iter(self._news.facts.items()))
         owed = "; ".join(self._owed(link) for link in self._missing())
         return self._fail(PeerLost, f"rank {rank} {why}; {owed or 'nothing was owed'}. {LOOK}")
 
@@ -333,7 +315,7 @@ class ConnectedMesh(Mesh):
         """Nothing moves, or others say so: tells all whom we miss, hears whom they miss, raises with the names."""
         missing = self._missing()
         owed = "; ".join(self._owed(link) for link in missing)
-        self._waits[self.rank] = {link.rank for link in missing}
+        self._news.missed([link.rank for link in missing])
         for link in missing:
             if link.socket is None and not link.lost:  # it should have connected: only we can ask it why not
                 self._connect(link)
@@ -342,7 +324,7 @@ class ConnectedMesh(Mesh):
         deadline = self._clock() + max(FAREWELL, GRACE * self._timeout)
         while (left := deadline - self._clock()) > 0:
             self._poll(left)
-        guilty = ranks(culprits(self._waits, self.rank))
+        guilty = ranks(self._news.culprits())
         raise self._fail(
             CollectiveTimeout,
             f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {owed}. "
@@ -370,16 +352,16 @@ class ConnectedMesh(Mesh):
     def begin(self, call: Call) -> None:
         if self._error is not None:
             raise self._error
-        if self._facts:
+        if self._news.facts:
             raise self._lost()
-        if self._waits:
-            who, whom = next(iter(self._waits.items()))
+        if self._news.waits:
+            who, whom = next(iter(self._news.waits.items()))
             raise self._fail(CollectiveTimeout, f"rank {who} waits in vain for {ranks(sorted(whom))}. {LOOK}")
         self._call = call
         self._text = call.text.encode()[:76]
 
     def abort(self, error: BaseException) -> None:
-        told = bool(self._facts) or self.rank in self._waits
+        told = self._news.told
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
         self._call = IDLE
         # Those we wait for, or they for us, who have not come yet: whom they would find gone they would name.

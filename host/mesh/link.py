@@ -94,6 +94,28 @@ class Link:
     events: int = 0
     """What the poller looks for."""
 
+    def write(self, most: int) -> int:
+        """Hands some ``most`` bytes of what is posted to the kernel, or as many as it takes; how many.
+
+        Raises OSError where the connection is gone.
+        """
+        assert self.socket is not None
+        total = 0
+        try:
+            while self.sends and total < most:
+                parts = self.sends[0].parts
+                sent = self.socket.sendmsg(parts)
+                total += sent
+                while parts and sent >= len(parts[0]):
+                    sent -= len(parts.pop(0))
+                if parts:
+                    parts[0] = parts[0][sent:]
+                else:
+                    self.sends.popleft().done = True
+        except (BlockingIOError, InterruptedError):
+            pass
+        return total
+
     def interrupt(self) -> None:
         """The connection ended: what was coming in is to come anew."""
         if self.current is not None and self.current.aside is None:

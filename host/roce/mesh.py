@@ -347,7 +347,7 @@ class RoceMesh(ConnectedMesh):
         self._text = call.text.encode()[:TEXT]
 
     def abort(self, error: BaseException) -> None:
-        told = bool(self._facts) or self.rank in self._waits
+        told = self._news.told
         waiting = [self._links[end.rank] for end in self._ends.values() if end.busy]
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
         self._call = IDLE  # from here on nothing that we hear is an error of ours
