@@ -99,8 +99,9 @@ class Controller:
         self.jobs = Jobs(fabric, ledger, self, self.liveness, self.drains)
         self.inspection = Inspection(fabric, self._targets, self.jobs, ledger, self.drains)
         self.paths = PathService(
-            self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays
-        )
+            self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays,
+            answer=self.liveness.answer,
+        )  # fmt: skip
         self.maintenance = Maintenance(
             self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan
         )

@@ -44,11 +44,11 @@ class Fleet:
         job = Job("j", WORLD, hosts=[host.name for host in fabric.hosts])
         graph = fabric.graph()
 
-        async def nothing() -> Any:
+        async def nothing(*_: object) -> Any:
             """No switches."""
 
         self._service = PathService(Steering(fabric), cast(Any, OneJob(job)), graph=lambda: graph, replan=nothing,
-                                    strays=nothing)
+                                    strays=nothing, answer=nothing)
         self._collective = collective
         self._paths: dict[int, Paths] = {}
         self.peers: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}

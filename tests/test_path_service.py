@@ -7,13 +7,14 @@ import asyncio
 import ipaddress
 import select
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import msgspec
 import pytest
+from helpers_cables import Cables
 from helpers_controller import run
 from helpers_jobs import Rig, rig
 
@@ -164,6 +165,60 @@ def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
             assert (routes[far].action, dict(routes[far].params)["port"]) == (tables.FORWARD, 4), "one way is left"
             table = await operate(r, "Table", path_service.AskTable())
             assert [link.suspect_for for link in table.uplinks] == [["leaf2"], [], [], []]
+
+    run(story())
+
+
+def test_a_suspicion_that_probes_contradict_is_lifted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as all links of the path answer, it is given back.  Blamed again, it stays barred and nobody asks, since
+    probes may get through where packets do not."""
+    for module in ("steering", "path_service"):
+        monkeypatch.setattr(f"netfold.controller.paths.{module}.HOLD", 600.0)  # it does not end by itself
+
+    async def story() -> None:
+        async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
+            async def blame() -> None:
+                await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
+                    msgspec.json.encode(Suspect(plans[0].job, 0, plans[0].epoch, 2, SPINE1)))
+
+            asked: list[Collection[int]] = []
+            answer = r.controller.liveness.answer
+
+            async def ask(links: Collection[int], within: float) -> bool:
+                asked.append(links)
+                return await answer(links, within)
+
+            r.controller.paths._answer = ask
+            cables, path = Cables(r.fabric, r.switches), r.controller.steering.path("h1", "h3", SPINE1)
+            assert path is not None
+            cables.cut.add(path[1].link)
+            first = await followers[0].next()
+            await blame()
+            assert {piece.source_port for piece in (await followers[0].next()).pieces} == {SPINE2}
+            cables.cut.clear()
+            assert (await followers[0].next()).pieces == first.pieces
+            assert r.controller.steering.suspects() == frozenset()
+            await blame()
+            assert {piece.source_port for piece in (await followers[0].next()).pieces} == {SPINE2}
+            assert len(asked) == 1
+
+    run(story())
+
+
+def test_a_suspicion_stands_where_a_link_of_the_path_swallows(tmp_path: Path) -> None:
+    """The uplink answers, the spine's other link does not; nobody is found down by the question."""
+
+    async def story() -> None:
+        async with following(tmp_path, flows_of("all_to_all")) as (r, _, _):
+            cables = Cables(r.fabric, r.switches)
+            path = r.controller.steering.path("h1", "h3", SPINE1)
+            assert path is not None
+            cables.cut.add(path[1].link)
+            links = [hop.link for hop in path]
+            assert await r.controller.liveness.answer(links[:1], WAIT)
+            assert not await r.controller.liveness.answer(links, 0.0)
+            assert not await r.controller.liveness.answer(links, 0.1)
+            assert r.controller.liveness.links_down() == {}
 
     run(story())
 

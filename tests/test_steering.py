@@ -7,7 +7,7 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.paths.steering import HOLD, Steering
+from netfold.controller.paths.steering import HOLD, PARDON, Steering
 from netfold.controller.plan.clos import Clos, Path
 from netfold.controller.plan.fabric import Fabric
 from netfold.controller.plan.generate import leafspine, threetier
@@ -109,6 +109,26 @@ def test_a_suspicion_ends() -> None:
     assert not steering.suspects()
     assert steering.next_end() is None
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 3
+
+
+def test_an_absolved_path_that_is_blamed_again_stays_blamed() -> None:
+    """Probes may get through where hosts' packets do not: their second word counts for its full time, until PARDON
+    seconds have passed since the path was absolved."""
+    now = [100.0]
+    steering = Steering(leafspine(2, 3, 4), clock=lambda: now[0])
+    blamed, other = (path_over(steering, "leaf1", spine, "leaf2") for spine in ("spine2", "spine3"))
+    assert not steering.may_absolve(blamed), "nobody blames it"
+    steering.suspect(blamed)
+    steering.suspect(other)
+    assert steering.may_absolve(blamed)
+    steering.absolve(blamed)
+    assert steering.suspects() == {("leaf2", other[0].link)}
+    now[0] += HOLD / 2
+    assert steering.suspect(blamed), "new again"
+    assert not steering.may_absolve(blamed)
+    now[0] += PARDON
+    steering.suspect(blamed)
+    assert steering.may_absolve(blamed)
 
 
 def test_a_link_that_several_blamed_paths_share_is_left_by_everybody() -> None:

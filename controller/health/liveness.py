@@ -113,6 +113,22 @@ class Liveness:
         if self._suspects and (self._inquiry is None or self._inquiry.done()):
             self._inquiry = asyncio.create_task(self._inquire(), name="suspect links")
 
+    async def answer(self, links: Collection[int], within: float) -> bool:
+        """Whether a probe that is sent from now on comes through all these links, both ways, within so many seconds.
+        Nobody is judged by that: a queue may hold probes up."""
+        self._listen()  # what has come so far does not count
+        before, clock = self._links.arrived(), asyncio.get_running_loop().time
+        again, end = clock(), clock() + within
+        while silent := {number for number in links if not self._links.arrived_since(before, number)}:
+            if clock() >= end:
+                return False
+            if clock() >= again:
+                await self._send(silent, judged=False)
+                again = clock() + REPEAT
+            await asyncio.sleep(QUICK)
+            self._listen()
+        return True
+
     async def discover(self) -> dict[End, End]:
         """Where the ends of links between switches lead, asked now: by the end that sends, where it came out.  What
         does not come out anywhere within DISCOVER seconds is not in it; nobody is judged by that."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Final
 
 import grpc
@@ -22,7 +22,7 @@ from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.paths.steering import HOLD, Steering
 from netfold.controller.plan import collectives
 from netfold.controller.plan import paths as planners
-from netfold.controller.plan.clos import Clos, PlanError
+from netfold.controller.plan.clos import Clos, Path, PlanError
 from netfold.controller.plan.fabric import End, Fabric
 from netfold.controller.switch import rpc, tables
 from netfold.controller.switch.rpc import Code, Refusal
@@ -111,6 +111,7 @@ class PathService:
     graph    what is up of the fabric
     replan   writes what Steering says to the switches
     strays   by switch, then by leaf's number: the counter `unpinned`
+    answer   whether probes come through all these links within so many seconds
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class PathService:
         graph: Callable[[], nx.MultiGraph[str]],
         replan: Callable[[], Awaitable[None]],
         strays: Callable[[], Awaitable[dict[str, dict[int, int]]]],
+        answer: Callable[[Collection[int], float], Awaitable[bool]],
     ) -> None:
         self._steering = steering
         self._fabric: Fabric = steering.fabric
@@ -128,6 +130,7 @@ class PathService:
         self._graph = graph
         self._replan = replan
         self._strays = strays
+        self._answer = answer
         self._version = 0
         self._clos: Clos | None = None
         self._plans: dict[bytes, planners.Plan] = {}
@@ -178,7 +181,7 @@ class PathService:
             await news.wait()
 
     async def suspect(self, request: Suspect) -> Noted:
-        """Keeps everybody off an uplink for a leaf, for HOLD seconds.  Raises Refusal."""
+        """Keeps everybody off an uplink for a leaf, for HOLD seconds, or until probes come through.  Raises Refusal."""
         job = self._job(request.job, request.epoch, request.rank)
         if not 0 <= request.peer < job.world:
             raise Refusal(Code.INVALID_ARGUMENT, f"peer: expected a rank below {job.world}, got {request.peer}")
@@ -191,21 +194,30 @@ class PathService:
                         job.name, request.rank, request.peer, end, leaf, HOLD)
             self.changed()  # ranks first: where the switches' pins lead stays as it is
             await self._replan()
-            self._soon(HOLD)
+            self._begin(self._ends(HOLD), "a suspicion ends")
+            if self._steering.may_absolve(path):
+                self._begin(self._inquire(path, end), "a suspicion is looked into")
         return Noted(str(end))
 
-    def _soon(self, seconds: float) -> None:
-        """Plans again when a suspicion may have ended."""
-
-        async def later() -> None:
-            await asyncio.sleep(seconds + 0.01)
-            if self._steering.next_end() is not None:
-                self._soon(HOLD / 4)  # it was renewed
-            await self._replan()
-
-        task = asyncio.get_running_loop().create_task(later(), name="a suspicion ends")
+    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
+
+    async def _ends(self, seconds: float) -> None:
+        """Plans again when a suspicion may have ended."""
+        await asyncio.sleep(seconds + 0.01)
+        if self._steering.next_end() is not None:
+            self._begin(self._ends(HOLD / 4), "a suspicion ends")  # it was renewed
+        await self._replan()
+
+    async def _inquire(self, path: Path, end: End) -> None:
+        """Lifts a suspicion that is wrong."""
+        if await self._answer({hop.link for hop in path}, HOLD):
+            log.warning("probes come through %s to %s: suspect no more", end, path[-1].head)
+            self._steering.absolve(path)
+            self.changed()
+            await self._replan()
 
     def _paths(self, request: Follow, job: Job) -> Paths:
         steering, here = self._steering, self._steering.leaf_of[job.hosts[request.rank]]

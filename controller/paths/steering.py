@@ -6,8 +6,8 @@ A path of a folded Clos is as good as the name of the switch where it turns, so 
 the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
 
     operator      modes by destination leaf, pins, drains          `netfold paths`, `netfold drain`
-    hosts         paths that do not answer, for HOLD seconds: each bars its uplink for its destination leaf, and two
-                  that share a link bar that link for everybody
+    hosts         paths that do not answer, for HOLD seconds or until probes come through: each bars its uplink for
+                  its destination leaf, and two that share a link bar that link for everybody
     graph         what is left of the fabric                        -> pins, policies, routes without suspects
 """
 
@@ -32,6 +32,8 @@ from netfold.wire import roce
 
 HOLD: Final = 5.0
 """Seconds that a host's suspicion counts.  By then link probes have found the link down, or there was no reason."""
+PARDON: Final = 60.0
+"""Seconds until a path can be absolved once more: probes may get through where hosts' packets do not."""
 DEFAULT: Final[Mode] = "pinned"
 
 Mark = tuple[str, int]
@@ -57,6 +59,8 @@ class Steering:
         """Pins that the operator wants elsewhere than planned, while that port has a live link."""
         self._clock = clock
         self._blamed: dict[Path, float] = {}
+        self._pardoned: dict[Path, float] = {}
+        """When each was absolved."""
         self._numbers = tables.leaf_numbers(fabric)
 
     # ---- what is known ---------------------------------------------------------------------------------------------
@@ -65,6 +69,15 @@ class Steering:
         new = path not in self._doubtful()
         self._blamed[path] = self._clock() + HOLD
         return new
+
+    def may_absolve(self, path: Path) -> bool:
+        """Whether it is blamed, and was not absolved of that a short while ago."""
+        return path in self._doubtful() and self._clock() >= self._pardoned.get(path, -PARDON) + PARDON
+
+    def absolve(self, path: Path) -> None:
+        """Probes come through every link of a blamed path: hosts took a long queue for a dead path."""
+        self._pardoned[path] = self._clock()
+        self._blamed.pop(path, None)
 
     def _doubtful(self) -> Iterable[Path]:
         """Blamed paths that still count."""
