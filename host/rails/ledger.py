@@ -131,25 +131,21 @@ class Ledger:
 
     def enter(self, position: int, rails: Collection[int]) -> None:
         """This rank is at ``position``, where each of these rails carries a range."""
+        now = self._clock()
         with self._lock:
-            self._enter(position, rails)
-            self._settles, self._failed = False, {}
+            self._at, self._settles, self._fenced, self._came = position, False, False, now
+            self._moved, self._left, self._looked, self._quiet = dict.fromkeys(rails, now), {}, {}, {}
+            self._failed = {}
 
     def settle(self, position: int, rail: int) -> float:
         """This rank is at a settlement, which this rail carries.  The time, once for all who want to know it."""
-        with self._lock:
-            self._settles = True
-            return self._enter(position, (rail,))
-
-    def _enter(self, position: int, rails: Collection[int]) -> float:
         # a short allreduce may take a third of a millisecond: what is done here is done for each of them
-        self._at, self._fenced, self._came = position, False, self._clock()
-        self._moved = dict.fromkeys(rails, self._came)
-        if self._left:
-            self._left = {}
-        if self._looked:
-            self._looked, self._quiet = {}, {}
-        return self._came
+        now = self._clock()
+        with self._lock:
+            self._at, self._settles, self._fenced, self._came, self._moved = position, True, False, now, {rail: now}
+            if self._left or self._looked:
+                self._left, self._looked, self._quiet = {}, {}, {}
+        return now
 
     def moved(self, rail: int, when: float, most: float = LOOK) -> float:
         """A look at a rail, which made its last progress then; for how many seconds it has been quiet.

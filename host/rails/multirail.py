@@ -42,6 +42,8 @@ EVERY = 400
 """Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
 FIGURING = 0.0005
 """Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
+LATE = 1.5
+"""Times the predicted seconds up to which nothing of a short call can have been sent again."""
 WARM = 3
 """Short calls on each rail before those that are measured."""
 LATENCY, RATE = (1024,) * 5, (LONG, 4 * LONG)
@@ -154,12 +156,11 @@ class MultiRail:
             self.note(f"{self._rails.names[self._pinned]} (pinned)")
             self._rails[self._pinned].allreduce(source, out, op, number)
             return
-        begin = self._clock()
         nbytes = source.nbytes
         split = self.shares.split(nbytes, self._rails.live)
         self.note(split.text)
         try:
-            if len(split.used) <= 1 and nbytes <= SHORT:
+            if split.whole and nbytes <= SHORT:
                 self._short(source, out, op, split)
             else:
                 self._long(source, out, op, split)
@@ -168,7 +169,6 @@ class MultiRail:
             raise _told(error, f"{self._me}, {what}: {error}; rails: {self._rails.account()}") from error
         self._operations += 1
         self._bytes += nbytes
-        self._seconds += self._clock() - begin
 
     @property
     def live(self) -> list[int]:
@@ -239,33 +239,39 @@ class MultiRail:
 
     # ---- short and long --------------------------------------------------------------------------------------------
     def _short(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
-        np.copyto(out, self._settle(source, op, split.single[0]))
+        """On one rail.  Whatever is done here counts beside a third of a millisecond, which such a call may take."""
+        settlements = self._settlements
+        np.copyto(out, self._settle(source, op, split.single[0], tell=True))
+        usual = split.seconds or 1.0
+        self._seconds += settlements.seconds
+        if settlements.seconds > LATE * usual:  # in less nothing was sent again
+            self._count(settlements.carrier)
         # nothing that only one rank knows: every rank must exchange figures after the same calls
-        self._owed += split.seconds or 1.0
+        self._owed += usual
         if self._owed > self._due:
             # each rail in its turn, also one that carries nothing now: so its latency is known, and whether it is up
             live = self._rails.live
             self._exchange({}, live[self._exchanges % len(live)], together=True)
 
-    def _settle(self, source: Flat, op: Op, rail: int) -> Flat:
-        """A settlement to which all ranks come together: it tells what the rail costs."""
-        result = self._run(source, op, rail)
-        carrier, seconds = self._settlements.carrier, self._settlements.seconds
-        if seconds is not None:
-            self._estimates[carrier].add(source.nbytes, seconds)
-            self._nbytes[carrier] += source.nbytes
-        self._count(carrier)
-        return result
+    def _settle(self, source: Flat, op: Op, rail: int, *, tell: bool = False) -> Flat:
+        """A settlement.
 
-    def _run(self, source: Flat, op: Op, rail: int) -> Flat:
-        """A settlement."""
-        result = self._settlements.run(source, op, rail)
-        if (carrier := self._settlements.carrier) != rail:
+        tell  what the rail costs: all ranks come to it together
+        """
+        settlements = self._settlements
+        result = settlements.run(source, op, rail)
+        carrier = settlements.carrier
+        if carrier != rail:
             self.note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
+        if tell:
+            self._nbytes[carrier] += source.nbytes
+            if not settlements.failed:
+                self._estimates[carrier].add(source.nbytes, settlements.seconds)
         return result
 
     def _long(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
         """A tensor in ranges.  Repeats what some rank lacks until nobody lacks anything."""
+        begin = self._clock()
         left = [slice(0, source.size)]
         while True:
             parts = ranges.cut(left, split, self.shares.figures)
@@ -280,6 +286,7 @@ class MultiRail:
                     self._count(rail)
             left = ranges.lacking(parts, done, source)
             if not left:
+                self._seconds += self._clock() - begin
                 return
             again = sum(chunk.stop - chunk.start for chunk in left) * source.itemsize
             split = self.shares.split(again, self._rails.live)
@@ -304,8 +311,8 @@ class MultiRail:
         together  no rank comes late to it, so it says what the rail costs: not after ranges
         """
         table = status.tell(self.rank, self.world, self._rails, parts, self._estimates)
-        settle = self._settle if together else self._run
-        told = status.hear(settle(table, "sum", rail), self.world, self._rails.live, parts)
+        total = self._settle(table, "sum", rail, tell=together)
+        told = status.hear(total, self.world, self._rails.live, parts)
         names = self._rails.names
         self._rails.bury({
             rail: RailDown(f"{names[rail]}: {ranks(who)} lost it, and can say why") for rail, who in told.dead.items()
@@ -329,11 +336,10 @@ class MultiRail:
         self._exchange({}, self._rails.live[0])
         strange = [rail for rail in self._rails.live if self.shares.figures[rail].bandwidth is None]
         sizes = LATENCY + (RATE if start == "hot" else ())
-        plan = [(self._run, 1024)] * WARM + [(self._settle, nbytes) for nbytes in sizes]
-        for settle, nbytes in plan:
+        for tell, nbytes in [(False, 1024)] * WARM + [(True, nbytes) for nbytes in sizes]:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
-                    settle(np.zeros(nbytes // 4, np.int32), "sum", rail)
+                    self._settle(np.zeros(nbytes // 4, np.int32), "sum", rail, tell=tell)
         if strange:
             self._exchange({}, self._rails.live[0])
 

@@ -38,8 +38,10 @@ class Settlements:
         self._turn = 0
         self.carrier = 0
         """The rail that carried the last one."""
-        self.seconds: float | None = None
-        """What it took there, where nothing failed."""
+        self.seconds = 0.0
+        """What it took."""
+        self.failed = False
+        """Whether rails failed meanwhile."""
 
     def run(self, source: Flat, op: Op, rail: int) -> Flat:
         """The reduction of every rank's ``source``, in memory that stays until the next settlement but one.
@@ -47,12 +49,14 @@ class Settlements:
         Over ``rail``, and over the quickest one left where that dies.  All ranks get it, or all raise.
         """
         rails, ledger = self._rails, self._ledger
+        self.carrier, self.failed, begin = rail, False, None
         while True:
             position = rails.position = rails.position + 1
-            begin = ledger.settle(position, rail)
+            came = ledger.settle(position, rail)
+            begin = begin or came
             result = self._memory(source)
             try:
-                if rail in rails.broken:
+                if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
                 rails[rail].allreduce(source, result, op, position)
             except RankMismatch:
@@ -65,21 +69,22 @@ class Settlements:
                     rails.broken.setdefault(rail, error)
             else:
                 if ledger.conclude(position, result):
-                    self.carrier, self.seconds = rail, ledger.concluded - begin
+                    self.seconds = ledger.concluded - begin
                     return result
                 failure = Fenced("another rank stopped it")
+            self.failed = True
             ledger.left(rail)
             told = self._inquire(position, rail)
-            self.carrier, self.seconds = rail, None
             if told is not None:
                 # somebody had it before the rail died: the rail is dead at the next use, by our not taking part
                 result.view(np.uint8)[:] = np.frombuffer(told, np.uint8)
                 ledger.adopt(position, result)
                 rails.broken.setdefault(rail, failure)
+                self.seconds = ledger.concluded - begin
                 return result
             ledger.adopt(position, None)
             rails.bury({rail: failure})
-            rail = self._quickest()
+            self.carrier = rail = self._quickest()
 
     def _inquire(self, position: int, rail: int) -> bytes | None:
         """Fences a settlement on every rank.  Its result where any had it, None where none has it and none will."""

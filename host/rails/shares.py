@@ -111,6 +111,11 @@ class Split:
         return [rail for rail, nbytes in enumerate(self.nbytes) if nbytes]
 
     @cached_property
+    def whole(self) -> bool:
+        """Whether one rail carries all of it."""
+        return len(self.used) <= 1
+
+    @cached_property
     def text(self) -> str:
         """Which rail carries what share, and why, for people and for the flight recorder."""
         alone, seconds = self.single
@@ -175,15 +180,17 @@ class Shares:
 
         live  a new list where it changes
         """
+        # what is computed here counts beside what it is computed for: once for each size
+        split = self._short.get(nbytes) if live is self._live else None
+        if split is not None:
+            return split
         if len(live) > 1 and nbytes >= 8 * TRIAL:
             self._cuts += 1
             return self._with_trials(self.preview(nbytes, live), live)
         if live is not self._live or len(self._short) >= REMEMBERED:
             self._live = live
             self._short.clear()
-        split = self._short.get(nbytes)
-        if split is None:  # what is computed here counts beside what it is computed for: once for each size
-            split = self._short[nbytes] = self.preview(nbytes, live)
+        split = self._short[nbytes] = self.preview(nbytes, live)
         return split
 
     def preview(self, nbytes: int, live: Sequence[int]) -> Split:
