@@ -180,6 +180,15 @@ def interrupted_by(error: type[BaseException], comm: Communicator) -> Iterator[N
         signal.signal(signal.SIGALRM, before)
 
 
+def impatient(comms: Sequence[Communicator], seconds: float) -> None:
+    """They give up after so many seconds, in operations that fold in one that runs, too.  While they come together a
+    machine that stands still for some seconds is no fault."""
+    for comm in comms:
+        comm._peers.mesh._timeout = seconds  # type: ignore[attr-defined]
+        if comm._lanes is not None:
+            getattr(comm._lanes, "_fold", comm._lanes)._timeout = seconds
+
+
 def everyone(comms: Sequence[Communicator], call: Callable[[Communicator], Any], *, timeout: float = 60) -> list[Any]:
     """Runs ``call`` on every rank at once; returns results or exceptions, by rank."""
     results: list[Any] = [None] * len(comms)

@@ -13,11 +13,15 @@ from helpers_topo import SECONDS
 
 HANGS = """
 import threading
+from pathlib import Path
+
+import pytest
+
+@pytest.fixture
+def tmp_path():
+    return Path(__file__).parent
 
 def test_that_hangs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "leaf1.log").write_text("at the beginning\\n" + "x" * %d + "\\nthe last words\\n")
-    (tmp_path / "logs" / "rank0.log").touch()
     threading.Event().wait(60)
 """
 
@@ -25,15 +29,19 @@ def test_that_hangs(tmp_path):
 def test_a_test_that_hangs_says_where_and_shows_the_ends_of_its_logs(tmp_path: Path) -> None:
     """Within the seconds that its sandbox gives it; logs are cut to their ends, and empty ones left out."""
     file = tmp_path / "test_hangs.py"
-    file.write_text(HANGS % LOG_BYTES)
+    file.write_text(HANGS)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "leaf1.log").write_text("at the beginning\n" + "x" * LOG_BYTES + "\nthe last words\n")
+    (logs / "rank0.log").touch()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--basetemp",
          str(tmp_path / "base"), str(file)],
-        env={**os.environ, SECONDS: "1", "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True,
+        env={**os.environ, SECONDS: "2", "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True,
         timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "Timeout (>1.0s)" in done.stdout
+    assert "Timeout (>2.0s)" in done.stdout
     assert "threading.Event().wait(60)" in done.stdout
     assert "end of logs/leaf1.log" in done.stdout
     assert "the last words" in done.stdout

@@ -10,19 +10,21 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import msgspec
 import numpy as np
 import pytest
-from helpers_host import LoopbackSwitch, everyone, loopback_job, subnet
+from helpers_host import LoopbackSwitch, everyone, impatient, loopback_job, subnet
+from helpers_ports import wait_for
 from numpy.typing import NDArray
 
 import netfold
 from netfold.host import environment
 from netfold.host.communicator import Communicator
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PlanError
+from netfold.host.folding.fold import FoldRail
 from netfold.host.plans import check_plan
 from netfold.wire import jobs, roce
 from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, Report, Stream, Tree
@@ -119,7 +121,7 @@ def test_ranks_join_fold_report_and_leave(serve: Callable[..., JobServer]) -> No
 
     def life(rank: int) -> Any:
         where = {"address": f"{net}.{rank + 1}", "controller": server.where}
-        with Communicator.join("j", rank, 2, **where, rail="innet", timeout=5) as comm:
+        with Communicator.join("j", rank, 2, **where, rail="innet") as comm:
             assert comm.rail == "innet"
             assert "planned 1 tree(s) for this job: loop" in comm.explain(1 << 20)
             return comm.allreduce(np.full(1000, rank + 1, np.int32))
@@ -137,7 +139,7 @@ def test_without_a_tree_the_ring_takes_over_loudly(serve: Callable[..., JobServe
     server, net = serve(reason="spine1 has 12 slots left"), subnet()
 
     def life(rank: int) -> Any:
-        with Communicator.join("j", rank, 2, address=f"{net}.{rank + 1}", controller=server.where, timeout=5) as comm:
+        with Communicator.join("j", rank, 2, address=f"{net}.{rank + 1}", controller=server.where) as comm:
             assert "spine1 has 12 slots left" in comm.explain(4)
             return comm.rail, comm.allreduce(np.full(10, rank, np.float32)).tolist()
 
@@ -299,7 +301,7 @@ def test_barrier_waits_for_the_last_rank() -> None:
 
 def test_two_threads_at_once_are_refused() -> None:
     """The second caller gets Busy; the first one's operation goes on."""
-    with loopback_job(2, timeout=5) as comms:
+    with loopback_job(2) as comms:
         inside = threading.Thread(target=lambda: comms[0].barrier(), daemon=True)
         inside.start()
         while not comms[0]._turns._lock.locked():
@@ -307,7 +309,7 @@ def test_two_threads_at_once_are_refused() -> None:
         with pytest.raises(Busy, match="another thread"):
             comms[0].barrier()
         comms[1].barrier()
-        inside.join(10)
+        inside.join(60)
         assert not inside.is_alive()
         everyone(comms, lambda c: c.barrier())
 
@@ -373,7 +375,12 @@ def test_importing_netfold_is_light() -> None:
 def test_what_was_routed_here_is_no_result() -> None:
     """A switch without entries for the job routes the neighbour's contribution to us, with our queue pair on it: its
     TTL tells, it never gets into a sum, and the error says so."""
-    with loopback_job(2, timeout=0.3, ttl=roce.RESULT_TTL - 1) as comms:
-        for error in everyone(comms, lambda comm: comm.allreduce(np.ones(300, np.int32))):
+    with loopback_job(2, ttl=roce.RESULT_TTL - 1) as comms, futures.ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(comm.allreduce, np.ones(300, np.int32)) for comm in comms]
+        rails = [cast(FoldRail, comm._lanes) for comm in comms]
+        wait_for(lambda: all(rail._io.unfolded() for rail in rails))
+        impatient(comms, 0.1)
+        for call in calls:
+            error = call.exception(60)
             assert isinstance(error, CollectiveTimeout)
             assert "came from the rank before as it sent them: a switch has no entries of this job" in str(error)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from helpers_host import everyone, loopback_job
+from helpers_host import everyone, impatient, loopback_job
 from typer.testing import CliRunner
 
 from netfold.controller.cli.app import app
@@ -87,8 +87,9 @@ def test_only_the_last_thousand_are_kept() -> None:
 def test_a_failure_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of a rank whose peer never called: the error, the operation as failed, the others before it."""
     monkeypatch.setenv(flight.FOLDER_VARIABLE, str(tmp_path))
-    with loopback_job(2, rail="tcp", timeout=2.0) as comms:
+    with loopback_job(2, rail="tcp") as comms:
         everyone(comms, lambda comm: comm.allreduce(np.ones(3)))
+        impatient(comms, 0.3)
         with pytest.raises(NetFoldError):
             comms[0].allreduce(np.ones(1000))
     (dump,) = read(tmp_path)

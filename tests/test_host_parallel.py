@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers_host import everyone, interrupted_by, loopback_job, subnet
+from helpers_host import everyone, impatient, interrupted_by, loopback_job, subnet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -109,7 +109,8 @@ def test_not_finite_elements_reach_every_rank() -> None:
 @pytest.mark.parametrize("absent", [[1], [2, 3]])
 def test_ranks_that_never_call_time_the_others_out(absent: list[int]) -> None:
     """One of a machine, or a whole machine: all others end within the timeout, with a name or where it stands."""
-    with loopback_job(4, members=2, timeout=0.5) as comms:
+    with loopback_job(4, members=2) as comms:
+        impatient(comms, 0.3)
         begin = time.monotonic()
         present = [comm for comm in comms if comm.rank not in absent]
         got = everyone(present, lambda c: c.allreduce(np.ones(1000, np.int32)))
@@ -123,11 +124,13 @@ def test_ranks_that_never_call_time_the_others_out(absent: list[int]) -> None:
 @pytest.mark.usefixtures("small_windows")
 def test_a_rank_that_gives_up_in_the_middle_is_named_on_its_machine() -> None:
     """Its death ends what the others of its machine do; the other machines' folds end in bounded time as well."""
-    with loopback_job(4, members=2, timeout=1.0) as comms:
+    with loopback_job(4, members=2) as comms:
 
         def call(comm: Communicator) -> Any:
             for _ in range(3):
                 comm.allreduce(np.ones(20_000, np.int32))
+            if comm.rank < 2:  # rank 2 hears of it
+                impatient([comm], 0.5)
             if comm.rank == 3:
                 comm.close()
                 return None
@@ -141,7 +144,8 @@ def test_a_rank_that_gives_up_in_the_middle_is_named_on_its_machine() -> None:
 
 def test_ranks_of_a_machine_that_disagree_are_told() -> None:
     """By the first message between them, before anything is folded."""
-    with loopback_job(4, members=2, timeout=1.0) as comms:
+    with loopback_job(4, members=2) as comms:
+        impatient(comms[2:], 0.5)
         got = everyone(comms, lambda c: c.allreduce(np.ones(1000 + (c.rank == 1), np.int32)))
         assert isinstance(got[0], RankMismatch) or isinstance(got[1], RankMismatch), got
         assert all(isinstance(error, NetFoldError) for error in got)
@@ -149,7 +153,7 @@ def test_ranks_of_a_machine_that_disagree_are_told() -> None:
 
 def test_machines_that_disagree_are_told_by_the_fold() -> None:
     """The signatures meet in the switch: each place learns of it."""
-    with loopback_job(4, members=2, timeout=2.0) as comms:
+    with loopback_job(4, members=2) as comms:
         got = everyone(comms, lambda c: c.allreduce(np.ones(1000 + 1000 * (c.rank > 1), np.int32)))
         assert any(isinstance(error, RankMismatch) and "500 .. 1000" in str(error) for error in got), got
         assert all(isinstance(error, NetFoldError) for error in got)
@@ -208,7 +212,7 @@ def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypat
 
     monkeypatch.setattr(shared_memory, "_map", blind)
     with pytest.raises(NetFoldError, match=r"does not see the first rank's /dev/shm|gave up"), loopback_job(
-        4, members=2, timeout=1.0
+        4, members=2
     ):
         pass
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers_host import everyone, interrupted_by, loopback_job, subnet
+from helpers_host import everyone, impatient, interrupted_by, loopback_job, subnet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -115,7 +115,8 @@ def test_a_small_receive_buffer_narrows_the_window_and_says_so(
 @pytest.mark.parametrize("rail", RAILS)
 def test_a_rank_that_never_calls_times_the_others_out(rail: RailName) -> None:
     """The error comes within the timeout, says where, and names the neighbour or the stream; later calls repeat it."""
-    with loopback_job(3, rail=rail, timeout=0.4) as comms:
+    with loopback_job(3, rail=rail) as comms:
+        impatient(comms, 0.3)
         begin = time.monotonic()
         got = everyone(comms[:2], lambda c: c.allreduce(np.ones(1000, np.float32)))
         took = time.monotonic() - begin

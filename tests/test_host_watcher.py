@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import pytest
 from helpers_controller import MemorySwitch
+from helpers_host import subnet
 
 from netfold.controller.controller import Controller
 from netfold.controller.operations import operator
@@ -39,8 +40,8 @@ BOUND = 60.0
 
 def loopback(folder: Path, token: str | None = None) -> Fabric:
     """One leaf whose hosts are addresses of this machine."""
-    fabric = leafspine(1, 0, 3, rundir=folder)
-    hosts = tuple(msgspec.structs.replace(host, address=f"127.77.0.{n}") for n, host in enumerate(fabric.hosts, 1))
+    fabric, net = leafspine(1, 0, 3, rundir=folder), subnet()
+    hosts = tuple(msgspec.structs.replace(host, address=f"{net}.{n}") for n, host in enumerate(fabric.hosts, 1))
     return msgspec.structs.replace(fabric, hosts=hosts, probe=0, token=token)
 
 
@@ -101,7 +102,7 @@ def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
             assert comm.rail == "innet"
             blocked = pool.submit(comm.allreduce, np.ones(1000, np.float32))
             os.kill(other.pid, signal.SIGKILL)
-            with pytest.raises(PeerLost, match=r"rank 0 of 2, operation 1 .*lost rank 1 at 127\.77\.0\.2 \(h2\)"):
+            with pytest.raises(PeerLost, match=r"rank 0 of 2, operation 1 .*lost rank 1 at 127\.[0-9.]+\.2 \(h2\)"):
                 blocked.result(TIMEOUT / 2)
             with pytest.raises(PeerLost, match="lost rank 1"):
                 comm.allreduce(np.ones(1, np.float32))

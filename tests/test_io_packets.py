@@ -281,7 +281,7 @@ def test_an_idle_switch_uses_no_cpu() -> None:
         wait_for(lambda: "S (sleeping)" in _status(process.pid))  # it has answered, and may not have gone to bed yet
         before = _switches(process.pid)
         threading.Event().wait(0.5)
-        assert _switches(process.pid) - before <= 1
+        assert _switches(process.pid) - before <= 3  # one that is stopped and goes on makes two by that
 
 
 def _status(pid: int) -> str:

@@ -48,7 +48,7 @@ def running(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=TIMEOUT)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_it_runs_a_program_and_stops_when_told(program: Path, tmp_path: Path) ->
         pids = [int(pid) for task in tasks for pid in task.read_text().split()]
         assert len(pids) == 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(TIMEOUT) == 0
         with pytest.raises(ProcessLookupError):
             os.kill(pids[0], 0)
 
@@ -79,7 +79,7 @@ def test_without_program_it_waits_for_one(tmp_path: Path) -> None:
     """--no-p4 starts a server without pipeline; Ctrl-C ends it with status 0."""
     with running("--no-p4", "--grpc-server-addr", f"unix:{tmp_path}/s") as (process, _):
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def test_killed_it_leaves_no_native_process(program: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_killed_it_leaves_no_native_process(program: Path, tmp_path: Path) -> No
         (pid,) = [int(pid) for task in tasks for pid in task.read_text().split()]
         handle = os.pidfd_open(pid)
         process.kill()
-        ready, _, _ = select.select([handle], [], [], 10)
+        ready, _, _ = select.select([handle], [], [], TIMEOUT)
         os.close(handle)
         assert ready
 

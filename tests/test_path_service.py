@@ -30,7 +30,7 @@ from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Suspect
 
 SPINE1, SPINE2 = (roce.PATH_PORT + number for number in (3, 4))  # the fabric's third and fourth switch
-WAIT = 5.0
+WAIT = 30.0
 
 
 class Follower:

@@ -194,7 +194,7 @@ def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
         folds = []
         for rank, mesh in enumerate(ranks.roce):
             plan = msgspec.structs.replace(mesh._plan, trees=switch.trees(rank, slots=64))
-            folds.append(FoldRail(plan, ranks.addresses[rank], timeout=5, shared=True))
+            folds.append(FoldRail(plan, ranks.addresses[rank], timeout=30, shared=True))
             stack.callback(folds[-1].close)
         source = np.arange(20_000, dtype=np.int32)
 
@@ -249,8 +249,10 @@ def test_a_rank_that_never_calls_is_named() -> None:
 def test_that_a_path_stands_still_is_no_movement(stay: bool) -> None:
     """Where the network swallows everything, the timeout counts from the last packet that came, whatever queue pairs
     tell of their paths meanwhile; and who is to stay on a path stays."""
-    with RoceRanks(2, timeout=2.0, queue_pairs=2, stay=stay) as ranks:
+    with RoceRanks(2, queue_pairs=2, stay=stay) as ranks:
         check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
+        for mesh in ranks.roce:
+            mesh._timeout = 1.0
         for sock in receivers(ranks):
             lose(sock, 1 - 2**-32)
         results = ranks.run(allreduce("ring", [1000], 2), timeout=60)

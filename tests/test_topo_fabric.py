@@ -8,11 +8,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from helpers_ports import wait_for
 from helpers_topo import in_sandbox, why_no_sandbox
 
 from netfold.controller.plan import fabric_file
@@ -245,12 +248,16 @@ def test_ranks_that_take_too_long_are_ended_and_named(tmp_path: Path) -> None:
     assert all(process.poll() is not None for process in ranks.processes)
 
 
-def test_a_rank_that_hangs_says_where(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error holds the state of its process and the stack of its threads, for what cannot be watched."""
     stuck = "import threading, sys\ndef in_vain():\n  print(1, flush=True); threading.Event().wait()\nin_vain()"
     ranks = ranks_of(f"exec {sys.executable} -X faulthandler -c '{stuck}'", "true", tmp_path=tmp_path)
-    lines = ranks.lines(within=5)
+    late = 0.0
+    monkeypatch.setattr(net, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late))
+    lines = ranks.lines(within=60)
     assert next(lines) == (0, "1")
+    wait_for(lambda: net._state(ranks.processes[0].pid).startswith("S"))
+    late = 60.0
     with pytest.raises(net.RankFailed, match=r"rank 0, S \(sleeping\):\n(.*\n)*.* in in_vain\n"):
         list(lines)
 

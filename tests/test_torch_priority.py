@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers_host import everyone, loopback_job
+from helpers_host import everyone, impatient, loopback_job
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
 
@@ -210,6 +210,7 @@ def test_a_lost_rank_comes_out_of_the_next_use() -> None:
         if comm.rank == 1:
             optimizer.close()
             return ""
+        impatient([comm], 0.3)
         model(batch(0)).sum().backward()
         optimizer.step()
         try:
@@ -221,7 +222,7 @@ def test_a_lost_rank_comes_out_of_the_next_use() -> None:
                 optimizer.close()
         return "no error"
 
-    with loopback_job(2, rail="tcp", timeout=0.5) as comms:
+    with loopback_job(2, rail="tcp") as comms:
         said = everyone(comms, one)
     assert "rank 1 gone, stopped, or never called" in str(said[0]), said
     assert said[1] == ""

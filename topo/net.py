@@ -43,7 +43,7 @@ from netfold.topo.wiring import execute
 CONTROLLER_SECONDS: Final = 90.0
 """For the controller to compile the program and fill every switch: the first compilation on a slow machine is long."""
 STOP_SECONDS: Final = 5.0
-ABORT_SECONDS: Final = 2.0
+ABORT_SECONDS: Final = 5.0
 """For a rank that is late to write where it stands."""
 STACK_LINES: Final = 60
 MASTER_PORT: Final = 29500
@@ -327,9 +327,10 @@ class Ranks:
         who = ", ".join(f"{rank} ({self.hosts[rank]})" for rank in ranks)
         logs = self.logs[0].parent
         lines = [f"job {self.job!r}: after {within:g} s the ranks {who} had not ended; their logs: {logs}"]
+        until = time.monotonic() + ABORT_SECONDS
         for rank in ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.processes[rank].wait(ABORT_SECONDS)
+                self.processes[rank].wait(max(0.0, until - time.monotonic()))
             lines.append(f"  rank {rank}, {states[rank]}:")
             lines += [f"    {line}" for line in tail(self.logs[rank], STACK_LINES)]
         return "\n".join(lines)

@@ -164,9 +164,9 @@ class FoldRail:
         self._seconds += time.monotonic() - begin
 
     def _drive(self, source: Flat, number: int) -> None:
-        timeout = int(self._timeout * 1e9)
         slice_ns = int((SLICE if self.watch is None else WATCHED_SLICE) * 1e9)
         while True:
+            timeout = int(self._timeout * 1e9)
             if self._halts.due:
                 self._go_on()
             now = native.library().nf_now()
