@@ -158,8 +158,10 @@ class Sidelines:
         self.ledgers = [Ledger(clock) for _ in range(world)]
         self.deaf: set[int] = set()
         self.gone: set[int] = set()
+        self.asked: list[Question] = []
 
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
+        self.asked.append(question)
         return {rank: self.ledgers[rank].answer(question) for rank in ranks if rank not in self.deaf | self.gone}
 
     def refused(self) -> Collection[int]:

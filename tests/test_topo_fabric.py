@@ -12,7 +12,7 @@ import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from helpers_ports import wait_for
@@ -200,6 +200,19 @@ def test_a_switch_that_never_answers_is_given_up_in_time(tmp_path: Path) -> None
     switch.stop()
     assert switch.child is not None
     assert switch.child.poll() is not None
+
+
+def test_all_switches_are_asked_to_end_before_one_is_waited_for() -> None:
+    """Those that have ended, or never began, are left alone."""
+    asked: list[str] = []
+
+    def switch(name: str, status: int | None) -> Any:
+        child = SimpleNamespace(poll=lambda: status, send_signal=lambda number: asked.append(f"{name} {number.name}"))
+        return SimpleNamespace(name=name, child=child)
+
+    idle = SimpleNamespace(name="leaf9", child=None)
+    assert Impostor.batchShutdown([switch("leaf1", None), switch("leaf2", 1), idle, switch("leaf3", None)]) == ()
+    assert asked == ["leaf1 SIGTERM", "leaf3 SIGTERM"]
 
 
 @in_sandbox()
