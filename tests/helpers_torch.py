@@ -21,7 +21,7 @@ from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, Rep
 SLOTS = 64
 
 
-def torchrun(script: Path, *arguments: str, ranks: int, environment: Mapping[str, str], timeout: float = 120) -> str:
+def torchrun(script: Path, *arguments: str, ranks: int, environment: Mapping[str, str], timeout: float = 240) -> str:
     """Runs a script on so many ranks of this host; what they printed.  Fails where one of them does."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NETFOLD_")}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
+from helpers_host import impatient
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -192,8 +193,10 @@ def unusual(group: dist.ProcessGroup) -> None:
 
 def abandoned() -> str:
     """What a backward pass raises where the last rank stays away; "" on that rank."""
-    group = dist.new_group(backend="netfold", pg_options=Options(timeout=1.0))
+    group = dist.new_group(backend="netfold")
+    assert isinstance(group, netfold.torch.NetfoldGroup)
     model = DistributedDataParallel(nn.Linear(3, 2), process_group=group)
+    impatient([group.communicator], 1.0)
     said = ""
     if dist.get_rank() < dist.get_world_size() - 1:
         try:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from helpers_steady import PATIENCE
 from helpers_topo import ENGINES, in_sandbox
 
 from netfold.controller.plan.fabric import Engine
@@ -34,6 +36,7 @@ def test_a_training_script_folds_with_one_line_more(engine: Engine, members: int
     Two ranks on a host share its link: each folds half.
     """
     fabric = leafspine(2, 2, 4 // members, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(fabric, misses=PATIENCE)
     hosts = [host for host in fabric.hosts for _ in range(members)]
     with Network(fabric, logs=tmp_path / "logs") as network:
         # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
