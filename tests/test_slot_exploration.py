@@ -13,6 +13,7 @@ from netfold.sim.slots import Fabric, Goodbye, explore
     [
         Fabric((2,), window=1, slots=2, psns=4),
         Fabric((2,), window=2, slots=4, psns=7),
+        Fabric((2,), window=3, slots=6, psns=7),
         Fabric((3,), window=1, slots=2, psns=4),
         Fabric((3,), window=2, slots=4, psns=5),
         Fabric((1, 1), window=1, slots=2, psns=4),
