@@ -7,107 +7,20 @@ import random
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
-from helpers_program import checksum, library, mac
-from numpy.typing import NDArray
-from slot_model import MICROSECOND, Call, TerribleNetwork, ip_packet, run
+from helpers_folding import P4Fabric, reduce
+from helpers_program import checksum
+from slot_model import MICROSECOND, TerribleNetwork
 
-from netfold.controller.jobs import jobs
-from netfold.controller.plan import slots, trees
-from netfold.controller.plan.generate import leafspine
+from netfold.controller.plan.fabric import End
 from netfold.controller.switch import tables
-from netfold.controller.switch.entities import Entry, Multicast
 from netfold.host.folding import abi, quantise
 from netfold.host.folding.abi import AGREEMENT, DATA
-from netfold.host.folding.coding import PLAIN, Coding, LaneBits
-from netfold.host.folding.native import Core
-from netfold.host.rails.rail import Op
+from netfold.host.folding.coding import Coding, LaneBits
 from netfold.wire import roce
-from softswitch import engine, entities, local
-
-
-class P4Fabric:
-    """Leaf-spine switches from source, hosts' cores at their ports; stands in for slot_model.Fabric."""
-
-    def __init__(self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, max_run: int = 60) -> None:
-        self.network = network
-        self.fabric = leafspine(leaves, spines, hosts)
-        graph = self.fabric.graph()
-        self.hosts = list(self.fabric.hosts)
-        planned = trees.plan(graph, [host.name for host in self.hosts])
-        sizes = slots.Sizes(data=64, agreement=16)
-        ledger = slots.Ledger([s.name for s in self.fabric.switches], sizes, random.Random(5))
-        streams = ledger.admit(ledger.open(), planned, [range(hosts)])
-        self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=510) for s in self.fabric.switches}
-        for switch, wanted in tables.merge(tables.folding(self.fabric, self.hosts, s) for s in streams).items():
-            for entity in wanted:
-                self._write(self.engines[switch], entity)
-        self.cores = [
-            Core(host.address, hosts, jobs._trees(streams, self.hosts, rank), max_run=max_run)
-            for rank, host in enumerate(self.hosts)
-        ]
-        self.ends: dict[tuple[str, int], tuple[str, int]] = {}
-        for link in self.fabric.links:
-            a, b = link.ends
-            self.ends[a] = b
-            self.ends[b] = a
-        self.frozen: set[int] = set()
-        self.deliver = {end: self._deliver(*end) for end in self.ends}
-        self.seen: list[tuple[str, bytes]] = []
-        """(receiving node, frame) of every frame on every link."""
-
-    def close(self) -> None:
-        for one in self.engines.values():
-            one.close()
-
-    @staticmethod
-    def _write(switch: local.LocalEngine, entity: Entry | Multicast) -> None:
-        if isinstance(entity, Multicast):
-            switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
-            return
-        table = switch.table(entity.table)
-        ones = [(1 << key.bits) - 1 for key in table.keys]
-        values = [value for _, value in entity.key if isinstance(value, int)]
-        key, mask = table.pack_key(list(zip(values, ones, strict=True)))
-        action = table.action(entity.action)
-        do = entities.DoAction(action.index, action.pack([value for _, value in entity.params]))
-        switch.insert(entities.Entry(table, key, mask, do))
-
-    def drain(self, rank: int, source: str) -> None:
-        """Frames as the host's kernel makes them of a core's runs."""
-        host = self.hosts[rank]
-        while out := self.cores[rank].send(self.network.now):
-            for ip_id, payload in enumerate(out.packets()):
-                packet = bytearray(ip_packet(payload, ip_id, host.address, out.source_port, out.destination))
-                packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
-                ethernet = mac("02:00:00:00:00:01") + mac(host.mac) + b"\x08\x00"
-                self._transmit((host.name, 0), ethernet + bytes(packet))
-
-    def _transmit(self, end: tuple[str, int], frame: bytes) -> None:
-        port = next(e for e in self.ends if e[0] == end[0]) if end[0].startswith("h") else end
-        self.network.send(frame, self.deliver[self.ends[port]])
-
-    def _deliver(self, node: str, port: int) -> Any:
-        rank = next((r for r, host in enumerate(self.hosts) if host.name == node), None)
-
-        def to_switch(frame: bytes) -> None:
-            self.seen.append((node, frame))
-            for out_port, out in self.engines[node].inject(port, frame, now_us=self.network.now // 1000):
-                self._transmit((node, out_port), out)
-
-        def to_host(frame: bytes) -> None:
-            assert rank is not None
-            self.seen.append((node, frame))
-            host = self.hosts[rank]
-            assert frame[:6] == mac(host.mac)
-            assert socket.inet_ntoa(frame[30:34]) == host.address
-            payload = frame[42:]
-            self.cores[rank].receive(payload, self.network.now, marked=frame[15] & 3 == roce.ECN_CE)
-
-        return to_switch if rank is None else to_host
 
 
 @pytest.fixture
@@ -117,17 +30,6 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[P4Fabric]:
     made = P4Fabric(leaves, spines, hosts, TerribleNetwork(random.Random(11), loss=loss, packet_time=2 * MICROSECOND))
     yield made
     made.close()
-
-
-def reduce(
-    fabric: P4Fabric, sources: list[NDArray[Any]], number: int, *, op: Op = "sum", coding: Coding = PLAIN
-) -> list[NDArray[Any]]:
-    """One allreduce of all ranks."""
-    outs = [np.empty_like(source) for source in sources]
-    calls = [[Call(s, o, 1.0, number, op, coding)] for s, o in zip(sources, outs, strict=True)]
-    for _ in run(fabric, calls):  # type: ignore[arg-type]  # has what run() uses
-        pass
-    return outs
 
 
 FABRICS = [(1, 0, 3, 0.0), (1, 0, 3, 0.05), (2, 1, 4, 0.0), (2, 1, 4, 0.01), (2, 1, 4, 0.05), (2, 2, 4, 0.01)]
@@ -236,16 +138,16 @@ def test_each_gradient_crosses_a_host_link_once(fabric: P4Fabric) -> None:
 def test_a_corrupt_contribution_is_dropped_at_the_first_hop(fabric: P4Fabric) -> None:
     """A bit flipped on the way to the leaf: counted there, never summed, sent again."""
     flipped = 0
-    honest = fabric._transmit
+    honest = fabric.transmit
 
-    def transmit(end: tuple[str, int], frame: bytes) -> None:
+    def transmit(end: End, frame: bytes) -> None:
         nonlocal flipped
-        if end[0] == "h1" and flipped < 5 and frame[42] == roce.Opcode.WRITE_MIDDLE:
+        if end.node == "h1" and flipped < 5 and frame[42] == roce.Opcode.WRITE_MIDDLE:
             flipped += 1
             frame = frame[:500] + bytes([frame[500] ^ 1]) + frame[501:]
         honest(end, frame)
 
-    fabric._transmit = transmit  # type: ignore[method-assign]
+    fabric.transmit = transmit  # type: ignore[method-assign]
     ints = [np.arange(256 * 50, dtype=np.int32) * rank for rank in range(4)]
     for out in reduce(fabric, ints, 1):
         assert (out == np.arange(256 * 50) * 6).all()

@@ -5,27 +5,24 @@ from __future__ import annotations
 
 import random
 import shutil
-import socket
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers_program import checksum, library, mac, native
-from helpers_roce import Datagram
+from helpers_program import checksum
+from helpers_wires import Wires
 from numpy.typing import NDArray
-from slot_model import MICROSECOND, SECOND, TerribleNetwork, ip_packet
+from slot_model import MICROSECOND, SECOND, TerribleNetwork
 
 from netfold.controller.plan import routes, slots, trees
 from netfold.controller.plan.generate import leafspine
 from netfold.controller.switch import tables
-from netfold.controller.switch.entities import Entry, Multicast
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Pair
 from netfold.host.roce.sockets import OURS
 from netfold.wire import roce
-from softswitch import engine, entities, local
 
 PORT = 50_000
 Lanes = NDArray[np.int32]
@@ -82,33 +79,19 @@ class Ring:
         return self.sums == self.world and not self.unsent
 
 
-def write(switch: local.LocalEngine, entity: Entry | Multicast) -> None:
-    """One of the controller's entities into a switch."""
-    if isinstance(entity, Multicast):
-        switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
-    else:
-        switch.insert(native(switch, entity))
-
-
-class RoutedFabric:
-    """Leaf-spine switches from source that route, and fold for somebody else; endpoints at their ports in a ring."""
+class RoutedFabric(Wires):
+    """Leaf-spine switches that route, and fold for somebody else; endpoints at their ports in a ring."""
 
     def __init__(self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, folding: bool) -> None:
-        self.network = network
-        self.fabric = leafspine(leaves, spines, hosts)
-        self.hosts = list(self.fabric.hosts)
+        super().__init__(leafspine(leaves, spines, hosts), network)
         graph = self.fabric.graph()
         wanted = [tables.routing(self.fabric, routes.plan(graph))]
         if folding:
             planned = trees.plan(graph, [host.name for host in self.hosts])
-            names = [switch.name for switch in self.fabric.switches]
-            ledger = slots.Ledger(names, slots.Sizes(data=64, agreement=16), random.Random(5))
+            ledger = slots.Ledger(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
             streams = ledger.admit(ledger.open(), planned, [range(hosts)])
             wanted += [tables.folding(self.fabric, self.hosts, stream) for stream in streams]
-        self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=510) for s in self.fabric.switches}
-        for switch, all_of_it in tables.merge(wanted).items():
-            for entity in all_of_it:
-                write(self.engines[switch], entity)
+        self.write(tables.merge(wanted))
         self.endpoints = [Endpoint(host.address, window=128) for host in self.hosts]
         for rank, endpoint in enumerate(self.endpoints):
             right, left = (rank + 1) % hosts, (rank - 1) % hosts
@@ -117,46 +100,18 @@ class RoutedFabric:
             endpoint.connect(Pair(self.hosts[right].address, there, here, PORT, 0xFFFFF0, 5))
             there, here = OURS | left << 4, OURS | rank << 4 | 1
             endpoint.connect(Pair(self.hosts[left].address, there, here, PORT, 5, 0xFFFFF0))
-        self.ends: dict[tuple[str, int], tuple[str, int]] = {}
-        for link in self.fabric.links:
-            a, b = link.ends
-            self.ends[a], self.ends[b] = b, a
-        self.deliver = {end: self._deliver(*end) for end in self.ends}
-        self.seen: list[tuple[str, bytes]] = []
 
-    def close(self) -> None:
-        """Gives the engines back."""
-        for one in self.engines.values():
-            one.close()
-
-    def _deliver(self, node: str, port: int) -> Callable[[Datagram], None]:
-        rank = next((r for r, host in enumerate(self.hosts) if host.name == node), None)
-
-        def arrive(datagram: Datagram) -> None:
-            frame = datagram.payload
-            self.seen.append((node, frame))
-            if rank is None:
-                for out_port, out in self.engines[node].inject(port, frame, now_us=self.network.now // 1000):
-                    self._transmit((node, out_port), out)
-                return
-            assert socket.inet_ntoa(frame[30:34]) == self.hosts[rank].address
-            self.endpoints[rank].receive(frame[42:], self.network.now, marked=frame[15] & 3 == roce.ECN_CE)
-
-        return arrive
-
-    def _transmit(self, end: tuple[str, int], frame: bytes) -> None:
-        self.network.send(Datagram(frame), self.deliver[self.ends[end]])
+    def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
+        """For the endpoint."""
+        self.endpoints[rank].receive(payload, self.network.now, marked=marked)
 
     def drain(self, rank: int) -> None:
         """Frames as the host's kernel makes them of an endpoint's runs."""
-        host, endpoint = self.hosts[rank], self.endpoints[rank]
+        endpoint = self.endpoints[rank]
         endpoint.tick(self.network.now)
-        port = next(end for end in self.ends if end[0] == host.name)
         while run := endpoint.send(self.network.now):
             for ip_id, payload in enumerate(run.packets()):
-                packet = bytearray(ip_packet(payload, ip_id, host.address, run.source_port, run.destination))
-                packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
-                self._transmit(port, mac("02:00:00:00:00:01") + mac(host.mac) + b"\x08\x00" + bytes(packet))
+                self.send(rank, ip_id, payload, run.source_port, run.destination)
 
     def allreduce(self, arrays: list[Lanes]) -> None:
         """In place, all ranks; in simulated time."""

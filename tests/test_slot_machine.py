@@ -10,13 +10,13 @@ bring every rank all of its results.
 from __future__ import annotations
 
 import random
-import struct
 from functools import cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
-from helpers_program import checksum, library, mac
+from helpers_program import library
+from helpers_wires import as_sent, write
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -27,17 +27,16 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from slot_model import Packet, SlotSwitch, ip_packet
+from slot_model import Packet, SlotSwitch
 
 from netfold.controller.jobs import jobs
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import End, Fabric
 from netfold.controller.plan.generate import parse
-from netfold.controller.switch import entities as desired
 from netfold.controller.switch import tables
 from netfold.wire import roce
 from netfold.wire.jobs import Stream
-from softswitch import engine, entities, local
+from softswitch import engine, local
 
 PSNS = 9
 """How many each rank sends: twice around the slots."""
@@ -96,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         for fold in stream.tree.folds:
             one = engine.Engine.in_process(library(), cpu_port=510)
             for entity in entries[fold.switch]:
-                _write(one, entity)
+                write(one, entity)
             model = SlotSwitch(len(fold.children), self.slots, root=fold.is_root)
             children = {child.port: place for place, child in enumerate(fold.children)}
             self.folds[fold.switch] = Fold(one, model, children, fold.parent_port)
@@ -183,10 +182,8 @@ class Machine(RuleBasedStateMachine):
         on_wire = (self.first + psn) & roce.PSN_MASK
         packet = Packet(roce.Operation.SUM32, roce.Opcode.WRITE_MIDDLE, 0, on_wire, b"", self.lanes(rank, psn))
         payload = packet.build(stream.peer_qp)
-        ip = bytearray(ip_packet(payload, 0, host.address, stream.source_port, stream.peer))
-        ip[-4:] = roce.icrc(bytes(ip[:-4]))
-        ip[10:12] = struct.pack("!H", checksum(bytes(ip[:20])))
-        self.put(host.name, 0, mac("02:00:00:00:00:01") + mac(host.mac) + b"\x08\0" + bytes(ip))
+        whole = as_sent(host.mac, host.address, 0, payload, stream.source_port, stream.peer)
+        self.put(host.name, 0, whole[:-4] + roce.icrc(whole[14:-4]))
 
     def put(self, node: str, port: int, frame: bytes) -> None:
         self.flying.append(Flight(*self.ends[End(node, port)], frame))
@@ -219,18 +216,6 @@ class Machine(RuleBasedStateMachine):
         assert sorted(port for port, _ in out) == expected, f"{flight.node}, PSN {packet.psn}: sent to other ports"
         for port, frame in out:
             self.put(flight.node, port, frame)
-
-
-def _write(switch: local.LocalEngine, entity: desired.Entity) -> None:
-    if isinstance(entity, desired.Multicast):
-        switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
-        return
-    assert isinstance(entity, desired.Entry)
-    table = switch.table(entity.table)
-    key, mask = table.pack_key([(v, k.ones) for (_, v), k in zip(entity.key, table.keys, strict=True)])
-    action = table.action(entity.action)
-    do = entities.DoAction(action.index, action.pack([value for _, value in entity.params]))
-    switch.insert(entities.Entry(table, key, mask, do))
 
 
 def machine(topo: str, window: int, slots: int) -> type[Machine]:
