@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from helpers_compiler import program
 
 from softswitch.compiler.driver import compile_file, compile_source
-from softswitch.compiler.p4info import jenkins
+from softswitch.compiler.p4info_ids import jenkins
 
 HERE = Path(__file__).parent
 HEADERS = "header in_t { bit<8> a; bit<16> b; }\nheader out_t { bit<8> a; }\n"

@@ -2,17 +2,20 @@
 """The P4_16 compiler: P4 for v1model in, one C file and P4Info out.
 
     driver        compile_file, compile_source, Program        cache         known programs at once
-    preprocess    #include, #define, #if                       diagnostics   errors that draw the line
+    preprocess    #include, #define (macros), #if              diagnostics   errors that draw the line
+                  (preprocess_if)
 
-    lexer  parse_expr  parse_stmt  parser                      text -> ast
-    types  resolve  consteval  check_convert                   ast -> ast with types; implicit casts, constants folded
+    ast (ast_expr  ast_stmt)  types                            what the next rows speak of
+    lexer  cursor  parse_expr  parse_stmt  parse_block  parser text -> ast
+    resolve  consteval  check_convert                          ast -> ast with types; implicit casts, constants folded
       check_operator  check_expr  check_call
       check_stmt  check_table  check
     ir  program                                                what the rows below speak of
-    lower_expr  lower_call  lower_stmt                         typed ast -> ir: side effects ordered, calls inlined,
-    elaborate  lower_parser  lower_extern  lower                 instances and tables made, states turned into labels
-    emit_expr  emit_packet  emit_extern  emit_stmt  emit_c     ir -> C, for runtime/softswitch.h and runtime/wide.h
-    p4info                                                     ir -> P4Info with p4c's ids
+    lower_base  lower_expr  lower_call  lower_stmt             typed ast -> ir: side effects ordered, calls inlined,
+      elaborate  lower_parser  lower_extern  lower               instances and tables made, states turned into labels
+    c_text  emit_scalar  emit_wide  emit_packet                ir -> C, for runtime/softswitch.h and runtime/wide.h
+      emit_extern  emit_stmt  emit_c
+    p4info_ids  p4info                                         ir -> P4Info with p4c's ids
 
 Each row builds on the one above: the classes of a row inherit from left to right.
 """

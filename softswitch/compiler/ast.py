@@ -1,180 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syntax tree. The checker fills in `type`, `const` and `decl`; everything else is as written."""
+"""The syntax tree: expressions, statements and, here, declarations, all under this module's name.
+
+The checker fills in `type`, `const` and `decl`; everything else is as written.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from softswitch.compiler.diagnostics import NOWHERE, Pos
+from softswitch.compiler.ast_expr import *  # noqa: F403
+from softswitch.compiler.ast_expr import Annotation, Call, Expr, Node, TypeSyntax
+from softswitch.compiler.ast_stmt import *  # noqa: F403
+from softswitch.compiler.ast_stmt import Block, Stmt
+from softswitch.compiler.diagnostics import Pos
 from softswitch.compiler.types import Type
-
-
-@dataclass(eq=False, kw_only=True)
-class Node:
-    pos: Pos = NOWHERE
-
-
-@dataclass(eq=False)
-class Annotation(Node):
-    """@name(args) or @name[args]; `args` are expressions, `text` the raw tokens."""
-
-    name: str
-    args: list[Expr]
-    text: list[str]
-
-
-# ---- types as written ------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class TypeSyntax(Node):
-    """A type as written. kind: "bit" "int" "varbit" (with `width`), "bool" "error" "string" "void" "match_kind",
-    "infint", "tuple", "list", "stack" (args[0], width), "name" (name, args), "dontcare"."""
-
-    kind: str
-    name: str = ""
-    args: list[TypeSyntax] = field(default_factory=list)
-    width: Expr | None = None
-    absolute: bool = False
-
-
-# ---- expressions -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False, kw_only=True)
-class Expr(Node):
-    """type: filled by the checker; const: its value where known at compile time (int, bool or str)."""
-
-    type: Type = None  # type: ignore[assignment]
-    const: Any = None
-
-
-@dataclass(eq=False)
-class IntLit(Expr):
-    value: int
-    width: int | None = None
-    signed: bool = False
-
-
-@dataclass(eq=False)
-class BoolLit(Expr):
-    value: bool
-
-
-@dataclass(eq=False)
-class StrLit(Expr):
-    value: str
-
-
-@dataclass(eq=False)
-class Name(Expr):
-    name: str
-    absolute: bool = False
-    decl: Any = None
-
-
-@dataclass(eq=False)
-class Member(Expr):
-    base: Expr
-    name: str
-    decl: Any = None
-
-
-@dataclass(eq=False)
-class Index(Expr):
-    base: Expr
-    index: Expr
-
-
-@dataclass(eq=False)
-class Slice(Expr):
-    base: Expr
-    hi: Expr
-    lo: Expr
-    width: Expr | None = None  # base[lo +: width]
-
-
-@dataclass(eq=False)
-class Unary(Expr):
-    op: str
-    operand: Expr
-
-
-@dataclass(eq=False)
-class Binary(Expr):
-    op: str
-    left: Expr
-    right: Expr
-
-
-@dataclass(eq=False)
-class Mux(Expr):
-    condition: Expr
-    then: Expr
-    other: Expr
-
-
-@dataclass(eq=False)
-class Cast(Expr):
-    to: TypeSyntax | None
-    operand: Expr
-
-
-@dataclass(eq=False)
-class Arg(Node):
-    value: Expr
-    name: str | None = None
-
-
-@dataclass(eq=False)
-class Call(Expr):
-    """A call or a constructor call. The checker fills `decl`, `bound` and, for generics, `type_values`."""
-
-    function: Expr
-    type_args: list[TypeSyntax]
-    args: list[Arg]
-    decl: Any = None
-    bound: dict[str, Expr] = field(default_factory=dict)  # parameter name -> argument, in call order
-    type_values: dict[str, Type] = field(default_factory=dict)
-    builtin: str = ""  # "isValid", "apply", "push_front", ... where `decl` is none
-
-
-@dataclass(eq=False)
-class ListExpr(Expr):
-    items: list[Expr]
-    rest: bool = False  # ends in `...`
-
-
-@dataclass(eq=False)
-class StructExpr(Expr):
-    fields: list[tuple[str, Expr]]
-    rest: bool = False
-
-
-@dataclass(eq=False)
-class DontCare(Expr):
-    """`_`, or `default` in a select."""
-
-
-@dataclass(eq=False)
-class DefaultValue(Expr):
-    """`...`: the default value of a type."""
-
-
-@dataclass(eq=False)
-class InvalidHeader(Expr):
-    """`{#}`."""
-
-
-@dataclass(eq=False)
-class TypeExpr(Expr):
-    """A type where an expression stands: bit<8>.minSizeInBits(), or a constructor."""
-
-    syntax: TypeSyntax
-
-
-# ---- declarations ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, kw_only=True)
@@ -216,7 +55,6 @@ class VarDecl(Decl):
 @dataclass(eq=False, kw_only=True)
 class InstanceDecl(Decl):
     call: Call
-    body: list[Decl] | None = None
     type: Type = None  # type: ignore[assignment]
 
 
@@ -365,90 +203,6 @@ class TableDecl(Decl):
     const_entries: bool
     properties: dict[str, TableProperty]
     default: ActionRef = None  # type: ignore[assignment]
-
-
-# ---- statements ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False, kw_only=True)
-class Stmt(Node):
-    pass
-
-
-@dataclass(eq=False)
-class Block(Stmt):
-    body: list[Stmt]
-
-
-@dataclass(eq=False)
-class Assign(Stmt):
-    target: Expr
-    value: Expr
-    op: str = ""  # of `a op= b`
-
-
-@dataclass(eq=False)
-class CallStmt(Stmt):
-    call: Expr
-
-
-@dataclass(eq=False)
-class DeclStmt(Stmt):
-    decl: Decl
-
-
-@dataclass(eq=False)
-class If(Stmt):
-    condition: Expr
-    then: Stmt
-    other: Stmt | None
-
-
-@dataclass(eq=False)
-class SwitchCase(Node):
-    label: Expr  # DontCare for default
-    body: Block | None  # None falls through to the next
-
-
-@dataclass(eq=False)
-class Switch(Stmt):
-    value: Expr
-    cases: list[SwitchCase]
-
-
-@dataclass(eq=False)
-class For(Stmt):
-    init: list[Stmt]
-    condition: Expr
-    update: list[Stmt]
-    body: Stmt
-
-
-@dataclass(eq=False)
-class ForIn(Stmt):
-    variable: VarDecl | Expr
-    values: Expr
-    body: Stmt
-
-
-@dataclass(eq=False)
-class Return(Stmt):
-    value: Expr | None
-
-
-@dataclass(eq=False)
-class Exit(Stmt):
-    pass
-
-
-@dataclass(eq=False)
-class Break(Stmt):
-    pass
-
-
-@dataclass(eq=False)
-class Continue(Stmt):
-    pass
 
 
 @dataclass(eq=False)

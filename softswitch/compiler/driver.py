@@ -72,11 +72,11 @@ def compile_source(
     known = cache.load(preprocessed, name)
     if known is not None:
         return Program(name, *known, preprocessed)
-    from softswitch.compiler import emit_c, p4info
+    from softswitch.compiler import emit_c, p4info, p4info_ids
 
     program = _lower(preprocessed, name)
     try:
-        ids = p4info.Ids(program)
+        ids = p4info_ids.Ids(program)
         result = Program(name, emit_c.emit(program, ids), p4info.make(program, ids), preprocessed)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from softswitch.compiler import ir
-from softswitch.compiler.emit_expr import c_name, c_string, width
+from softswitch.compiler.c_text import c_name, c_string, width
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
-from softswitch.compiler.p4info import Ids
+from softswitch.compiler.p4info_ids import Ids
 from softswitch.compiler.program import Action, ExternObject, Function, Program, Table
 from softswitch.compiler.types import BOOL, Bits
 

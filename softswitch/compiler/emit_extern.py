@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from softswitch.compiler import ir
+from softswitch.compiler.c_text import c_string, is_wide, limbs, width
 from softswitch.compiler.diagnostics import P4Error
-from softswitch.compiler.emit_expr import c_string, is_wide, limbs, width
 from softswitch.compiler.emit_packet import PacketEmitter
 from softswitch.compiler.program import ExternObject, Function
 from softswitch.compiler.types import Bits, Varbit

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from softswitch.compiler import ir
-from softswitch.compiler.emit_expr import ExprEmitter, is_wide, limbs, u64, width
+from softswitch.compiler.c_text import c_name, is_wide, limbs, u64, width
+from softswitch.compiler.emit_wide import WideEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
 
 
@@ -41,7 +42,7 @@ def group(widths: Sequence[int]) -> list[Group]:
     return groups
 
 
-class PacketEmitter(ExprEmitter):
+class PacketEmitter(WideEmitter):
     # ---- from bytes to fields -----------------------------------------------------------------------------------
 
     def unpack(self, base: str, fields: Sequence[tuple[str, ir.Type]]) -> None:
@@ -221,8 +222,6 @@ class PacketEmitter(ExprEmitter):
         self, rec: ir.Rec, text: str
     ) -> tuple[list[tuple[str, ir.Type]], Varbit | None, str, list[tuple[str, ir.Type]]]:
         """Leaves before the varbit, the varbit's type and C name, and the leaves after it."""
-        from softswitch.compiler.emit_expr import c_name
-
         before: list[tuple[str, ir.Type]] = []
         after: list[tuple[str, ir.Type]] = []
         varbit: Varbit | None = None

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from softswitch.compiler import ir
+from softswitch.compiler.c_text import c_name, is_wide, limbs, width
 from softswitch.compiler.diagnostics import P4Error, Pos
-from softswitch.compiler.emit_expr import c_name, is_wide, limbs, width
 from softswitch.compiler.emit_extern import ExternEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
 

@@ -12,8 +12,8 @@ from softswitch.compiler.check import Checker
 from softswitch.compiler.diagnostics import NOWHERE, P4Error
 from softswitch.compiler.elaborate import BlockInstance, control_plane_name
 from softswitch.compiler.ir import U32
+from softswitch.compiler.lower_base import ApplyResult
 from softswitch.compiler.lower_call import Frame
-from softswitch.compiler.lower_expr import ApplyResult
 from softswitch.compiler.lower_extern import ExternLowering
 from softswitch.compiler.program import Action, Function, Program, Table
 

@@ -17,7 +17,8 @@ from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
-from softswitch.compiler.lower_expr import ApplyResult, ExprLowering
+from softswitch.compiler.lower_base import ApplyResult
+from softswitch.compiler.lower_expr import ExprLowering
 from softswitch.compiler.program import Table
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control plane's view of a program: P4Info with the ids, names and aliases that p4c gives.
 
-An id is the kind's prefix and 24 bits of Jenkins' one-at-a-time hash of the fully qualified name, or what @id says.
-An alias is the shortest suffix of the name's parts that no other name ends in. Source: P4Runtime specification,
-"ID Allocation for P4Info Objects", and p4c's output.
+Source: P4Runtime specification, "P4Info Message", and p4c's output. Ids and aliases: p4info_ids.py.
 """
 
 from __future__ import annotations
@@ -17,14 +15,8 @@ from finsy.proto.p4.config.v1 import p4types_pb2 as p4t
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
-from softswitch.compiler.diagnostics import P4Error
-from softswitch.compiler.program import Digest, ExternObject, Program, Table, ValueSet
-
-PREFIX = {
-    "action": 0x01, "table": 0x02, "value_set": 0x03, "controller_header": 0x04, "action_profile": 0x11,
-    "action_selector": 0x11, "counter": 0x12, "direct_counter": 0x13, "meter": 0x14, "direct_meter": 0x15,
-    "register": 0x16, "digest": 0x17,
-}  # fmt: skip
+from softswitch.compiler.p4info_ids import Ids, numbers
+from softswitch.compiler.program import ExternObject, Program, Table, ValueSet
 
 _MATCH = {"exact": p4i.MatchField.EXACT, "lpm": p4i.MatchField.LPM, "ternary": p4i.MatchField.TERNARY,
           "range": p4i.MatchField.RANGE, "optional": p4i.MatchField.OPTIONAL}  # fmt: skip
@@ -39,105 +31,13 @@ _SELECTOR = ("max_group_size", "selector_size_semantics", "max_member_weight")
 _SPOKEN = {"name", "id", "tableonly", "hidden", "alias", "p4runtime_translation", *_SELECTOR}
 
 
-def jenkins(name: str) -> int:
-    """Jenkins' one-at-a-time hash, 32 bits."""
-    h = 0
-    for byte in name.encode():
-        h = (h + byte) & 0xFFFFFFFF
-        h = (h + (h << 10)) & 0xFFFFFFFF
-        h ^= h >> 6
-    h = (h + (h << 3)) & 0xFFFFFFFF
-    h ^= h >> 11
-    return (h + (h << 15)) & 0xFFFFFFFF
-
-
-class Ids:
-    """Ids and aliases of everything that the control plane sees."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.names: set[str] = set()
-        self.ids: dict[tuple[str, str], int] = {}
-        wanted: dict[str, dict[str, Any]] = {}
-        for kind, name, decl in _symbols(program):
-            wanted.setdefault(kind, {})[name] = decl
-            self.names.add(name)
-        taken: set[int] = set()
-        for kind, symbols in wanted.items():
-            for name, decl in symbols.items():
-                given = _explicit_id(decl)
-                if given is not None:
-                    if given in taken:
-                        raise P4Error(decl.pos, f"@id({given:#x}) of {name} is taken")
-                    self.ids[kind, name] = given
-                    taken.add(given)
-        for kind, symbols in wanted.items():
-            for name in sorted(symbols):
-                if (kind, name) in self.ids:
-                    continue
-                value = jenkins(name)
-                while (candidate := PREFIX[kind] << 24 | value & 0xFFFFFF) in taken:
-                    value += 1
-                self.ids[kind, name] = candidate
-                taken.add(candidate)
-        self.suffixes: dict[tuple[str, ...], int] = {}
-        for name in self.names:
-            parts = name.split(".")
-            for i in range(len(parts)):
-                key = tuple(parts[i:])
-                self.suffixes[key] = self.suffixes.get(key, 0) + 1
-
-    def action(self, name: str) -> int:
-        return self.ids["action", name]
-
-    def of(self, x: Table | ExternObject | ValueSet | Digest) -> int:
-        kind = {Table: "table", ValueSet: "value_set", Digest: "digest"}.get(type(x))
-        return self.ids[kind or _kind(x), x.name]
-
-    def alias(self, name: str) -> str:
-        parts = name.split(".")
-        for i in range(len(parts) - 1, -1, -1):
-            if self.suffixes.get(tuple(parts[i:])) == 1:
-                return ".".join(parts[i:])
-        return name  # a controller header: its name is the annotation's, its id that of the type
-
-
-def _kind(x: Any) -> str:
-    assert isinstance(x, ExternObject)
-    return "action_profile" if x.kind == "action_selector" else x.kind
-
-
 def _hidden(decl: Any) -> bool:
     return isinstance(decl, A.Decl) and decl.annotation("hidden") is not None
-
-
-def _symbols(program: Program) -> Iterable[tuple[str, str, Any]]:
-    for table in program.tables:
-        yield "table", table.name, table.decl
-    for name, decl in program.actions.items():
-        yield "action", name, decl
-    for objects in program.externs.values():
-        for x in objects:
-            yield _kind(x), x.name, x.decl
-    for v in program.value_sets:
-        yield "value_set", v.name, v.decl
-    for d in program.digests:
-        yield "digest", d.name, None
-    for t in program.controller_headers:
-        yield "controller_header", t.name, t.decl
 
 
 def controller_name(t: T.Struct) -> str:
     note = t.decl.annotation("controller_header")
     return note.args[0].value if note and note.args and isinstance(note.args[0], A.StrLit) else t.name
-
-
-def _explicit_id(decl: Any) -> int | None:
-    notes: list[A.Annotation] = getattr(decl, "annotations", None) or []
-    note = next((n for n in notes if n.name == "id"), None)
-    if note is None or not note.args or not isinstance(note.args[0], A.IntLit):
-        return None
-    return note.args[0].value
 
 
 def make(program: Program, ids: Ids) -> p4i.P4Info:
@@ -201,8 +101,8 @@ class _Maker:
         m = self.info.tables.add()
         self.preamble(m.preamble, self.ids.of(table), table.name, table.decl)
         keys = [k for k in table.keys if k.match != "selector"]
-        numbers = _numbers([k.element for k in keys])
-        for key, number in zip(keys, numbers, strict=True):
+        ids = numbers([k.element for k in keys])
+        for key, number in zip(keys, ids, strict=True):
             field = m.match_fields.add(id=number, name=key.name)
             self.annotations(field, key.element.annotations)
             self.bits_and_type(field, key.element.value.type, key.type)
@@ -219,7 +119,7 @@ class _Maker:
                 ref.annotations.append(f"@{note.name}{args}")
         default = table.actions[table.default]
         m.initial_default_action.action_id = self.ids.action(default.name)
-        ids = _numbers([p for p in default.decl.params if not p.direction])
+        ids = numbers([p for p in default.decl.params if not p.direction])
         for (_, t), number, value in zip(default.params, ids, table.default_args, strict=True):
             size = (ir.bits_of(t) + 7) // 8
             m.initial_default_action.arguments.add(param_id=number, value=value.to_bytes(size, "big"))
@@ -289,7 +189,7 @@ class _Maker:
         self.preamble(m.preamble, self.ids.action(name), name, decl)
         listed = any(a.decl is decl for t in self.program.tables for a in t.actions)
         params = [p for p in decl.params if not p.direction and listed]  # called directly, it takes no data
-        for p, number in zip(params, _numbers(params), strict=True):
+        for p, number in zip(params, numbers(params), strict=True):
             message = m.params.add(id=number, name=p.name)
             self.annotations(message, p.annotations)
             self.bits_and_type(message, p.type, _plain(p.type))
@@ -391,7 +291,7 @@ class _Maker:
         name = controller_name(t)
         self.preamble(m.preamble, self.ids.ids["controller_header", t.name], name, t.decl)
         leaves = list(_leaves(t))
-        for (name, declared, f), number in zip(leaves, _numbers([f for _, _, f in leaves]), strict=True):
+        for (name, declared, f), number in zip(leaves, numbers([f for _, _, f in leaves]), strict=True):
             field = m.metadata.add(id=number, name=name)
             self.annotations(field, f.annotations)
             self.bits_and_type(field, declared, _plain(declared))
@@ -422,25 +322,6 @@ def _plain(t: T.Type) -> T.Bits:
     if t == T.ERROR or (isinstance(t, T.Enum) and t.base is None):
         return T.Bits(32)
     return T.Bits(T.width_of(t) or 0)
-
-
-def _numbers(nodes: list[Any]) -> list[int]:
-    """Ids of fields or parameters: from @id, the others counting from 1 over what is free."""
-    given = [_explicit_id(n) for n in nodes]
-    taken = {g for g in given if g is not None}
-    out = []
-    index = 1
-    for g in given:
-        if g is not None:
-            out.append(g)
-            index += 1
-            continue
-        while index in taken:
-            index += 1
-        taken.add(index)
-        out.append(index)
-        index += 1
-    return out
 
 
 def _join(text: list[str]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of expressions and types, and the token cursor.
+"""Parsing of expressions, types and annotations.
 
 P4 is not context free: in `(x) - 1` and `f<x>(y)` it matters whether x is a type. `type_names` holds every name that
 was declared as a type so far; a base type needs no look-up.
@@ -8,21 +8,13 @@ was declared as a type so far; a base type needs no look-up.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
 
 from softswitch.compiler import ast as A
+from softswitch.compiler.cursor import RESERVED, Cursor
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.lexer import Token
 
 BASE_TYPES = {"bit", "int", "varbit", "bool", "error", "string", "void", "match_kind", "tuple", "list"}
-RESERVED = {
-    "action", "bit", "bool", "break", "const", "continue", "control", "default", "else", "enum", "exit", "extern",
-    "false", "for", "header", "header_union", "if", "in", "inout", "int", "out", "package", "parser", "return",
-    "select", "string", "struct", "switch", "table", "this", "transition", "true", "tuple", "typedef", "value_set",
-    "varbit", "void",
-}  # fmt: skip
-"""Words that cannot be names. (`apply`, `key`, `type`, `state`... can.)"""
-
 ASSIGN_OPS = {"+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", "|+|=", "|-|=", "++="}
 
 _BINARY: list[tuple[str, ...]] = [
@@ -31,70 +23,8 @@ _BINARY: list[tuple[str, ...]] = [
 ]  # fmt: skip
 
 
-class ExprParser:
-    """The cursor and everything up to expressions."""
-
-    def __init__(self, tokens: list[Token]) -> None:
-        self.tokens = tokens
-        self.i = 0
-        self.type_names: set[str] = set()
-
-    # ---- cursor -------------------------------------------------------------------------------------------------
-
-    @property
-    def token(self) -> Token:
-        return self.tokens[self.i]
-
-    def peek(self, ahead: int) -> Token:
-        return self.tokens[min(self.i + ahead, len(self.tokens) - 1)]
-
-    def take(self) -> Token:
-        token = self.tokens[self.i]
-        if token.kind != "end":
-            self.i += 1
-        return token
-
-    def at(self, text: str) -> bool:
-        token = self.tokens[self.i]
-        return token.text == text and token.kind != "str"
-
-    def accept(self, text: str) -> bool:
-        if self.at(text):
-            self.i += 1
-            return True
-        return False
-
-    def expect(self, text: str) -> Token:
-        if not self.at(text):
-            raise self.unexpected(f"'{text}'")
-        return self.take()
-
-    def unexpected(self, expected: str) -> P4Error:
-        token = self.token
-        got = "end of file" if token.kind == "end" else f"'{token.text}'"
-        return P4Error(token.pos, f"expected {expected}, got {got}")
-
-    def name(self) -> Token:
-        token = self.token
-        if token.kind != "id":
-            raise self.unexpected("a name")
-        if token.text in RESERVED:
-            raise P4Error(token.pos, f"expected a name, got the reserved word '{token.text}'")
-        return self.take()
-
-    def type_name(self) -> Token:
-        """The name in a type's declaration, known as a type from here on."""
-        token = self.name()
-        self.type_names.add(token.text)
-        return token
-
-    @contextlib.contextmanager
-    def scope(self, names: Iterable[str]) -> Iterator[None]:
-        """Makes type parameters known as types for a while."""
-        added = [n for n in names if n not in self.type_names]
-        self.type_names.update(added)
-        yield
-        self.type_names.difference_update(added)
+class ExprParser(Cursor):
+    """Everything up to expressions."""
 
     # ---- annotations --------------------------------------------------------------------------------------------
 
@@ -175,10 +105,7 @@ class ExprParser:
         return result
 
     def width(self) -> A.Expr:
-        """bit<8> or bit<(expression)>; a bare comparison could not be told from the closing bracket."""
-        return self.shift_operand()
-
-    def shift_operand(self) -> A.Expr:
+        """bit<8> or bit<(expression)>; a bare comparison or shift could not be told from the closing bracket."""
         return self.binary(8)
 
     def type_args(self) -> list[A.TypeSyntax]:
@@ -216,13 +143,10 @@ class ExprParser:
     def expressions(self, close: str) -> list[A.Expr]:
         items = []
         while not self.at(close):
-            items.append(self.initializer())
+            items.append(self.expression())
             if not self.accept(","):
                 break
         return items
-
-    def initializer(self) -> A.Expr:
-        return self.expression()
 
     def expression(self) -> A.Expr:
         condition = self.binary(0)
@@ -341,7 +265,7 @@ class ExprParser:
         if token.text == "_" and self.peek(1).text in (",", ")"):
             self.take()
             return A.DontCare(pos=token.pos)
-        return self.initializer()
+        return self.expression()
 
     def primary(self) -> A.Expr:
         token = self.token
@@ -409,14 +333,14 @@ class ExprParser:
             if self.token.kind == "id" and self.peek(1).text == "=":
                 name = self.take().text
                 self.take()
-                fields.append((name, self.initializer()))
+                fields.append((name, self.expression()))
             else:
                 token = self.token
                 if token.text == "_" and self.peek(1).text in (",", "}"):
                     self.take()
                     items.append(A.DontCare(pos=token.pos))
                 else:
-                    items.append(self.initializer())
+                    items.append(self.expression())
             if not self.accept(","):
                 break
         if fields and items:

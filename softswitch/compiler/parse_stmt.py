@@ -14,7 +14,7 @@ class StmtParser(ExprParser):
         syntax = self.type()
         name = self.name()
         self.expect("=")
-        value = self.initializer()
+        value = self.expression()
         self.expect(";")
         return A.ConstDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
 
@@ -26,17 +26,21 @@ class StmtParser(ExprParser):
         if syntax is None:
             return None
         if self.at("("):
-            args = self.arguments()
-            name = self.name()
-            if self.at("="):
-                raise P4Error(name.pos, "instances with an initializer block are not supported")
-            self.expect(";")
-            call = A.Call(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
-            return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call)
+            return self.instance(syntax, notes)
         name = self.name()
-        value = self.initializer() if self.accept("=") else None
+        value = self.expression() if self.accept("=") else None
         self.expect(";")
         return A.VarDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
+
+    def instance(self, syntax: A.TypeSyntax, notes: list[A.Annotation]) -> A.InstanceDecl:
+        """Type(arguments) name; from the parenthesis on."""
+        args = self.arguments()
+        name = self.name()
+        if self.at("="):
+            raise P4Error(name.pos, "instances with an initializer block are not supported")
+        self.expect(";")
+        call = A.Call(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
+        return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call)
 
     def block(self) -> A.Block:
         self.annotations()
@@ -63,7 +67,7 @@ class StmtParser(ExprParser):
                 return self.for_()
             case "return":
                 self.take()
-                value = None if self.at(";") else self.initializer()
+                value = None if self.at(";") else self.expression()
                 self.expect(";")
                 return A.Return(value, pos=token.pos)
             case "exit" | "break" | "continue":
@@ -105,7 +109,7 @@ class StmtParser(ExprParser):
         token = self.token
         if token.text == "=":
             self.take()
-            return A.Assign(target, self.initializer(), pos=token.pos)
+            return A.Assign(target, self.expression(), pos=token.pos)
         op = self.assign_op()
         if op:
             return A.Assign(target, self.expression(), op, pos=token.pos)
@@ -176,7 +180,7 @@ class StmtParser(ExprParser):
                 assert declared is not None
                 name = self.name()
                 self.expect("=")
-                decl = A.VarDecl(pos=name.pos, name=name.text, syntax=declared, value=self.initializer())
+                decl = A.VarDecl(pos=name.pos, name=name.text, syntax=declared, value=self.expression())
                 init.append(A.DeclStmt(decl, pos=name.pos))
             else:
                 init.append(self.simple_statement())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recursive descent from tokens to declarations; see parse_stmt.py and parse_expr.py for the rest.
+"""Recursive descent from tokens to declarations; see parse_block.py, parse_stmt.py and parse_expr.py for the rest.
 
 After an error the parser skips to the end of the declaration and goes on, so one run shows the errors of several.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 from softswitch.compiler import ast as A
 from softswitch.compiler.diagnostics import Errors, P4Error, Pos
 from softswitch.compiler.lexer import lex
+from softswitch.compiler.parse_block import BlockParser
 from softswitch.compiler.parse_expr import BASE_TYPES
-from softswitch.compiler.parse_stmt import StmtParser
 
 
 def parse(text: str, errors: Errors) -> A.Program:
@@ -26,9 +26,7 @@ def parse(text: str, errors: Errors) -> A.Program:
     return program
 
 
-class _Parser(StmtParser):
-    # ---- declarations -------------------------------------------------------------------------------------------
-
+class _Parser(BlockParser):
     def program(self, errors: Errors) -> list[A.Decl]:
         decls: list[A.Decl] = []
         while self.token.kind != "end":
@@ -170,11 +168,6 @@ class _Parser(StmtParser):
 
     def prototype(self, notes: list[A.Annotation]) -> A.FunctionDecl:
         """result name<type parameters>(parameters)"""
-        # The result type may be one of the type parameters that follow the name.
-        mark = self.i
-        for token in self.tokens[mark : mark + 64]:
-            if token.text in ("(", ";", "{"):
-                break
         result = self.type()
         name = self.name()
         type_params = self.type_params()
@@ -187,15 +180,8 @@ class _Parser(StmtParser):
     def function_or_instance(self, notes: list[A.Annotation]) -> A.Decl:
         mark = self.i
         syntax = self.type()
-        if self.at("("):  # Type(arguments) name;
-            args = self.arguments()
-            name = self.name()
-            body = None
-            if self.accept("="):
-                raise P4Error(name.pos, "instances with an initializer block are not supported")
-            self.expect(";")
-            call = A.Call(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
-            return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call, body=body)
+        if self.at("("):
+            return self.instance(syntax, notes)
         if self.token.kind == "id" and self.peek(1).text in ("(", "<"):
             self.i = mark
             function = self.prototype(notes)
@@ -300,155 +286,3 @@ class _Parser(StmtParser):
                 break
         self.expect(")")
         return params
-
-    # ---- parser states and tables -------------------------------------------------------------------------------
-
-    def state(self, notes: list[A.Annotation]) -> A.StateDecl:
-        self.expect("state")
-        name = self.name()
-        self.expect("{")
-        body: list[A.Stmt] = []
-        state = A.StateDecl(
-            pos=name.pos, name=name.text, annotations=notes, body=body,
-            next_state="reject", next_pos=name.pos, select=None, cases=[],
-        )  # fmt: skip
-        while not self.at("}"):
-            if self.at("transition"):
-                self.take()
-                self.transition(state)
-                break
-            body.append(self.statement())
-        self.expect("}")
-        return state
-
-    def transition(self, state: A.StateDecl) -> None:
-        if not self.at("select"):
-            token = self.name()
-            state.next_state, state.next_pos = token.text, token.pos
-            self.expect(";")
-            return
-        state.next_pos = self.take().pos
-        state.next_state = None
-        self.expect("(")
-        state.select = self.expressions(")")
-        self.expect(")")
-        self.expect("{")
-        while not self.at("}"):
-            pos = self.token.pos
-            keys = self.keyset()
-            self.expect(":")
-            target = self.name()
-            self.expect(";")
-            state.cases.append(A.SelectCase(pos=pos, keys=keys, state=target.text, state_pos=target.pos))
-        self.expect("}")
-        self.accept(";")
-
-    def keyset(self) -> list[A.Expr]:
-        """One key, or a parenthesised tuple of keys."""
-        mark = self.i
-        if self.accept("("):
-            keys = [self.key_expression()]
-            while self.accept(","):
-                if self.at(")"):
-                    break
-                keys.append(self.key_expression())
-            # `(a) &&& b : ...` begins with a parenthesis too
-            if self.accept(")") and self.token.text in (":", "@"):
-                return keys
-            self.i = mark
-        return [self.key_expression()]
-
-    def key_expression(self) -> A.Expr:
-        token = self.token
-        if token.text in ("default", "_"):
-            self.take()
-            return A.DontCare(pos=token.pos)
-        left = self.expression()
-        op = self.token
-        if op.text in ("&&&", ".."):
-            self.take()
-            return A.Binary(op.text, left, self.expression(), pos=op.pos)
-        return left
-
-    def value_set(self, notes: list[A.Annotation]) -> A.ValueSetDecl:
-        self.expect("value_set")
-        self.expect("<")
-        syntax = self.type()
-        self.expect(">")
-        self.expect("(")
-        size = self.expression()
-        self.expect(")")
-        name = self.name()
-        self.expect(";")
-        return A.ValueSetDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, size=size)
-
-    def table(self, notes: list[A.Annotation]) -> A.TableDecl:
-        self.expect("table")
-        name = self.name()
-        table = A.TableDecl(
-            pos=name.pos, name=name.text, annotations=notes,
-            keys=[], actions=[], entries=None, const_entries=False, properties={},
-        )  # fmt: skip
-        self.expect("{")
-        while not self.accept("}"):
-            prop_notes = self.annotations()
-            const = self.accept("const")
-            prop = self.name()
-            self.expect("=")
-            if prop.text == "key":
-                self.expect("{")
-                while not self.accept("}"):
-                    table.keys.append(self.key_element())
-                self.accept(";")
-            elif prop.text == "actions":
-                self.expect("{")
-                while not self.accept("}"):
-                    action_notes = self.annotations()
-                    expr = self.expression()
-                    table.actions.append(A.ActionRef(pos=expr.pos, expr=expr, annotations=action_notes))
-                    self.expect(";")
-                self.accept(";")
-            elif prop.text == "entries":
-                table.entries, table.const_entries = [], const
-                self.expect("{")
-                while not self.accept("}"):
-                    table.entries.append(self.entry())
-                self.accept(";")
-            else:
-                value = self.initializer()
-                self.expect(";")
-                if prop.text in table.properties:
-                    raise P4Error(prop.pos, f"table {table.name} has two properties '{prop.text}'")
-                table.properties[prop.text] = A.TableProperty(
-                    pos=prop.pos, name=prop.text, value=value, const=const, annotations=prop_notes
-                )
-        return table
-
-    def key_element(self) -> A.KeyElement:
-        value = self.expression()
-        self.expect(":")
-        match = self.name()
-        notes = self.annotations()
-        self.expect(";")
-        return A.KeyElement(pos=value.pos, value=value, match=match.text, annotations=notes, match_pos=match.pos)
-
-    def entry(self) -> A.EntryDecl:
-        pos = self.token.pos
-        self.annotations()
-        const = self.accept("const")
-        priority = None
-        if self.token.text == "priority" and self.peek(1).text == "=":
-            self.take()
-            self.take()
-            if self.accept("("):
-                priority = self.expression()
-                self.expect(")")
-            else:
-                priority = self.expression()
-            self.expect(":")
-        keys = self.keyset()
-        self.expect(":")
-        action = self.expression()
-        notes = self.annotations()
-        self.expect(";")
-        return A.EntryDecl(pos=pos, keys=keys, action=action, priority=priority, const=const, annotations=notes)

@@ -13,28 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softswitch.compiler.diagnostics import CompileError, Diagnostic, P4Error, Pos
+from softswitch.compiler.macros import Macros, tokens
+from softswitch.compiler.preprocess_if import Condition
 
-_TOKEN = re.compile(
-    r"""(?P<id>[A-Za-z_]\w*)|(?P<num>\.?\d[\w.]*)|(?P<str>"(?:\\.|[^"\\])*")|(?P<paste>\#\#)|(?P<space>[ \t\f\v]+)"""
-    r"""|(?P<op><<|>>|<=|>=|==|!=|&&|\|\||.)""",
-    re.VERBOSE,
-)
 _DIRECTIVE = re.compile(r"\s*#\s*(\w+)?(.*)", re.DOTALL)
 _MAX_INCLUDE_DEPTH = 64
-_MAX_EXPANSION = 200_000  # tokens a line may grow to: a macro bomb is refused, not chewed on
 
 INCLUDE_DIR = Path(__file__).resolve().parent.parent / "include"
 """Where core.p4 and v1model.p4 are."""
 
 
-@dataclass(frozen=True)
-class _Macro:
-    params: tuple[str, ...] | None  # None: object-like
-    body: tuple[str, ...]
-
-
 @dataclass
-class _Condition:
+class _OpenIf:
     """One open #if: whether its current branch is read, and whether an earlier branch was."""
 
     pos: Pos
@@ -54,11 +44,6 @@ def preprocess(text: str, name: str, *, include: Sequence[Path] = (), defines: M
     return "\n".join(run.out) + "\n"
 
 
-def tokens(text: str) -> list[str]:
-    """Splits one line into preprocessing tokens, white space included."""
-    return [m.group() for m in _TOKEN.finditer(text)]
-
-
 def strip_comments(text: str) -> str:
     """Replaces comments by a blank, keeping line ends and columns."""
 
@@ -72,14 +57,14 @@ def strip_comments(text: str) -> str:
 class _Preprocessor:
     def __init__(self, include: Sequence[Path], defines: Mapping[str, str]) -> None:
         self.include = [*include, INCLUDE_DIR]
-        self.macros = {k: _Macro(None, tuple(tokens(v))) for k, v in defines.items()}
+        self.macros = Macros(defines)
         self.out: list[str] = []
         self.at: tuple[str, int] = ("", 0)  # the file and line that the next output line would be taken for
 
     # ---- files and lines ----------------------------------------------------------------------------------------
 
     def file(self, text: str, name: str, depth: int) -> None:
-        conditions: list[_Condition] = []
+        conditions: list[_OpenIf] = []
         lines = strip_comments(text.replace("\r\n", "\n")).split("\n")
         number, shown = 0, name
         offset = 0  # a #line in the text shifts the numbers
@@ -112,12 +97,12 @@ class _Preprocessor:
             if conditions and not conditions[-1].active:
                 continue
             expanded = line
-            if _TOKEN.search(line):
+            if line:
                 pieces = tokens(line)
-                while self.call_is_open(pieces) and number < len(lines):
+                while self.macros.call_is_open(pieces) and number < len(lines):
                     pieces += [" ", *tokens(lines[number])]
                     number += 1
-                expanded = "".join(self.expand(pieces, pos, frozenset()))
+                expanded = "".join(self.macros.expand(pieces, pos, frozenset()))
             self.put(expanded, shown, start + 1 + offset, number + 1 + offset)
         if conditions:
             raise P4Error(conditions[-1].pos, "#if without #endif")
@@ -134,7 +119,7 @@ class _Preprocessor:
         self.at = (file, number + 1)
 
     def include_file(self, rest: str, name: str, depth: int, pos: Pos) -> None:
-        rest = rest if rest[:1] in '"<' else "".join(self.expand(tokens(rest), pos, frozenset())).strip()
+        rest = rest if rest[:1] in '"<' else "".join(self.macros.expand(tokens(rest), pos, frozenset())).strip()
         match = re.fullmatch(r'"([^"]+)"|<([^>]+)>', rest)
         if not match:
             raise P4Error(pos, 'expected #include "FILE" or #include <FILE>')
@@ -157,14 +142,13 @@ class _Preprocessor:
 
     # ---- directives ---------------------------------------------------------------------------------------------
 
-    def condition(self, word: str, rest: str, stack: list[_Condition], pos: Pos) -> bool:
+    def condition(self, word: str, rest: str, stack: list[_OpenIf], pos: Pos) -> bool:
         """Handles the #if family; true if it was one."""
         if word in ("if", "ifdef", "ifndef"):
             outer = not stack or stack[-1].active
-            value = outer and (
-                self.evaluate(rest, pos) if word == "if" else (rest.split(" ")[0] in self.macros) == (word == "ifdef")
-            )
-            stack.append(_Condition(pos, outer, bool(value), bool(value)))
+            defined = rest.split(" ")[0] in self.macros.defined
+            value = outer and (self.evaluate(rest, pos) if word == "if" else defined == (word == "ifdef"))
+            stack.append(_OpenIf(pos, outer, bool(value), bool(value)))
         elif word in ("elif", "else", "endif"):
             if not stack:
                 raise P4Error(pos, f"#{word} without #if")
@@ -184,14 +168,9 @@ class _Preprocessor:
 
     def directive(self, word: str, rest: str, pos: Pos) -> None:
         if word == "define":
-            match = re.match(r"([A-Za-z_]\w*)(\(([^)]*)\))?(.*)", rest, re.DOTALL)
-            if not match:
-                raise P4Error(pos, "expected #define NAME or #define NAME(parameters)")
-            name, call, params, body = match.groups()
-            names = tuple(p.strip() for p in params.split(",") if p.strip()) if call else None
-            self.macros[name] = _Macro(names, tuple(tokens(body.strip())))
+            self.macros.define(rest, pos)
         elif word == "undef":
-            self.macros.pop(rest, None)
+            self.macros.defined.pop(rest, None)
         elif word == "error":
             raise P4Error(pos, f"#error {rest}")
         elif word not in ("pragma", "warning", "", "ident"):
@@ -200,226 +179,11 @@ class _Preprocessor:
     def evaluate(self, text: str, pos: Pos) -> bool:
         text = re.sub(
             r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))",
-            lambda m: "1" if (m.group(1) or m.group(2)) in self.macros else "0",
+            lambda m: "1" if (m.group(1) or m.group(2)) in self.macros.defined else "0",
             text,
         )
-        expanded = [t for t in self.expand(tokens(text), pos, frozenset()) if not t.isspace()]
-        return bool(_Condition_parser(expanded, pos).parse())
-
-    # ---- macros -------------------------------------------------------------------------------------------------
-
-    def call_is_open(self, pieces: list[str]) -> bool:
-        """Does a function-like macro's argument list go on in the next line?"""
-        for i, piece in enumerate(pieces):
-            macro = self.macros.get(piece)
-            if macro and macro.params is not None:
-                rest = [p for p in pieces[i + 1 :] if not p.isspace()]
-                if rest and rest[0] == "(" and rest.count("(") > rest.count(")"):
-                    return True
-        return False
-
-    def expand(self, pieces: Sequence[str], pos: Pos, hidden: frozenset[str]) -> list[str]:
-        """Replaces macros; `hidden` are those being expanded, which C leaves alone."""
-        out: list[str] = []
-        i = 0
-        while i < len(pieces):
-            piece = pieces[i]
-            i += 1
-            if piece == "__LINE__":
-                out.append(str(pos.line))
-                continue
-            if piece == "__FILE__":
-                out.append(f'"{pos.file}"')
-                continue
-            macro = self.macros.get(piece)
-            if macro is None or piece in hidden:
-                out.append(piece)
-                continue
-            if macro.params is None:
-                body = self.substitute(macro, {}, pos, hidden)
-            else:
-                j = i
-                while j < len(pieces) and pieces[j].isspace():
-                    j += 1
-                if j >= len(pieces) or pieces[j] != "(":
-                    out.append(piece)
-                    continue
-                args, i = self.arguments(pieces, j, piece, pos)
-                if len(args) == 1 and not macro.params and not "".join(args[0]).strip():
-                    args = []
-                if len(args) != len(macro.params):
-                    raise P4Error(pos, f"macro {piece} takes {len(macro.params)} arguments, got {len(args)}")
-                body = self.substitute(macro, dict(zip(macro.params, args, strict=True)), pos, hidden)
-            out.extend(self.expand(body, pos, hidden | {piece}))
-            if len(out) > _MAX_EXPANSION:
-                raise P4Error(pos, f"macro {piece} expands to more than {_MAX_EXPANSION} tokens")
-        return out
-
-    def arguments(self, pieces: Sequence[str], at: int, name: str, pos: Pos) -> tuple[list[list[str]], int]:
-        depth, args = 0, [[]]  # type: int, list[list[str]]
-        for i in range(at, len(pieces)):
-            piece = pieces[i]
-            if piece == "(":
-                depth += 1
-                if depth == 1:
-                    continue
-            elif piece == ")":
-                depth -= 1
-                if depth == 0:
-                    return [_trim(a) for a in args], i + 1
-            elif piece == "," and depth == 1:
-                args.append([])
-                continue
-            args[-1].append(piece)
-        raise P4Error(pos, f"macro {name}: missing ')'")
-
-    def substitute(self, macro: _Macro, args: Mapping[str, list[str]], pos: Pos, hidden: frozenset[str]) -> list[str]:
-        body = list(macro.body)
-        out: list[str] = []
-        i = 0
-        while i < len(body):
-            piece = body[i]
-            following = next((k for k in range(i + 1, len(body)) if not body[k].isspace()), len(body))
-            if piece == "#" and macro.params is not None and following < len(body) and body[following] in args:
-                text = "".join(args[body[following]]).replace("\\", "\\\\").replace('"', '\\"')
-                out.append(f'"{text}"')
-                i = following + 1
-            elif piece == "##" and out and following < len(body):
-                while out and out[-1].isspace():
-                    out.pop()
-                right = args.get(body[following], [body[following]])
-                left = out.pop() if out else ""
-                out.extend(tokens(left + "".join(right)))
-                i = following + 1
-            elif piece in args:
-                pasted = following < len(body) and body[following] == "##"
-                out.extend(args[piece] if pasted else self.expand(args[piece], pos, hidden))
-                i += 1
-            else:
-                out.append(piece)
-                i += 1
-        return out
-
-
-def _trim(pieces: list[str]) -> list[str]:
-    while pieces and pieces[0].isspace():
-        pieces = pieces[1:]
-    while pieces and pieces[-1].isspace():
-        pieces = pieces[:-1]
-    return pieces
-
-
-_LEVELS: list[tuple[str, ...]] = [
-    ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="),
-    ("<<", ">>"), ("+", "-"), ("*", "/", "%"),
-]  # fmt: skip
-
-
-class _Condition_parser:
-    """Evaluates an #if expression by precedence climbing."""
-
-    def __init__(self, pieces: list[str], pos: Pos) -> None:
-        self.pieces, self.pos, self.i = pieces, pos, 0
-
-    def parse(self) -> int:
-        value = self.mux()
-        if self.i != len(self.pieces):
-            raise P4Error(self.pos, f"#if: unexpected '{self.pieces[self.i]}'")
-        return value
-
-    def peek(self) -> str:
-        return self.pieces[self.i] if self.i < len(self.pieces) else ""
-
-    def take(self) -> str:
-        piece = self.peek()
-        self.i += 1
-        return piece
-
-    def mux(self) -> int:
-        value = self.binary(0)
-        if self.peek() == "?":
-            self.take()
-            a = self.mux()
-            if self.take() != ":":
-                raise P4Error(self.pos, "#if: expected ':'")
-            b = self.mux()
-            return a if value else b
-        return value
-
-    def binary(self, level: int) -> int:
-        if level == len(_LEVELS):
-            return self.unary()
-        left = self.binary(level + 1)
-        while self.peek() in _LEVELS[level]:
-            op = self.take()
-            left = self.apply(op, left, self.binary(level + 1))
-        return left
-
-    def apply(self, op: str, a: int, b: int) -> int:
-        if op in "/%" and b == 0:
-            raise P4Error(self.pos, "#if: division by zero")
-        match op:
-            case "||":
-                return int(bool(a) or bool(b))
-            case "&&":
-                return int(bool(a) and bool(b))
-            case "|":
-                return a | b
-            case "^":
-                return a ^ b
-            case "&":
-                return a & b
-            case "==":
-                return int(a == b)
-            case "!=":
-                return int(a != b)
-            case "<":
-                return int(a < b)
-            case ">":
-                return int(a > b)
-            case "<=":
-                return int(a <= b)
-            case ">=":
-                return int(a >= b)
-            case "<<":
-                return a << min(b, 64)
-            case ">>":
-                return a >> min(b, 64)
-            case "+":
-                return a + b
-            case "-":
-                return a - b
-            case "*":
-                return a * b
-            case "/":
-                return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-            case _:
-                return a - b * (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1))
-
-    def unary(self) -> int:
-        piece = self.take()
-        match piece:
-            case "!":
-                return int(not self.unary())
-            case "-":
-                return -self.unary()
-            case "+":
-                return self.unary()
-            case "~":
-                return ~self.unary()
-            case "(":
-                value = self.mux()
-                if self.take() != ")":
-                    raise P4Error(self.pos, "#if: expected ')'")
-                return value
-        if piece[:1].isdigit():
-            try:
-                return int(piece.rstrip("uUlL"), 0)
-            except ValueError:
-                raise P4Error(self.pos, f"#if: '{piece}' is not an integer") from None
-        if re.fullmatch(r"[A-Za-z_]\w*", piece):
-            return 0  # as in C: an undefined name counts as 0
-        raise P4Error(self.pos, f"#if: expected a value, got '{piece or 'end of line'}'")
+        expanded = [t for t in self.macros.expand(tokens(text), pos, frozenset()) if not t.isspace()]
+        return bool(Condition(expanded, pos).parse())
 
 
 def read(path: Path) -> str:

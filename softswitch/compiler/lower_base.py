@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all of lowering works with: the program as it grows, the statements at hand, names, and types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from softswitch.compiler import ir
+from softswitch.compiler import types as T
+from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos
+from softswitch.compiler.ir import U32
+from softswitch.compiler.program import Function, Program, Table
+
+_MAX_STATEMENTS = 200_000
+
+
+class ApplyResult:
+    """What table.apply() gives."""
+
+    def __init__(self, table: Table, hit: ir.Var, run: ir.Var) -> None:
+        self.table, self.hit, self.run = table, hit, run
+
+
+class Lowering:
+    """State of one lowering run."""
+
+    def __init__(self, specialize: Callable[[Any, tuple[T.Type, ...]], T.Type], source: str) -> None:
+        self.program = Program(source)
+        self.function = Function("")
+        self.out: list[ir.Stmt] = []
+        self.bindings: dict[int, Any] = {}  # id(declaration) -> l-value, constant, instance
+        self.types: dict[T.TypeVar, T.Type] = {}  # of the generic that is being lowered
+        self.substitute = T.Substitution(specialize)
+        self.records: dict[Any, ir.Rec] = {}
+        self.names: dict[str, int] = {"state": 1, "to": 1, "from": 1}  # parameters of the C functions
+        self.pos: Pos = NOWHERE
+        self.emitted = 0
+        self.in_parser = False
+        self.known: dict[int, ir.LValue] = {}  # places already found, by id(syntax): the left of `op=`
+        self.temps: set[int] = set()  # ids of variables that nothing but the one use sees
+
+    # ---- output -------------------------------------------------------------------------------------------------
+
+    def emit(self, stmt: ir.Stmt) -> None:
+        self.emitted += 1
+        if self.emitted > _MAX_STATEMENTS:
+            raise P4Error(self.pos, f"the program grows beyond {_MAX_STATEMENTS} statements when calls are inlined")
+        stmt.pos = self.pos
+        self.out.append(stmt)
+
+    @contextmanager
+    def into(self, body: list[ir.Stmt]) -> Iterator[None]:
+        outer, self.out = self.out, body
+        try:
+            yield
+        finally:
+            self.out = outer
+
+    def unique(self, name: str) -> str:
+        """A C identifier that nothing else has."""
+        n = self.names.get(name, 0)
+        self.names[name] = n + 1
+        return f"{name}_{n}" if n else f"{name}_"
+
+    def local(self, name: str, t: ir.Type) -> ir.Var:
+        var = ir.Var(t, self.unique(name))
+        self.function.locals.append(var)
+        return var
+
+    def temp(self, value: ir.Expr, name: str = "t") -> ir.Var:
+        """The value, saved in a new variable."""
+        var = self.local(name, value.type)
+        self.temps.add(id(var))
+        self.emit(ir.Assign(var, value))
+        return var
+
+    # ---- types --------------------------------------------------------------------------------------------------
+
+    def actual(self, t: T.Type) -> T.Type:
+        """A checked type with the generics' parameters replaced, and typedef-like wrappers opened."""
+        t = self.substitute(t, self.types)
+        while isinstance(t, T.NewType):
+            t = t.base
+        return t
+
+    def type(self, t: T.Type, pos: Pos | None = None) -> ir.Type:
+        t = self.actual(t)
+        match t:
+            case T.Bits() | T.Varbit():
+                return t
+            case T.Basic() if t == T.BOOL:
+                return T.BOOL
+            case T.Basic() if t == T.ERROR:
+                return U32
+            case T.Basic() if t == T.INFINT:
+                return T.Bits(128, True)
+            case T.Enum():
+                return t.base or U32
+            case T.Struct():
+                key: Any = id(t)
+                if key not in self.records:
+                    kind = {"header_union": "union"}.get(t.kind, t.kind)
+                    self.make_record(key, kind, t.name, t.fields, str(t))
+                return self.records[key]
+            case T.Tuple() | T.Record():
+                if t not in self.records:
+                    self.make_record(t, "struct", "tuple", dict(T.fields_of(t) or []), str(t))
+                return self.records[t]
+            case T.Stack():
+                item = self.type(t.item)
+                assert isinstance(item, ir.Rec)
+                return ir.Arr(item, t.size)
+            case T.OfTable():
+                return U32
+        raise P4Error(pos or self.pos, f"a value of type {t} is not supported here")
+
+    def make_record(self, key: Any, kind: str, name: str, fields: dict[str, T.Type], p4: str) -> None:
+        lowered = {n: self.type(f) for n, f in fields.items()}
+        rec = ir.Rec(kind, self.unique(f"{kind}_{name}"), p4, lowered)
+        self.records[key] = rec
+        self.program.records.append(rec)
