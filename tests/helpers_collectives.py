@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.elements import BFLOAT16, NATIVE, ReduceOp, Reduction
+from netfold.host.collectives.flow import run
 from netfold.host.mesh.link import listen
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Call, Flat, Mesh
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.wire.jobs import Peer, Plan
 
@@ -99,3 +101,10 @@ def values(results: Sequence[Any]) -> list[Any]:
         if isinstance(result, BaseException):
             raise AssertionError(f"rank {rank} failed") from result
     return list(results)
+
+
+def allreduce(mesh: Mesh, data: Flat, name: str = "ring", number: int = 1) -> Flat:
+    """One sum of float32 by name, in place."""
+    with mesh.operation(Call(number, f"allreduce {data.dtype} x {data.size}")):
+        run(mesh, ALLREDUCE[name](mesh, data, Reduction("sum", "float32")))
+    return data

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from netfold.host.mesh.mesh import culprits
 from netfold.host.mesh.news import News
 
 
@@ -29,3 +32,19 @@ def test_the_chain_of_waits_leads_to_who_said_nothing() -> None:
     news.missed([1])
     news.waiting(1, 2)
     assert news.culprits() == [2]
+
+
+@pytest.mark.parametrize(
+    ("waits", "rank", "guilty"),
+    [
+        ({0: {1}}, 0, [1]),
+        ({0: {1, 4}, 1: {2}, 2: {3}, 4: {3}}, 0, [3]),
+        ({0: {1, 4}, 1: {4}}, 0, [4]),
+        ({0: {1, 4}}, 0, [1, 4]),
+        ({0: {1}, 1: {2}, 2: {0}}, 0, [1]),
+        ({0: {1}, 1: {2}, 2: {1}}, 0, [1]),
+    ],
+)
+def test_chains_of_who_waits_for_whom_end_at_culprits(waits: dict[int, set[int]], rank: int, guilty: list[int]) -> None:
+    """Those that wait for nobody; in a circle the neighbours."""
+    assert culprits(waits, rank) == guilty
