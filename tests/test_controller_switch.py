@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from finsy.proto import p4r, rpc_code
-from helpers_controller import PIPELINE, MemorySwitch, ScriptedServer, run, session, tiny_p4info, until
+from helpers_controller import BOUND, PIPELINE, MemorySwitch, ScriptedServer, run, session, tiny_p4info, until
 from helpers_program import p4_defines
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from netfold.controller.paths.steering import Steering
 from netfold.controller.plan import slots, trees
 from netfold.controller.plan.fabric import CPU_PORT
 from netfold.controller.plan.generate import leafspine
-from netfold.controller.switch import pipeline, probe, tables
+from netfold.controller.switch import pipeline, probe, switch, tables
 from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.controller.switch.pipeline import Pipeline, PipelineError
@@ -277,6 +277,12 @@ def test_a_switch_that_starts_late_is_waited_for(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_quiet_session_is_not_pinged_to_death() -> None:
+    """gRPC servers take more pings than one in five minutes for abuse, unless told otherwise, and end the connection:
+    a fabric of one leaf, which has no links to probe, lost its switch every two minutes."""
+    assert dict(switch._CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] > 300_000
+
+
 # ---- targets ---------------------------------------------------------------------------------------------------------
 
 
@@ -298,7 +304,7 @@ def test_a_failed_install_is_taken_back(tmp_path: Path) -> None:
         target = Target("s", switch.connect, sleep=no_wait)
         target.preset("fabric", [route(1)])
         target.start()
-        await target.wait_up(5)
+        await target.wait_up(BOUND)
         switch.refuse = lambda update: isinstance(update.entity, Entry) and dict(update.entity.params)["port"] == 3
         with pytest.raises(SwitchError, match=r"port=3"):
             await target.install("job", [route(2, 2), route(3, 3)])
@@ -323,7 +329,7 @@ def test_foreign_entries_are_removed_on_connecting() -> None:
         target = Target("s", switch.connect, sleep=no_wait)
         target.preset("fabric", [route(1, 1)])
         target.start()
-        await target.wait_up(5)
+        await target.wait_up(BOUND)
         assert list(switch.state.values()) == [route(1, 1)]
         assert sorted(u.verb for u in switch.writes[0]) == ["delete", "delete", "modify"]
         await target.stop()
@@ -343,7 +349,7 @@ def test_installing_on_a_dead_switch_says_why() -> None:
         with pytest.raises(SwitchError, match="s is down: s: nobody answers"):
             await target.install("job", [route(1)])
         switch.unreachable = False
-        await target.wait_up(5)
+        await target.wait_up(BOUND)
         assert switch.state == {}
         await target.stop()
 
@@ -360,7 +366,7 @@ def test_a_switch_taken_by_another_controller_is_let_go() -> None:
         target = Target("s", taken, sleep=no_wait)  # type: ignore[arg-type]
         target.start()
         with pytest.raises(SwitchError, match="election id 8"):
-            await target.wait_up(5)
+            await target.wait_up(BOUND)
         assert not target.is_up
         await target.stop()
 
