@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the whole suite: second attempts, and what a failed test tells of the processes that it started."""
+"""Settings of the whole suite: hypothesis, second attempts, and what a failed test tells of the processes that it
+started; and what tests of several files share with the machine."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from helpers_topo import SECONDS
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No deadlines: the suite shares two cores with native compilers.  A failing example prints how to repeat it.
-settings.register_profile("netfold", deadline=None, print_blob=True)
+# Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in
+# each run: a change is not judged by an input that was drawn for the first time.  Whoever looks for such inputs types
+# `--hypothesis-profile=explore`; a failing one prints how to repeat it, and becomes an @example.
+settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("netfold", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("netfold")
 
 NEVER_TWICE: Final = r"(?m)^E .*(wrong|Mismatched elements|not equal|differ)"
@@ -22,6 +27,16 @@ LOG_BYTES: Final = 4000
 """Of the end of each log."""
 LOGS: Final = 16
 """Logs at most, the latest written first: those of one fabric."""
+
+
+@pytest.fixture
+def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where ranks of one machine share memory: a folder of the test's own, since other runs use /dev/shm, too."""
+    from netfold.host.collectives import shared_memory
+
+    with tempfile.TemporaryDirectory(dir=shared_memory.SHARED) as folder:
+        monkeypatch.setattr(shared_memory, "SHARED", folder)
+        yield Path(folder)
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

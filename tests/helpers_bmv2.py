@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import struct
 import subprocess
 import threading
@@ -43,6 +42,7 @@ HAVE_BMV2 = all(shutil.which(tool) for tool in ("p4c-bm2-ss", "simple_switch_grp
 _PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
 _START = 60.0
 _SETTLE = 30.0
+"""Seconds without a packet after which none is expected any more."""
 _WINDOW = 32
 
 
@@ -64,14 +64,12 @@ class Bmv2:
             self._inputs.append(os.fdopen(os.open(path, os.O_RDWR), "wb", buffering=0))
             fcntl.fcntl(self._inputs[-1], fcntl.F_SETPIPE_SZ, 1 << 20)
             self._inputs[-1].write(_PCAP_HEAD)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"unix:{folder}/grpc"
         interfaces = [arg for port in range(ports) for arg in ("-i", f"{port}@{folder}/{port}")]
         self._process = subprocess.Popen(
             ["simple_switch_grpc", "--no-p4", "--use-files", "0", "--device-id", "1", *interfaces, "--log-level", "off",
              "--thrift-port", "0", "--", "--grpc-server-addr", address],
-            stdout=(folder / "log").open("wb"), stderr=subprocess.STDOUT)
+            stdout=(folder / "bmv2.log").open("wb"), stderr=subprocess.STDOUT)
         self._channel = grpc.insecure_channel(address)
         self._stub = p4r_grpc.P4RuntimeStub(self._channel)
 
@@ -192,8 +190,8 @@ class Bmv2:
         upcoming: list[list[int]] = [[] for _ in self._inputs]      # what is still to be written, last first
         for at in reversed(range(len(frames))):
             upcoming[frames[at][0]].append(at)
-        deadline = time.monotonic() + _SETTLE
         at = left = 0
+        comes = True
         while at < len(frames):
             room = _WINDOW
             while at < len(frames) and room > 0:
@@ -207,8 +205,18 @@ class Bmv2:
                     stream.write(_record(todo[-1], frames[todo.pop()][1]))
                 if not todo:
                     stream.close()
-            while sum(map(len, self._outputs().values())) < left and time.monotonic() < deadline:
-                time.sleep(0.01)
+            comes = comes and self._come(left)
+
+    def _come(self, number: int) -> bool:
+        """Waits until so many packets have left; False where none comes any more."""
+        seen, deadline = -1, 0.0
+        while (now := sum(map(len, self._outputs().values()))) < number:
+            if now > seen:
+                seen, deadline = now, time.monotonic() + _SETTLE
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def outputs(self, expected: dict[int, int]) -> dict[int, list[bytes]]:
         """All frames that left, by port, once every port has sent `expected` many or nothing more comes for long."""
@@ -220,6 +228,8 @@ class Bmv2:
             enough = all(len(got[port]) >= expected.get(port, 0) for port in got)
             if (quiet and enough) or time.monotonic() > deadline:
                 return {port: frames for port, frames in got.items() if frames}
+            if not quiet:
+                deadline = time.monotonic() + _SETTLE
             before = got
             time.sleep(0.2)
 

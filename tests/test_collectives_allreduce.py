@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import networkx as nx
@@ -312,9 +312,8 @@ def test_ranks_of_one_machine_reduce_over_shared_memory(count: int) -> None:
     assert across == 2 * 4 * count  # 2 machines: 2 (H-1)/H M each way
 
 
-def test_a_full_dev_shm_is_an_error_on_every_rank() -> None:
+def test_a_full_dev_shm_is_an_error_on_every_rank(shared_folder: Path) -> None:
     """A machine without room for the rows says so on all its ranks, and leaves no file behind."""
-    before = sorted(os.listdir("/dev/shm"))
 
     def work(mesh: Mesh) -> None:
         with mesh.operation(CALL):
@@ -323,7 +322,7 @@ def test_a_full_dev_shm_is_an_error_on_every_rank() -> None:
     for error in MemoryFabric(3).run(work):
         assert isinstance(error, TransportError)
         assert "larger /dev/shm" in str(error)
-    assert [name for name in sorted(os.listdir("/dev/shm")) if name not in before and "netfold" in name] == []
+    assert list(shared_folder.iterdir()) == []
 
 
 def test_ranks_are_grouped_by_machine() -> None:

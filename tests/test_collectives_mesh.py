@@ -141,7 +141,7 @@ class TcpRanksRun:
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_a_rank_that_never_calls_is_named_by_all(name: str) -> None:
     """Also by those that do not talk to it: news of who waits for whom goes round."""
-    with TcpRanks(6, timeout=1.0) as tcp:
+    with TcpRanks(6, timeout=0.6) as tcp:
         results = tcp.run(lambda mesh: allreduce(mesh, np.ones(5000, np.float32), name), only=[0, 1, 2, 4, 5])
 
     for rank in (0, 1, 2, 4, 5):

@@ -92,7 +92,7 @@ def test_a_job_is_planned_around_a_dead_spine(tmp_path: Path) -> None:
             plans = await r.together(4)
             assert [tree.name for tree in plans[0].trees] == ["spine2"]
             r.switches["spine1"].unreachable = False
-            await target.wait_up(5)
+            await target.wait_up(BOUND)
             for plan in plans:
                 await r.leave(plan)
             assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine1", "spine2"]
@@ -293,7 +293,7 @@ def test_a_dead_switch_at_the_start_is_named(tmp_path: Path) -> None:
         fabric = leafspine(2, 1, 2, rundir=tmp_path)
         switches = {switch.name: MemorySwitch(switch.name) for switch in fabric.switches}
         switches["leaf2"].unreachable = True
-        controller = Controller(fabric, connect=lambda s: switches[s.name].connect(), start_timeout=0.05)
+        controller = Controller(fabric, connect=lambda s: switches[s.name].connect(), start_timeout=0.5)
         with pytest.raises(StartError, match=r"1 of 3 switches(.|\n)*leaf2: nobody answers"):
             await controller.start()
         await controller.stop()

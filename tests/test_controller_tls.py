@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import socket
@@ -37,13 +38,19 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return made, key
 
 
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment, and that the kernel gives to nobody who asks for any."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def tls_fabric(folder: Path) -> Fabric:
     """A fabric file with TLS on a port of loopback, read from disk; its files are named relative to it."""
     certificate(folder, "controller")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"jobs": f"127.0.0.1:{port}", "certificate": "controller.pem", "key": "controller.key"}
+    settings = {"jobs": f"127.0.0.1:{free_port()}", "certificate": "controller.pem", "key": "controller.key"}
     file = folder / "lab.toml"
     fabric_file.save(msgspec.structs.replace(leafspine(1, 0, 2, rundir=folder), **settings), file)
     return fabric_file.load(file)

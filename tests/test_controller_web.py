@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from helpers_controller import run
+from helpers_controller import BOUND, run
 from helpers_jobs import rig
 from helpers_recovery import all_resume, lose
 from prometheus_client.parser import text_string_to_metric_families
@@ -43,7 +43,7 @@ async def get(url: str, authorization: str = "") -> tuple[int, str, str]:
         if authorization:
             request.add_header("Authorization", authorization)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=BOUND) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

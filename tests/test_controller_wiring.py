@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from helpers_cables import Cables as Laid
-from helpers_controller import run, until
+from helpers_controller import BOUND, run, until
 from helpers_jobs import Rig, rig
 from helpers_recovery import lose
 from rich.console import Console
@@ -27,14 +27,14 @@ from netfold.controller.switch import rpc
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses; what is to come has time all the same."""
-    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER", 10.0)
+    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER", BOUND)
     monkeypatch.setattr("netfold.controller.health.liveness.REPEAT", 0.01)
     monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 0.001)
 
 
 async def ask(r: Rig) -> list[Cable]:
     """As the command does."""
-    return (await rpc.call(r.fabric.jobs, f"{operator.SERVICE}/Wiring", AskWiring(), Cables, 10.0)).cables
+    return (await rpc.call(r.fabric.jobs, f"{operator.SERVICE}/Wiring", AskWiring(), Cables, BOUND)).cables
 
 
 def swapped(fabric: Fabric, first: str, second: str) -> Fabric:

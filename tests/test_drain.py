@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from helpers_controller import run, until
+from helpers_controller import BOUND, run, until
 from helpers_jobs import Code, Rig, rig
 from helpers_recovery import all_resume, connections, lose
 from hypothesis import given
@@ -31,7 +31,7 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
 
 
-def drain(r: Rig, name: str, *, wait: float = 10.0) -> asyncio.Task[Drained]:
+def drain(r: Rig, name: str, *, wait: float = BOUND) -> asyncio.Task[Drained]:
     """An operator's `netfold drain`, under way."""
     return asyncio.create_task(operator.drain(r.fabric.jobs, name, True, wait=wait))
 
