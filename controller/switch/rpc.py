@@ -132,6 +132,6 @@ async def call(address: str, method: str, request: msgspec.Struct, answer: type[
             if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
                 raise Unreachable(f"no controller answers at {address} ({error.details()}): is `netfold up` running, "
                                   f"with this fabric?{tls.hint(address)}") from error
-            raise TurnedDown(f"the controller at {address} refused {method}: {error.details()}") from error
+            raise TurnedDown(f"the controller at {address} refused: {error.details()}") from error
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise Unreachable(f"the controller at {address} speaks another version: {error}") from error

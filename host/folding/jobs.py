@@ -101,7 +101,7 @@ class JobClient:
                 ) from error
             else:
                 what = f"{self.controller} says {code.name}: {details}"
-            raise JoinRefused(f"{who}: {what}") from error
+            raise JoinRefused(f"{who}: {what}") from None  # all of it is said; gRPC's own words are twenty lines a rank
 
     def watch(self, plan: Plan) -> Watcher:
         """Lets the controller see that this rank lives, and hears from it which others do not.  Close it after
