@@ -1,32 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P4Runtime sessions and the codec, against a server that a test scripts; targets, against switches in memory."""
+"""P4Runtime sessions and the codec, against a server that a test scripts."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import shutil
 from pathlib import Path
 
 import pytest
 from finsy.proto import p4r, rpc_code
-from helpers_controller import BOUND, PIPELINE, MemorySwitch, ScriptedServer, run, session, tiny_p4info, until
-from helpers_program import p4_defines
+from helpers_controller import PIPELINE, ScriptedServer, run, session, tiny_p4info, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.operations import status
-from netfold.controller.paths.steering import Steering
-from netfold.controller.plan import slots, trees
-from netfold.controller.plan.fabric import CPU_PORT
-from netfold.controller.plan.generate import leafspine
-from netfold.controller.switch import pipeline, probe, switch, tables
+from netfold.controller.switch import switch
 from netfold.controller.switch.codec import Codec, CodecError
-from netfold.controller.switch.entities import Entity, Entry, Multicast
-from netfold.controller.switch.pipeline import Pipeline, PipelineError
+from netfold.controller.switch.entities import Entry, Multicast
+from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, Session, SwitchError
-from netfold.controller.switch.target import Target
 from softswitch.p4runtime import port_status
 
 ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
@@ -281,174 +272,3 @@ def test_a_quiet_session_is_not_pinged_to_death() -> None:
     """gRPC servers take more pings than one in five minutes for abuse, unless told otherwise, and end the connection:
     a fabric of one leaf, which has no links to probe, lost its switch every two minutes."""
     assert dict(switch._CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] > 300_000
-
-
-# ---- targets ---------------------------------------------------------------------------------------------------------
-
-
-async def no_wait(_: float) -> None:
-    """Retries without their pauses."""
-    await asyncio.sleep(0)
-
-
-def route(port: int, dst: int = 1) -> Entry:
-    """Some entry."""
-    return Entry(tables.ROUTE, (("dst", (dst, 32)),), tables.FORWARD, (("port", port),))
-
-
-def test_a_failed_install_is_taken_back(tmp_path: Path) -> None:
-    """The part is not desired any more, half-written entries go, other parts stay."""
-
-    async def story() -> None:
-        switch = MemorySwitch("s")
-        target = Target("s", switch.connect, sleep=no_wait)
-        target.preset("fabric", [route(1)])
-        target.start()
-        await target.wait_up(BOUND)
-        switch.refuse = lambda update: isinstance(update.entity, Entry) and dict(update.entity.params)["port"] == 3
-        with pytest.raises(SwitchError, match=r"port=3"):
-            await target.install("job", [route(2, 2), route(3, 3)])
-        assert list(switch.state.values()) == [route(1)]
-        assert (await target.compare())[1] == []
-        await target.install("job", [route(2, 2)])
-        assert len(switch.state) == 2
-        await target.uninstall("job")
-        assert list(switch.state.values()) == [route(1)]
-        await target.stop()
-
-    run(story())
-
-
-def test_foreign_entries_are_removed_on_connecting() -> None:
-    """What the switch holds and nobody wants goes; what is wanted otherwise is modified."""
-
-    async def story() -> None:
-        switch = MemorySwitch("s")
-        switch.has_pipeline = True
-        switch.state = {e.identity: e for e in (route(9, 1), route(9, 5), Multicast(4, ((1, 1),)))}
-        target = Target("s", switch.connect, sleep=no_wait)
-        target.preset("fabric", [route(1, 1)])
-        target.start()
-        await target.wait_up(BOUND)
-        assert list(switch.state.values()) == [route(1, 1)]
-        assert sorted(u.verb for u in switch.writes[0]) == ["delete", "delete", "modify"]
-        await target.stop()
-
-    run(story())
-
-
-def test_installing_on_a_dead_switch_says_why() -> None:
-    """The error carries the switch's last problem; once it is back, it has its parts."""
-
-    async def story() -> None:
-        switch = MemorySwitch("s")
-        switch.unreachable = True
-        target = Target("s", switch.connect, sleep=no_wait)
-        target.start()
-        await until(lambda: "nobody answers" in target.problem)
-        with pytest.raises(SwitchError, match="s is down: s: nobody answers"):
-            await target.install("job", [route(1)])
-        switch.unreachable = False
-        await target.wait_up(BOUND)
-        assert switch.state == {}
-        await target.stop()
-
-    run(story())
-
-
-def test_a_switch_taken_by_another_controller_is_let_go() -> None:
-    """The target stops instead of fighting, and says who has it."""
-
-    async def story() -> None:
-        async def taken() -> None:
-            raise NotPrimary("s: another controller is primary, with election id 8")
-
-        target = Target("s", taken, sleep=no_wait)  # type: ignore[arg-type]
-        target.start()
-        with pytest.raises(SwitchError, match="election id 8"):
-            await target.wait_up(BOUND)
-        assert not target.is_up
-        await target.stop()
-
-    run(story())
-
-
-# ---- pipelines -------------------------------------------------------------------------------------------------------
-
-
-def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without p4c on PATH the error names it, and the way without."""
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(PipelineError, match="p4c-bm2-ss is not on PATH"):
-        pipeline.build("bmv2")
-
-
-def everything() -> list[Entity]:
-    """Entries of every kind that the controller makes."""
-    fabric = leafspine(2, 2, 4, loss=0.01, duplicate=0.01)
-    planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
-    ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
-    streams = ledger.admit(ledger.open(), planned, [range(3)])
-    parts = [Steering(fabric).base(fabric.graph()),
-             tables.fixed(fabric),
-             *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
-    return [entity for entities in tables.merge(parts).values() for entity in entities]
-
-
-def check_names(built: Pipeline) -> None:
-    """All entries, tables and counters are the program's."""
-    codec = Codec(built.p4info)
-    made = everything()
-    assert {e.table for e in made if isinstance(e, Entry)} == set(tables.MANAGED)
-    for entity in made:
-        assert codec.decode(codec.encode(entity)) == entity
-    for counter in (*status.COUNTERS, tables.MARKED):
-        codec.read_counter(counter)
-    for table in tables.MANAGED:
-        codec.read_table(table)
-    assert codec.packet_out(b"", {"egress_port": 1}).metadata[0].value == b"\1"
-
-
-def test_every_entry_fits_the_program() -> None:
-    """The names, widths and parameters in controller/switch/tables.py are those of p4src, as softswitch compiles it."""
-    check_names(pipeline.build("softswitch"))
-
-
-def test_numbers_are_the_programs() -> None:
-    """Constants that stand in p4src/sizes.p4 and in Python are equal."""
-    p4 = p4_defines()
-    assert p4["SLOTS"] == slots.SLOTS
-    assert p4["PARENT"] == tables.PARENT
-    assert p4["CPU_PORT"] == CPU_PORT
-    assert 1 << p4["PORT_BITS"] > CPU_PORT
-    assert (p4["CPU_FRAME"], p4["CPU_PROBE"]) == (probe.FRAME, probe.PROBE)
-    fold = pipeline.program().with_name("fold.p4").read_text()
-    assert f"bitmap {trees.MAX_CHILDREN}" in fold
-
-
-def test_a_broken_program_shows_the_compilers_words(tmp_path: Path) -> None:
-    """softswitch's error comes through, with the file."""
-    broken = tmp_path / "broken.p4"
-    broken.write_text("control C( {}")
-    with pytest.raises(PipelineError, match=r"softswitch cannot compile .*broken\.p4"):
-        pipeline.build("softswitch", broken)
-    with pytest.raises(PipelineError, match=r"nowhere\.p4"):
-        pipeline.build("softswitch", tmp_path / "nowhere.p4")
-
-
-@pytest.mark.bmv2
-def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second build comes from the cache, equal; a broken program shows p4c's words."""
-    if shutil.which(pipeline.P4C) is None:
-        pytest.skip("p4c-bm2-ss is not on PATH")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = pipeline.build("bmv2")
-    check_names(first)
-    monkeypatch.setattr(pipeline, "_p4c", None)
-    assert pipeline.build("bmv2") == first
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    broken = tmp_path / "broken.p4"
-    broken.write_text("control C( {}")
-    with pytest.raises(PipelineError, match=r"broken\.p4.*exit status(.|\n)*syntax error"):
-        pipeline.build("bmv2", broken)
