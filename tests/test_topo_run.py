@@ -23,7 +23,7 @@ from netfold.controller.plan.generate import leafspine
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
-from netfold.topo import run
+from netfold.topo import console, run
 from netfold.topo.net import environment
 
 UNTIL = "until [ -e %s ]; do sleep 0.05; done"
@@ -36,7 +36,7 @@ class Ranks:
 
     def __init__(self, *commands: str) -> None:
         self.out, self.errors = io.BytesIO(), io.BytesIO()
-        self.console = run.Console(self.out, self.errors)
+        self.console = console.Console(self.out, self.errors)
         self.processes = []
         for rank, command in enumerate(commands):
             process = subprocess.Popen(
@@ -84,7 +84,7 @@ def test_the_first_failure_is_the_status_and_the_others_may_speak(tmp_path: Path
 
 def test_a_failure_ends_those_who_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """After the grace they are asked, told, and killed, in this order, with everything that they started."""
-    monkeypatch.setattr(run, "STEPS", tuple((name, number, 0.2) for name, number, _ in run.STEPS))
+    monkeypatch.setattr(console, "STEPS", tuple((name, number, 0.2) for name, number, _ in console.STEPS))
     deaf = tmp_path / "deaf"
     ranks = Ranks(f"trap '' INT TERM; touch {deaf}; while :; do sleep 0.1; done", f"{UNTIL % deaf}; kill -KILL $$")
     assert ranks.run(grace=0.1) == 128 + signal.SIGKILL
@@ -103,7 +103,7 @@ def test_time_is_bounded_where_asked() -> None:
 
 def test_a_program_left_behind_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's own child that keeps its pipes is not waited for, and does not outlive the run."""
-    monkeypatch.setattr(run, "DRAIN", 0.1)
+    monkeypatch.setattr(console, "DRAIN", 0.1)
     ranks = Ranks("sleep 600 & echo done $!")
     assert ranks.run(timeout=None) == 0
     (line,) = ranks.out.getvalue().splitlines()
@@ -125,7 +125,7 @@ def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=when_up, daemon=True)
-    with run.stopping():  # ranks start inside, as in `netfold run`: a background shell's ignored SIGINT ends here
+    with console.stopping():  # ranks start inside, as in `netfold run`: a background shell's ignored SIGINT ends here
         ranks = Ranks("trap 'exit 5' INT; echo up; while :; do sleep 0.1; done", "exec sleep 600")
         thread.start()
         assert ranks.run() == 128 + number
