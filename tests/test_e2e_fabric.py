@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from helpers_capture import Capture
 from helpers_topo import ENGINES, in_sandbox, program
+from helpers_tshark import HAVE_TSHARK, dissect
 
 from netfold.controller.plan.fabric import Engine, Fabric
 from netfold.controller.plan.generate import leafspine
@@ -94,7 +96,7 @@ def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_
 def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Path) -> None:
     """Nothing else is on any link but ARP, by which the controller asks hosts for a sign of life where ranks get no
     results, and ICMP, by which a host that is done refuses a late repeat; and scapy agrees with every length, checksum
-    and ICRC, on every hop, both ways."""
+    and ICRC, on every hop, both ways, and tshark with every header."""
     from scapy.contrib.roce import BTH
     from scapy.layers.inet import ICMP
     from scapy.layers.l2 import Ether
@@ -132,6 +134,13 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
         assert bytes(again) == frame, f"{interface}: scapy would send something else than {packet.summary()}"
     assert opcodes == {int(opcode) for opcode in (roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE,
                                                   roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY)}  # fmt: skip
+    if HAVE_TSHARK:
+        ours = sorted(frame for frame in seen if frame[23] == socket.IPPROTO_UDP)
+        fields = ["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "infiniband.reth.dmalen"]
+        for frame, (opcode, qp, psn, length) in zip(ours, dissect(ours, fields, tmp_path), strict=True):
+            assert (int(opcode), int(qp, 0), int(psn)) == (
+                frame[42], int.from_bytes(frame[47:50], "big"), int.from_bytes(frame[51:54], "big"))
+            assert bool(length) == roce.Opcode(frame[42]).has_reth
 
 
 @in_sandbox(timeout=150)

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
 from helpers_capture import Capture
 from helpers_topo import ENGINES, in_sandbox, program
+from helpers_tshark import HAVE_TSHARK, dissect
 
 from netfold.controller.health.links import ROUTERS
 from netfold.controller.plan.fabric import Engine
@@ -27,14 +26,6 @@ from netfold.wire import roce
 pytestmark = pytest.mark.timeout(240)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
 MTU = 4096
-
-
-def write_pcap(path: Path, frames: list[bytes]) -> None:
-    """As tcpdump writes it, without times."""
-    with path.open("wb") as file:
-        file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65536, 1))
-        for frame in frames:
-            file.write(struct.pack("<IIII", 0, 0, len(frame), len(frame)) + frame)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -63,12 +54,9 @@ def test_a_fabric_of_4096_bytes_a_packet_folds(engine: Engine, tmp_path: Path) -
         for frame in data:
             assert len(frame) == 14 + roce.ip_packet_bytes(roce.Opcode(frame[42]), MTU)
             assert frame[-4:] == roce.icrc(frame[14:-4])
-        if shutil.which("tshark"):
-            write_pcap(tmp_path / "some.pcap", data[:500])
-            command = ["tshark", "-n", "-r", str(tmp_path / "some.pcap"), "-T", "fields", "-e",
-                       "infiniband.bth.opcode", "-e", "_ws.malformed", "-e", "ip.len"]
-            told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-            assert [line.split("\t") for line in told] == [
-                [str(frame[42]), "", str(len(frame) - 14)] for frame in data[:500]
+        if HAVE_TSHARK:
+            some = data[:500]
+            assert dissect(some, ["infiniband.bth.opcode", "ip.len"], tmp_path) == [
+                [str(frame[42]), str(len(frame) - 14)] for frame in some
             ]
     assert len(digests) == 1

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import random
-import shutil
-import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers_program import checksum
+from helpers_tshark import HAVE_TSHARK, dissect
 from helpers_wires import Wires
 from numpy.typing import NDArray
 from slot_model import MICROSECOND, SECOND, TerribleNetwork
@@ -169,27 +167,14 @@ def test_every_link_carries_valid_roce_end_to_end(fabric: RoutedFabric) -> None:
     assert opcodes == {roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST, 0x11}
 
 
+@pytest.mark.skipif(not HAVE_TSHARK, reason="needs tshark (apt install tshark)")
 @pytest.mark.parametrize("fabric", [(2, 1, 4, 0.05, False)], indirect=True)
 def test_tshark_dissects_every_frame(fabric: RoutedFabric, tmp_path: Path) -> None:
     """Wireshark's own dissector: InfiniBand headers in every frame, nothing malformed, ACKs and NAKs with AETH."""
-    if shutil.which("tshark") is None:
-        pytest.skip("needs tshark (apt install tshark)")
     fabric.allreduce([np.full(4 * 3_000, rank, np.int32) for rank in range(4)])
-    capture = tmp_path / "ring.pcap"
-    with capture.open("wb") as out:
-        out.write(struct.pack("=IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
-        for number, (_, frame) in enumerate(fabric.seen):
-            out.write(struct.pack("=IIII", 0, number, len(frame), len(frame)) + frame)
-    # without its guess that numbers are Ethernet frames: some of ours look like a broken one of 1980
-    quiet = ["-o", "infiniband.identify_payload:FALSE"]
-    command = ["tshark", "-r", str(capture), *quiet, "-T", "fields"]
-    for name in ("infiniband.bth.opcode", "infiniband.reth.dmalen", "infiniband.aeth.syndrome.opcode", "_ws.malformed"):
-        command += ["-e", name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert len(rows) == len(fabric.seen)
-    for opcode, length, syndrome, malformed in rows:
-        assert not malformed
+    fields = ["infiniband.bth.opcode", "infiniband.reth.dmalen", "infiniband.aeth.syndrome.opcode"]
+    rows = dissect([frame for _, frame in fabric.seen], fields, tmp_path)
+    for opcode, length, syndrome in rows:
         assert bool(length) == (int(opcode) == roce.Opcode.WRITE_FIRST)
         assert bool(syndrome) == (int(opcode) == roce.Opcode.ACKNOWLEDGE)
     assert {row[2] for row in rows} == {"", "0", "3"}
