@@ -13,7 +13,7 @@ from helpers_program import checksum
 from helpers_tshark import HAVE_TSHARK, dissect
 from helpers_wires import Wires
 from numpy.typing import NDArray
-from slot_model import MICROSECOND, SECOND, TerribleNetwork
+from slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
 
 from netfold.controller.plan import routes, slots, trees
 from netfold.controller.plan.generate import leafspine
@@ -78,26 +78,31 @@ class Ring:
 
 
 class RoutedFabric(Wires):
-    """Leaf-spine switches that route, and fold for somebody else; endpoints at their ports in a ring."""
+    """Leaf-spine switches that route, and fold for a job of all hosts if asked to; endpoints at their ports in a ring.
 
-    def __init__(self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, folding: bool) -> None:
+    of_tree  the ring's connections are those of the job's first tree: what folds with its entries
+    """
+
+    def __init__(
+        self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, folding: bool, of_tree: bool = False
+    ) -> None:
         super().__init__(leafspine(leaves, spines, hosts), network)
         graph = self.fabric.graph()
-        wanted = [tables.routing(self.fabric, routes.plan(graph))]
-        if folding:
-            planned = trees.plan(graph, [host.name for host in self.hosts])
-            ledger = slots.Ledger(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
-            streams = ledger.admit(ledger.open(), planned, [range(hosts)])
-            wanted += [tables.folding(self.fabric, self.hosts, stream) for stream in streams]
-        self.write(tables.merge(wanted))
+        planned = trees.plan(graph, [host.name for host in self.hosts])
+        ledger = slots.Ledger(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
+        streams = ledger.admit(ledger.open(), planned, [range(hosts)])
+        folds = [tables.folding(self.fabric, self.hosts, stream) for stream in streams] if folding else []
+        self.write(tables.merge([tables.routing(self.fabric, routes.plan(graph)), *folds]))
+        # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap
+        to_right = [OURS | rank << 4 for rank in range(hosts)]
+        from_left, psn = [qp | 1 for qp in to_right], 0xFFFFF0
+        if of_tree:
+            from_left, psn = [number << roce.OPERATION_BITS for number in streams[0].connections], streams[0].psn
         self.endpoints = [Endpoint(host.address, window=128) for host in self.hosts]
         for rank, endpoint in enumerate(self.endpoints):
             right, left = (rank + 1) % hosts, (rank - 1) % hosts
-            # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap
-            there, here = OURS | right << 4 | 1, OURS | rank << 4
-            endpoint.connect(Pair(self.hosts[right].address, there, here, PORT, 0xFFFFF0, 5))
-            there, here = OURS | left << 4, OURS | rank << 4 | 1
-            endpoint.connect(Pair(self.hosts[left].address, there, here, PORT, 5, 0xFFFFF0))
+            endpoint.connect(Pair(self.hosts[right].address, from_left[right], to_right[rank], PORT, psn, 5))
+            endpoint.connect(Pair(self.hosts[left].address, to_right[left], from_left[rank], PORT, 5, psn))
 
     def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
         """For the endpoint."""
@@ -151,6 +156,34 @@ def test_a_ring_allreduce_needs_nothing_of_the_switches_but_routes(fabric: Route
         assert (array == expected).all()
     if fabric.network.loss:
         assert fabric.network.lost > 0
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.02])
+def test_a_trees_own_connections_carry_a_ring_where_nothing_folds(loss: float) -> None:
+    """Addresses, queue pairs and first PSNs are those of contributions to a tree.  With its entries the leaves keep
+    what one rank sends alone; without, it reaches the neighbour, and the same connections carry a ring allreduce."""
+    # whole packets: shorter ones do not fold
+    arrays = [np.arange(4 * 256 * 20, dtype=np.int32) * (rank + 1) for rank in range(4)]
+    expected = np.sum(arrays, axis=0, dtype=np.int32)
+    reached: dict[bool, int] = {}
+    for folding in (True, False):
+        network = TerribleNetwork(random.Random(17), loss=loss, packet_time=2 * MICROSECOND)
+        fabric = RoutedFabric(2, 2, 4, network, folding=folding, of_tree=True)
+        try:
+            Ring(fabric.endpoints[0], 0, 4, arrays[0].copy())
+            fabric.drain(0)
+            network.step(network.now + MILLISECOND)
+            reached[folding] = sum(node == "h2" for node, _ in fabric.seen)
+        finally:
+            fabric.close()
+    assert reached[True] == 0
+    assert reached[False] > 0
+    fabric = RoutedFabric(2, 2, 4, TerribleNetwork(random.Random(18), loss=loss), folding=False, of_tree=True)
+    try:
+        fabric.allreduce(arrays)
+        assert all((array == expected).all() for array in arrays)
+    finally:
+        fabric.close()
 
 
 @pytest.mark.parametrize("fabric", [(2, 2, 4, 0.02, False)], indirect=True)
