@@ -14,6 +14,7 @@ from netfold.controller.cli.app import app
 from netfold.controller.cli.common import CANNOT, FAILED
 from netfold.controller.cli.show import show
 from netfold.controller.cli.top import screen
+from netfold.controller.operations import operator
 from netfold.controller.operations.operator import (
     JobStatus,
     LinkStatus,
@@ -176,3 +177,21 @@ def test_top_shows_what_changed_between_two_looks() -> None:
     assert link.split()[-5:] == ["1gbit", "8.0", "1.0", "1500", "5"]
     assert job.split() == ["train", "active", "1", "of", "2", "leaf1", "-"]
     assert "over-and-done" not in text
+
+
+def test_top_in_a_pipe_prints_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One below the other, as there is no screen to draw on anew."""
+    asked: list[str] = []
+
+    async def status(address: str, *, token: str) -> Status:
+        asked.append(address)
+        switch = SwitchStatus(f"leaf{len(asked)}", "leaf", "unix:/a", True, "", 12, 1, 0, 16384, 0)
+        return Status("lab", "softswitch", 61.0, [switch], [], [])
+
+    monkeypatch.setattr(operator, "status", status)
+    slept: list[float] = []
+    monkeypatch.setattr("netfold.controller.cli.top.time.sleep", slept.append)
+    result = CliRunner().invoke(app, ["top", "--controller", "unix:/a", "-n", "2", "-d", "7"])
+    assert result.exit_code == 0, result.output
+    assert (len(asked), slept) == (3, [7.0, 7.0])
+    assert result.output.index("leaf2") < result.output.index("leaf3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,11 @@ def top(
     interval: Annotated[float, typer.Option("-d", "--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
     rounds: Annotated[int | None, typer.Option("-n", "--rounds", min=1, help="Looks; default: until Ctrl-C.")] = None,
 ) -> None:
-    """Watch a running fabric: what every link carries, slots in use, jobs and their last re-planning, packets lost."""
+    """Watch a running fabric: what every link carries, slots in use, jobs and their last re-planning, packets lost.
+
+    In a pipe or a file every look is printed below the one before.
+    """
+    from rich.console import Console
     from rich.live import Live
 
     from netfold.controller.operations import operator
@@ -36,14 +41,19 @@ def top(
         status: Status = awaited(operator.status(address, token=token))
         return time.monotonic(), status
 
-    before = look()
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError), Live(auto_refresh=False) as live:
-        shown = 0
-        while rounds is None or shown < rounds:
+    before, console = look(), Console()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError))
+        live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
+        for _ in itertools.count() if rounds is None else range(rounds):
             time.sleep(interval)
             now = look()
-            live.update(screen(before[1], now[1], now[0] - before[0]), refresh=True)
-            before, shown = now, shown + 1
+            picture = screen(before[1], now[1], now[0] - before[0])
+            if live is not None:
+                live.update(picture, refresh=True)
+            else:
+                console.print(picture)
+            before = now
 
 
 def screen(before: Status, now: Status, seconds: float) -> Group:
