@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from helpers_host import everyone, impatient, loopback_job
+from helpers_ports import wait_for
 from typer.testing import CliRunner
 
 from netfold.controller.cli.app import app
@@ -138,12 +139,13 @@ def test_a_signal_writes_the_file_of_a_process_that_hangs(tmp_path: Path, before
         assert process.stdout is not None
         assert process.stdout.readline() == b"in\n"
         process.send_signal(signal.SIGUSR1)
-        until = time.monotonic() + 20
-        while not (files := list(tmp_path.glob("*.json"))) and time.monotonic() < until:
-            time.sleep(0.01)
-        process.kill()
-    assert [file.name for file in files] == ["stuck.rank0.json"]
-    dump = msgspec.json.decode(files[0].read_bytes(), type=Dump)
+        try:
+            wait_for(lambda: any(tmp_path.glob("*.json")))
+        finally:
+            process.kill()
+    (file,) = tmp_path.glob("*.json")
+    assert file.name == "stuck.rank0.json"
+    dump = msgspec.json.decode(file.read_bytes(), type=Dump)
     assert dump.why == "SIGUSR1 asked for it"
     assert dump.operations[0].state == "running"
     assert any("<string>" in line for lines in dump.threads.values() for line in lines)

@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from helpers_ports import wait_for
 from helpers_topo import why_no_sandbox
 from typer.testing import CliRunner
 
@@ -23,7 +23,7 @@ from netfold.controller.plan.generate import leafspine
 
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
-from netfold.topo import console, run
+from netfold.topo import console, net, run
 from netfold.topo.net import environment
 
 UNTIL = "until [ -e %s ]; do sleep 0.05; done"
@@ -71,8 +71,7 @@ def test_the_first_failure_is_the_status_and_the_others_may_speak(tmp_path: Path
     ranks = Ranks(f"{UNTIL % told}; echo lost rank 1; exit 7", "exit 3", "true")
 
     def when_said() -> None:
-        while b"ended with status 3" not in ranks.errors.getvalue():
-            time.sleep(0.01)
+        wait_for(lambda: b"ended with status 3" in ranks.errors.getvalue())
         told.touch()
 
     threading.Thread(target=when_said, daemon=True).start()
@@ -108,11 +107,8 @@ def test_a_program_left_behind_does_not_hold_the_run(monkeypatch: pytest.MonkeyP
     assert ranks.run(timeout=None) == 0
     (line,) = ranks.out.getvalue().splitlines()
     assert line.startswith(b"[0] done ")
-    child = Path("/proc") / line.split()[-1].decode() / "stat"
-    until = time.monotonic() + 20
-    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < until:
-        time.sleep(0.01)
-    assert time.monotonic() < until, "it still runs"
+    child = int(line.split()[-1])
+    wait_for(lambda: net._state(child).startswith(("gone", "Z")))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -120,8 +116,7 @@ def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
     """Ctrl-C and SIGTERM: all ranks get SIGINT, and the status says which signal it was."""
 
     def when_up() -> None:
-        while b"up" not in ranks.out.getvalue():
-            time.sleep(0.01)
+        wait_for(lambda: b"up" in ranks.out.getvalue())
         os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=when_up, daemon=True)
