@@ -2,8 +2,8 @@
 """`netfold bench allreduce`: algorithms side by side, over links of one rate, in nccl-tests' manner.
 
 What folds, and what goes over a fabric between the hosts, does so on a leaf-spine fabric of P4 switches; gloo, and what
-asks for it, on a plain kernel bridge with the same link rates.  Rounds are interleaved, A B C A B C; a figure is the
-median of its rounds, and a round's is that of its slowest rank.
+asks for it, on a plain kernel bridge with the same link rates.  Rounds are interleaved and begin with another one each
+time, A B C B C A; a figure is the median of its rounds, and a round's is that of its slowest rank.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def _measure(
     for nbytes in spec.sizes:
         turns: dict[str, list[tuple[list[Took], float]]] = {name: [] for name in spec.algorithms}
         for number in range(spec.rounds):
-            for name in spec.algorithms:
+            first = number % len(spec.algorithms)  # who comes after a pause, or after a slow one, is slower itself
+            for name in (*spec.algorithms[first:], *spec.algorithms[:first]):
                 turn = Turn(name.removesuffix(BRIDGE), nbytes, spec.iterations, spec.warmup,
                             spec.check and number == spec.rounds - 1)  # fmt: skip
                 before = sum(map(cpu_seconds, switches))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Final, get_args
 
 from netfold.host.collectives.choice import INNET, Collective
 from netfold.host.collectives.elements import Reduction
@@ -11,6 +11,10 @@ from netfold.host.folding.coding import Coding, narrows
 from netfold.host.halves import HALVES
 from netfold.host.peers import AUTO, Peers
 from netfold.host.rails.rail import DTYPES, LaneRail, Op, Rail
+
+OPS: Final = frozenset(get_args(Op))
+FOLDED: Final = frozenset((*HALVES, *(dtype.name for dtype in DTYPES)))
+"""Elements whose sums the switches can make."""
 
 
 class Dispatch:
@@ -125,7 +129,7 @@ class Dispatch:
 
 def folds(op: str, element: str) -> bool:
     """Whether the switches can: their lanes add integers, the hosts make them of floats."""
-    return op in get_args(Op) and (element in HALVES or element in (dtype.name for dtype in DTYPES))
+    return op in OPS and element in FOLDED
 
 
 def _folded(nbytes: int, element: str) -> int:

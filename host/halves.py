@@ -7,6 +7,7 @@ package is there.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,9 +19,15 @@ BLOCK: Final = 1 << 16
 """Elements converted at a time: three float32 blocks stay in the cache."""
 
 
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which numpy puts together anew each time: 5 us."""
+    return dtype.name
+
+
 def storage(array: NDArray[Any]) -> NDArray[Any]:
     """The array itself, or the uint16 view of an ml_dtypes.bfloat16 array: what messages and reductions work on."""
-    return array.view(np.uint16) if array.dtype.name == BFLOAT16 else array
+    return array.view(np.uint16) if dtype_name(array.dtype) == BFLOAT16 else array
 
 
 def widen(array: NDArray[Any], element: str) -> NDArray[np.float32]:

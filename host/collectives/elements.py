@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.halves import BFLOAT16, BLOCK, narrow, widen
+from netfold.host.halves import BFLOAT16, BLOCK, dtype_name, narrow, widen
 from netfold.host.mesh.mesh import Flat
 
 ReduceOp = Literal["sum", "average", "max", "min", "product"]
@@ -32,7 +32,7 @@ def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
     dtype  "bfloat16" for uint16 arrays that hold it; otherwise None or the array's own dtype
     Raises TypeError for all that no collective reduces.
     """
-    name = array.dtype.name
+    name = dtype_name(array.dtype)
     if dtype == BFLOAT16 and name == "uint16":
         return BFLOAT16
     if name not in NAMES or dtype not in (None, name):

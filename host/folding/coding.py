@@ -66,6 +66,9 @@ class Coding:
             _check_feedback(feedback, array)
         bits = lane_bits or (self.lane_bits if may else 32)
         usual: Rounding = "nearest" if bits == 32 or feedback is not None else "stochastic"
+        asked = bits, rounding or usual, saturate
+        if asked == (self.lane_bits, self.rounding, self.saturate):
+            return self  # nearly always: an object less on the way of a small tensor
         return replace(self, lane_bits=bits, rounding=rounding or usual, saturate=saturate)
 
 

@@ -27,6 +27,7 @@ from netfold.host.folding.abi import (
     TreePlan,
 )  # fmt: skip
 from netfold.host.folding.coding import PLAIN, Coding
+from netfold.host.halves import dtype_name
 from netfold.host.native_library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
 from netfold.host.rails.rail import Flat, Op
 from netfold.wire import roce
@@ -199,7 +200,7 @@ class Core:
         key = self._lib.nf_key(coding.seed, number, rank)
         self._keep = (source, out, feedback)
         operation = Operation(
-            number, DTYPE_CODES[source.dtype.name], REDUCTIONS.index(name), coding.lane_bits,
+            number, DTYPE_CODES[dtype_name(source.dtype)], REDUCTIONS.index(name), coding.lane_bits,
             coding.rounding == "stochastic", key, divisor, source.size, source.ctypes.data, out.ctypes.data,
             None if feedback is None else feedback.ctypes.data,
         )  # fmt: skip
