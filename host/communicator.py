@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 
@@ -26,27 +26,27 @@ from netfold.host.arrays import Array, native
 from netfold.host.collectives.choice import INNET
 from netfold.host.collectives.elements import ReduceOp, Reduction
 from netfold.host.dispatch import Dispatch
-from netfold.host.errors import JoinRefused, NetFoldError, PlanError
+from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.flight import Flight
-from netfold.host.folding.coding import Coding, LaneBits, check_levels, lane_bits_said, take_back
+from netfold.host.folded import allreduce as folded_allreduce
+from netfold.host.folding.coding import Coding, LaneBits, check_levels, lane_bits_said
 from netfold.host.folding.fold import FoldRail
 from netfold.host.folding.jobs import JobClient
-from netfold.host.folding.line import Line
+from netfold.host.folding.line import ALONE
 from netfold.host.folding.parallel import ParallelFold
 from netfold.host.group import Group
-from netfold.host.halves import HALVES, narrow, widen
 from netfold.host.mesh.link import listen
 from netfold.host.opening import open_mesh
 from netfold.host.peers import ALGORITHM_VARIABLE, AUTO, Peers
-from netfold.host.plans import MAX_WORLD, check_plan, fabric_of, ring_order, sharing
+from netfold.host.plans import MAX_WORLD, check_plan, fabric_of, path_reason, ring_order, sharing
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
-from netfold.host.rails.rail import LaneRail, Op, RailStats
+from netfold.host.rails.rail import LaneRail, RailStats
 from netfold.host.timeline import asked
 from netfold.host.work import Turns
 from netfold.wire.flight import Operation
-from netfold.wire.jobs import Join, Missing, Plan, Report
+from netfold.wire.jobs import Join, Plan
 
 RailName = Literal["auto", "innet", "tcp", "roce"]
 CONTROLLER_VARIABLE = "NETFOLD_CONTROLLER"
@@ -122,18 +122,14 @@ class Communicator(Group):
                       fabric=fabric_of(plan))  # fmt: skip
         timeline = mesh.timeline = asked(plan.job, plan.rank, plan.world)
         super().__init__(peers, Turns(me, Flight(plan.job, plan.rank, plan.world, timeline=timeline)), coding)
-        self._dispatch = Dispatch(peers, "roce" if rail == "roce" else "tcp", _why(plan, rail, helpers))
+        self._dispatch = Dispatch(peers, "roce" if rail == "roce" else "tcp", path_reason(plan, rail, helpers))
         if plan.trees and plan.world > 1 and rail in ("auto", INNET) and not helpers:
-
-            def resume(missing: dict[int, int]) -> Plan:
-                assert client is not None, "only the controller halts ranks"
-                self._plan = client.resume(plan, missing, timeout)
-                return self._plan
-
             opened: Callable[..., LaneRail]
             opened = partial(ParallelFold, plan, peers, address) if shared else partial(FoldRail, plan, address)
             try:
-                line = Line(self._hear, self._suspect, self._ask, resume)
+                line = ALONE
+                if client is not None and self._watcher is not None:
+                    line = client.line(plan, self._watcher.news, timeout, self._go_on_by)
                 self._lanes = opened(timeout=timeout, line=line, timeline=timeline)
             except BaseException:
                 mesh.close()
@@ -332,19 +328,7 @@ class Communicator(Group):
             if self._watcher is not None:
                 self._watcher.leaving()
             broken = self._turns.broken
-            self._client.leave(
-                Report(
-                    job=self._plan.job,
-                    rank=self.rank,
-                    epoch=self._plan.epoch,
-                    operations=stats.operations,
-                    bytes_reduced=stats.bytes_reduced,
-                    packets_sent=stats.packets_sent,
-                    retransmissions=stats.retransmissions,
-                    by_tree={name: tree.bytes_reduced for name, tree in stats.by_tree.items()},
-                ),
-                reason="" if broken is None else str(broken),
-            )
+            self._client.leave(stats.report(self._plan), reason="" if broken is None else str(broken))
         if self._dispatch.fold is not None:
             self._dispatch.fold.close()
         self._peers.close()
@@ -377,63 +361,28 @@ class Communicator(Group):
         self._peers.note, self._peers.number = before.note, before.number
         self._dispatch.peers = self._peers
 
-    def _hear(self) -> NetFoldError | None:
-        return None if self._watcher is None else self._watcher.news()
-
-    def _suspect(self, waits: dict[int, int]) -> None:
-        """Repeats bring nothing."""
-        if self._client is not None:
-            self._client.suspect(self._plan, waits)
-
-    def _ask(self, waits: dict[int, int]) -> Missing:
-        """For whom the switches wait."""
-        return Missing([], []) if self._client is None else self._client.missing(self._plan, waits)
+    def _go_on_by(self, plan: Plan) -> None:
+        """Other trees are there."""
+        self._plan = plan
 
     def _check_algorithm(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
         self._dispatch.check(algorithm, reduction, coding)
 
     def _allreduce(
-        self,
-        array: Array,
-        result: Array,
-        reduction: Reduction,
-        algorithm: str | None,
-        number: int,
-        coding: Coding,
+        self, array: Array, result: Array, reduction: Reduction, algorithm: str | None, number: int, coding: Coding,
         feedback: Array | None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         fold, lanes = self._dispatch.fold, self._lanes
         way = self._dispatch.allreduce(array.nbytes, reduction, algorithm, coding)
         if fold is None or way != INNET:
             return super()._allreduce(array, result, reduction, way, number, coding, feedback)
-        if reduction.element in HALVES:
-            wide = widen(array, reduction.element)
-            self._allreduce(wide, wide, Reduction(reduction.op, "float32"), INNET, number, coding, feedback)
-            narrow(wide, reduction.element, result)
-            return 0
-        if feedback is not None and (lanes is None or coding.lane_bits == 32):
-            array, feedback = take_back(array, feedback), None
-        op, dtype = cast(Op, reduction.op), reduction.dtype
-        source = np.require(array, dtype, ["C", "A"]).reshape(-1)
-        plain = result.flags.c_contiguous and result.flags.aligned and result.dtype == dtype
-        # Results arrive while later contributions still leave: what overlaps must be the same memory or none.
-        same = plain and source.ctypes.data == result.ctypes.data
-        direct = plain and (same or not np.may_share_memory(source, result))
-        out = result.reshape(-1) if direct else np.empty(source.shape, dtype)
-        left_out = None if feedback is None else feedback.reshape(-1)
         flight, before = self._turns.flight, fold.retransmissions
         if self._joined is None:  # several rails say themselves which carries what
             flight.note(fold.name)
         try:
-            if lanes is None:
-                fold.allreduce(source, out, op, number)
-            else:
-                lanes.allreduce(source, out, op, number, coding, left_out)
+            return folded_allreduce(fold, lanes, array, result, reduction, number, coding, feedback)
         finally:
             flight.now.retransmissions += fold.retransmissions - before
-        if not direct:
-            result[...] = out.reshape(result.shape)
-        return lanes.saturated if lanes is not None and coding.saturate else 0
 
     def _reduce_scatter(
         self, array: Array, result: Array, pieces: Sequence[slice], reduction: Reduction, algorithm: str | None,
@@ -446,16 +395,3 @@ class Communicator(Group):
         whole = np.empty(array.shape, native(array))
         self._allreduce(array, whole, reduction, INNET, number, coding, None)
         result[...] = whole.reshape(-1)[pieces[self.rank]].reshape(result.shape)
-
-
-def _why(plan: Plan, rail: RailName, helpers: Sequence[int]) -> str:
-    """Reductions go the way they go."""
-    if plan.world == 1:
-        return "this job has one rank"
-    if rail in ("tcp", "roce"):
-        return f"asked for by rail={rail!r}"
-    if helpers:
-        return f"ranks {list(helpers)} help"
-    if plan.trees:
-        return f"the controller planned {len(plan.trees)} tree(s) for this job: {', '.join(t.name for t in plan.trees)}"
-    return f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"

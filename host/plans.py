@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 from netfold.host.errors import PlanError
 from netfold.wire import roce
@@ -80,3 +81,15 @@ def check_plan(plan: Plan) -> None:
             if stream.qp in seen:
                 raise refuse(f"{name}: queue pair {stream.qp} is also that of {seen[stream.qp]}")
             seen[stream.qp] = name
+
+def path_reason(plan: Plan, rail: str, helpers: Sequence[int]) -> str:
+    """Reductions go the way they go."""
+    if plan.world == 1:
+        return "this job has one rank"
+    if rail in ("tcp", "roce"):
+        return f"asked for by rail={rail!r}"
+    if helpers:
+        return f"ranks {list(helpers)} help"
+    if plan.trees:
+        return f"the controller planned {len(plan.trees)} tree(s) for this job: {', '.join(t.name for t in plan.trees)}"
+    return f"nothing folds for this job: {plan.reason or 'the controller gave no reason'}"

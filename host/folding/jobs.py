@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import msgspec
 
-from netfold.host.errors import JoinRefused, PlanError, TreesLost
+from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
+from netfold.host.folding.line import Line
 from netfold.host.folding.listening import CLOSE_SECONDS
 from netfold.host.folding.watcher import Watcher
 from netfold.wire import tls
@@ -179,6 +180,29 @@ class JobClient:
         except grpc.RpcError as error:
             said = f"{error.code().name}: {error.details() or 'no details'}"
             raise TreesLost(f"job {plan.job!r}, rank {plan.rank}: {self.controller} says {said}") from error
+
+    def line(
+        self,
+        plan: Plan,
+        news: Callable[[], NetFoldError | None],
+        timeout: float,
+        follow: Callable[[Plan], None],
+    ) -> Line:
+        """What a fold hears and asks.
+
+        news     of the plan's ``Watcher``
+        timeout  seconds that it waits for other trees
+        follow   is told of every plan that takes this one's place
+        """
+        now = plan
+
+        def resume(missing: dict[int, int]) -> Plan:
+            nonlocal now
+            now = self.resume(plan, missing, timeout)
+            follow(now)
+            return now
+
+        return Line(news, lambda waits: self.suspect(now, waits), lambda waits: self.missing(now, waits), resume)
 
     def close(self) -> None:
         """Ends the connection.  gRPC sets no bound to that, and what has left the job must not hang in its goodbye."""

@@ -26,7 +26,7 @@ from netfold.host.rails.rail import Flat, Op, RailStats
 from netfold.host.rails.rail_set import Track
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.timeline import Timeline
-from netfold.wire.jobs import Join, Report
+from netfold.wire.jobs import Join
 
 LATER = 1.0
 """Seconds that a rail's own timeout is longer than that of all rails: who is missing is then known already."""
@@ -161,13 +161,7 @@ class OpenRail:
     def _leave(self, stats: RailStats, reason: str) -> None:
         if self._watcher is not None:
             self._watcher.leaving()
-            report = Report(
-                job=self.plan.job, rank=self.plan.rank, epoch=self.plan.epoch, operations=stats.operations,
-                bytes_reduced=stats.bytes_reduced, packets_sent=stats.packets_sent,
-                retransmissions=stats.retransmissions,
-                by_tree={name: tree.bytes_reduced for name, tree in stats.by_tree.items()},
-            )  # fmt: skip
-            self._client.leave(report, reason)
+            self._client.leave(stats.report(self.plan), reason)
             self._watcher.close()
         self._client.close()
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.folding.coding import PLAIN, Coding, LaneBits
+from netfold.wire.jobs import Plan, Report
 
 Op = Literal["sum", "average", "max", "min"]
 Flat = NDArray[Any]
@@ -51,6 +52,14 @@ class RailStats:
     saturated: int = 0
     """Elements of saturating sums that stand at an end of the range."""
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
+
+    def report(self, plan: Plan) -> Report:
+        """What the controller is told of them at the end."""
+        return Report(
+            job=plan.job, rank=plan.rank, epoch=plan.epoch, operations=self.operations,
+            bytes_reduced=self.bytes_reduced, packets_sent=self.packets_sent, retransmissions=self.retransmissions,
+            by_tree={name: tree.bytes_reduced for name, tree in self.by_tree.items()},
+        )  # fmt: skip
 
 
 class Rail(Protocol):
