@@ -18,7 +18,8 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.door import connect
+from netfold.host.mesh.link import CONGESTION_VARIABLE, listen
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Flat, Mesh, Subset
 
@@ -329,3 +330,17 @@ def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
         assert ranks[rank].returncode == 0, said[rank]
         assert said[rank].startswith("PeerLost"), said[rank]
         assert "rank 2 is lost" in said[rank]
+
+
+def test_connections_have_the_congestion_control_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends get it; one that the kernel does not have is refused by name before anybody listens."""
+    monkeypatch.setenv(CONGESTION_VARIABLE, "reno")
+    with listen("127.0.0.1") as listener, connect("{}:{}".format(*listener.getsockname())) as ours:
+        listener.settimeout(60)
+        theirs, _ = listener.accept()
+        with theirs:
+            for end in (ours, theirs):
+                assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0] == b"reno"
+    monkeypatch.setenv(CONGESTION_VARIABLE, "nosuch")
+    with pytest.raises(ValueError, match=f"{CONGESTION_VARIABLE}='nosuch'.*tcp_allowed_congestion_control"):
+        listen("127.0.0.1")

@@ -7,7 +7,7 @@ import errno
 import select
 import socket
 
-from netfold.host.mesh.link import HELLO, MAGIC
+from netfold.host.mesh.link import HELLO, MAGIC, open_socket
 from netfold.wire.jobs import Plan
 
 
@@ -21,7 +21,7 @@ def connect(where: str) -> socket.socket:
     Raises Unreachable; OSError, ValueError for what is no address.
     """
     host, _, port = where.rpartition(":")
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock = open_socket()
     try:
         sock.setblocking(False)
         code = sock.connect_ex((host, int(port)))

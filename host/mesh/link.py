@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from netfold.host.errors import TransportError
 from netfold.host.mesh.mesh import Pending
@@ -17,6 +19,9 @@ HELLO = struct.Struct("!8sQII32s")
 MAGIC = b"netfold1"
 HEADER = struct.Struct("!QQI76s")
 """call number, bytes, tag, call text (cut): 96 bytes."""
+CONGESTION_VARIABLE: Final = "NETFOLD_TCP_CONGESTION"
+"""Congestion control of the connections between ranks; default: the machine's own.  BBR spreads what is sent over time
+by rates that it estimates: between the short messages of a collective it may stand still for up to 40 ms."""
 NEWS = (1 << 64) - 1
 """In place of a call number: the header is a message by itself (``connected``)."""
 
@@ -26,9 +31,28 @@ def text_of(field: bytes) -> str:
     return field.rstrip(b"\0").decode(errors="replace")
 
 
-def listen(address: str) -> socket.socket:
-    """A bound, listening TCP socket on a free port.  Raises TransportError."""
+def open_socket() -> socket.socket:
+    """A TCP socket of a mesh, with the congestion control that $NETFOLD_TCP_CONGESTION names.  Raises ValueError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    name = os.environ.get(CONGESTION_VARIABLE)
+    if name:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as error:
+            sock.close()
+            raise ValueError(
+                f"{CONGESTION_VARIABLE}={name!r}: the kernel does not give it to this process ({error.strerror}); "
+                "expected one of `sysctl net.ipv4.tcp_allowed_congestion_control`, or nothing for the machine's own"
+            ) from error
+    return sock
+
+
+def listen(address: str) -> socket.socket:
+    """A bound, listening TCP socket on a free port, which hands its congestion control down to all that it accepts.
+
+    Raises TransportError, ValueError.
+    """
+    sock = open_socket()
     try:
         sock.bind((address, 0))
         sock.listen(16)
