@@ -10,13 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from helpers_cables import Cables, number
-from helpers_controller import run, until
+from helpers_controller import BOUND, run, until
 from helpers_jobs import Code, Rig, rig
 from helpers_recovery import all_resume, lose, restart, streams
-from hypothesis import given
-from hypothesis import strategies as st
 
-from netfold.controller.health.steadiness import FORGET, MOST, Steadiness
 from netfold.controller.plan.fabric import FabricError
 from netfold.controller.plan.fabric_file import dumps, loads
 from netfold.controller.plan.generate import leafspine
@@ -28,10 +25,12 @@ pytestmark = pytest.mark.usefixtures("quick_sessions")
 
 @pytest.fixture
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches that come back are found at once, and suspects are probed without a pause."""
+    """Switches that come back are found at once, suspects are probed without a pause, and ranks have time to answer."""
     monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
     monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 0.001)
     monkeypatch.setattr("netfold.controller.health.liveness.USUAL", 0.01)
+    monkeypatch.setattr("netfold.controller.jobs.goodbye.PATIENCE", BOUND)
+    monkeypatch.setattr("netfold.controller.jobs.goodbye.MOST", BOUND)
 
 
 async def suspect(r: Rig, plan: Plan) -> None:
@@ -178,48 +177,6 @@ def test_impossible_settings_are_refused(name: str, value: float) -> None:
     text = dumps(msgspec.structs.replace(leafspine(2, 2, 4), **{name: value}))
     with pytest.raises(FabricError, match=rf"fabric\.{name}: expected .* got"):
         loads(text)
-
-
-# ---- steadiness ------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.booleans(), st.floats(0.01, 30.0)), max_size=30), st.floats(0.1, 10.0))
-def test_what_is_steady_has_been_up_for_its_hold(history: list[tuple[bool, float]], hold: float) -> None:
-    """Never less than the first hold, never more than MOST; `next` is when it changes."""
-    now, up_since, down = 0.0, None, False
-    steadiness = Steadiness(hold, lambda: now)
-    for goes_down, seconds in history:
-        if down and not goes_down:
-            up_since = now
-        down = goes_down
-        steadiness.note({"s"} if down else set())
-        now += seconds
-        unsteady = "s" in steadiness.unsteady()
-        assert not (unsteady and down)
-        if not down and up_since is not None:
-            up = now - up_since
-            assert unsteady or up >= hold * 0.999
-            assert not unsteady or up < max(MOST, hold)
-        wait = steadiness.next()
-        assert (wait is not None) == unsteady
-
-
-def test_a_flapping_link_waits_ever_longer_and_is_forgiven() -> None:
-    """Twice as long after each return that comes soon; from the start again once it has behaved."""
-    now = 0.0
-    steadiness = Steadiness(2.0, lambda: now)
-    for held in (2.0, 4.0, 8.0):
-        steadiness.note({1})
-        steadiness.note(set())
-        assert steadiness.next() == pytest.approx(held)
-        now += held - 0.1
-        assert steadiness.unsteady() == {1}
-        now += 0.2
-        assert steadiness.unsteady() == set()
-    now += FORGET * 8.0
-    steadiness.note({1})
-    steadiness.note(set())
-    assert steadiness.next() == pytest.approx(2.0)
 
 
 # ---- jobs that move back ---------------------------------------------------------------------------------------------
@@ -390,7 +347,7 @@ def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest
             rounds = asyncio.create_task(all_resume(r, plans))
             await until(lambda: job.round is not None and len(job.round.resumes) == 4)
             assert not going.done()
-            monkeypatch.setattr("netfold.controller.jobs.goodbye.PATIENCE", 10.0)
+            monkeypatch.setattr("netfold.controller.jobs.goodbye.PATIENCE", BOUND)
             restart(r, "leaf1")
             await rounds
             await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))
