@@ -130,6 +130,7 @@ def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
             while task is not None and not task.done():
                 assert r.controller.liveness.links_down() == {}, "whoever looks meanwhile judges by probes on their way"
                 await asyncio.sleep(0)
+            assert r.controller.liveness.links_down() == {}, "the inquiry itself judged"
             assert r.controller.jobs.all()[0].round is None
             for _ in range(r.fabric.misses):
                 await r.controller.liveness.check()

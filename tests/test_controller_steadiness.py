@@ -47,3 +47,6 @@ def test_a_flapping_link_waits_ever_longer_and_is_forgiven() -> None:
     steadiness.note({1})
     steadiness.note(set())
     assert steadiness.next() == pytest.approx(2.0)
+    steadiness.note({1})
+    assert steadiness.unsteady() == set(), "it is down, not unsteady"
+    assert steadiness.next() is None

@@ -66,6 +66,27 @@ def test_foreign_entries_are_removed_on_connecting() -> None:
     run(story())
 
 
+def test_what_a_comparison_found_is_mended_with_the_next_write() -> None:
+    """Somebody else's entry stays where a switch is only looked at, and goes with whatever is written there next."""
+
+    async def story() -> None:
+        switch = MemorySwitch("s")
+        target = Target("s", switch.connect, sleep=no_wait)
+        target.preset("fabric", [route(1)])
+        target.start()
+        await target.wait_up(BOUND)
+        foreign = route(9, 9)
+        switch.state[foreign.identity] = foreign
+        _, lacking = await target.compare()
+        assert [update.verb for update in lacking] == ["delete"]
+        assert foreign.identity in switch.state
+        await target.install("job", [route(2, 2)])
+        assert list(switch.state.values()) == [route(1), route(2, 2)]
+        await target.stop()
+
+    run(story())
+
+
 def test_installing_on_a_dead_switch_says_why() -> None:
     """The error carries the switch's last problem; once it is back, it has its parts."""
 

@@ -149,6 +149,19 @@ def test_a_link_that_several_blamed_paths_share_is_left_by_everybody() -> None:
                 assert len(steering.ports(clos, a, b)) == (2 if "leaf1" in (a, b) else 3), f"{a} to {b}"
 
 
+def test_links_that_cannot_all_be_left_are_left_by_those_who_blame_them() -> None:
+    """Where leaving every guilty link would cut a leaf off, blamed paths are still avoided one by one."""
+    fabric = leafspine(5, 2, 5)
+    steering = Steering(fabric)
+    for spine, to in (("spine1", "leaf2"), ("spine1", "leaf3"), ("spine2", "leaf4"), ("spine2", "leaf5")):
+        steering.suspect(path_over(steering, "leaf1", spine, to))
+    assert steering.guilty() == {link_between(fabric, "leaf1", "spine1"), link_between(fabric, "leaf1", "spine2")}
+    clos = steering.clos(fabric.graph())
+    for spine, to in (("spine2", "leaf2"), ("spine2", "leaf3"), ("spine1", "leaf4"), ("spine1", "leaf5")):
+        (path,) = steering.ports(clos, "leaf1", to).values()
+        assert path[0].head == spine
+
+
 def test_suspecting_everything_is_suspecting_nothing() -> None:
     """Where all uplinks are blamed for a leaf, its packets still go somewhere."""
     fabric = leafspine(2, 2, 2)
