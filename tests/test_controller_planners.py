@@ -92,6 +92,21 @@ def test_weights_follow_the_narrowest_link() -> None:
     assert weights["spine2"] == pytest.approx(1 / 3)
 
 
+def test_trees_over_one_link_have_a_share_of_it_each() -> None:
+    """Spines 1 and 3 hang on the same aggs, spine 2 on others of its own: it carries as much as both."""
+    graph = threetier(2, 1, 2, 4, 4, rate="1gbit").graph()
+    graph.remove_node("spine4")
+    weights = {tree.root: tree.weight for tree in trees.plan(graph, ["h1", "h2", "h3", "h4"])}
+    assert weights == pytest.approx({"spine1": 0.25, "spine2": 0.5, "spine3": 0.25})
+
+
+def test_where_leaves_are_cabled_to_each_other_trees_stay_at_the_spines() -> None:
+    """A leaf would be as near to all ranks, but one tree a spine is what spreads a job over the fabric."""
+    fabric = leafspine(2, 2, 4)
+    crossed = msgspec.structs.replace(fabric, links=(*fabric.links, Link("leaf1:5", "leaf2:5")))
+    assert {tree.root for tree in trees.plan(crossed.graph(), ["h1", "h3"])} == {"spine1", "spine2"}
+
+
 def test_more_children_than_the_bitmap_are_refused_with_figures() -> None:
     """64 hosts under a leaf fold, 65 do not."""
     fabric = leafspine(1, 0, 65)

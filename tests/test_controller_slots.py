@@ -178,6 +178,10 @@ def test_a_sum_lost_between_switches_is_not_blamed_on_a_rank() -> None:
     down = stall.report("j", [stream], names, done)
     assert (down.missing, down.open) == ([], 1)
     assert "lost between leaf1 and spine1" in str(down)
+    later = fold(stream, 5 + stream.slots, {0, 1, 2, 3})
+    gone_on = stall.report("j", [stream], names, {**done, "spine1": later["spine1"]})
+    assert gone_on.missing == [], "the root's slot has gone on, so there was a result"
+    assert "lost between leaf1 and spine1" in str(gone_on)
 
 
 def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
