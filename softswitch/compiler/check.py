@@ -70,14 +70,25 @@ class Checker(TableChecker):
             p.type = self.resolve(p.syntax)
             if p.default is not None:
                 p.default = self.rvalue(p.default, p.type)
-            if isinstance(p.type, T.Declared) and p.direction:
+            if (isinstance(p.type, T.Declared) or p.type in (T.INFINT, T.STRING)) and p.direction:
                 raise P4Error(p.pos, f"a parameter of type {p.type} has no direction")
+            if p.default is not None and p.direction in ("out", "inout"):
+                raise P4Error(p.pos, f"'{p.name}' is {p.direction}: it cannot have a default value")
+
+    def no_blocks(self, params: Sequence[A.Param], constructor: bool = False) -> None:
+        """Parsers and controls are arguments of constructors alone, whose parameters name their signature only."""
+        for p in params:
+            if not isinstance(p.type, T.Declared) or p.type.kind == "extern":
+                continue
+            if not (constructor and isinstance(p.type.decl, A.BlockDecl) and p.type.decl.is_type):
+                raise P4Error(p.pos, f"parameter '{p.name}' cannot be of type {p.type.kind} {p.type}")
 
     def signature(self, decl: A.FunctionDecl) -> None:
         with self.inside():
             for p in decl.type_params:
                 self.declare(p)
             self.params(decl.params)
+            self.no_blocks(decl.params)
             decl.result_type = self.resolve(decl.result) if decl.result else T.VOID
 
     def function(self, decl: A.FunctionDecl) -> None:
@@ -94,10 +105,12 @@ class Checker(TableChecker):
                     self.block(decl.body)
                 finally:
                     self.result, self.where = outer
+            if decl.result_type != T.VOID and not _returns(decl.body):
+                raise P4Error(decl.pos, f"function '{decl.name}' does not return a value on all paths")
         self.declare(decl)
 
     def action(self, decl: A.ActionDecl) -> None:
-        self.params(decl.params)
+        self.action_params(decl)
         with self.inside():
             for p in decl.params:
                 self.declare(p)
@@ -109,8 +122,21 @@ class Checker(TableChecker):
                 self.result, self.where = outer
         self.declare(decl)
 
+    def action_params(self, decl: A.ActionDecl) -> None:
+        self.params(decl.params)
+        data = None
+        for p in decl.params:
+            if isinstance(p.type, T.Declared) or p.type == T.INFINT:
+                raise P4Error(p.pos, f"parameter '{p.name}' of an action cannot be of type {p.type}")
+            if p.direction and data is not None:
+                raise P4Error(p.pos, f"'{p.name}' must stand before '{data}', which has no direction: an action's "
+                                     "parameters without one are the last")  # fmt: skip
+            data = data if p.direction else p.name
+
     def block_decl(self, decl: A.BlockDecl) -> None:
         self.params([*decl.params, *decl.ctor_params])
+        self.no_blocks(decl.params)
+        self.no_blocks(decl.ctor_params, constructor=True)
         if decl.is_type:
             return
         for p in [*decl.params, *decl.ctor_params]:
@@ -145,6 +171,8 @@ class Checker(TableChecker):
         match decl:
             case A.ConstDecl():
                 decl.type = self.resolve(decl.syntax)
+                if isinstance(decl.type, T.Declared):
+                    raise P4Error(decl.pos, f"a constant cannot be of type {decl.type}")
                 decl.value = self.rvalue(decl.value, decl.type)
                 scalar = isinstance(decl.type, T.Bits) or decl.type in (T.INFINT, T.BOOL)
                 if scalar and decl.value.const is None:
@@ -163,6 +191,8 @@ class Checker(TableChecker):
                 decl.type = checked.type
             case A.TypedefDecl():
                 base = self.resolve(decl.syntax)
+                if decl.distinct and not (isinstance(base, T.Bits | T.NewType | T.TypeVar) or base == T.BOOL):
+                    raise P4Error(decl.pos, f"'type' makes a new type of bit, int or bool alone, not of {base}")
                 decl.resolved = T.NewType(decl.name, base, decl) if decl.distinct else base
             case A.EnumDecl():
                 self.enum(decl)
@@ -193,7 +223,9 @@ class Checker(TableChecker):
                 raise P4Error(pos, "a member with a value needs an enum with a type: enum bit<8> ...")
             if base is not None and value is None:
                 raise P4Error(pos, f"enum {decl.name} has a type, so '{name}' needs a value")
-            members[name] = i if base is None or value is None else base.wrap(self.constant(value))
+            members[name] = i if base is None or value is None else self.constant(value)
+            if base is not None and base.wrap(members[name]) != members[name]:
+                raise P4Error(pos, f"{members[name]} of '{name}' does not fit {base}")
         decl.resolved = T.Enum(decl.name, members, base, decl)
 
     # ---- parser states ------------------------------------------------------------------------------------------
@@ -211,6 +243,8 @@ class Checker(TableChecker):
                 self.state(state, names)
             except P4Error as error:
                 self.errors.add(error)
+        if not _reachable(decl.states) & {"accept", "reject"}:
+            raise P4Error(decl.pos, f"parser {decl.name} reaches neither accept nor reject")
 
     def state(self, state: A.StateDecl, names: set[str]) -> None:
         with self.inside():
@@ -224,7 +258,41 @@ class Checker(TableChecker):
                 return
             state.select = [self.expr(e) for e in state.select]
             types = [e.type for e in state.select]
+            for e in state.select:
+                opened = e.type
+                while isinstance(opened, T.NewType):
+                    opened = opened.base
+                if not (isinstance(opened, T.Bits | T.Enum | T.TypeVar) or opened in (T.BOOL, T.INFINT)):
+                    raise P4Error(e.pos, f"select of a {e.type}: only bit, int, bool and enum can be selected on")
             for case in state.cases:
                 if case.state not in names:
                     raise P4Error(case.state_pos, f"no state '{case.state}'{nearest(case.state, names)}")
                 case.keys = self.keyset(case.keys, types)
+
+
+def _returns(stmt: A.Stmt) -> bool:
+    """Does every way through the statement end in `return`?  Loops and switches do not count, as in p4c."""
+    match stmt:
+        case A.Return():
+            return True
+        case A.Block():
+            return any(map(_returns, stmt.body))
+        case A.If():
+            return stmt.other is not None and _returns(stmt.then) and _returns(stmt.other)
+    return False
+
+
+def _reachable(states: Sequence[A.StateDecl]) -> set[str]:
+    """Names of the states that can be reached from `start`."""
+    known = {s.name: s for s in states}
+    found, todo = set[str](), ["start"]
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in known:
+            state = known[name]
+            # a select in which no case matches rejects
+            todo += [c.state for c in state.cases] if state.next_state is None else [state.next_state]
+    return found

@@ -56,6 +56,8 @@ class CallChecker(ExprChecker):
             if decl.name == "static_assert" and decl.body is None:
                 self.static_assert(e)
         elif isinstance(decl, A.ActionDecl):
+            if self.where in ("parser", "function"):
+                raise P4Error(e.pos, f"action {decl.name} cannot be called from a {self.where}")
             e.decl = decl
             self.bind(e, decl.params, decl.name)
             e.bound = self.check_args(decl.params, e.bound, decl.name)
@@ -78,7 +80,7 @@ class CallChecker(ExprChecker):
         """The declaration that takes this call's number (and names) of arguments."""
         names = {a.name for a in e.args if a.name is not None}
         for decl in decls:
-            required = sum(p.default is None and p.annotation_optional is False for p in map(_opt, decl.params))
+            required = sum(p.default is None and not _optional(p) for p in decl.params)
             if required <= len(e.args) <= len(decl.params) and names <= {p.name for p in decl.params}:
                 return decl
         takes = " or ".join(sorted({str(len(d.params)) for d in decls}))
@@ -118,6 +120,8 @@ class CallChecker(ExprChecker):
         raise P4Error(e.pos, f"a value of type {t} has no method '{name}'")
 
     def size_method(self, e: A.Call, t: T.Type, name: str) -> None:
+        if e.args or e.type_args:
+            raise P4Error(e.pos, f"{name}() takes no arguments")
         low, high = T.sizes(t)
         bits = low if name.startswith("min") else high
         e.type, e.const = T.INFINT, bits if name.endswith("Bits") else (bits + 7) // 8
@@ -137,13 +141,15 @@ class CallChecker(ExprChecker):
         elif name in ("push_front", "pop_front") and isinstance(t, T.Stack) and len(e.args) == 1:
             self.lvalue(base)
             count = self.constant(e.args[0].value)
-            if count <= 0:
-                raise P4Error(e.pos, f"{name}({count}): expected a positive number")
+            if count < 0:
+                raise P4Error(e.pos, f"{name}({count}): expected a number that is not negative")
             e.type = T.VOID
         else:
             raise P4Error(e.pos, f"a value of type {t} has no method '{name}' with {len(e.args)} arguments")
 
     def check_apply(self, e: A.Call, t: T.Declared) -> None:
+        if self.where in ("action", "function"):
+            raise P4Error(e.pos, f"apply() cannot be called from {self.where}s")
         e.builtin = "apply"
         e.decl = t.decl
         if t.kind == "table":
@@ -185,6 +191,8 @@ class CallChecker(ExprChecker):
         """Pairs arguments with parameters, by position or by name; defaults fill the rest."""
         bound: dict[str, A.Expr] = {}
         known = {p.name for p in params}
+        if len({arg.name is None for arg in e.args}) > 1:
+            raise P4Error(e.pos, f"{name}: either all arguments are named, or none")
         for i, arg in enumerate(e.args):
             if arg.name is None:
                 if i >= len(params):
@@ -201,7 +209,7 @@ class CallChecker(ExprChecker):
             if p.name not in bound:
                 if p.default is not None:
                     bound[p.name] = p.default
-                elif not _opt(p).annotation_optional:
+                elif not _optional(p):
                     raise P4Error(e.pos, f"{name}: no argument for parameter '{p.name}'")
         e.bound = bound
 
@@ -218,6 +226,9 @@ class CallChecker(ExprChecker):
                     found[self.variable(param)] = t
         self.infer(e, decl.params, found, decl.name)
         for param in decl.type_params:
+            if found.get(self.variable(param)) == T.INFINT and decl.name != "static_assert":
+                wide = next(a for a in e.bound.values() if a.type == T.INFINT)
+                raise P4Error(wide.pos, f"{decl.name}: a number of unknown width; give it one, as in 8w1")
             if self.variable(param) not in found:
                 raise P4Error(e.pos, f"{decl.name}: cannot tell what type {param.name} is; write {decl.name}<...>(...)")
         e.type_values = {k.name: v for k, v in found.items()}
@@ -229,7 +240,8 @@ class CallChecker(ExprChecker):
             arg = e.bound.get(p.name)
             if arg is None:
                 continue
-            formal = self.substitute(p.type, found)
+            # a number without a width leaves the variable open for an argument that has one
+            formal = self.substitute(p.type, {k: v for k, v in found.items() if v != T.INFINT})
             checked = self.expr(arg, None if T.has_vars(formal) else formal)
             if isinstance(checked, A.DontCare) and checked.type == T.ANY:
                 e.bound[p.name] = checked
@@ -288,13 +300,6 @@ class CallChecker(ExprChecker):
             raise P4Error(arg.pos, f"{name}: parameter '{p.name}' is {t}, got {got}")
 
 
-class _Optional:
-    """A parameter and whether it may be left out."""
-
-    def __init__(self, p: A.Param) -> None:
-        self.default = p.default
-        self.annotation_optional = p.annotation("optional") is not None
-
-
-def _opt(p: A.Param) -> _Optional:
-    return _Optional(p)
+def _optional(p: A.Param) -> bool:
+    """May an argument for it be left out?"""
+    return p.annotation("optional") is not None

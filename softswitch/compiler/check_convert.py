@@ -38,11 +38,12 @@ class Converter(Resolver):
         if source == to or to == T.ANY:
             return expr
         if isinstance(expr, A.DefaultValue | A.DontCare | A.InvalidHeader):
-            if isinstance(expr, A.InvalidHeader) and not _can_be_invalid(to):
+            if isinstance(expr, A.InvalidHeader) and not can_be_invalid(to):
                 raise P4Error(expr.pos, f"{{#}} is an invalid header, but {to} is wanted")
             expr.type = to
             return expr
-        if not self.assignable(to, source):
+        value_of_tuple = isinstance(source, T.Tuple) and isinstance(expr, A.Name | A.Member | A.Index | A.Call)
+        if not self.assignable(to, source) or (value_of_tuple and isinstance(to, T.Struct)):
             raise P4Error(expr.pos, f"expected {to}, got {source}")
         if isinstance(expr, A.ListExpr | A.StructExpr):
             self.coerce_items(expr, to)
@@ -114,5 +115,5 @@ class Converter(Resolver):
         return self.assignable(to, source)
 
 
-def _can_be_invalid(t: T.Type) -> bool:
+def can_be_invalid(t: T.Type) -> bool:
     return isinstance(t, T.Struct) and t.kind in ("header", "header_union")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from softswitch.compiler import ast as A
 from softswitch.compiler import types as T
+from softswitch.compiler.check_convert import can_be_invalid
 from softswitch.compiler.check_operator import OperatorChecker
 from softswitch.compiler.diagnostics import P4Error, nearest
 
@@ -47,7 +48,11 @@ class ExprChecker(OperatorChecker):
                 self.check_call(e)
             case A.ListExpr() | A.StructExpr():
                 self.check_list(e, expected)
-            case A.DontCare() | A.DefaultValue() | A.InvalidHeader():
+            case A.InvalidHeader():
+                if expected is not None and expected != T.ANY and not can_be_invalid(expected):
+                    raise P4Error(e.pos, f"{{#}} is an invalid header, but {expected} is wanted")
+                e.type = expected or T.ANY
+            case A.DontCare() | A.DefaultValue():
                 e.type = expected or T.ANY
             case A.TypeExpr():
                 raise P4Error(e.pos, "expected a value, got a type")

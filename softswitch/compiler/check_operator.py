@@ -52,6 +52,8 @@ class OperatorChecker(Converter):
             if not T.is_numeric(side.type) and not (op == "++" and side.type == T.STRING):
                 raise P4Error(side.pos, f"'{op}' needs numbers, got {side.type}")
         if op in ("<<", ">>"):
+            if e.right.const is not None and e.right.const < 0:
+                raise P4Error(e.right.pos, f"a shift by the negative amount {e.right.const}")
             if isinstance(right, T.Bits) and right.signed and e.right.const is None:
                 raise P4Error(e.right.pos, f"a shift by a signed value ({right}); cast it to bit<{right.width}>")
             if left == T.INFINT and e.right.const is None:
@@ -108,6 +110,8 @@ class OperatorChecker(Converter):
                 e.left = self.coerce(e.left, e.right.type)
             elif not (isinstance(e.left.type, T.Varbit) and isinstance(e.right.type, T.Varbit)):
                 raise P4Error(e.pos, f"cannot compare {e.left.type} with {e.right.type}")
+        if isinstance(e.left.type, T.OfTable):
+            raise P4Error(e.pos, "the result of apply() cannot be compared; action_run belongs in a switch")
         if isinstance(e.left.type, T.Declared) or e.left.type in (T.ANY, T.VOID):
             raise P4Error(e.pos, f"values of type {e.left.type} cannot be compared")
 

@@ -16,7 +16,6 @@ class StmtChecker(CallChecker):
     def __init__(self, errors: Errors) -> None:
         super().__init__(errors)
         self.result: T.Type | None = None  # of the function that is being checked
-        self.where = ""  # "parser", "control", "action", "function"
         self.loops = 0
 
     @abstractmethod
@@ -52,6 +51,8 @@ class StmtChecker(CallChecker):
                 if isinstance(s.call, A.Call) and s.call.builtin == "new":
                     raise P4Error(s.pos, "an instance needs a name")
             case A.DeclStmt():
+                if isinstance(self.scope.find(s.decl.name), A.Param):
+                    raise P4Error(s.decl.pos, f"'{s.decl.name}' would hide the parameter of that name")
                 self.local(s.decl)
             case A.If():
                 s.condition = self.condition(s.condition)
@@ -140,8 +141,12 @@ class StmtChecker(CallChecker):
     def switch(self, s: A.Switch) -> None:
         s.value = self.expr(s.value)
         t = s.value.type
+        if not (isinstance(t, T.Bits | T.Enum) or t == T.INFINT or (isinstance(t, T.OfTable) and t.kind == "actions")):
+            raise P4Error(s.value.pos, f"switch of a {t}: it needs a bit, int or enum, or a table's action_run")
         seen: set[Any] = set()
         for case in s.cases:
+            if "default" in seen:
+                raise P4Error(case.pos, "a case behind 'default', which must be the last")
             if isinstance(case.label, A.DontCare):
                 key: Any = "default"
             elif isinstance(t, T.OfTable) and t.kind == "actions":

@@ -19,6 +19,7 @@ _TABLE_PROPERTIES = {
 class TableChecker(StmtChecker):
     def keyset(self, keys: list[A.Expr], types: Sequence[T.Type]) -> list[A.Expr]:
         """Checks the keys of a select case or an entry against the types that they are compared with."""
+        at = keys[0].pos
         if len(keys) == len(types) == 1 and isinstance(keys[0], A.ListExpr):
             keys = keys[0].items
         if len(keys) == 1 and len(types) != 1:
@@ -32,7 +33,7 @@ class TableChecker(StmtChecker):
                 if isinstance(key, A.Name) and isinstance(key.decl, A.ValueSetDecl):
                     return [key]
         if len(keys) != len(types):
-            raise P4Error(keys[0].pos, f"expected {len(types)} keys, got {len(keys)}")
+            raise P4Error(at, f"expected {len(types)} keys, got {len(keys)}")
         return [self.key(k, t) for k, t in zip(keys, types, strict=True)]
 
     def key(self, key: A.Expr, t: T.Type) -> A.Expr:
@@ -75,11 +76,11 @@ class TableChecker(StmtChecker):
             if name not in _TABLE_PROPERTIES:
                 raise P4Error(prop.pos, f"table property '{name}' is not supported{nearest(name, _TABLE_PROPERTIES)}")
             if name == "default_action":
-                table.default = self.action_use(prop.value, table)
+                table.default = self.action_use(prop.value, table, unless="tableonly")
             elif name in ("size", "priority_delta"):
                 prop.value = self.rvalue(prop.value, T.INFINT) if self._is_infint(prop) else self.expr(prop.value)
-                if not isinstance(prop.value.const, int):
-                    raise P4Error(prop.pos, f"table property '{name}' needs an integer known at compile time")
+                if not isinstance(prop.value.const, int) or prop.value.type == T.BOOL or prop.value.const < 0:
+                    raise P4Error(prop.pos, f"table property '{name}' needs a positive integer known at compile time")
             else:
                 prop.value = self.expr(prop.value)
         if table.entries is not None:
@@ -91,7 +92,7 @@ class TableChecker(StmtChecker):
                     entry.keys = self.keyset(entry.keys, types)
                     if len(entry.keys) < len(types):  # `_` for all of them
                         entry.keys = [A.DontCare(pos=entry.pos, type=t) for t in types]
-                    entry.ref = self.action_use(entry.action, table)
+                    entry.ref = self.action_use(entry.action, table, unless="defaultonly")
                     if entry.priority is not None:
                         entry.priority = self.expr(entry.priority)
                         self.constant(entry.priority)
@@ -126,20 +127,57 @@ class TableChecker(StmtChecker):
         self.bind(call, params, decl.name)
         return self.check_args(params, call.bound, decl.name)
 
-    def action_use(self, e: A.Expr, table: A.TableDecl) -> A.ActionRef:
-        """The action of an entry or default_action: gives the parameters without direction their values."""
+    def action_use(self, e: A.Expr, table: A.TableDecl, unless: str) -> A.ActionRef:
+        """The action of an entry or default_action: gives the parameters without direction their values.
+
+        unless: the annotation in the table's list that keeps the action from being used here.
+        """
         decl, args, _ = self.action_decl(e)
         listed = next((r for r in table.actions if r.decl is decl), None)
         if listed is None:
             raise P4Error(e.pos, f"action {decl.name} is not in the actions of table {table.name}")
+        if any(note.name == unless for note in listed.annotations):
+            raise P4Error(e.pos, f"action {decl.name} is @{unless} in table {table.name}")
         plain = [p for p in decl.params if not p.direction]
         ref = A.ActionRef(pos=e.pos, expr=e, annotations=[], decl=decl)
         if len(args) == len(plain) or any(a.name for a in args):
             ref.bound = self.bind_args(decl, plain, args, e.pos)
         elif len(args) == len(decl.params):
             ref.bound = self.bind_args(decl, decl.params, args, e.pos)
+            for p in decl.params:
+                if p.direction and not _same(ref.bound[p.name], listed.bound[p.name]):
+                    pos = ref.bound[p.name].pos
+                    raise P4Error(pos, f"'{p.name}' is bound to something else in the actions of table {table.name}")
         else:
             raise P4Error(e.pos, f"action {decl.name} takes {len(plain)} arguments, got {len(args)}")
         for p in plain:
             ref.bound.setdefault(p.name, p.default)  # type: ignore[arg-type]
         return ref
+
+
+def _same(a: A.Expr, b: A.Expr) -> bool:
+    """Are two checked expressions the same, as far as their syntax tells?"""
+    if a.const is not None or b.const is not None:
+        return bool(a.const == b.const)
+    match a, b:
+        case A.Name(), A.Name():
+            return a.decl is b.decl
+        case A.Member(), A.Member():
+            return a.name == b.name and _same(a.base, b.base)
+        case A.Index(), A.Index():
+            return _same(a.base, b.base) and _same(a.index, b.index)
+        case A.Slice(), A.Slice():
+            return _same(a.base, b.base) and _same(a.hi, b.hi) and _same(a.lo, b.lo)
+        case A.Unary(), A.Unary():
+            return a.op == b.op and _same(a.operand, b.operand)
+        case A.Cast(), A.Cast():
+            return a.type == b.type and _same(a.operand, b.operand)
+        case A.Binary(), A.Binary():
+            return a.op == b.op and _same(a.left, b.left) and _same(a.right, b.right)
+        case A.Call(), A.Call():
+            return (
+                _same(a.function, b.function)
+                and len(a.args) == len(b.args)
+                and all(_same(x.value, y.value) for x, y in zip(a.args, b.args, strict=True))
+            )
+    return False

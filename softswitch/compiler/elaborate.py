@@ -45,6 +45,7 @@ class Elaboration(StmtLowering):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.block_name = ""  # of the control or parser whose body is being lowered
+        self.taken: dict[tuple[type, str], A.Decl] = {}  # by kind and control-plane name
 
     def instantiate(self, decl: Any, call: A.Call, name: str) -> Any:
         """What `Type(arguments) name` makes."""
@@ -68,16 +69,24 @@ class Elaboration(StmtLowering):
                 case A.InstanceDecl():
                     member = self.instantiate(local, local.call, control_plane_name(name, local))
                 case A.TableDecl():
+                    self.take_name(control_plane_name(name, local), local)
                     member = self.make_table(local, name)
                 case A.ValueSetDecl():
                     member = self.make_value_set(local, name)
                 case A.ActionDecl():
                     member = control_plane_name(name, local)
+                    self.take_name(member, local)
                 case _:
                     continue
             block.members[id(local)] = member
             self.bindings[id(local)] = member
         return block
+
+    def take_name(self, name: str, decl: A.Decl) -> None:
+        """The control plane must be able to tell tables from tables and actions from actions by their names."""
+        first = self.taken.setdefault((type(decl), name), decl)
+        if first is not decl:
+            raise P4Error(decl.pos, f"the control plane's name '{name}' is also that of the one at {first.pos}")
 
     def constructor_argument(self, e: A.Expr) -> Any:
         if isinstance(e, A.Call) and e.builtin == "new":
@@ -251,6 +260,9 @@ class Elaboration(StmtLowering):
     def add_entries(self, table: Table, decl: A.TableDecl) -> None:
         assert decl.entries is not None
         explicit = [self._priority(e) for e in decl.entries]
+        given = next((e for e in decl.entries if e.priority is not None), None)
+        if given is not None and all(k.match in ("exact", "lpm") for k in decl.keys):
+            raise P4Error(given.pos, f"table {decl.name} has exact and lpm keys alone: its entries have no priority")
         largest_wins = True
         delta = 1
         if "largest_priority_wins" in decl.properties:
@@ -341,8 +353,8 @@ def _text(e: A.Expr) -> str:
             return f"{_text(e.function.base)}.$valid$"
         case A.IntLit():
             return str(e.value)
-        case A.Binary():
-            return f"{_text(e.left)} {e.op} {_text(e.right)}"
+        case A.Binary(op="&"):
+            return f"{_text(e.left)} & {_text(e.right)}"
         case A.Cast() if e.to is None:
             return _text(e.operand)
     raise P4Error(e.pos, 'this key needs a name for the control plane: ... : exact @name("...")')

@@ -63,7 +63,7 @@ class _Lowering(ExternLowering):
                 self.bindings[id(decl)] = self.instantiate(decl, decl.call, control_plane_name("", decl))
             elif isinstance(decl, A.ActionDecl):
                 self.bindings[id(decl)] = control_plane_name("", decl)
-        blocks = []
+        blocks: list[BlockInstance] = []
         for p in main.call.decl.ctor_params:
             arg = main.call.bound[p.name]
             if isinstance(arg, A.Call) and arg.builtin == "new":
@@ -73,6 +73,8 @@ class _Lowering(ExternLowering):
             if not isinstance(block, BlockInstance):
                 raise P4Error(arg.pos, f"expected a {p.type}")
             blocks.append(block)
+        if [len(b.decl.params) for b in blocks] != [len(p) for p in _PARAMS]:
+            raise P4Error(main.pos, "this V1Switch is not the one of v1model.p4")
         return blocks
 
     def make_state(self, main: A.InstanceDecl, blocks: list[BlockInstance]) -> None:

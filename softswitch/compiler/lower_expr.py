@@ -146,16 +146,15 @@ class ExprLowering(Lowering, ABC):
 
     def stack_member(self, stack: ir.Expr, t: T.Stack, e: A.Member) -> ir.Expr:
         assert isinstance(stack, ir.LValue)
-        count = ir.NextIndex(U32, stack)
-        match e.name:
-            case "lastIndex":
-                return self.bin("-", count, ir.const(1, U32), U32)
-            case "nextIndex":
-                return count
-            case "size":
-                return ir.const(t.size, U32)
+        if e.name == "size":
+            return ir.const(t.size, U32)
         if not self.in_parser:
             raise P4Error(e.pos, f"'{e.name}' of a header stack can only be used in a parser")
+        count = ir.NextIndex(U32, stack)
+        if e.name == "nextIndex":
+            return count
+        if e.name == "lastIndex":
+            return self.bin("-", count, ir.const(1, U32), U32)
         bad = (
             self.bin(">=", count, ir.const(t.size, U32), T.BOOL)
             if e.name == "next"

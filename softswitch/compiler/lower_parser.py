@@ -85,15 +85,19 @@ class ParserLowering(Elaboration):
         if isinstance(key, A.Name) and isinstance(key.decl, A.ValueSetDecl):
             return self.value_set(key, [value])
         if isinstance(key, A.Binary) and key.op == "&&&":
-            mask = self.cast(self.expr(key.right), value.type)
-            want = self.bin("&", self.cast(self.expr(key.left), value.type), mask, value.type)
+            mask = self.known_key(key.right, value.type)
+            want = self.bin("&", self.known_key(key.left, value.type), mask, value.type)
             return self.bin("==", self.bin("&", value, mask, value.type), want, T.BOOL)
         if isinstance(key, A.Binary) and key.op == "..":
-            low = self.bin(">=", value, self.cast(self.expr(key.left), value.type), T.BOOL)
-            return self.bin(
-                "&&", low, self.bin("<=", value, self.cast(self.expr(key.right), value.type), T.BOOL), T.BOOL
-            )
-        return self.equal(value, self.cast(self.expr(key), value.type))
+            low = self.bin(">=", value, self.known_key(key.left, value.type), T.BOOL)
+            return self.bin("&&", low, self.bin("<=", value, self.known_key(key.right, value.type), T.BOOL), T.BOOL)
+        return self.equal(value, self.known_key(key, value.type))
+
+    def known_key(self, key: A.Expr, t: ir.Type) -> ir.Expr:
+        value = self.cast(self.expr(key), t)
+        if not isinstance(value, ir.Const):
+            raise P4Error(key.pos, "a key of a select must be known at compile time")
+        return value
 
     def value_set(self, key: A.Name, values: list[ir.Expr]) -> ir.Expr:
         found: Any = self.bindings[id(key.decl)]

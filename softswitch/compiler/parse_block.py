@@ -99,11 +99,15 @@ class BlockParser(StmtParser):
             pos=name.pos, name=name.text, annotations=notes,
             keys=[], actions=[], entries=None, const_entries=False, properties={},
         )  # fmt: skip
+        seen: set[str] = set()
         self.expect("{")
         while not self.accept("}"):
             prop_notes = self.annotations()
             const = self.accept("const")
             prop = self.name()
+            if prop.text in seen:
+                raise P4Error(prop.pos, f"table {table.name} has two properties '{prop.text}'")
+            seen.add(prop.text)
             self.expect("=")
             if prop.text == "key":
                 self.expect("{")
@@ -127,11 +131,11 @@ class BlockParser(StmtParser):
             else:
                 value = self.expression()
                 self.expect(";")
-                if prop.text in table.properties:
-                    raise P4Error(prop.pos, f"table {table.name} has two properties '{prop.text}'")
                 table.properties[prop.text] = A.TableProperty(
                     pos=prop.pos, name=prop.text, value=value, const=const, annotations=prop_notes
                 )
+        if "actions" not in seen:
+            raise P4Error(name.pos, f"table {table.name} has no property 'actions'")
         return table
 
     def key_element(self) -> A.KeyElement:

@@ -42,6 +42,7 @@ class Resolver(ABC):
 
     def __init__(self, errors: Errors) -> None:
         self.errors = errors
+        self.where = ""  # what is being checked: "parser", "control", "action", "function"
         self.globals = Scope(None)
         self.scope = self.globals
         self.error_names: list[str] = []
