@@ -25,7 +25,6 @@ class Basic(Type):
 BOOL, INFINT, STRING = Basic("bool"), Basic("int"), Basic("string")
 ERROR, MATCH_KIND, VOID = Basic("error"), Basic("match_kind"), Basic("void")
 ANY = Basic("_")
-STATE = Basic("state")
 
 
 @dataclass(frozen=True)
