@@ -180,10 +180,13 @@ def test_cold_and_hot_starts_both_end_with_known_rates() -> None:
 
 
 def test_all_ranks_split_alike_whatever_each_measured() -> None:
-    """After calls that took every rank another time, predictions and shares are the same on all ranks."""
-    ranks = Ranks([Plane(4), Plane(4)])
+    """After calls that took every rank another time, predictions, shares and what joining costs are the same on all."""
+    known = [Figure(0.001, 3e6)] * 2
+    ranks = Ranks([Plane(4), Plane(4)], known_by={0: known})
     for seed in range(4):
         ranks.sum(LONG + seed, seed)
+        ranks.sum(20_000 + seed, seed)
+        assert len({rail.describe(4 * 20_000) for rail in ranks.rails}) == 1
     assert len({rail.describe(64 << 20) for rail in ranks.rails}) == 1
     ranks.close()
 

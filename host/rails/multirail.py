@@ -136,6 +136,8 @@ class MultiRail:
         self._resent = [0] * len(rails)
         self._operations = self._bytes = 0
         self._seconds = 0.0
+        self._took: float | None = None
+        """Seconds of the last cut call, until told."""
         self._owed = self._due = 0.0
         self._exchanges = 0
         self._pinned: int | None = None
@@ -271,7 +273,7 @@ class MultiRail:
 
     def _long(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
         """A tensor in ranges.  Repeats what some rank lacks until nobody lacks anything."""
-        begin = self._clock()
+        begin, whole = self._clock(), True
         left = [slice(0, source.size)]
         while True:
             parts = ranges.cut(left, split, self.shares.figures)
@@ -286,8 +288,13 @@ class MultiRail:
                     self._count(rail)
             left = ranges.lacking(parts, done, source)
             if not left:
-                self._seconds += self._clock() - begin
+                seconds = self._clock() - begin
+                self._seconds += seconds
+                if whole:
+                    self.shares.took(split, self._rails.live)
+                    self._took = seconds
                 return
+            whole = False
             again = sum(chunk.stop - chunk.start for chunk in left) * source.itemsize
             split = self.shares.split(again, self._rails.live)
             dead = ", ".join(f"{self._rails.names[rail]}: {self._cause(rail)}" for rail in parts
@@ -310,7 +317,8 @@ class MultiRail:
         rail      carries it.  Dead rails are buried, revived ones taken, shares learn
         together  no rank comes late to it, so it says what the rail costs: not after ranges
         """
-        table = status.tell(self.rank, self.world, self._rails, parts, self._estimates)
+        table = status.tell(self.rank, self.world, self._rails, parts, self._estimates, self._took)
+        self._took = None
         total = self._settle(table, "sum", rail, tell=together)
         told = status.hear(total, self.world, self._rails.live, parts)
         names = self._rails.names
@@ -322,6 +330,7 @@ class MultiRail:
             self._resent[index] = 0
         live = self._rails.live
         self._ledger.alive(live, told=True)
+        self.shares.told(told.took)
         if self.shares.learn(told.figures, live):
             log.info("rails: %s", self.describe(64 << 20))
         self._exchanges += 1

@@ -17,6 +17,7 @@ from functools import cached_property
 from statistics import median
 
 from netfold.host.collectives.cost import RailCost, equal_finish
+from netfold.host.rails.join_costs import JoinCosts
 
 BLOCK = 1024
 """Bytes of 256 elements: what shares a block's exponent stays on one rail, so that no cut changes a sum's bits."""
@@ -97,13 +98,15 @@ class Estimate:
 class Split:
     """Bytes for each rail, multiples of ``BLOCK`` but for the end of the tensor; ``seconds`` predicted, None unknown.
 
-    ``single``: the best rail alone, and its seconds.  ``names``: of the rails
+    ``single``: the best rail alone, and its seconds.  ``names``: of the rails.  ``longest``: predicted seconds of the
+    longest range, None where unknown or none is cut
     """
 
     nbytes: tuple[int, ...]
     seconds: float | None
     single: tuple[int, float | None]
     names: tuple[str, ...]
+    longest: float | None = None
 
     @cached_property
     def used(self) -> list[int]:
@@ -138,12 +141,14 @@ class Shares:
     """The present shares, the same on every rank.
 
     names  of the rails
-    join   seconds that using several costs in itself, besides the exchange on the quickest rail
+    join   seconds that using several costs in itself in the beginning, besides the exchange on the quickest rail; what
+           it costs then is learned (``join_costs``)
     """
 
     def __init__(self, names: Sequence[str], *, join: float = 0.0003) -> None:
         self._names = tuple(names)
         self._join = join
+        self._joining = JoinCosts(8 * TRIAL)
         self.figures = [Figure(0.0, None)] * len(names)
         self._cuts = 0
         self._short: dict[int, Split] = {}
@@ -162,6 +167,20 @@ class Shares:
             self._short.clear()
             return True
         return False
+
+    def took(self, split: Split, live: Sequence[int]) -> None:
+        """A call was cut so and ended well, on all ranks: what it took is told with the next exchange."""
+        if split.longest is not None and split.single[1] is not None:
+            self._joining.call(sum(split.nbytes), split.longest, self._start(live), split.single[1])
+
+    def told(self, seconds: float | None) -> None:
+        """What all ranks say that the last cut call took, None where there was none: at each exchange."""
+        if self._joining.exchanged(seconds):
+            self._short.clear()
+
+    def _start(self, live: Sequence[int]) -> float:
+        """Seconds that joining takes in the beginning."""
+        return self._join + min(self.figures[rail].latency for rail in live)
 
     def quickest(self, live: Sequence[int]) -> int:
         """The rail with the lowest latency."""
@@ -203,15 +222,15 @@ class Shares:
             return only
         costs = [cost for rail in known if (cost := self.figures[rail].cost) is not None]
         ideal = equal_finish(nbytes, costs)
-        together = max(cost.seconds(n) for cost, n in zip(costs, ideal, strict=True))
-        together += self._join + min(cost.latency for cost in costs)
+        longest = max(cost.seconds(n) for cost, n in zip(costs, ideal, strict=True))
+        together = longest + max(0.0, self._start(known) + self._joining.beyond(nbytes))
         if together >= GAIN * alone:
             return only
         cut = _aligned(nbytes, ideal)
         whole = [0] * len(self.figures)
         for rail, n in zip(known, cut, strict=True):
             whole[rail] = n
-        return Split(tuple(whole), together, (first, alone), self._names)
+        return Split(tuple(whole), together, (first, alone), self._names, longest)
 
     def _with_trials(self, split: Split, live: Sequence[int]) -> Split:
         whole = list(split.nbytes)

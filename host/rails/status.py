@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks tell one another of their rails: a table of whole numbers, summed over all, a rank's rows its own.
 
-    chunks done | broken | revived as | latency, microseconds | picoseconds a byte         for each rail
+    microseconds of the last cut call | for each rail: chunks done | broken | revived as | latency, microseconds |
+                                                       picoseconds a byte
 """
 
 from __future__ import annotations
@@ -30,29 +31,37 @@ class Status:
     back: list[int]
     """Dead rails that are open on all ranks again."""
     figures: list[Figure]
+    took: float | None
+    """Seconds of the last cut call, on the rank for which nobody was late; None where there was none."""
 
 
 def tell(
-    rank: int, world: int, rails: RailSet, ranges: Mapping[int, Range], estimates: Sequence[Estimate]
-) -> Flat:
-    """This rank's part of the sum."""
-    table = np.zeros((world, len(rails), COLUMNS), np.int32)
+    rank: int, world: int, rails: RailSet, ranges: Mapping[int, Range], estimates: Sequence[Estimate],
+    took: float | None = None,
+) -> Flat:  # fmt: skip
+    """This rank's part of the sum.
+
+    took  seconds of the last cut call that has not been told yet
+    """
+    rows = np.zeros((world, 1 + len(rails) * COLUMNS), np.int32)
+    rows[rank, 0] = 0 if took is None else _whole(took * 1e6)
     for rail, estimate in enumerate(estimates):
         latency, bandwidth = estimate.latency(), estimate.bandwidth()
-        table[rank, rail] = (
+        rows[rank, 1 + rail * COLUMNS : 1 + (rail + 1) * COLUMNS] = (
             ranges[rail].done if rail in ranges else 0,
             rail in rails.broken,
             rails.mark(rail),
             0 if latency is None else _whole(latency * 1e6),
             0 if bandwidth is None else _whole(1e12 / bandwidth),
         )
-    return table.reshape(-1)
+    return rows.reshape(-1)
 
 
 def hear(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Range]) -> Status:
     """What follows from all ranks' parts: the same on all of them."""
-    rails = total.size // (world * COLUMNS)
-    table = total.reshape(world, rails, COLUMNS)
+    rows = total.reshape(world, -1)
+    took, table = rows[:, 0], rows[:, 1:].reshape(world, -1, COLUMNS)
+    rails = table.shape[1]
     done = table[:, :, 0].min(axis=0).tolist()
     dead = {}
     for rail in live:
@@ -61,7 +70,8 @@ def hear(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Rang
         if lost.any():
             dead[rail] = np.flatnonzero(lost).tolist()
     back = [rail for rail, marks in enumerate(table[:, :, 2].T) if marks[0] and (marks == marks[0]).all()]
-    return Status(done, dead, back, [_figure(table[:, rail, 3], table[:, rail, 4]) for rail in range(rails)])
+    figures = [_figure(table[:, rail, 3], table[:, rail, 4]) for rail in range(rails)]
+    return Status(done, dead, back, figures, int(took.min()) / 1e6 if took.all() else None)
 
 
 def _figure(latencies: Flat, picoseconds: Flat) -> Figure:
