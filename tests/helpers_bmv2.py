@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import struct
 import subprocess
 import threading
@@ -235,6 +236,26 @@ class Bmv2:
 
     def _outputs(self) -> dict[int, list[bytes]]:
         return {port: _frames(self._folder / f"{port}_out.pcap") for port in range(self._ports)}
+
+
+def has_thrift() -> bool:
+    """Whether this BMv2 was built with its older control interface, which alone can slow a port's queue down."""
+    binary = shutil.which("simple_switch_grpc")
+    return binary is not None and b"compiled without Thrift support" not in Path(binary).read_bytes()
+
+
+def slow_queue(thrift_port: int, port: int, rate: int) -> None:
+    """Let no more than `rate` packets a second leave a port of a BMv2 on this machine: set_egress_queue_rate of
+    simple_switch.thrift, in Thrift's binary protocol."""
+    name = b"simple_switch:set_egress_queue_rate"
+    call = struct.pack(f"!II{len(name)}sI", 0x80010001, len(name), name, 0)
+    arguments = struct.pack("!BHiBHqB", 8, 1, port, 10, 2, rate, 0)     # i32 port_num, i64 rate_pps, stop
+    with socket.create_connection(("127.0.0.1", thrift_port), timeout=_START) as connection:
+        connection.sendall(call + arguments)
+        stream = connection.makefile("rb")
+        kind, length = struct.unpack("!II", stream.read(8))
+        *_, field, _, result = struct.unpack(f"!{length}sIBHi", stream.read(length + 4 + 3 + 4))
+    assert (kind & 0xFF, field, result) == (2, 8, 0), "expected a reply with an i32: success"
 
 
 def by_port(sent: Sequence[Sequence[tuple[int, bytes]]]) -> dict[int, list[bytes]]:

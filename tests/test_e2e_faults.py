@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers_bmv2 import has_thrift, slow_queue
 from helpers_ports import wait_for
 from helpers_steady import PATIENCE, Steady
 from helpers_topo import ENGINES, in_sandbox, program
@@ -22,6 +23,7 @@ from netfold.topo import sandbox
 pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
 
 from netfold.topo.net import Network
+from netfold.topo.switches import thrift_port
 
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
@@ -123,16 +125,32 @@ def test_links_may_flap_in_the_middle(engine: Engine, tmp_path: Path) -> None:
     assert sum(end["retransmissions"] for end in ends) > 0, "no flap hit anything"
 
 
+SLOW = {"softswitch": 600_000, "bmv2": 40_000}
+"""Elements of a sum over a port that slows it down to a second or less."""
+
+
+def slow_port(network: Network) -> None:
+    """Makes leaf1's way up a hundredth as fast as the others: its queue grows in the switch itself."""
+    leaf = next(switch for switch in network.fabric.switches if switch.name == "leaf1")
+    up = next(end for link in network.fabric.links for end in link.ends if end.node == "leaf1" and "spine1" in link.b)
+    slow_queue(thrift_port(leaf.device_id), up.port, 300)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=120)
-def test_a_slow_link_marks_and_every_rank_hears_of_it(tmp_path: Path) -> None:
+def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: Path) -> None:
     """Sums queue at a leaf whose way up is slow: their marks reach all ranks in the results, also those under the other
-    leaf; links that are alike mark few, if any."""
-    marks = {}
-    for name, rate in (("alike", "1gbit"), ("slow", "20mbit")):
-        fabric = leafspine(2, 1, 4, rate="1gbit", rundir=sandbox.rundir())
-        links = tuple(msgspec.structs.replace(link, rate=rate) if "leaf1" in link.a and "spine1" in link.b else link
+    leaf."""
+    if engine == "bmv2" and not has_thrift():
+        pytest.skip("a queue of BMv2 is slowed down over Thrift, without which this one was built")
+    fabric = leafspine(2, 1, 4, rate="1gbit", engine=engine, rundir=sandbox.rundir())
+    if engine == "softswitch":      # its queue is that of the link; BMv2 has its own before it
+        links = tuple(msgspec.structs.replace(link, rate="20mbit") if "leaf1" in link.a and "spine1" in link.b else link
                       for link in fabric.links)  # fmt: skip
-        with Network(msgspec.structs.replace(fabric, links=links), logs=tmp_path / name) as network:
-            marks[name] = [result["marks"] for result in finish(network, 2, elements=600_000)]
-    assert all(count > 0 for count in marks["slow"]), marks
-    assert sum(marks["slow"]) > sum(marks["alike"]), marks
+        fabric = msgspec.structs.replace(fabric, links=links)
+    with Network(fabric, logs=tmp_path / "logs") as network:
+        if engine == "bmv2":
+            slow_port(network)
+        marks = [result["marks"] for result in finish(network, 2, elements=SLOW[engine])]
+    print(marks)
+    assert all(count > 0 for count in marks), marks
