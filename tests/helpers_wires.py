@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import abc
 import socket
 import struct
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,7 @@ def as_sent(mac_address: str, address: str, ip_id: int, payload: bytes, source_p
     return mac("02:00:00:00:00:01") + mac(mac_address) + b"\x08\x00" + bytes(packet)
 
 
-class Wires:
+class Wires(abc.ABC):
     """Switches and wires; who derives from it has the hosts.  Times are nanoseconds, as the network's."""
 
     def __init__(self, fabric: Fabric, network: TerribleNetwork) -> None:
@@ -64,9 +65,9 @@ class Wires:
         """A frame leaves here, for the other end of the wire."""
         self.network.send(data, self._arrive[self.ends[end]])
 
+    @abc.abstractmethod
     def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
         """What a host does with a datagram that is addressed to it."""
-        raise NotImplementedError
 
     def _deliver(self, end: End, data: bytes) -> None:
         self.seen.append((end.node, data))
