@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-TYPES  := build/types
 # Programs that we need, and the Debian packages that bring them
 NEEDED := mnexec:mininet ip:iproute2 tc:iproute2 ethtool:ethtool ping:iputils-ping
 
@@ -49,13 +48,9 @@ test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 bench: $(STAMP)  ## Run the benchmarks
 	@for file in $$(grep -l argparse bench/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
-# mypy finds the packages under their import names, as symbolic links to our folders
 lint: $(STAMP)  ## Check style (ruff) and types (mypy, strict)
 	$(BIN)/ruff check .
-	@mkdir -p $(TYPES)/netfold && ln -sfn ../../softswitch $(TYPES)/softswitch
-	@for name in __init__.py py.typed mpi.py torch.py; do ln -sfn ../../../netfold/$$name $(TYPES)/netfold/$$name; done
-	@for name in bench controller host p4src sim topo wire; do ln -sfn ../../../$$name $(TYPES)/netfold/$$name; done
-	MYPYPATH=$(TYPES) $(BIN)/mypy -p netfold -p softswitch
+	$(BIN)/mypy
 
 clean:  ## Remove .venv and everything that was built
-	rm -rf build $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build $(VENV) src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

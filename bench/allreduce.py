@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from netfold.bench.processors import cpu_seconds
-from netfold.bench.rank import Setup, Took, Turn
-from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second
-from netfold.controller.plan.generate import leafspine
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.collectives import ALLREDUCE
 from netfold.topo import sandbox
+from netfold.topo.rank import Setup, Took, Turn
 from netfold.wire import roce
 from netfold.wire.jobs import Peer
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.bridge import Bridge
-    from netfold.bench.team import Team
+    from netfold.bench.workers import Team
 
 BRIDGE: Final = "@bridge"
 ON_FABRIC: Final = ("fabric", "roce")
@@ -95,7 +95,7 @@ def spec(
     *, begin: str, end: str, factor: int, iterations: int, warmup: int, rounds: int, check: bool, ranks: int, topo: str,
     engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int, algorithms: str, seed: int,
     timeout: float,
-) -> Spec:  # fmt: skip
+) -> Spec:
     """From the command line's words.  Raises ValueError that names the option."""
     first, last = size(begin, "-b"), size(end, "-e")
     if not 4 <= first <= last:
@@ -171,7 +171,7 @@ def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> l
 def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
     """Ranks that are ready, by place (`_place`), and the process numbers of the switches."""
     from netfold.bench.bridge import Bridge
-    from netfold.bench.team import Team
+    from netfold.bench.workers import Team
     from netfold.topo.net import Network, environment, with_sockets_in
     from netfold.topo.wiring import mtu_for
 
@@ -190,7 +190,7 @@ def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
                 leafspine(spec.leaves, spec.spines, spec.ranks * len(here), rate=spec.rate, loss=spec.loss,
                           seed=spec.seed, engine=spec.engine, path_mtu=spec.path_mtu),
                 sandbox.rundir(),
-            )  # fmt: skip
+            )
             network = stack.enter_context(Network(fabric, logs=logs))
             switches = [switch.child.pid for switch in network.switches if switch.child is not None]
             for number, ours in enumerate(here):
@@ -222,7 +222,7 @@ def _measure(
         f"{spec.rounds} interleaved rounds of {spec.iterations}"
     )
     echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
-         f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'repeats':>7} {'wrong':>5}")  # fmt: skip
+         f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'repeats':>7} {'wrong':>5}")
     rows: list[Row] = []
     for nbytes in spec.sizes:
         turns: dict[str, list[tuple[list[Took], float]]] = {name: [] for name in spec.algorithms}
@@ -230,7 +230,7 @@ def _measure(
             first = number % len(spec.algorithms)  # who comes after a pause, or after a slow one, is slower itself
             for name in (*spec.algorithms[first:], *spec.algorithms[:first]):
                 turn = Turn(name.removesuffix(BRIDGE), nbytes, spec.iterations, spec.warmup,
-                            spec.check and number == spec.rounds - 1)  # fmt: skip
+                            spec.check and number == spec.rounds - 1)
                 before = sum(map(cpu_seconds, switches))
                 team = teams[_place(name)]
                 team.tell(msgspec.json.encode(turn))
@@ -296,7 +296,7 @@ def _place(name: str) -> str:
 
 def _command(spec: Spec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
     setup = Setup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller)
-    return [sys.executable, "-m", "netfold.bench.rank", msgspec.json.encode(setup).decode()]
+    return [sys.executable, "-m", "netfold.topo.rank", msgspec.json.encode(setup).decode()]
 
 
 def _environment(bridge: Bridge, rank: int) -> dict[str, str]:

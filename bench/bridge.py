@@ -54,10 +54,10 @@ class Bridge(Lifetime):
                 f"ip link add {port} type veth peer name {name} netns {host.pid}",
                 f"ip link set {port} mtu {self._mtu} master hub up",
                 *ours,
-            ]), f"wiring port {number} of the bridge")  # fmt: skip
+            ]), f"wiring port {number} of the bridge")
             execute(host, "\n".join([
                 "ip link set lo up",
                 f"ip address add {address}/24 dev {name}",
                 f"ip link set {name} mtu {self._mtu} up",
                 *(shaper(name, self._rate) if self._rate else []),
-            ]), f"configuring host {number} of the bridge")  # fmt: skip
+            ]), f"configuring host {number} of the bridge")

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from netfold.host.folding import abi, native, quantise
-from netfold.host.folding.coding import PLAIN, Coding, LaneBits, Rounding
-from netfold.host.rails.rail import Flat
+from netfold.host.innet import abi, native, quantise
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
+from netfold.host.operation.rail import Flat
 from netfold.wire.jobs import Stream, Tree
 
 WORLD = 8

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from netfold.controller.plan.generate import leafspine
-from netfold.topo import sandbox, train
+from netfold.demo import train
+from netfold.fabric.generate import leafspine
+from netfold.topo import sandbox
 from netfold.wire import roce
 
 RANKS = 4
@@ -55,7 +56,7 @@ def main() -> None:
         before = 0
         for number, (bits, feedback) in enumerate(WAYS):
             own = msgspec.structs.replace(spec, lane_bits=bits, feedback=feedback)
-            command = [sys.executable, "-m", "netfold.topo.train", msgspec.json.encode(own).decode()]
+            command = [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(own).decode()]
             lines = network.launch(command, job=f"lanes{number}").wait(within=200)
             results = [msgspec.json.decode(rank[-1], type=train.Result) for rank in lines]
             links = [link for link in network.status().links if link.b.partition(":")[0] in hosts]

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from netfold.controller.plan.fabric import Engine, Fabric
-from netfold.host.folding.native import CREDITS_VARIABLE, Credits
+from netfold.fabric.graph import Engine, Fabric
+from netfold.host.innet.native import CREDITS_VARIABLE, Credits
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 from netfold.wire import roce
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.controller.operations.operator import Status
+    from netfold.wire.operator import Status
 
 SECONDS: Final = 120.0
 """For all ranks of one round at one share."""
@@ -119,7 +119,7 @@ def spec(
     credits: str = "",
 ) -> Spec:
     """From the command line's words.  Raises ValueError that names the option."""
-    from netfold.controller.plan import generate
+    from netfold.fabric import generate
 
     for option, value in (("--operations", operations), ("--rounds", rounds), ("--bytes", nbytes)):
         if value < 1:
@@ -138,7 +138,7 @@ def spec(
 def run(spec: Spec, file: Path | None = None) -> list[Row]:
     """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
-    from netfold.controller.plan.generate import parse
+    from netfold.fabric.generate import parse
     from netfold.topo.net import Network
 
     shots: dict[tuple[float, str], list[_Shot]] = {each: [] for each in product(spec.losses, spec.credits)}
@@ -219,7 +219,7 @@ def _row(loss: float, credits: str, shots: Sequence[_Shot], clean: Sequence[_Sho
         host_up=mean(ups), host_down=mean(downs), leaf_up=mean(uplinks),
         levels={name: count for name, count in levels.items() if count},
         slot_bytes=held * job.slots * (LANES_BYTES + STATE_BYTES),
-    )  # fmt: skip
+    )
 
 
 def theory(nbytes: int) -> float:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`netfold bench machines`: several ranks a machine, folded together, beside rings and Tencent's scheme.
 
-    folded        NetReduce's parallel scheme: shared memory inside, the switches across (host/folding/parallel.py)
+    folded        NetReduce's parallel scheme: shared memory inside, the switches across (host/innet/parallel.py)
     hierarchical  Tencent's: shared memory inside, a ring of machines across, over TCP
     ring          a flat ring of all ranks over TCP
     folded alone  for comparison: one rank a machine, which folds all of it
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from netfold.controller.plan.fabric import Engine, bits_per_second
-from netfold.controller.plan.generate import leafspine
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, bits_per_second
 from netfold.topo import sandbox
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ def run(
         raise ValueError(f"--machines {machines} --members {members} --rounds {rounds}: expected 2 machines or more, "
                          "2 ranks or more on each, and a round")
     sandbox.enter()
-    from netfold.host.collectives import cost
-    from netfold.host.collectives.cost import Link
-    from netfold.host.folding import sufficient
+    from netfold.host.innet import sufficient
+    from netfold.host.selection import cost
+    from netfold.host.selection.cost import Link
     from netfold.topo.net import Network
 
     inter = bits_per_second(rate) / 8

@@ -22,8 +22,8 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
-from netfold.controller.plan.fabric import Engine, Fabric
-from netfold.controller.plan.generate import leafspine
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
@@ -102,13 +102,13 @@ def settings(
         leaves, spines, hosts, rate, switch, nbytes, rounds, msgspec.convert(modes.split(","), tuple[Mode, ...]),
         msgspec.convert([name for name in collectives.split(",") if name], tuple[Collective, ...]), fail_after, silent,
         msgspec.convert(scope, Literal["host", "leaf"]),
-    )  # fmt: skip
+    )
 
 
 def main(settings: Settings, out: Path, json: Path | None) -> int:
     """The whole command, in a sandbox; exit status."""
     sandbox.enter()
-    from netfold.controller.switch.rpc import Unreachable
+    from netfold.rpc.rpc import Unreachable
 
     begin = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
@@ -137,9 +137,9 @@ def run(settings: Settings, logs: Path) -> list[Cell]:
 
     fabric = msgspec.structs.replace(
         leafspine(settings.leaves, settings.spines, settings.hosts, rate=settings.rate, engine=settings.switch,
-                  rundir=sandbox.rundir()), probe=settings.probe)  # fmt: skip
+                  rundir=sandbox.rundir()), probe=settings.probe)
     spec = Spec(list(settings.modes), list(settings.collectives), settings.rounds, settings.nbytes,
-                settings.fail_after is not None, settings.scope, WINDOW[settings.switch])  # fmt: skip
+                settings.fail_after is not None, settings.scope, WINDOW[settings.switch])
     cells: list[Cell] = []
     with Network(fabric, logs=logs) as network:
         command = [sys.executable, "-m", "netfold.bench.paths_rank", msgspec.json.encode(spec).decode()]
@@ -188,7 +188,7 @@ def summary(cells: Sequence[Cell]) -> list[Row]:
             statistics.median(_imbalance(cell, "spine") for cell in group), statistics.median(times), min(times),
             max(times), max(cell.stalled for cell in group), sum(cell.retransmitted for cell in group),
             max(cell.queue_pairs for cell in group),
-        ))  # fmt: skip
+        ))
     return sorted(rows, key=lambda row: (row.failed, COLLECTIVES.index(row.collective)))
 
 

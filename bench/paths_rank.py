@@ -19,16 +19,16 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from netfold.controller.operations import operator
+from netfold.controller import client
 from netfold.controller.paths import path_service
-from netfold.controller.switch import rpc
-from netfold.host.collectives.elements import Reduction
+from netfold.host.client.jobs import JobClient
 from netfold.host.collectives.flow import even
-from netfold.host.folding.jobs import JobClient
 from netfold.host.mesh.link import listen
-from netfold.host.peers import Peers
+from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.path_client import PlannedPaths
+from netfold.host.selection.peers import Peers
+from netfold.rpc import rpc
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Report
 
@@ -103,7 +103,7 @@ class Rank:
         client, listener = JobClient(self.controller), listen(self.address)
         where = "{}:{}".format(*listener.getsockname())
         plan = client.join(Join(f"paths-{job}", self.world, self.rank, self.address, where, roce.PATH_MTU,
-                                token=client.token, fold=False))  # fmt: skip
+                                token=client.token, fold=False))
         settings: dict[str, Any] = {"window": self.spec.window}
         if mode in ("spray", "reps"):
             settings["reorder"] = min(OVERTAKE, self.spec.window // 2)
@@ -169,17 +169,17 @@ class Rank:
         expected = sum(of(rank).astype(np.int64) for rank in range(self.world)).astype(np.int32)  # type: ignore[union-attr]
         reduction = Reduction("sum", "int32")
         return (lambda: peers.allreduce(data, out, reduction, algorithm=collective)), lambda: _same(
-            out, expected, collective)  # fmt: skip
+            out, expected, collective)
 
     # ---- what the controller and the queue pairs say ---------------------------------------------------------------
     def _uplinks(self) -> dict[str, int]:
         if self.rank:
             return {}
-        status = asyncio.run(operator.status(self.controller))
+        status = asyncio.run(client.status(self.controller))
         switches = {switch.name for switch in status.switches}
         between = [link for link in status.links if {e.rpartition(":")[0] for e in (link.a, link.b)} <= switches]
         return {end: traffic.bytes for link in between
-                for end, traffic in ((link.a, link.a_to_b), (link.b, link.b_to_a))}  # fmt: skip
+                for end, traffic in ((link.a, link.a_to_b), (link.b, link.b_to_a))}
 
     def _wait_for_all_links(self) -> None:
         end = time.monotonic() + HEALED

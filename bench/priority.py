@@ -113,7 +113,7 @@ def main() -> None:
     sizes = [f"--layers={a.layers}", f"--kilobytes={a.kilobytes}", f"--compute={a.compute}"]
     topo = ["--topo", f"leafspine,2,2,{a.ranks}", "--rate", a.rate]
     program = [sys.executable, os.path.abspath(__file__), "--rank", *sizes]
-    command = [sys.executable, "-m", "netfold.controller.cli", "run", *topo, "--timeout", "200", "--", *program]
+    command = [sys.executable, "-m", "netfold.cli", "run", *topo, "--timeout", "200", "--", *program]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(done.returncode)

@@ -35,16 +35,16 @@ import msgspec
 
 from netfold.bench.allreduce import READY_SECONDS, size
 from netfold.bench.rails_rank import Announced, Begin, Begun, Took, Turn
-from netfold.controller.plan.fabric import Engine, FabricError, bits_per_second
-from netfold.controller.plan.generate import leafspine
-from netfold.host.peers import ALGORITHM_VARIABLE, KNOWN
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.rails.multirail import Start
 from netfold.host.rails.planes import RAILS_VARIABLE
+from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.bench.team import Team
+    from netfold.bench.workers import Team
     from netfold.topo.planes import Planes
 
 BACK_SECONDS = 30.0
@@ -139,7 +139,7 @@ class Result(msgspec.Struct, frozen=True):
 def spec(
     *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
     cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto",
-) -> Spec:  # fmt: skip
+) -> Spec:
     """From the command line's words.  Raises ValueError that names the option."""
     if algorithm not in KNOWN:
         raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
@@ -169,7 +169,7 @@ def spec(
         sizes.append(first // 4 * 4)
         first *= factor
     return Spec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
-                size(cut_bytes, "--cut-bytes"), timeout, algorithm)  # fmt: skip
+                size(cut_bytes, "--cut-bytes"), timeout, algorithm)
 
 
 def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> Result:
@@ -197,14 +197,14 @@ def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> R
         rows = _compare(spec, team, echo)
         cuts = [_cut(spec, team, planes, part, echo) for part in spec.cuts]
     result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
-                    rows, cuts)  # fmt: skip
+                    rows, cuts)
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
 
 
 def _team(spec: Spec, planes: Planes, logs: Path) -> Team:
-    from netfold.bench.team import Team
+    from netfold.bench.workers import Team
     from netfold.topo.net import environment
 
     first = planes.networks[0]
@@ -293,7 +293,7 @@ def _compare(spec: Spec, team: Team, echo: Callable[[str], None]) -> list[Row]:
         singles = " ".join(f"{seconds * 1e3:>14.3f}" for seconds in row.single)
         spread = f"{row.of_best:.3f} ({row.quartiles[0]:.2f}-{row.quartiles[1]:.2f})"
         echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.3f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "
-             f"{spread:>19} {row.turns:>5} {row.wrong:>5}")  # fmt: skip
+             f"{spread:>19} {row.turns:>5} {row.wrong:>5}")
     return rows
 
 
@@ -337,5 +337,5 @@ def _cut(spec: Spec, team: Team, planes: Planes, part: float, echo: Callable[[st
     cut = Cut(at, seconds, ideal, seconds - ideal, sum(t.wrong for t in took), time.monotonic() - back)
     echo(f"# cut after {at * 1e3:.0f} of {whole * 1e3:.0f} ms ({nbytes} bytes): took {seconds * 1e3:.0f} ms, ideally "
          f"{ideal * 1e3:.0f}: {cut.extra * 1e3:.0f} ms extra, {cut.wrong} wrong; used again {cut.back:.1f} s after its "
-         "return")  # fmt: skip
+         "return")
     return cut

@@ -15,10 +15,10 @@ import time
 import msgspec
 import numpy as np
 
-from netfold.host.collectives.calibration import COST_VARIABLE
-from netfold.host.communicator import Communicator
+from netfold.host.api.communicator import Communicator
 from netfold.host.rails.joining import START_VARIABLE
 from netfold.host.rails.multirail import MultiRail, RailUse, Start, State
+from netfold.host.selection.calibration import COST_VARIABLE
 
 
 class Begin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.controller.plan.fabric import Engine
+from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
@@ -133,7 +133,7 @@ def spec(
 def run(spec: Spec, file: Path | None = None) -> list[Pause]:
     """Measure in a sandbox, print, and write all pauses to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
-    from netfold.controller.plan.generate import leafspine
+    from netfold.fabric.generate import leafspine
     from netfold.topo.net import Network
 
     fabric = leafspine(2, 2, 4, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir())
@@ -155,7 +155,7 @@ def run(spec: Spec, file: Path | None = None) -> list[Pause]:
 
 
 def _shoot(network: Network, spec: Spec, disaster: Disaster) -> Pause:
-    from netfold.topo.disasters import Disasters
+    from netfold.topo.faults import Disasters
 
     do = Disasters(network)
     uplink = next(end for link in network.fabric.links for end in link.ends if str(link.b).startswith("spine1"))
@@ -208,7 +208,7 @@ def _pause(disaster: Disaster, took: Sequence[Took], began: float, struck: float
         disaster, hit[0], statistics.median(s for one in took for s in one.seconds), rate(began, struck),
         rate(hit[1], returned or ends[-1]), rate(ends[-1] - 1, ends[-1]) if returned else 0.0, again[0],
         max(one.rounds for one in took),
-    )  # fmt: skip
+    )
 
 
 def _show(pauses: Sequence[Pause], spec: Spec) -> None:
@@ -223,7 +223,7 @@ def _show(pauses: Sequence[Pause], spec: Spec) -> None:
                 ("before", [p.before for p in some]), ("without", [p.without for p in some]),
                 ("back", [p.back for p in some]),
             ) if any(values)
-        )  # fmt: skip
+        )
         print(f"  {DISASTERS[disaster]}: median {statistics.median(longest):.0f} ms, {longest[0]:.0f} .. "
               f"{longest[-1]:.0f} ({median:.1f} ms is usual); operations a second: {rates}")
         if disaster == "return":

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from netfold.host.folding.jobs import JobClient
+from netfold.host.client.jobs import JobClient
 from netfold.host.mesh.link import listen
 from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.roce.mesh import RoceMesh
@@ -69,7 +69,7 @@ def replay(mesh: RoceMesh, flows: list[Flow], memory: dict[int, np.ndarray[tuple
     arriving: dict[int, Pending] = {
         number: mesh.receive(flow.source, memory[number], tag=number)
         for number, flow in enumerate(flows) if flow.destination == me
-    }  # fmt: skip
+    }
     leaving: dict[int, Pending] = {}
     todo = [number for number, flow in enumerate(flows) if flow.source == me]
     last = time.monotonic()

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from netfold.host.collectives.elements import Reduction
 from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.link import listen
 from netfold.host.mesh.tcp import TcpMesh
-from netfold.host.peers import Peers
+from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh
+from netfold.host.selection.peers import Peers
 from netfold.wire.jobs import Peer, Plan
 
 SUM = Reduction("sum", "float32")
@@ -93,7 +93,7 @@ def measure(kind: str, number: int, ranks: int, sizes: list[int], repeat: int) -
         wrong = sum(row[2] for a in answers for row in a[0][size])
         result.append({"engine": kind, "ranks": ranks, "nbytes": size, "seconds": seconds, "cpu_seconds": cpu,
                        "algbw_bytes_per_s": size / seconds, "wrong": wrong,
-                       "retransmissions": sum(a[1] for a in answers)})  # fmt: skip
+                       "retransmissions": sum(a[1] for a in answers)})
     return result
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     for row in sorted(best.values(), key=lambda row: (row["nbytes"], list(KINDS).index(row["engine"]))):
         print(f"{row['engine']:<26}{row['nbytes']:>12}{row['seconds'] * 1e3:>10.2f}"
               f"{row['algbw_bytes_per_s'] * 8e-9:>12.2f}{row['cpu_seconds'] * 1e3:>10.1f}"
-              f"{row['retransmissions']:>8}{row['wrong']:>8}")  # fmt: skip
+              f"{row['retransmissions']:>8}{row['wrong']:>8}")
     if args.json:
         with open(args.json, "w") as out:
             json.dump(list(best.values()), out, indent=1)

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from netfold.bench.replay import Flow, Spec, Times
-from netfold.controller.plan.fabric import Fabric
-from netfold.controller.plan.generate import leafspine
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Fabric
 from netfold.sim.packet import Outcome, Transport, simulate
 from netfold.sim.placement import SCHEMES, Placement, Scheme, place
 from netfold.sim.topology import Topology, of_fabric
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 CASES: Final = (
     Case("all-to-all", 2), Case("shifted all-to-all", 2), Case("ring", 2), Case("all-gather", 2),
     Case("halving-doubling", 2), Case("all-to-all", 1), Case("halving-doubling", 1),
-)  # fmt: skip
+)
 """With 8 hosts, four on a leaf: two uplinks for four hosts limit what crosses, one uplink all the more."""
 
 

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from netfold.controller.plan.fabric import Engine
-from netfold.controller.plan.generate import Faults
+from netfold.fabric.generate import Faults
+from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
-    from netfold.topo.disasters import Disasters
+    from netfold.topo.faults import Disasters
     from netfold.topo.net import Ranks
 
 LEAVES, SPINES, HOSTS = 2, 2, 4
@@ -48,7 +48,7 @@ WITHIN: Final = 120.0
 """Seconds for all ranks of a round, whose steps take 30 at most."""
 LINKS: Final[tuple[Faults, ...]] = (
     Faults(), Faults(loss=0.01), Faults(loss=0.01, duplicate=0.03, reorder=0.03), Faults(loss=0.03, corrupt=0.01),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def schedule(rng: random.Random, do: Disasters, ranks: Ranks, disasters: int, ov
             steps += [Step(now, f"{end} {kind}", partial(begin, node, port)),
                       Step(now + lasts, f"{end} as before", partial(undo, node, port))]
         kinds = [kind for kind, left in (("spine", spines), ("leaf", leaves), ("cut", uplinks), ("silent", uplinks),
-                                         ("stop", stopped)) if left]  # fmt: skip
+                                         ("stop", stopped)) if left]
         now += rng.choice([0.0, 0.02, 0.3, 2.0])
     steps.sort(key=lambda step: step.at)
     return [*steps, Step(steps[-1].at + 1, "over", over.touch)]
@@ -240,8 +240,8 @@ def run(spec: Spec, file: Path | None = None) -> list[Result]:
 
 
 def _round(spec: Spec, seed: int) -> Result:
-    from netfold.controller.plan.generate import leafspine
-    from netfold.topo.disasters import Disasters
+    from netfold.fabric.generate import leafspine
+    from netfold.topo.faults import Disasters
     from netfold.topo.net import Network
 
     rng = random.Random(seed)

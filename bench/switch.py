@@ -43,8 +43,8 @@ from netfold.bench.switch_process import BOUND, command, process, until_through
 from netfold.bench.traffic import Flow, Load
 from netfold.bench.veth import Host, offloads
 from netfold.controller.controller import Controller
-from netfold.controller.plan.fabric import Engine, Fabric
-from netfold.controller.plan.generate import leafspine
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Stream

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from netfold.bench.traffic import Load
-from netfold.controller.plan.fabric import Engine
+from netfold.fabric.graph import Engine
 
 BOUND = 60.0
 """Seconds for a switch to start."""

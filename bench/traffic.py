@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cbuild import cc
 from netfold.bench.veth import Host
 from netfold.wire import roce
-from softswitch import cc
 
 WINDOW = 64
 """Single packets on their way."""
@@ -28,7 +28,7 @@ class CHost(ctypes.Structure):
         ("fd", ctypes.c_int), ("sends", ctypes.c_uint32), ("packet", ctypes.c_char_p), ("bytes", ctypes.c_uint32),
         ("segments", ctypes.c_uint32), ("psn_at", ctypes.c_uint32), ("psn", ctypes.c_uint32),
         ("icrc", ctypes.c_uint32 * 64), ("psn_part", ctypes.c_uint32 * 256 * 3), ("to", ctypes.c_uint8 * 16),
-    )  # fmt: skip
+    )
 
 
 class Outcome(ctypes.Structure):

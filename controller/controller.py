@@ -21,24 +21,27 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from netfold.controller import client
 from netfold.controller.health import wiring
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs.jobs import Jobs
-from netfold.controller.operations import differences, operator, state_file
+from netfold.controller.operations import differences, state_file
 from netfold.controller.operations.inspection import Inspection
 from netfold.controller.operations.maintenance import Maintenance
-from netfold.controller.operations.operator import Status
 from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
-from netfold.controller.plan import slots
-from netfold.controller.plan.fabric import Fabric, Switch
-from netfold.controller.switch import pipeline, rpc, tables
+from netfold.controller.switch import pipeline, tables
 from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import Session, SwitchError
 from netfold.controller.switch.target import Client, Target
+from netfold.fabric import slots
+from netfold.fabric.graph import Fabric, Switch
+from netfold.rpc import rpc
 from netfold.wire import jobs as wire
+from netfold.wire import operator
+from netfold.wire.operator import Status
 
 if TYPE_CHECKING:
     from netfold.controller.web.serve import Web
@@ -101,7 +104,7 @@ class Controller:
         self.paths = PathService(
             self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays,
             answer=self.liveness.answer,
-        )  # fmt: skip
+        )
         self.maintenance = Maintenance(
             self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan
         )
@@ -195,7 +198,7 @@ class Controller:
         routing = self.steering.base(self.liveness.graph())
         await asyncio.gather(*(
             target.replace("routes", routing.get(target.name, ())) for target in self._targets.values() if target.is_up
-        ))  # fmt: skip
+        ))
         self.paths.changed()
 
     async def _keep_noticing(self) -> None:
@@ -257,7 +260,7 @@ class Controller:
     async def _nobody_else_serves(self) -> None:
         # gRPC would take over another process's unix socket without a word
         try:
-            await operator.status(self.fabric.jobs, timeout=2.0, token=self._token)
+            await client.status(self.fabric.jobs, timeout=2.0, token=self._token)
         except rpc.TurnedDown:
             pass
         except rpc.Unreachable:
@@ -289,7 +292,7 @@ class Controller:
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
             }, token=self._token),
             *self.paths.handlers(self._token),
-        ))  # fmt: skip
+        ))
         try:
             if secrets is None:
                 bound = server.add_insecure_port(self.fabric.jobs)

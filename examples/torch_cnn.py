@@ -27,7 +27,7 @@ def network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+    )
 
 
 def train(steps: int, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel) -> list[float]:

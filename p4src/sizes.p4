@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every number of the program, in one place.  wire/roce.py holds the same ones; tests/test_wire.py compares the two.
+// Every number of the program, in one place.  wire/roce.py holds the same ones; tests/wire/test_formats.py compares the two.
 #ifndef SIZES_P4
 #define SIZES_P4
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cbuild import cc
 from netfold.sim.packet import SimulationError, Transport
 from netfold.sim.placement import Placement, Scheme, place
 from netfold.sim.topology import Cable, Topology
 from netfold.sim.workload import Workload
-from softswitch import cc
 
 MAX_ENTRIES = 10**8
 """(piece, link) pairs that a run may hold: 1.2 GB."""

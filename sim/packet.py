@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cbuild import cc
 from netfold.sim.placement import Placement, Scheme, place
 from netfold.sim.topology import Cable, Topology
 from netfold.sim.workload import Workload
-from softswitch import cc
 
 _PS = 1e12
 _NEVER = 2**64 - 1

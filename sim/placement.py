@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemes of load balancing: into which pieces a workload's flows are cut, and where they go.
 
-Pinned schemes use the controller's own planners (`netfold.controller.plan.paths`), once as if all links were well, once
+Pinned schemes use the controller's own planners (`netfold.fabric.paths`), once as if all links were well, once
 around the links that will fail: a host that has learnt of a failure follows the second plan.
 """
 
@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from netfold.controller.plan.clos import PlanError
-from netfold.controller.plan.paths import Cut, Planner, Share, equal_split, fewest_pieces
+from netfold.fabric.clos import PlanError
+from netfold.fabric.paths import Cut, Planner, Share, equal_split, fewest_pieces
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload
 

@@ -182,7 +182,7 @@ class Exploration:
         begun = (0 if fabric.each else fabric.psns,) * ranks
         return State(
             none, none, none, begun, 0, 0, 0, fabric.replans, (free,) * leaves, free, at_leaf, at_leaf, none
-        )  # fmt: skip
+        )
 
     def successors(self, state: State) -> tuple[list[State], list[State]]:
         """States one step on: by what hosts and switches do, and by what only a bad network does."""
@@ -258,7 +258,7 @@ class Exploration:
         return all(had == self.all_psns for had in state.had)
 
     def _goes_on(self, state: State, rank: int) -> list[State]:
-        """What a rank may do between operations: begin the next one, or leave (controller/jobs/goodbye.py)."""
+        """What a rank may do between operations: begin the next one, or leave (controller/jobs/leaving.py)."""
         bit, begun, others = 1 << rank, state.begun[rank], (1 << self.fabric.ranks) - 1 & ~(1 << rank)
         if state.left & bit or lowest_missing(state.had[rank]) < begun:
             return []
@@ -297,7 +297,7 @@ class Exploration:
         return fresh._replace(
             received=tuple((1 << start) - 1 for start in starts), had=state.had, starts=starts, begun=state.begun,
             leaving=state.leaving, settled=state.settled, left=state.left, replans=state.replans - 1,
-        )  # fmt: skip
+        )
 
     # ---- one delivery each -----------------------------------------------------------------------------------------
     def _alive(self, state: State) -> int:

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 import networkx as nx
 
-from netfold.controller.plan.fabric import Fabric
+from netfold.fabric.graph import Fabric
 
 
 class Cable(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.controller.plan import collectives
+from netfold.fabric import collectives
 
 Int = NDArray[np.int64]
 

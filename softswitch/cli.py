@@ -84,7 +84,7 @@ def run(
 ) -> None:
     """Run a switch until it is told to stop (SIGINT, SIGTERM)."""
     from softswitch.compiler.diagnostics import CompileError
-    from softswitch.entities import EngineError
+    from softswitch.engine.entities import EngineError
     from softswitch.p4runtime.process import Settings
     from softswitch.p4runtime.program import SANITIZE, Compiler
     from softswitch.p4runtime.server import ListenError, Server

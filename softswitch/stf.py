@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from softswitch.engine import Engine
-from softswitch.entities import (
+from softswitch.engine.engine import Engine
+from softswitch.engine.entities import (
     ActionInfo,
     CloneSession,
     Count,
@@ -35,7 +35,7 @@ from softswitch.entities import (
     TableInfo,
     by_name,
 )
-from softswitch.local import LocalEngine
+from softswitch.engine.local import LocalEngine
 from softswitch.stf_script import (
     Add,
     Call,

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from helpers_topo import SECONDS
 from hypothesis import HealthCheck, settings
+
+from support.topo import SECONDS
 
 # Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in
 # each run: a change is not judged by an input that was drawn for the first time.  Whoever looks for such inputs types

@@ -68,5 +68,5 @@ def test_what_is_no_python_is_installed_too() -> None:
     missed = {
         str(path.relative_to(ROOT)) for path in sources
         if not any(path in home.glob(pattern) for home in homes if path.is_relative_to(home) for pattern in patterns)
-    }  # fmt: skip
+    }
     assert not missed

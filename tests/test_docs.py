@@ -14,13 +14,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from netfold.controller.cli.app import app as netfold
+from netfold.cli.app import app as netfold
 from softswitch.cli import app as softswitch
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ROOMS = ["bench", "controller", "docs", "examples", "host", "netfold", "p4src", "sim", "softswitch", "tests", "topo",
-         "wire"]  # fmt: skip
+         "wire"]
 YOURS = {"prog.p4", "pushed.p4", "train.py"}
 """Files of the reader's."""
 FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from conftest import LOG_BYTES
-from helpers_topo import SECONDS
+from support.topo import SECONDS
 
 HANGS = """
 import threading
@@ -39,7 +39,7 @@ def test_a_test_that_hangs_says_where_and_shows_the_ends_of_its_logs(tmp_path: P
          str(tmp_path / "base"), str(file)],
         env={**os.environ, SECONDS: "2", "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True,
         timeout=100, check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Timeout (>2.0s)" in done.stdout
     assert "threading.Event().wait(60)" in done.stdout

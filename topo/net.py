@@ -2,7 +2,7 @@
 """A fabric brought up whole: Mininet, its switches, the controller, and processes of ranks in the hosts.
 
     with Network(fabric, logs=Path("build/demo/logs")) as network:
-        ranks = network.launch([sys.executable, "-m", "netfold.topo.train", spec], job="digits")
+        ranks = network.launch([sys.executable, "-m", "netfold.demo.train", spec], job="digits")
         for rank, line in ranks.lines(within=60):
             ...
 
@@ -30,15 +30,16 @@ from typing import IO, Any, Final
 import msgspec
 from mininet.net import Mininet
 
-from netfold.controller.operations import operator
-from netfold.controller.plan import fabric_file
-from netfold.controller.plan.fabric import Fabric, Host, Link
-from netfold.controller.switch import rpc
+from netfold.controller import client
+from netfold.fabric import file as fabric_file
+from netfold.fabric.graph import Fabric, Host, Link
+from netfold.rpc import rpc
 from netfold.topo.failures import ControllerFailed, RankFailed
 from netfold.topo.lifetime import Lifetime
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute
+from netfold.wire import operator
 
 CONTROLLER_SECONDS: Final = 90.0
 """For the controller to compile the program and fill every switch: the first compilation on a slow machine is long."""
@@ -108,7 +109,7 @@ class Network(Lifetime):
     def start_controller(self) -> None:
         """Start `netfold up` and wait until it serves jobs.  Raises ControllerFailed, SwitchFailed."""
         fabric_file.save(self.fabric, self.file)
-        command = [sys.executable, "-m", "netfold.controller.cli", "up", str(self.file), "--verbose"]
+        command = [sys.executable, "-m", "netfold.cli", "up", str(self.file), "--verbose"]
         log = self.logs / "controller.log"
         started = time.monotonic()
         with log.open("wb") as output:
@@ -175,10 +176,10 @@ class Network(Lifetime):
         state = "up" if up else "down"
         execute(switches[end.node], f"ip link set dev {name} {state}", f"taking {link.a} - {link.b} {state}")
 
-    def status(self, timeout: float = operator.TIMEOUT) -> operator.Status:
+    def status(self, timeout: float = client.TIMEOUT) -> operator.Status:
         """What the controller sees.  Raises rpc.Unreachable."""
         try:
-            return asyncio.run(operator.status(self.fabric.jobs, timeout=timeout))
+            return asyncio.run(client.status(self.fabric.jobs, timeout=timeout))
         except asyncio.CancelledError:
             # Ctrl-C cancels the call, and not every cancellation comes out of asyncio.run as what it was
             raise KeyboardInterrupt from None
@@ -240,7 +241,7 @@ def start(command: Sequence[str], pid: int, env: Mapping[str, str], errors: IO[b
     return subprocess.Popen(
         ["mnexec", "-a", str(pid), *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
         env={**os.environ, **env}, start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -306,7 +307,7 @@ class Ranks:
             status = self.processes[rank].wait(seconds)
         except subprocess.TimeoutExpired:
             raise RankFailed(f"job {self.job!r}: rank {rank} on {self.hosts[rank]} closed its output, and still runs"
-                             ) from None  # fmt: skip
+                             ) from None
         if status != 0:
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             raise RankFailed(

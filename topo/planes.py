@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 from mininet.net import Mininet
 
-from netfold.controller.plan.fabric import Fabric, Host, Link
-from netfold.controller.plan.generate import PLANE_NAMES as NAMES
+from netfold.fabric.generate import PLANE_NAMES as NAMES
+from netfold.fabric.graph import Fabric, Host, Link
 from netfold.host.rails.planes import PLANES_VARIABLE
 from netfold.topo.lifetime import Lifetime
 from netfold.topo.net import Network, Ranks, with_sockets_in
@@ -69,7 +69,7 @@ def on_plane(fabric: Fabric, number: int) -> Fabric:
         hosts=tuple(replace(h, address=address(h.address), mac=mac(h.mac)) for h in fabric.hosts),
         links=tuple(Link(end(link.a), end(link.b), link.rate, link.loss) for link in fabric.links),
         jobs=socket(fabric.jobs),
-    )  # fmt: skip
+    )
 
 
 def side_by_side(fabrics: Sequence[Fabric], folder: Path) -> list[Fabric]:

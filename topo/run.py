@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from netfold.controller.plan.fabric import Fabric, Host
-from netfold.controller.plan.generate import PLANE_NAMES as NAMES
+from netfold.fabric.generate import PLANE_NAMES as NAMES
+from netfold.fabric.graph import Fabric, Host
 from netfold.host.rails.planes import RAILS_VARIABLE, Plane, parse_rails
 from netfold.topo import sandbox
 from netfold.topo.console import Console, Stopped, stopping
@@ -180,7 +180,7 @@ def started(
         for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
             ours: Mapping[str, str] = {
                 **path, **environment(fabrics[0], hosts, rank, job=what.job), **planes_of(fabrics, host.name), **rails,
-            }  # fmt: skip
+            }
             ranks.add(host.name, start(what.command, pid, ours, subprocess.PIPE))
         yield ranks
     finally:

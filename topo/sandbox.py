@@ -88,7 +88,7 @@ def run(
         command(argv, with_parent=True),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
         env=None if env is None else dict(env), check=False,
-    )  # fmt: skip
+    )
 
 
 # ---- the launcher ------------------------------------------------------------------------------------------------

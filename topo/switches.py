@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final
 import grpc
 from mininet.node import Switch
 
-from netfold.controller.plan.fabric import CPU_PORT, Engine
+from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
 
@@ -129,7 +129,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         """Ask the P4Runtime server for its capabilities until it answers.  Raises SwitchFailed."""
         assert self.child is not None, f"{self.name} was not started"
         options = [("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 100),
-                   ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]  # fmt: skip
+                   ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]
         end = self._started + seconds
         with grpc.insecure_channel(self.grpc, options=options) as channel:
             ask = channel.unary_unary("/p4.v1.P4Runtime/Capabilities", bytes, bytes)
@@ -186,7 +186,7 @@ class SoftSwitch(P4Switch):
             find_program("softswitch", self.missing), "--no-p4", *(word for port in ports for word in ("-i", port)),
             "--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port), "--device-id", str(self.device_id),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
-        ]  # fmt: skip
+        ]
 
 
 class Bmv2Switch(P4Switch):
@@ -212,7 +212,7 @@ class Bmv2Switch(P4Switch):
             "--thrift-port", str(thrift_port(self.device_id)),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
             "--", "--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port),
-        ]  # fmt: skip
+        ]
 
 
 CLASSES: Final[dict[Engine, type[P4Switch]]] = {"softswitch": SoftSwitch, "bmv2": Bmv2Switch}
@@ -239,7 +239,7 @@ def holder_of(address: str, but_not: int | None = None) -> str | None:
         return None
     done = subprocess.run(
         ["ss", "-Hltnp", f"sport = :{port}"], capture_output=True, text=True, timeout=5, check=False
-    )  # fmt: skip
+    )
     for name, pid in re.findall(r'\("([^"]*)",pid=(\d+)', done.stdout):
         if int(pid) != but_not:
             return f"process {pid} ({name})"

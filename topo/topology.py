@@ -8,9 +8,9 @@ from typing import Unpack
 
 from mininet.topo import Topo
 
-from netfold.controller.plan import fabric_file
-from netfold.controller.plan.fabric import Fabric
-from netfold.controller.plan.generate import Options, leafspine
+from netfold.fabric import file as fabric_file
+from netfold.fabric.generate import Options, leafspine
+from netfold.fabric.graph import Fabric
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, Way, mtu_for
 
@@ -54,7 +54,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
             self.addLink(
                 a.node, b.node, port1=a.port, port2=b.port, **addresses,
                 cls=FabricLink, rate=link.rate, offload=offload, mtu=mtu_for(fabric.path_mtu),
-            )  # fmt: skip
+            )
 
 
 class LeafSpine(FabricTopo):

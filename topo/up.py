@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from netfold.controller.plan.fabric import Fabric
+from netfold.fabric.graph import Fabric
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing

@@ -15,7 +15,7 @@ from typing import Any, Final
 from mininet.link import Intf, Link
 from mininet.node import Host, Node
 
-from netfold.controller.plan.fabric import bits_per_second
+from netfold.fabric.graph import bits_per_second
 from netfold.topo.failures import WiringError
 from netfold.wire.roce import Opcode, ip_packet_bytes
 
@@ -35,7 +35,7 @@ def execute(node: Node, script: str, what: str) -> str:
     done = subprocess.run(
         [*attach, "sh", "-exc", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode != 0:
         raise WiringError(f"{what} failed with status {done.returncode}:\n{done.stderr.strip()}")
     return done.stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank's flight recorder writes (host/flight.py), and `netfold flight` reads: one JSON file a rank."""
+"""What a rank's flight recorder writes (host/tracing/flight.py), and `netfold flight` reads: one JSON file a rank."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """RoCEv2 as NetFold sends it: sizes, opcodes, and a plain (slow, obviously right) ICRC.
 
 Ethernet / IPv4 / UDP 4791 / BTH / [RETH on FIRST and ONLY] / payload / ICRC.  The same numbers stand in
-p4src/sizes.p4 and host/native/roce.h; tests/test_wire.py holds the three against each other.
+p4src/sizes.p4 and host/native/roce.h; tests/wire/test_formats.py holds the three against each other.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import networkx as nx
 
-from netfold.controller.plan.fabric import End, Fabric
-from netfold.controller.plan.trees import Tree
+from netfold.fabric.graph import End, Fabric
+from netfold.fabric.trees import Tree
 
 
 class UnknownName(ValueError):

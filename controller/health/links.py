@@ -21,11 +21,10 @@ from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Final, NamedTuple
 
-from netfold.controller.plan.fabric import End, Fabric, Host
+from netfold.controller.switch import tables
+from netfold.fabric.graph import End, Fabric, Host
 from netfold.wire import roce
 
-ROUTERS: Final = "224.0.0.2"
-"""All routers on this link (RFC 1112): a switch hands it to its CPU port."""
 CHANCE: Final = 1e-9
 """How likely a lossy link may lose so many in a row by chance."""
 
@@ -152,7 +151,7 @@ class Links:
 
     def _frame(self, sender: End, number: int, way: int) -> bytes:
         switch = self._fabric.switch(sender.node)
-        source, routers = IPv4Address(switch.address).packed, IPv4Address(ROUTERS).packed
+        source, routers = IPv4Address(switch.address).packed, IPv4Address(tables.ROUTERS).packed
         payload = (
             roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, _QP, self._sequence)
             + roce.RETH.pack(0, 0, _NOTE.size)

@@ -17,9 +17,9 @@ import networkx as nx
 
 from netfold.controller.health.links import Links
 from netfold.controller.health.steadiness import Steadiness
-from netfold.controller.plan.fabric import End, Fabric
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
+from netfold.fabric.graph import End, Fabric
 
 log = logging.getLogger("netfold.controller")
 

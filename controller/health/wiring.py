@@ -10,7 +10,7 @@ import msgspec
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.plan.fabric import Fabric
+from netfold.fabric.graph import Fabric
 
 
 class AskWiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,8 +8,8 @@ from typing import Final, NoReturn
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
-from netfold.controller.plan.fabric import Fabric
-from netfold.controller.switch.rpc import Code, Refusal
+from netfold.fabric.graph import Fabric
+from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import PROTOCOL, Join
 
 MAX_WORLD: Final = 1023

@@ -7,8 +7,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from netfold.controller.plan.slots import Stream
-from netfold.controller.plan.trees import Tree
+from netfold.fabric.slots import Stream
+from netfold.fabric.trees import Tree
 from netfold.wire.jobs import Event, Join, Plan, RankLost, Report
 
 if TYPE_CHECKING:

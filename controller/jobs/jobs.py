@@ -20,19 +20,18 @@ from typing import Any, Final
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import goodbye
+from netfold.controller.jobs import leaving as goodbye
 from netfold.controller.jobs.admission import check, check_against, refuse
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
-from netfold.controller.operations.operator import Totals
-from netfold.controller.plan import slots, trees
-from netfold.controller.plan.fabric import Fabric, Host
-from netfold.controller.plan.machines import fold_groups, machines, slowest
-from netfold.controller.plan.ring import ring_order
-from netfold.controller.plan.slots import Ledger
 from netfold.controller.switch import tables
-from netfold.controller.switch.rpc import Code
 from netfold.controller.switch.switch import SwitchError
+from netfold.fabric import slots, trees
+from netfold.fabric.graph import Fabric, Host
+from netfold.fabric.machines import fold_groups, machines, slowest
+from netfold.fabric.ring import ring_order
+from netfold.fabric.slots import Ledger
+from netfold.rpc.rpc import Code
 from netfold.wire.jobs import (
     AskMissing,
     Done,
@@ -52,6 +51,7 @@ from netfold.wire.jobs import (
     Watch,
     Watching,
 )
+from netfold.wire.operator import Totals
 from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")

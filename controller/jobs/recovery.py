@@ -26,16 +26,16 @@ import networkx as nx
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.operations.operator import Totals
-from netfold.controller.plan import slots, trees
-from netfold.controller.plan.fabric import Fabric, Host
-from netfold.controller.plan.machines import fold_groups, machines
-from netfold.controller.plan.slots import Ledger
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entity
-from netfold.controller.switch.rpc import Code, Refusal
 from netfold.controller.switch.switch import SwitchError
+from netfold.fabric import slots, trees
+from netfold.fabric.graph import Fabric, Host
+from netfold.fabric.machines import fold_groups, machines
+from netfold.fabric.slots import Ledger
+from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Halt, Plan, Resume
+from netfold.wire.operator import Totals
 from netfold.wire.roce import OPERATION_BITS, psn_age
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Recovery:
             return
         here.plans.set_exception(Refusal(
             Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
-                                      "to repeat its part; join anew"))  # fmt: skip
+                                      "to repeat its part; join anew"))
         here.plans.exception()  # or asyncio complains where nobody waits
         here.ended = time.monotonic()
         here.changed.set()

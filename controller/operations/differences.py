@@ -15,13 +15,13 @@ import msgspec
 from netfold.controller.health.drains import Drains
 from netfold.controller.operations import state_file
 from netfold.controller.paths.steering import Steering
-from netfold.controller.plan.fabric import Fabric, Switch
 from netfold.controller.switch import pipeline, tables
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update, Verb, diff
 from netfold.controller.switch.switch import Session, SwitchError
 from netfold.controller.switch.target import Target
+from netfold.fabric.graph import Fabric, Switch
 
 
 class AskDiff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

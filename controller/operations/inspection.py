@@ -14,18 +14,18 @@ from typing import Final
 from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
-from netfold.controller.operations import operator, stall
-from netfold.controller.operations.operator import JobSlots, Status
-from netfold.controller.operations.stall import Stall
+from netfold.controller.operations import stall
 from netfold.controller.operations.status import COUNTERS, Counters, of_job, of_link, of_switch
-from netfold.controller.plan.fabric import Fabric
-from netfold.controller.plan.slots import Ledger
 from netfold.controller.switch import tables
 from netfold.controller.switch.probe import SlotState
-from netfold.controller.switch.rpc import Code, Refusal
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
+from netfold.fabric.graph import Fabric
+from netfold.fabric.slots import Ledger
+from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import jobs as wire
+from netfold.wire import operator
+from netfold.wire.operator import JobSlots, Stall, Status
 from netfold.wire.roce import OPERATION_BITS
 
 log = logging.getLogger("netfold.controller")
@@ -128,7 +128,7 @@ class Inspection:
         states = await asyncio.gather(*(self._probe(switch, some) for switch, some in wanted.items()))
         held = dict(zip(wanted, states, strict=True))
         found = stall.report(job.name, [stream for stream, _ in waits], job.hosts, held)
-        return wire.Missing(found.missing, [culprit.why for culprit in found.culprits[: stall.LINES]])
+        return wire.Missing(found.missing, [culprit.why for culprit in found.culprits[: operator.LINES]])
 
     def _holding(self, name: str | None) -> list[Job]:
         jobs = self._jobs.active(name)

@@ -19,10 +19,10 @@ from netfold.controller.health.drains import Drains, UnknownName
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import state_file
-from netfold.controller.operations.operator import Drained, SetDrain
 from netfold.controller.operations.state_file import Kept
-from netfold.controller.plan.fabric import FabricError
-from netfold.controller.switch.rpc import Code, Refusal
+from netfold.fabric.graph import FabricError
+from netfold.rpc.rpc import Code, Refusal
+from netfold.wire.operator import Drained, SetDrain
 
 log = logging.getLogger("netfold.controller")
 

@@ -10,70 +10,15 @@ leaf's sum is complete and has not arrived).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
-import msgspec
-
-from netfold.controller.plan.slots import Stream
-from netfold.controller.plan.trees import Child, Fold
 from netfold.controller.switch.probe import SlotState
+from netfold.fabric.slots import Stream
+from netfold.fabric.trees import Child, Fold
+from netfold.wire.operator import Culprit, OpenSlot, Stall
 from netfold.wire.roce import Operation, psn_age
 
 States = Mapping[str, Mapping[int, SlotState]]
 """switch -> slot -> what it holds."""
-
-LINES: Final = 8
-"""Of a report in words: the oldest slots say it all."""
-
-
-class OpenSlot(msgspec.Struct, frozen=True):
-    """A slot that waits."""
-
-    switch: str
-    tree: str
-    """Root of the tree."""
-    operation: str
-    """Of the contributions that are in: SUM32, MAX32, ..."""
-    slot: int
-    psn: int
-    bitmap: int
-    present: list[str]
-    """Children whose contributions are in: "rank 3 (h4)" or a switch's name."""
-    missing: list[str]
-    """Children whose contributions are not; empty where the slot is complete and waits for its parent's result."""
-
-
-class Culprit(msgspec.Struct, frozen=True):
-    """What one open slot waits for in the end."""
-
-    slot: OpenSlot
-    """Nearest to the reason."""
-    ranks: list[int]
-    """Ranks that have not contributed; empty where a packet between two switches is missing."""
-    why: str
-
-
-class Stall(msgspec.Struct, frozen=True):
-    """A job's open slots, the oldest first, with what each stream's oldest one waits for."""
-
-    job: str
-    epoch: int
-    missing: list[int]
-    """Ranks that something waits for."""
-    open: int
-    """Slots open on all switches."""
-    culprits: list[Culprit]
-
-    def __str__(self) -> str:
-        head = f"job {self.job!r}, epoch {self.epoch}"
-        if not self.culprits:
-            return f"{head}: no slot waits for anybody"
-        who = f"waits for rank {', '.join(map(str, self.missing))}" if self.missing else "waits for packets"
-        lines = [f"{head}: {who}; {self.open} slots are open"]
-        lines += [f"  {culprit.why}" for culprit in self.culprits[:LINES]]
-        if len(self.culprits) > LINES:
-            lines.append(f"  and {len(self.culprits) - LINES} streams more")
-        return "\n".join(lines)
 
 
 def slots_of(streams: Sequence[Stream], switch: str) -> list[int]:

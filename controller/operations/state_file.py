@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from netfold.controller.health.drains import Drains, UnknownName
-from netfold.controller.plan.fabric import FabricError
+from netfold.fabric.graph import FabricError
 
 log = logging.getLogger("netfold.controller")
 

@@ -9,7 +9,12 @@ from typing import Final
 
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Round
-from netfold.controller.operations.operator import (
+from netfold.controller.switch import tables
+from netfold.controller.switch.switch import Count
+from netfold.controller.switch.target import Target
+from netfold.fabric import slots
+from netfold.fabric.graph import End, Link, Switch
+from netfold.wire.operator import (
     JobStatus,
     LinkStatus,
     Outcomes,
@@ -18,17 +23,12 @@ from netfold.controller.operations.operator import (
     Traffic,
     TreeStatus,
 )
-from netfold.controller.plan import slots
-from netfold.controller.plan.fabric import End, Link, Switch
-from netfold.controller.switch import tables
-from netfold.controller.switch.switch import Count
-from netfold.controller.switch.target import Target
 
 COUNTERS: Final = (
     tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES,
     *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
       for fault in tables.FAULTS),
-)  # fmt: skip
+)
 """What must be read of every switch."""
 
 Counters = dict[str, dict[int, Count]]
@@ -43,7 +43,7 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, 
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
         slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters), drained,
         switch.device_id,
-    )  # fmt: skip
+    )
 
 
 def _outcomes(counters: Counters) -> Outcomes:

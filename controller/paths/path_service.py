@@ -20,12 +20,13 @@ import networkx as nx
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.paths.steering import HOLD, Steering
-from netfold.controller.plan import collectives
-from netfold.controller.plan import paths as planners
-from netfold.controller.plan.clos import Clos, Path, PlanError
-from netfold.controller.plan.fabric import End, Fabric
-from netfold.controller.switch import rpc, tables
-from netfold.controller.switch.rpc import Code, Refusal
+from netfold.controller.switch import tables
+from netfold.fabric import collectives
+from netfold.fabric import paths as planners
+from netfold.fabric.clos import Clos, Path, PlanError
+from netfold.fabric.graph import End, Fabric
+from netfold.rpc import rpc
+from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Piece, Reach, Suspect
 
 log = logging.getLogger("netfold.controller")
@@ -148,7 +149,7 @@ class PathService:
                 "SetMode": (SetMode, self.set_mode),
                 "SetPin": (SetPin, self.set_pin),
             }, token=token),
-        )  # fmt: skip
+        )
 
     def changed(self) -> None:
         """Paths may be others than before: everybody who follows is told his."""
@@ -286,7 +287,7 @@ class PathService:
                        (switch, leaf, source_port) in self._steering.chosen)
                 for (switch, leaf, source_port), port in sorted(planned.items())
             ],
-        )  # fmt: skip
+        )
 
     async def set_mode(self, request: SetMode) -> Table:
         """Raises Refusal for what is no leaf."""

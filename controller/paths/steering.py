@@ -22,12 +22,12 @@ from typing import Final
 import networkx as nx
 
 from netfold.controller.health.drains import Drains
-from netfold.controller.plan import routes
-from netfold.controller.plan.clos import Clos, Path, PlanError
-from netfold.controller.plan.fabric import Fabric
-from netfold.controller.plan.routes import Route
 from netfold.controller.switch import tables
 from netfold.controller.switch.tables import BySwitch, Mode, Pin
+from netfold.fabric import routes
+from netfold.fabric.clos import Clos, Path, PlanError
+from netfold.fabric.graph import Fabric
+from netfold.fabric.routes import Route
 from netfold.wire import roce
 
 HOLD: Final = 5.0

@@ -21,7 +21,7 @@ from typing import Final
 from finsy.proto import p4i
 from google.protobuf import text_format
 
-from netfold.controller.plan.fabric import Engine
+from netfold.fabric.graph import Engine
 from netfold.wire.roce import PATH_MTU
 
 Defines = Mapping[str, str]

@@ -25,14 +25,14 @@ from finsy.p4client import P4RpcStatus
 from finsy.proto import p4r, p4r_grpc, rpc_code
 from google.protobuf.struct_pb2 import Struct
 
-from netfold.controller.plan.fabric import CPU_PORT
-from netfold.controller.plan.slots import SLOTS
 from netfold.controller.switch import probe
 from netfold.controller.switch.codec import Codec, CodecError
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.reconcile import Update
+from netfold.fabric.graph import CPU_PORT
+from netfold.fabric.slots import SLOTS
 
 PUSH_TIMEOUT: Final = 180.0
 """Seconds for a pipeline push: a switch that compiles from source, cold, beside others on a small machine."""

@@ -15,13 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Literal
 
-from netfold.controller.health.links import ROUTERS
-from netfold.controller.plan.fabric import CPU_PORT, End, Engine, Fabric, Host, Link
-from netfold.controller.plan.routes import Hop, Route
-from netfold.controller.plan.slots import Stream
-from netfold.controller.plan.trees import Child, Fold
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
+from netfold.fabric.graph import CPU_PORT, End, Engine, Fabric, Host, Link
+from netfold.fabric.routes import Hop, Route
+from netfold.fabric.slots import Stream
+from netfold.fabric.trees import Child, Fold
 
+ROUTERS: Final = "224.0.0.2"
+"""All routers on this link (RFC 1112): a switch hands packets to it to its CPU port, link probes among them."""
 CONNECTION: Final = "SwitchIngress.fold.connection"
 CONTRIBUTION: Final = "SwitchIngress.fold.contribution"
 RESULT: Final = "SwitchIngress.fold.result"
@@ -53,7 +54,7 @@ REORDER_BY: Final = 8
 
 MANAGED: Final = (
     ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
-)  # fmt: skip
+)
 """Tables whose entries are the controller's alone."""
 
 MARK_DEPTH: Final[Mapping[Engine, int]] = {

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from netfold.controller.operations.operator import JobStatus, Status, SwitchStatus, Traffic
-from netfold.controller.plan.fabric import Fabric, bits_per_second
 from netfold.controller.web import picture
+from netfold.fabric.graph import Fabric, bits_per_second
+from netfold.wire.operator import JobStatus, Status, SwitchStatus, Traffic
 
 UNSHAPED: Final = 1e8
 """bit/s that draw the widest line where links have no rate: an idle fabric's probes draw thin ones."""

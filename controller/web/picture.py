@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 from xml.sax.saxutils import escape
 
-from netfold.controller.plan.fabric import Fabric
+from netfold.fabric.graph import Fabric
 
 HOST_WIDTH = 96
 ROW = {"spine": 70, "agg": 160, "leaf": 250, "host": 430}

@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from netfold.controller.operations.operator import Status
-from netfold.controller.plan.fabric import Fabric, FabricError
 from netfold.controller.web import metrics, page
+from netfold.fabric.graph import Fabric, FabricError
+from netfold.wire.operator import Status
 
 log = logging.getLogger("netfold.controller")
 

@@ -26,9 +26,10 @@ from netfold.host.collectives import (
     reduce,
     ring,
 )
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 ALLREDUCE: dict[str, Callable[[Mesh, Flat, Reduction], Strand]] = {
     "ring": ring.allreduce,

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from netfold.host.collectives.flow import Strand, expect, length, post
-from netfold.host.mesh.mesh import Flat, Mesh, Pending
+from netfold.host.mesh.mesh import Mesh, Pending
+from netfold.host.operation.arrays import Flat
 
 AHEAD = 4
 """Steps whose sends may still be under way when a rank takes the next one."""

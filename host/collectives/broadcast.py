@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from netfold.host.collectives import ring, scatter
 from netfold.host.collectives.flow import Strand, even, expect, post, segments
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
 
 
 def binomial(mesh: Mesh, data: Flat, *, root: int = 0, tag: int = 0) -> Strand:

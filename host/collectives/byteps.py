@@ -8,13 +8,40 @@ With D = n^2 + kn - 2k, a worker owns (n-k) M/D and a helper 2 (n-1) M/D of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from netfold.host.collectives import parameter_server
-from netfold.host.collectives.cost import byteps_shares
-from netfold.host.collectives.elements import Reduction
-from netfold.host.collectives.flow import Strand, by_counts
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.collectives.flow import Strand
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat, by_counts
+from netfold.host.operation.reduction import Reduction
+
+
+@dataclass(frozen=True)
+class BytepsShares:
+    """Fractions of the data that one worker and one helper own, and that each link carries each way."""
+
+    worker: float
+    helper: float
+    link_bytes: float
+
+
+def byteps_shares(workers: int, helpers: int) -> BytepsShares:
+    """BytePS's optimum (OSDI 2020): all links are busy equally long.  Helpers beyond the number of workers add nothing.
+
+    workers  n >= 1;  helpers  k >= 0
+    With D = n^2 + k n - 2 k: worker (n-k)/D, helper 2(n-1)/D, link 2n(n-1)/D.
+    """
+    n, k = workers, helpers
+    if n < 1 or k < 0:
+        raise ValueError(f"workers={n}, helpers={k}: expected 1 or more workers and 0 or more helpers")
+    if n == 1:
+        return BytepsShares(1.0, 0.0, 0.0)
+    if k >= n:
+        return BytepsShares(0.0, 1 / k, 1.0)
+    d = n * n + k * n - 2 * k
+    return BytepsShares((n - k) / d, 2 * (n - 1) / d, 2 * n * (n - 1) / d)
 
 
 def shares(count: int, workers: Sequence[int], helpers: Sequence[int]) -> parameter_server.Shares:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Inbox, Strand, even, length, segments, together
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 TREE_SEGMENT = 64 << 10
 """Bytes: the pipeline is several levels deep, and fills the sooner the shorter its segments are."""

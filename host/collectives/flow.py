@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from netfold.host.collectives.elements import Reduction
-from netfold.host.mesh.mesh import Flat, Mesh, Pending
+from netfold.host.mesh.mesh import Mesh, Pending
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 Strand = Generator[Sequence[Pending], None, None]
 
@@ -86,15 +87,6 @@ def reduce_from(
 def even(count: int, parts: int) -> list[slice]:
     """``count`` elements cut into ``parts`` neighbouring slices whose lengths differ by one at most."""
     return [slice(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
-
-
-def by_counts(counts: Iterable[int]) -> list[slice]:
-    """Neighbouring slices of these lengths."""
-    pieces, at = [], 0
-    for count in counts:
-        pieces.append(slice(at, at + count))
-        at += count
-    return pieces
 
 
 def length(piece: slice) -> int:

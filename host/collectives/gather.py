@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netfold.host.collectives.flow import Strand, expect, post
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
 
 
 def gather(mesh: Mesh, data: Flat, pieces: Sequence[slice], *, root: int = 0, tag: int = 0) -> Strand:

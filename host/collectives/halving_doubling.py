@@ -10,9 +10,10 @@ at the end the others get the result (1 step, M bytes).
 
 from __future__ import annotations
 
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, expect, post, reduce_from
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 
 def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> Strand:

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from netfold.host.collectives import ring
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even
 from netfold.host.collectives.shared_memory import SharedRows
-from netfold.host.mesh.mesh import Flat, Mesh, Subset
+from netfold.host.mesh.mesh import Mesh, Subset
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 Across = Callable[[Mesh, Flat, Reduction], Strand]
 """Allreduce of a piece among one rank of each group."""

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from netfold.host.collectives import ring
-from netfold.host.collectives.flow import by_counts, run
+from netfold.host.collectives.flow import run
 from netfold.host.collectives.shared_memory import SHARED, SharedRows
 from netfold.host.mesh.mesh import Mesh, Subset
+from netfold.host.operation.arrays import by_counts
 
 
 def machine() -> bytes:

@@ -19,9 +19,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, length, together
-from netfold.host.mesh.mesh import Flat, Mesh, Subset
+from netfold.host.mesh.mesh import Mesh, Subset
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 
 def grid(size: int) -> tuple[int, int]:

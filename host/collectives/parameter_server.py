@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Inbox, Strand, even, expect, length, post, segments, together
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 
 class Shares:

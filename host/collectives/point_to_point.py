@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from netfold.host.collectives.flow import Strand, expect, post
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
 
 
 def send(mesh: Mesh, data: Flat, peer: int, *, tag: int = 0) -> Strand:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 
 def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> Strand:

@@ -8,9 +8,10 @@ reduce_scatter_gather  ring reduce-scatter, then gather: N steps, 2 (N-1)/N M by
 from __future__ import annotations
 
 from netfold.host.collectives import gather, ring
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, post, reduce_from
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 
 def binomial(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag: int = 0) -> Strand:

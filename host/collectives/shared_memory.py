@@ -21,10 +21,11 @@ import numpy as np
 
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.broadcast import binomial
-from netfold.host.collectives.elements import Reduction
 from netfold.host.collectives.flow import Strand, even, run
 from netfold.host.errors import TransportError
-from netfold.host.mesh.mesh import Flat, Mesh
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
 
 ROW = 4 << 20
 """Bytes of each rank's row: the window in which long data is worked through."""

@@ -32,7 +32,7 @@ from netfold.host.errors import (
     RankMismatch,
     TransportError,
 )
-from netfold.host.mesh.door import Door, Unreachable, connect
+from netfold.host.mesh.handshake import Door, Unreachable, connect
 from netfold.host.mesh.link import HEADER, HELLO, NEWS, Link, Note, Receive, text_of
 from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, ranks
 from netfold.host.mesh.news import News

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
-from netfold.host.mesh.mesh import DONE, IDLE, Call, Flat, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
+from netfold.host.mesh.mesh import DONE, IDLE, Call, Mesh, Pending, as_bytes, culprits, no_such_peer, ranks
+from netfold.host.operation.arrays import Flat
 
 
 class Killed(NetFoldError):

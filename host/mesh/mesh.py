@@ -18,15 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from netfold.host.timeline import Timeline
-
-Flat = NDArray[Any]
-"""A one-dimensional, C-contiguous, aligned array in this machine's byte order."""
+from netfold.host.operation.arrays import Flat
+from netfold.host.tracing.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ class Mesh(ABC):
         """All messages from here on belong to ``call``."""
 
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
-        """Says whose messages come next, by a collective's name (controller/plan/collectives.py): a mesh whose paths
+        """Says whose messages come next, by a collective's name (fabric/collectives.py): a mesh whose paths
         are planned plans them for these.  All who take part say the same.  Between operations.
 
         ranks  who takes part, in the collective's order: of its ring, above all; default: all, by number

@@ -12,7 +12,8 @@ from __future__ import annotations
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.connected import SAME, ConnectedMesh
 from netfold.host.mesh.link import HEADER, Link, Receive, Send, text_of
-from netfold.host.mesh.mesh import DONE, Call, Flat, Pending, as_bytes
+from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
+from netfold.host.operation.arrays import Flat
 
 
 class TcpMesh(ConnectedMesh):

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * RoCEv2's invariant CRC; the CRC-32 itself is the switch's (softswitch/runtime/crc32.h). */
+ * RoCEv2's invariant CRC; the CRC-32 itself is the switch's (cbuild/crc32.h). */
 #include "crc32.h"
 #include "roce.h"
 

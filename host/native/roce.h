@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * RoCEv2 on the wire: IPv4 / UDP 4791 / BTH / [RETH] / payload / ICRC.  The numbers are those of wire/roce.py and
- * p4src/sizes.p4 (tests/test_host_wire.py compares).  A socket gives and takes what follows the UDP header.
+ * p4src/sizes.p4 (tests/host/innet/test_wire.py compares).  A socket gives and takes what follows the UDP header.
  */
 #ifndef NF_ROCE_H
 #define NF_ROCE_H

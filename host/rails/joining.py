@@ -10,20 +10,20 @@ from typing import cast, get_args
 
 import numpy as np
 
-from netfold.host import kept
-from netfold.host.collectives import calibration
 from netfold.host.errors import NetFoldError
 from netfold.host.mesh.link import listen
-from netfold.host.peers import Peers
 from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.multirail import MultiRail, Start
 from netfold.host.rails.open_rail import OpenRail
+from netfold.host.rails.out_of_band import TcpSideline, cookie
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.rail_set import STALL
 from netfold.host.rails.reopening import Reopening
 from netfold.host.rails.shares import Figure
-from netfold.host.rails.sideline import TcpSideline, cookie
-from netfold.host.timeline import Timeline, asked
+from netfold.host.selection import calibration
+from netfold.host.selection import saved_figures as kept
+from netfold.host.selection.peers import Peers
+from netfold.host.tracing.timeline import Timeline, asked
 from netfold.wire.jobs import Plan
 
 STALL_VARIABLE = "NETFOLD_RAIL_STALL"
@@ -101,7 +101,7 @@ def join_rails(
             known=known if known is not None and len(known) == len(rails) else (), stall=stall, timeout=timeout,
             news=news, timeline=timeline, me=f"job {job!r}, rank {rank} of {world}",
             keep=(lambda figures: kept.write(f"{file}.rails", key, figures)) if file and rank == 0 else None,
-        )  # fmt: skip
+        )
         return Joined(rails[0].plan, multi, timeline)
     except BaseException:
         if sideline is not None:

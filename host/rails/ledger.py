@@ -33,7 +33,7 @@ from typing import Protocol
 
 import numpy as np
 
-from netfold.host.rails.rail import Flat
+from netfold.host.operation.rail import Flat
 
 KEPT = 2
 """Settlements whose outcome is remembered.  No rank is more than one behind another: who is done with one has had

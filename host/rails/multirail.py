@@ -23,14 +23,14 @@ import numpy as np
 
 from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
 from netfold.host.mesh.mesh import ranks
+from netfold.host.operation.rail import Flat, Op, RailStats
 from netfold.host.rails import ranges, status
+from netfold.host.rails.agreement import Settlements
 from netfold.host.rails.ledger import Ledger, Sideline, first_line
-from netfold.host.rails.rail import Flat, Op, RailStats
+from netfold.host.rails.missing_ranks import Roll
 from netfold.host.rails.rail_set import STALL, RailSet, Revive, Track
-from netfold.host.rails.roll import Roll
-from netfold.host.rails.settlement import Settlements
 from netfold.host.rails.shares import LONG, Estimate, Figure, Shares, Split, shown
-from netfold.host.timeline import Timeline
+from netfold.host.tracing.timeline import Timeline
 
 SHORT = 2 << 20
 """Bytes of a settlement at most: its result is kept for ranks that may lack it."""
@@ -201,7 +201,7 @@ class MultiRail:
                     self._rails.names[index], state, self._nbytes[index], self._rails.deaths[index],
                     figure.latency, figure.bandwidth, why,
                 )
-            )  # fmt: skip
+            )
         return uses
 
     def stats(self) -> RailStats:
@@ -298,7 +298,7 @@ class MultiRail:
             again = sum(chunk.stop - chunk.start for chunk in left) * source.itemsize
             split = self.shares.split(again, self._rails.live)
             dead = ", ".join(f"{self._rails.names[rail]}: {self._cause(rail)}" for rail in parts
-                             if rail not in self._rails.live)  # fmt: skip
+                             if rail not in self._rails.live)
             self.note(f"{again} bytes again over {split.text}, died: {dead}")
 
     def _cause(self, rail: int) -> str:
@@ -324,7 +324,7 @@ class MultiRail:
         names = self._rails.names
         self._rails.bury({
             rail: RailDown(f"{names[rail]}: {ranks(who)} lost it, and can say why") for rail, who in told.dead.items()
-        })  # fmt: skip
+        })
         for index in told.back:
             self._rails.take_back(index)
             self._resent[index] = 0

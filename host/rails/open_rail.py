@@ -11,21 +11,21 @@ import socket
 import threading
 from collections.abc import Callable
 
-from netfold.host.collectives.elements import Reduction
+from netfold.host.client.jobs import JobClient
+from netfold.host.client.line import Line
+from netfold.host.client.watcher import Watcher
 from netfold.host.errors import NetFoldError, PlanError, RailDown
-from netfold.host.folding.fold import FoldRail
-from netfold.host.folding.jobs import JobClient
-from netfold.host.folding.line import Line
-from netfold.host.folding.watcher import Watcher
+from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.link import listen
 from netfold.host.mesh.tcp import TcpMesh
-from netfold.host.peers import Peers
+from netfold.host.operation.rail import Flat, Op, RailStats
+from netfold.host.operation.reduction import Reduction
 from netfold.host.rails.planes import RailSpec
-from netfold.host.rails.rail import Flat, Op, RailStats
 from netfold.host.rails.rail_set import Track
 from netfold.host.roce.mesh import RoceMesh
-from netfold.host.timeline import Timeline
+from netfold.host.selection.peers import Peers
+from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Join
 
 LATER = 1.0
@@ -78,7 +78,7 @@ class OpenRail:
     def __init__(
         self, spec: RailSpec, job: str, rank: int, world: int, *, timeout: float, join_timeout: float, token: str,
         timeline: Timeline | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spec = spec
         self.name = str(spec)
         self._closing = threading.Lock()
@@ -94,7 +94,7 @@ class OpenRail:
                     tcp="{}:{}".format(*listener.getsockname()), path_mtu=0, timeout=join_timeout,
                     token=self._client.token, fold=spec.kind == "innet",
                 )
-            )  # fmt: skip
+            )
             self._watcher = self._client.watch(self.plan)
             if spec.kind != "tcp" and any(len(ranks) > 1 for ranks in self.plan.machines):
                 raise PlanError(f"rail {self} needs an address for each rank on its plane; use tcp")

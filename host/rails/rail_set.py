@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
+from netfold.host.operation.rail import Rail, RailStats
 from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question, first_line
-from netfold.host.rails.rail import Rail, RailStats
-from netfold.host.rails.roll import HEARING, Roll
+from netfold.host.rails.missing_ranks import HEARING, Roll
 
 STALL = 0.08
 """Seconds without progress on any rank, all being there, after which a rail is taken for dead."""
@@ -65,7 +65,7 @@ class RailSet:
     def __init__(
         self, rails: Sequence[Track], names: Sequence[str], ledger: Ledger, roll: Roll, revive: Revive | None, *,
         stall: float, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rails: list[Track | None] = list(rails)
         self.live = list(range(len(rails)))
         """Rails that are up, as all ranks agree; a new list where that changes."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from netfold.host.errors import NetFoldError, RankMismatch
+from netfold.host.operation.rail import Flat, Op
 from netfold.host.rails.ledger import Ledger
-from netfold.host.rails.rail import Flat, Op
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.shares import BLOCK, Figure, Split
-from netfold.host.timeline import Timeline
+from netfold.host.tracing.timeline import Timeline
 
 CHUNK_SECONDS = 0.03
 LEAST_CHUNK = 128 << 10
@@ -82,7 +82,7 @@ class Carriers:
     def __init__(
         self, rails: RailSet, ledger: Ledger, *, timeline: Timeline | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rails, self._ledger, self._timeline, self._clock = rails, ledger, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from netfold.host.collectives.cost import RailCost, equal_finish
 from netfold.host.rails.join_costs import JoinCosts
+from netfold.host.selection.cost import RailCost, equal_finish
 
 BLOCK = 1024
 """Bytes of 256 elements: what shares a block's exponent stays on one rail, so that no cut changes a sum's bits."""

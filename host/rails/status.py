@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from netfold.host.rails.rail import Flat
+from netfold.host.operation.rail import Flat
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.ranges import Range
 from netfold.host.rails.shares import Estimate, Figure
@@ -38,7 +38,7 @@ class Status:
 def tell(
     rank: int, world: int, rails: RailSet, ranges: Mapping[int, Range], estimates: Sequence[Estimate],
     took: float | None = None,
-) -> Flat:  # fmt: skip
+) -> Flat:
     """This rank's part of the sum.
 
     took  seconds of the last cut call that has not been told yet

@@ -22,16 +22,17 @@ import numpy as np
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.mesh.connected import LOOK, ConnectedMesh
 from netfold.host.mesh.link import Link
-from netfold.host.mesh.mesh import DONE, IDLE, Call, Flat, Pending, as_bytes
-from netfold.host.native_library import RUN_PACKETS
+from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
+from netfold.host.native.library import RUN_PACKETS
+from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
-from netfold.host.roce.clears import TEXT, Clear, End, Message
-from netfold.host.roce.detours import Detours
+from netfold.host.roce.clear_to_send import TEXT, Clear, End, Message
+from netfold.host.roce.failover import Detours
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event
-from netfold.host.roce.pairs import MOST_RANKS, OPEN, Pairs
 from netfold.host.roce.path_client import Collective, PlannedPaths
+from netfold.host.roce.queue_pairs import MOST_RANKS, OPEN, Pairs
 from netfold.host.roce.sockets import open_endpoint
-from netfold.host.roce.ways import MOST_PAIRS, Ways
+from netfold.host.roce.source_ports import MOST_PAIRS, Ways
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths

@@ -13,12 +13,12 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from netfold.host.native_library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
+from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
 
 SOURCES = (
     "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_contexts.c", "rc_owner.c",
     "reps.c", "udp.c", "rc_io.c",
-)  # fmt: skip
+)
 POLLIN = select.POLLIN
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
 """nf_rc_what."""
@@ -46,7 +46,7 @@ class Event(C.Structure):
         ("what", C.c_uint32), ("pair", C.c_uint32), ("id", C.c_uint64), ("offset", C.c_uint64),
         ("key", C.c_uint32), ("length", C.c_uint32), ("syndrome", C.c_uint32), ("by_peer", C.c_uint32),
         ("source_port", C.c_uint32),
-    ]  # fmt: skip
+    ]
 
 
 class RunStruct(C.Structure):
@@ -54,7 +54,7 @@ class RunStruct(C.Structure):
         ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
         ("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16),
         ("pair", C.c_uint32), ("answers", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
-    ]  # fmt: skip
+    ]
 
 
 class Standing(C.Structure):
@@ -86,7 +86,7 @@ class Standing(C.Structure):
         )),
         ("rto", C.c_int64), ("srtt", C.c_int64), ("allowed", C.c_double), ("stalled", C.c_int64),
         ("open", C.c_uint64),
-    ]  # fmt: skip
+    ]
 
 
 class Pollfd(C.Structure):
@@ -98,7 +98,7 @@ class Pollfd(C.Structure):
 
 @functools.cache
 def library() -> C.CDLL:
-    """Compiled for this CPU on first use.  Raises softswitch.cc.BuildError."""
+    """Compiled for this CPU on first use.  Raises cbuild.cc.BuildError."""
     pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
     functions = {
         "nf_rc_abi_size": (u32, u32),

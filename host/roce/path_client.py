@@ -16,10 +16,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from netfold.host.client.jobs import JobClient
+from netfold.host.client.listening import Listening
 from netfold.host.errors import PlanError
-from netfold.host.folding.jobs import JobClient
-from netfold.host.folding.listening import Listening
-from netfold.host.roce.ways import MOST_PAIRS
+from netfold.host.roce.source_ports import MOST_PAIRS
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
@@ -111,7 +111,7 @@ class PlannedPaths:
             self._tell, Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token),
             lambda why: log.warning("job %r, rank %d: the controller did not hear that source port %d to rank %d is "
                                     "suspect: %s", plan.job, plan.rank, port, peer, why),
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Ends all streams; safe to call twice."""
@@ -142,10 +142,10 @@ class PathClient:
     def __init__(
         self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf", "auto"] = "auto",
         ring: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ring = ring
         request = Follow(plan.job, plan.rank, plan.epoch, collective=of.algorithm, ranks=list(of.ranks), root=of.root,
-                         scope=scope, token=jobs.token)  # fmt: skip
+                         scope=scope, token=jobs.token)
         follow = jobs.channel.unary_stream(
             f"/{SERVICE}/Follow",
             request_serializer=msgspec.json.encode,

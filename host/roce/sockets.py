@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from netfold.host.roce.reuseport import by_highest_bit, steer
-from netfold.host.sockets import Sockets, open_sockets
+from netfold.host.native.reuseport import by_highest_bit, steer
+from netfold.host.native.sockets import Sockets, open_sockets
 
 log = logging.getLogger("netfold")
 
@@ -36,5 +36,5 @@ def open_endpoint(address: str, ports: Sequence[int], *, room: int, shared: bool
         log.warning(
             "%s: the receive buffer has %d bytes instead of %d, so bursts may be lost and sent again; for full "
             "speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN", address, sockets.room, room, room,
-        )  # fmt: skip
+        )
     return sockets

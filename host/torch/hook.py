@@ -11,9 +11,9 @@ from torch import nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from netfold.host.collectives.elements import ReduceOp
-from netfold.host.communicator import Communicator
-from netfold.host.folding.coding import LaneBits, narrows
+from netfold.host.api.communicator import Communicator
+from netfold.host.operation.coding import LaneBits, narrows
+from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch.feedback import Feedback, Owed
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import dtype_name
@@ -88,7 +88,7 @@ class NetfoldState:
             self._owed.load(_named(model), saved)
         elif saved:
             log.warning("%r: lanes are whole here: what narrow ones left out of %d gradients is forgotten",
-                        self.communicator, len(saved))  # fmt: skip
+                        self.communicator, len(saved))
 
     def close(self) -> None:
         """Ends after what is under way."""

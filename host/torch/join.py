@@ -16,11 +16,11 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from netfold.host import environment
-from netfold.host.communicator import CONTROLLER_VARIABLE, Communicator, RailName
+from netfold.host.api.communicator import CONTROLLER_VARIABLE, Communicator, RailName
 from netfold.host.environment import Place
 from netfold.host.errors import JoinRefused, PlanError
-from netfold.host.folding.coding import LaneBits
 from netfold.host.mesh.link import listen
+from netfold.host.operation.coding import LaneBits
 from netfold.wire.jobs import PROTOCOL, Peer, Plan
 
 STORE = "store"
@@ -98,7 +98,7 @@ def join(
             job, rank, world, address=address, controller=controller, timeout=timeout,
             join_timeout=options.join_timeout, rail=options.rail, lane_bits=options.lane_bits,
             algorithm=options.algorithm,
-        )  # fmt: skip
+        )
     store = store if store is not None else dist.distributed_c10d._get_default_store() if inside else None
     if store is None:
         raise ValueError(f"{me}: controller={STORE!r} needs a store: init_process_group() first, or give store=")
@@ -109,7 +109,7 @@ def join(
         return Communicator(
             plan, address=address, rail=options.rail, lane_bits=options.lane_bits, algorithm=options.algorithm,
             timeout=timeout, listener=listener,
-        )  # fmt: skip
+        )
     except BaseException:
         listener.close()
         raise

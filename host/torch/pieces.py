@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from netfold.host.collectives.elements import ReduceOp
-from netfold.host.communicator import Communicator
+from netfold.host.api.communicator import Communicator
+from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch.tensors import as_array
 
 Call = Callable[[], object]

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from netfold.host.communicator import Communicator
+from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed
-from netfold.host.folding.coding import LaneBits, narrows
+from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.torch.feedback import Owed, as_owed, as_tensor
 from netfold.host.torch.tensors import as_array, dtype_name
 from netfold.host.torch.verbs import broadcast_parameters
@@ -171,7 +171,7 @@ class PriorityOptimizer:
         self.synchronize()
         places = dict(enumerate(self._owed()))
         owed = {at: as_owed(tensor, places[at][0], f"parameter {at}") for at, tensor in saved["owed"].items()
-                if at in places}  # fmt: skip
+                if at in places}
         if len(owed) < len(saved["owed"]):
             raise ValueError(f"what is owed is of {max(saved['owed']) + 1} parameters: this model has {len(places)}")
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -180,7 +180,7 @@ class PriorityOptimizer:
                 mine[:] = owed.get(at, 0)
             elif at in owed:
                 log.warning("%r: lanes are whole here: what narrow ones left out of parameter %d's gradients is "
-                            "forgotten", self._comm, at)  # fmt: skip
+                            "forgotten", self._comm, at)
 
     def close(self) -> None:
         """Makes all updates, takes the hooks off and ends the thread; safe to call twice."""

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from netfold.host.collectives.elements import ReduceOp
-from netfold.host.communicator import Communicator
+from netfold.host.api.communicator import Communicator
+from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch import pieces
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
 from netfold.host.torch.reducer import Pending, Reducer
@@ -32,19 +32,19 @@ from netfold.host.torch.tensors import check_device, dtype_name, flattened, redu
 OPS: list[tuple[Any, ReduceOp]] = [
     (dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.MIN, "min"),
     (dist.ReduceOp.PRODUCT, "product"),
-]  # fmt: skip
+]
 DELEGATED = (
     "allgather_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier", "broadcast", "gather",
     "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter", "send",
-)  # fmt: skip
+)
 GATHERS = (
     "allgather", "_allgather_base", "all_gather_single", "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced",
-)  # fmt: skip
+)
 SCATTERS = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced",
-)  # fmt: skip
+)
 """Methods of ProcessGroup that go to gloo, that gather, and that reduce and scatter, under the names of torch 2.5 to
 2.13: those that this torch has."""
 

@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch.futures import Future
 
-from netfold.host.collectives.elements import ReduceOp
-from netfold.host.communicator import Communicator
+from netfold.host.api.communicator import Communicator
+from netfold.host.api.work import Work
 from netfold.host.errors import Closed
-from netfold.host.folding.coding import LaneBits
+from netfold.host.operation.coding import LaneBits
+from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch.tensors import as_array
-from netfold.host.work import Work
 
 Tensors = list[torch.Tensor]
 

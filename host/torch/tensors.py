@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from netfold.host.collectives.elements import ReduceOp
+from netfold.host.operation.reduction import ReduceOp
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.uint8)

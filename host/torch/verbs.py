@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from netfold.host import verbs
-from netfold.host.communicator import Communicator
+from netfold.host.api import verbs
+from netfold.host.api.communicator import Communicator
 from netfold.host.torch.tensors import as_array
 
 Parameters = Mapping[str, Any] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]

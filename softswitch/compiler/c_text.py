@@ -11,7 +11,7 @@ _C_WORDS = {
     "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed", "sizeof",
     "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while", "asm", "typeof",
     "bool", "true", "false", "errno", "unix", "linux", "NULL", "_valid", "alignas", "alignof", "constexpr",
-}  # fmt: skip
+}
 
 
 def c_name(name: str) -> str:

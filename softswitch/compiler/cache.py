@@ -16,7 +16,7 @@ from pathlib import Path
 from finsy.proto import p4i
 from google.protobuf.message import DecodeError
 
-from softswitch import cc
+from cbuild import cc
 
 
 @functools.cache

@@ -130,7 +130,7 @@ class Checker(TableChecker):
                 raise P4Error(p.pos, f"parameter '{p.name}' of an action cannot be of type {p.type}")
             if p.direction and data is not None:
                 raise P4Error(p.pos, f"'{p.name}' must stand before '{data}', which has no direction: an action's "
-                                     "parameters without one are the last")  # fmt: skip
+                                     "parameters without one are the last")
             data = data if p.direction else p.name
 
     def block_decl(self, decl: A.BlockDecl) -> None:

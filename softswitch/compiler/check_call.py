@@ -26,7 +26,7 @@ class CallChecker(ExprChecker):
                 if p.direction in ("out", "inout"):
                     return
                 raise P4Error(e.pos, f"'{e.name}' is an 'in' parameter: it cannot be written" if p.direction == "in"
-                              else f"'{e.name}' has no direction: it cannot be written")  # fmt: skip
+                              else f"'{e.name}' has no direction: it cannot be written")
             case A.Member():
                 if isinstance(e.base.type, T.Stack) and e.name not in ("next", "last"):
                     raise P4Error(e.pos, f"'{e.name}' cannot be written")

@@ -13,7 +13,7 @@ from softswitch.compiler.diagnostics import P4Error, Pos, nearest
 _TABLE_PROPERTIES = {
     "size", "default_action", "implementation", "counters", "meters", "support_timeout", "largest_priority_wins",
     "priority_delta",
-}  # fmt: skip
+}
 
 
 class TableChecker(StmtChecker):

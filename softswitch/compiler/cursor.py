@@ -14,7 +14,7 @@ RESERVED = {
     "false", "for", "header", "header_union", "if", "in", "inout", "int", "out", "package", "parser", "return",
     "select", "string", "struct", "switch", "table", "this", "transition", "true", "tuple", "typedef", "value_set",
     "varbit", "void",
-}  # fmt: skip
+}
 """Words that cannot be names. (`apply`, `key`, `type`, `state`... can.)"""
 
 

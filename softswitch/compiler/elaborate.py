@@ -17,7 +17,7 @@ from softswitch.compiler.program import Action, Entry, ExternObject, Key, Table,
 _UNITS = ["packets", "bytes", "packets_and_bytes"]  # CounterType
 _MATCHES = {"exact", "lpm", "ternary", "range", "optional", "selector"}
 _ARRAYS = {"counter": "counter", "direct_counter": "counter", "meter": "meter", "direct_meter": "meter",
-           "register": "register", "action_profile": "profile", "action_selector": "profile"}  # fmt: skip
+           "register": "register", "action_profile": "profile", "action_selector": "profile"}
 _MAX_CELLS = 1 << 26
 
 
@@ -177,7 +177,7 @@ class Elaboration(StmtLowering):
             action = Action(
                 self.bindings.get(id(ref.decl)) or control_plane_name("", ref.decl),
                 ref.decl, [(p.name, self._param_type(p)) for p in params], ref,
-            )  # fmt: skip
+            )
             table.actions.append(action)
         self.add_default(table, decl)
         props = decl.properties

@@ -187,7 +187,7 @@ class _Emitter(StmtEmitter):
             ("counters", "counters", p.objects("counter")), ("meters", "meters", p.objects("meter")),
             ("profiles", "profiles", p.objects("profile")), ("digests", "digests", p.digests),
             ("value_sets", "value_sets", p.value_sets), ("errors", "errors", p.errors),
-        )  # fmt: skip
+        )
         out += [
             "",
             "const ss_program ss_the_program = {",
@@ -231,7 +231,7 @@ class _Emitter(StmtEmitter):
         name = f"table_{t.index}"
         keys = [k for k in t.keys if k.match != "selector"]
         self.array(out, "ss_key_field", f"{name}_keys", [
-            f"{{ {c_string(k.name)}, {_MATCH[k.match]}, {width(k.type)} }}" for k in keys])  # fmt: skip
+            f"{{ {c_string(k.name)}, {_MATCH[k.match]}, {width(k.type)} }}" for k in keys])
         actions = []
         for i, a in enumerate(t.actions):
             bits = "NULL"

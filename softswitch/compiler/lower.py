@@ -19,7 +19,7 @@ from softswitch.compiler.program import Action, Function, Program, Table
 
 _STAGES = ["parse", "verify_checksum", "ingress", "egress", "compute_checksum", "deparse"]
 _PARAMS = [["packet", "hdr", "meta", "standard"], ["hdr", "meta"], ["hdr", "meta", "standard"],
-           ["hdr", "meta", "standard"], ["hdr", "meta"], ["packet", "hdr"]]  # fmt: skip
+           ["hdr", "meta", "standard"], ["hdr", "meta"], ["packet", "hdr"]]
 
 
 def lower(program: A.Program, checker: Checker, source: str) -> Program:

@@ -113,7 +113,7 @@ class CallLowering(ExprLowering):
     def inline(
         self, params: Sequence[A.Param], bound: dict[str, A.Expr], body: A.Block | Callable[[], None], *,
         result: ir.Var | None = None, types: dict[T.TypeVar, T.Type] | None = None, outer_names: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Runs `body` with the arguments bound. outer_names: the body sees variables other than its parameters."""
         frame = Frame(self.unique("return"), result)
         values = self.pass_arguments(params, bound, frame, body if outer_names else None)

@@ -19,7 +19,7 @@ from softswitch.compiler.p4info_ids import Ids, numbers
 from softswitch.compiler.program import ExternObject, Program, Table, ValueSet
 
 _MATCH = {"exact": p4i.MatchField.EXACT, "lpm": p4i.MatchField.LPM, "ternary": p4i.MatchField.TERNARY,
-          "range": p4i.MatchField.RANGE, "optional": p4i.MatchField.OPTIONAL}  # fmt: skip
+          "range": p4i.MatchField.RANGE, "optional": p4i.MatchField.OPTIONAL}
 _COUNTER = {
     "packets": p4i.CounterSpec.PACKETS,
     "bytes": p4i.CounterSpec.BYTES,

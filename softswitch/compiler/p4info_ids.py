@@ -19,7 +19,7 @@ PREFIX = {
     "action": 0x01, "table": 0x02, "value_set": 0x03, "controller_header": 0x04, "action_profile": 0x11,
     "action_selector": 0x11, "counter": 0x12, "direct_counter": 0x13, "meter": 0x14, "direct_meter": 0x15,
     "register": 0x16, "digest": 0x17,
-}  # fmt: skip
+}
 
 
 def jenkins(name: str) -> int:

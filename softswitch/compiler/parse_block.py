@@ -19,7 +19,7 @@ class BlockParser(StmtParser):
         state = A.StateDecl(
             pos=name.pos, name=name.text, annotations=notes, body=body,
             next_state="reject", next_pos=name.pos, select=None, cases=[],
-        )  # fmt: skip
+        )
         while not self.at("}"):
             if self.at("transition"):
                 self.take()
@@ -98,7 +98,7 @@ class BlockParser(StmtParser):
         table = A.TableDecl(
             pos=name.pos, name=name.text, annotations=notes,
             keys=[], actions=[], entries=None, const_entries=False, properties={},
-        )  # fmt: skip
+        )
         seen: set[str] = set()
         self.expect("{")
         while not self.accept("}"):

@@ -175,7 +175,7 @@ class _Parser(BlockParser):
         return A.FunctionDecl(
             pos=name.pos, name=name.text, annotations=notes,
             type_params=type_params, result=result, params=params, body=None,
-        )  # fmt: skip
+        )
 
     def function_or_instance(self, notes: list[A.Annotation]) -> A.Decl:
         mark = self.i
@@ -208,7 +208,7 @@ class _Parser(BlockParser):
             decl = A.BlockDecl(
                 pos=name.pos, name=name.text, annotations=notes, kind=kind, type_params=type_params, params=params,
                 ctor_params=[], locals=[], states=[], apply=None, is_type=False,
-            )  # fmt: skip
+            )
             if self.accept(";"):
                 decl.is_type = True
                 return decl

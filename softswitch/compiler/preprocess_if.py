@@ -10,7 +10,7 @@ from softswitch.compiler.diagnostics import P4Error, Pos
 _LEVELS: list[tuple[str, ...]] = [
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="),
     ("<<", ">>"), ("+", "-"), ("*", "/", "%"),
-]  # fmt: skip
+]
 
 
 class Condition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from finsy.proto import p4r
 
-from softswitch.entities import DoAction, InvalidArgument, pack_fields
+from softswitch.engine.entities import DoAction, InvalidArgument, pack_fields
 from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.schema import Action, Table
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from finsy.proto import p4r
 
-from softswitch.entities import EngineError, Event, FailedPrecondition, Internal, InvalidArgument
+from softswitch.engine.entities import EngineError, Event, FailedPrecondition, Internal, InvalidArgument
 from softswitch.p4runtime import entities
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.digests import Digests

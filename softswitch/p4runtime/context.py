@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from softswitch.engine import Engine
+from softswitch.engine.engine import Engine
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.profiles import OneShot
 from softswitch.p4runtime.schema import Schema

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from finsy.proto import p4d, p4i, p4r, p4t
 
-from softswitch.entities import AlreadyExists, DigestInfo, InvalidArgument, NotFound, unpack_fields
+from softswitch.engine.entities import AlreadyExists, DigestInfo, InvalidArgument, NotFound, unpack_fields
 from softswitch.p4runtime import bytestrings
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from finsy.proto import p4r
 
-from softswitch.entities import Default, DoAction, Entry, InvalidArgument, NotFound
+from softswitch.engine.entities import Default, DoAction, Entry, InvalidArgument, NotFound
 from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter
 from softswitch.p4runtime.schema import Table
 from softswitch.p4runtime.tables import asked_entries, asked_tables, decode_key, encode_key

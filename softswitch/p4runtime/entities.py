@@ -8,7 +8,7 @@ from typing import Any
 
 from finsy.proto import p4r
 
-from softswitch.entities import EngineError, InvalidArgument, Unimplemented
+from softswitch.engine.entities import EngineError, InvalidArgument, Unimplemented
 from softswitch.p4runtime import arrays, digests, direct, profiles, replication, tables, value_sets
 from softswitch.p4runtime.context import Context
 

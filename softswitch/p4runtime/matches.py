@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from finsy.proto import p4r
 
-from softswitch.entities import InvalidArgument, KeyField, MatchKind
+from softswitch.engine.entities import InvalidArgument, KeyField, MatchKind
 from softswitch.p4runtime import bytestrings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from finsy.proto import p4r
 
-from softswitch.entities import Count, InvalidArgument, MeterConfig
+from softswitch.engine.entities import Count, InvalidArgument, MeterConfig
 
 
 def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:

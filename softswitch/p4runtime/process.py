@@ -26,8 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from softswitch.engine import Engine
-from softswitch.entities import EngineError, Event, Internal
+from softswitch.engine.engine import Engine
+from softswitch.engine.entities import EngineError, Event, Internal
 
 log = logging.getLogger(__name__)
 

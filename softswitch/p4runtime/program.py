@@ -14,10 +14,9 @@ from typing import Protocol
 
 from finsy.proto import p4i, p4r
 
-import softswitch
-from softswitch import cc
-from softswitch.entities import EngineError, InvalidArgument
-from softswitch.linking import build
+from cbuild import cc
+from softswitch.engine.entities import EngineError, InvalidArgument
+from softswitch.engine.linking import build
 from softswitch.p4runtime.process import SOURCES
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
@@ -77,9 +76,9 @@ class Compiler:
         """Text, flags, C compiler, and everything in this package: a newer softswitch compiles anew."""
         digest = hashlib.sha256(text.encode() + b"\0" + " ".join(self._flags).encode() + b"\0")
         digest.update(f"{os.environ.get('SOFTSWITCH_CC')}\0{os.environ.get('PATH')}\0".encode())
-        root = Path(softswitch.__file__).parent
-        for folder in ("", "compiler", "runtime", "include"):
-            for file in sorted((root / folder).iterdir()):
+        root = Path(__file__).resolve().parent.parent
+        for folder in (cc.INCLUDE, root, *(root / name for name in ("compiler", "engine", "runtime", "include"))):
+            for file in sorted(folder.iterdir()):
                 if file.suffix in (".py", ".c", ".h", ".p4"):
                     stat = file.stat()
                     digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from finsy.proto import p4i
 
-from softswitch.engine import Engine
-from softswitch.entities import (
+from softswitch.engine.engine import Engine
+from softswitch.engine.entities import (
     ActionInfo,
     DigestInfo,
     Internal,

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_code, rpc_status
 
-from softswitch.engine import read_idle_entry
-from softswitch.entities import (
+from softswitch.engine.engine import read_idle_entry
+from softswitch.engine.entities import (
     EngineError,
     Event,
     EventKind,

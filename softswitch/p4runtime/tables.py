@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from finsy.proto import p4r
 
-from softswitch.entities import (
+from softswitch.engine.entities import (
     Default,
     Do,
     DoAction,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from finsy.proto import p4r
 
-from softswitch.entities import InvalidArgument, ResourceExhausted, pack_key, unpack_key
+from softswitch.engine.entities import InvalidArgument, ResourceExhausted, pack_key, unpack_key
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.matches import decode_match, encode_match
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The switch inside another process (softswitch/transport.py): what leaves is written one after another as
+ * The switch inside another process (softswitch/engine/transport.py): what leaves is written one after another as
  *     u8 kind (0: frame, else ss_event_kind) | u32 port or id | u64 now_us | u32 len | bytes
  * until the next ss_capture_take.
  */

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client of a running controller's operator service, for `netfold status` and the other commands of an operator."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from netfold.rpc import rpc
+from netfold.wire.operator import (
+    SERVICE,
+    Ask,
+    AskSlots,
+    AskStall,
+    Drained,
+    Drop,
+    Dropped,
+    JobSlots,
+    SetDrain,
+    Stall,
+    Stalls,
+    Status,
+    SwitchSlots,
+)
+
+TIMEOUT: Final = 10.0
+"""Seconds that an operator waits for an answer."""
+SLOTS_TIMEOUT: Final = 60.0
+"""Seconds for a question that goes to thousands of slots."""
+
+
+async def status(address: str, timeout: float = TIMEOUT, token: str = "") -> Status:
+    """Ask the controller at this gRPC address.  Raises rpc.Unreachable."""
+    return await rpc.call(address, f"{SERVICE}/Status", Ask(token), Status, timeout)
+
+
+async def drop(address: str, job: str, timeout: float = TIMEOUT, token: str = "") -> bool:
+    """End a job; False where there is none of that name.  Raises rpc.Unreachable."""
+    return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job, token), Dropped, timeout)).found
+
+
+async def drain(
+    address: str, name: str, drained: bool, *, wait: float = 0.0, timeout: float = TIMEOUT, token: str = ""
+) -> Drained:
+    """Take something out of use and wait so many seconds for jobs to leave it; or into use again.  Raises
+    rpc.Unreachable."""
+    return await rpc.call(address, f"{SERVICE}/Drain", SetDrain(name, drained, wait, token), Drained, wait + timeout)
+
+
+async def slots(
+    address: str, switch: str, job: str | None = None, timeout: float = SLOTS_TIMEOUT, token: str = ""
+) -> list[JobSlots]:
+    """The slots of a switch, every one of them asked.  Raises rpc.Unreachable."""
+    return (await rpc.call(address, f"{SERVICE}/Slots", AskSlots(switch, job, token), SwitchSlots, timeout)).jobs
+
+
+async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT, token: str = "") -> list[Stall]:
+    """Whom a job waits for, by all its slots on all its switches.  Raises rpc.Unreachable."""
+    return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job, token), Stalls, timeout)).stalls

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: workers train a real model on real data, every gradient folded by the switches of a leaf-spine fabric.
+
+    sandbox -> fabric up -> train -> the same allreduce by ring and by gloo over the same links -> tables, report.json,
+    fabric.svg -> everything down
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
+
+from netfold.fabric.generate import Options, leafspine
+from netfold.fabric.graph import Engine, Fabric
+from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed, RankFailed
+from netfold.topo.mininet_path import MininetMissing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
+    from netfold.demo import train
+    from netfold.demo.report import Carried, Report, Time, Traffic
+    from netfold.demo.train import LaneBits
+    from netfold.topo.net import Network
+
+
+class Scale(NamedTuple):
+    """What fits into two minutes on two cores."""
+
+    rate: str
+    hidden: tuple[int, ...]
+    steps: int
+
+
+SCALES: Final[dict[Engine, Scale]] = {
+    "softswitch": Scale("200mbit", (512, 512), 120),
+    "bmv2": Scale("20mbit", (128,), 60),
+}
+
+TRAIN_SECONDS: Final = 300.0
+RACE_SECONDS: Final = 60.0
+RACE_REPEATS: Final = 8
+RACE_WARMUP: Final = 2
+
+
+def demo(
+    *,
+    ranks: int = 8,
+    leaves: int = 2,
+    spines: int = 2,
+    steps: int | None = None,
+    lane_bits: LaneBits = 32,
+    out: Path = Path("build/demo"),
+    **options: Unpack[Options],
+) -> int:
+    """Run it all in a sandbox and say what happened; exit status.  Raises FabricError for a fabric that cannot be.
+
+    steps      of training; like the rate in ``options``, by default what suits the switch (SCALES)
+    lane_bits  of the gradients on their way; below 32 with error feedback
+    out        folder for report.json, fabric.svg and logs
+    options    of the fabric (`Options`)
+    """
+    scale = SCALES[options.get("engine", "softswitch")]
+    options["rate"] = options.get("rate") or scale.rate
+    leafspine(leaves, spines, ranks, **options)
+    for option, given, least in (("--steps", steps, 1), ("--ranks", ranks, 2)):
+        if given is not None and given < least:
+            print(f"netfold: demo {option}: expected at least {least}, got {given}", file=sys.stderr)
+            return 2
+    for package, remedy in (("mininet", "sudo apt install mininet"), ("sklearn", "pip install 'netfold[demo]'")):
+        if not _installed(package):
+            print(f"netfold: demo needs {package}, which is not installed: {remedy}", file=sys.stderr)
+            return 1
+    sandbox.enter()
+    # from here on we are inside, where imports may take their time
+    from rich.console import Console
+
+    from netfold.rpc.rpc import Unreachable
+
+    options["rundir"] = sandbox.rundir()
+    fabric = leafspine(leaves, spines, ranks, **options)
+    try:
+        report = _run(fabric, scale, steps or scale.steps, lane_bits, out, Console())
+    except (FabricFailed, Unreachable) as error:
+        print(f"netfold: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything is torn down", file=sys.stderr)
+        return 130
+    if report.rail != "innet":
+        print(f"netfold: the switches did not fold: {report.explain}", file=sys.stderr)
+        return 1
+    if not report.final_weights_equal:
+        print("netfold: the ranks ended with different weights: this must never be", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except MininetMissing:
+        return False
+
+
+def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> Report:
+    from netfold.controller.web.picture import draw
+    from netfold.demo import report as reports
+    from netfold.demo import train
+    from netfold.topo.net import Network
+
+    out.mkdir(parents=True, exist_ok=True)
+    data, weights = sandbox.rundir() / "digits.npz", sandbox.rundir() / "weights.npy"
+    train.save_digits(data)
+    spec = train.Spec(str(data), steps, scale.hidden, seed=fabric.seed, weights=str(weights), lane_bits=lane_bits,
+                      feedback=lane_bits != 32)
+    losses = max(link.loss for link in fabric.links)
+    console.print(
+        f"[bold]{fabric.name}[/bold]: {len(fabric.switches)} P4 switches ({fabric.engine}), "
+        f"{len(fabric.hosts)} workers, links of {fabric.links[0].rate}"
+        + (f", lanes of {lane_bits} bits" if lane_bits != 32 else "")
+        + (f", each losing {losses:.1%} of its packets" if losses else "")
+    )
+    with Network(fabric, logs=out / "logs") as network:
+        console.print("fabric, controller and switches are up")
+        start = reports.traffic(network.status().links)
+        try:
+            results = _train(network, spec, console)
+        except RankFailed:
+            network.check()  # a switch's end is a better reason than a rank's time-out
+            raise
+        trained = reports.between(start, reports.traffic(network.status().links))
+        elements = results[0].gradient_bytes // 4
+        times, ring = _races(network, elements, lane_bits, console)
+    console.print("the fabric is down; now the same training in a single process")
+    single_weights, single_loss, single_accuracy = train.train_alone(spec)
+    final = _load_weights(weights)
+    hosts = {host.name for host in fabric.hosts}
+    # one turn of a race is one allreduce of one gradient
+    scale_up = steps / (RACE_REPEATS + RACE_WARMUP)
+    report = reports.Report(
+        engine=fabric.engine,
+        ranks=len(fabric.hosts),
+        leaves=sum(switch.role == "leaf" for switch in fabric.switches),
+        spines=sum(switch.role == "spine" for switch in fabric.switches),
+        rate=fabric.links[0].rate,
+        loss_rate=losses,
+        seed=fabric.seed,
+        steps=steps,
+        seconds=max(result.seconds for result in results),
+        seconds_in_allreduce=max(result.reduce_seconds for result in results),
+        rail=results[0].rail,
+        explain=results[0].explain,
+        final_weights_equal=len({result.weights for result in results}) == 1,
+        weights_sha256=results[0].weights,
+        max_abs_diff_vs_single=float(abs(final - single_weights).max()),
+        loss=results[0].loss,
+        loss_single=single_loss,
+        accuracy=results[0].accuracy,
+        accuracy_single=single_accuracy,
+        gradient_bytes=results[0].gradient_bytes,
+        lane_bits=lane_bits,
+        bytes_per_host_link=reports.host_link_bytes(trained, hosts),
+        ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, hosts) * scale_up,
+        retransmissions=sum(result.retransmissions for result in results),
+        packets_sent=sum(result.packets_sent for result in results),
+        packets_lost=sum(lost for _, _, lost in trained.values()),
+        trees=_trees(results),
+        times=times,
+        links=reports.loads(trained, ring, scale_up),
+    )
+    report.save(out / "report.json")
+    title = f"{fabric.name}: {steps} steps, {reports.size(report.gradient_bytes)} of gradient each"
+    (out / "fabric.svg").write_text(draw(fabric, report.links, title, reports.size))
+    console.print()
+    reports.show(report, console)
+    console.print(f"\nreport {out / 'report.json'}, picture {out / 'fabric.svg'}, logs {out / 'logs'}")
+    return report
+
+
+def _train(network: Network, spec: train.Spec, console: Console) -> list[train.Result]:
+    """Train with live progress; every rank's result, in their order."""
+    import msgspec
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from netfold.demo import train
+
+    decoder = msgspec.json.Decoder(train.Step | train.Result)
+    results: list[train.Result] = []
+    ranks = network.launch(
+        [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(spec).decode()], job="digits"
+    )
+    columns = (
+        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+        TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[pace]}"), TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("training", total=spec.steps, loss="-", pace="")
+        for _, line in ranks.lines(within=TRAIN_SECONDS):
+            event = decoder.decode(line)
+            if isinstance(event, train.Result):
+                results.append(event)
+            else:
+                pace = f"{event.seconds / event.step * 1e3:.0f} ms a step"
+                progress.update(task, completed=event.step, loss=f"{event.loss:.4f}", pace=pace)
+    return sorted(results, key=lambda result: result.rank)
+
+
+def _races(
+    network: Network, elements: int, lane_bits: LaneBits, console: Console
+) -> tuple[list[Time], Traffic | None]:
+    """The gradient's allreduce by each way; and what the ring put on the links, if it came through."""
+    from netfold.demo import report as reports
+
+    times: list[Time] = []
+    ring: Traffic | None = None
+    ways = (("innet", "in the network"), ("ring", "ring over TCP"), ("gloo", "gloo"))
+    for way, name in ways:
+        if way == "gloo" and find_spec("torch") is None:
+            times.append(reports.Time(name, None, "torch is not installed"))
+            continue
+        console.print(f"one allreduce at a time: {name}")
+        before = reports.traffic(network.status().links)
+        try:
+            times.append(reports.Time(name, _race(network, way, elements, lane_bits)))
+        except RankFailed as error:
+            times.append(reports.Time(name, None, f"failed, see logs: {str(error).splitlines()[0]}"))
+            continue
+        if way == "ring":
+            ring = reports.between(before, reports.traffic(network.status().links))
+    return times, ring
+
+
+def _race(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:
+    """Seconds of one allreduce on the slowest rank, the mean of some.  Raises RankFailed."""
+    import msgspec
+
+    from netfold.topo.rank import Setup, Took, Turn
+
+    setup = Setup(len(network.fabric.hosts), [way], lane_bits, timeout=RACE_SECONDS / 3)
+    turn = Turn(way, 4 * elements, RACE_REPEATS, RACE_WARMUP, check=False)
+    words = [msgspec.json.encode(word).decode() for word in (setup, turn)]
+    ranks = network.launch([sys.executable, "-m", "netfold.topo.rank", *words], job=f"race-{way}")
+    return max(msgspec.json.decode(lines[-1], type=Took).seconds for lines in ranks.wait(RACE_SECONDS))
+
+
+def _trees(results: list[train.Result]) -> list[Carried]:
+    from netfold.demo.report import Carried
+
+    return [
+        Carried(
+            root,
+            sum(result.trees[root].bytes_reduced for result in results),
+            sum(result.trees[root].packets_sent for result in results),
+            sum(result.trees[root].retransmissions for result in results),
+        )
+        for root in results[0].trees
+    ]
+
+
+def _load_weights(path: Path) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    import numpy as np
+
+    weights: np.ndarray[tuple[int], np.dtype[np.float32]] = np.load(path)
+    return weights

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fabric in a TOML file.
+
+    [fabric]                          [[switch]]                        [[host]]
+    name = "lab"                      name = "leaf1"                    name = "h1"
+    engine = "softswitch"             role = "leaf"                     address = "10.0.1.1"
+    jobs = "unix:/run/netfold.sock"   device_id = 1                     mac = "02:00:0a:00:01:01"
+                                      grpc = "127.0.0.1:50051"
+    [[link]]                          address = "10.255.0.1"
+    a = "leaf1:1"                     mac = "02:00:0a:ff:00:01"
+    b = "h1:0"
+    rate = "1gbit"                    # optional, in tc's units
+    loss = 0.01                       # optional, share of packets lost each way; duplicate, reorder, corrupt likewise
+
+Optional in [fabric]: token or token_file, which ranks and operators must then know; certificate and key, PEM files,
+for TLS; state, where the controller keeps what operators have drained; all of them relative to the fabric file.
+
+A file is checked as a whole before anything is done with it: `FabricError` names the field, what was expected and
+what was found.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from netfold.fabric.graph import Fabric, FabricError, Host, Link, Settings, Switch
+from netfold.fabric.validity import validate
+
+
+def load(path: Path) -> Fabric:
+    """Read and check a fabric file.  Raises FabricError."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FabricError(f"cannot read the fabric file {path}: {error}") from error
+    fabric = loads(text, str(path))
+    # files that it names stand beside it
+    beside = {name: str(path.parent / value) for name in ("token_file", "certificate", "key", "state")
+              if (value := getattr(fabric, name)) is not None}
+    return msgspec.structs.replace(fabric, **beside)
+
+
+def loads(text: str, where: str = "fabric") -> Fabric:
+    """Parse and check TOML text; ``where`` names it in errors.  Raises FabricError."""
+    try:
+        document = msgspec.convert(tomllib.loads(text), _Document)
+    except tomllib.TOMLDecodeError as error:
+        raise FabricError(f"{where} is not TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise FabricError(f"{where}: {_said(error)}") from error
+    fabric = Fabric(
+        **msgspec.structs.asdict(document.fabric),
+        switches=tuple(document.switch),
+        hosts=tuple(document.host),
+        links=tuple(document.link),
+    )
+    try:
+        validate(fabric)
+    except FabricError as error:
+        raise FabricError(f"{where}: {error}") from error
+    return fabric
+
+
+def dumps(fabric: Fabric) -> str:
+    """The fabric as TOML text, which `loads` reads back equal."""
+    head = {name: getattr(fabric, name) for name in Settings.__struct_fields__}
+    parts = [_table("[fabric]", head)]
+    for title, things in (("[[switch]]", fabric.switches), ("[[host]]", fabric.hosts), ("[[link]]", fabric.links)):
+        parts += [_table(title, msgspec.structs.asdict(thing)) for thing in things]
+    return "\n".join(parts)
+
+
+def save(fabric: Fabric, path: Path) -> None:
+    """Write the TOML file, which `load` reads back.  Raises OSError."""
+    path.write_text(dumps(fabric))
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """The file's layout."""
+
+    fabric: Settings
+    switch: list[Switch]
+    host: list[Host] = []
+    link: list[Link] = []
+
+
+def _said(error: msgspec.ValidationError) -> str:
+    """msgspec's words, with the place in front as `validity` has it, and for a typing error what was expected."""
+    what, _, place = str(error).partition(" - at ")
+    place = place.strip("`").removeprefix("$").removeprefix(".")
+    if "unknown field" in what:
+        kinds = {"fabric": Settings, "switch": Switch, "host": Host, "link": Link}
+        kind = kinds.get(place.partition("[")[0], _Document)
+        what += f": expected one of {', '.join(kind.__struct_fields__)}"
+    return f"{place}: {what}" if place else what
+
+
+def _table(title: str, values: dict[str, object]) -> str:
+    # JSON's strings and numbers are TOML's as well
+    given = {key: value for key, value in values.items() if value is not None}
+    return title + "\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regular fabrics, also by a line of text, as `--topo` has it.
+
+    leafspine,LEAVES,SPINES,HOSTS                 every leaf on every spine
+    threetier,PODS,LEAVES,AGGS,SPINES,HOSTS       per pod LEAVES leaves, each on AGGS aggs; spine s is on the agg
+                                                  s mod AGGS of every pod, so that each spine is the root of one tree
+    dual,FORM or triple,FORM                      two or three planes: fabrics of that form which share their hosts
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypedDict, Unpack
+
+from netfold.fabric.graph import MAX_PORT, Engine, Fabric, FabricError, Host, Link, Role, Switch
+from netfold.fabric.validity import validate
+from netfold.wire.roce import PATH_MTU
+
+FORMS: Final = {
+    "leafspine": "leafspine,LEAVES,SPINES,HOSTS",
+    "threetier": "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS",
+}
+"""What `parse` takes."""
+PLANES: Final = {"dual": 2, "triple": 3}
+"""What may stand before one of them for `parse_planes`."""
+PLANE_NAMES: Final = "abcdefgh"
+"""Of planes, in order."""
+
+
+class Faults(TypedDict, total=False):
+    """What every link of a generated fabric does to packets, `corrupt` only those of hosts; see `Link`."""
+
+    loss: float
+    duplicate: float
+    reorder: float
+    corrupt: float
+
+
+class Options(Faults, total=False):
+    """What generated fabrics of any form are told; where it is not said, `assemble` has the default."""
+
+    rate: str | None
+    """Of every link, in tc's units, as ``1gbit``; None: as fast as it goes."""
+    seed: int
+    """Of the faults."""
+    engine: Engine
+    path_mtu: int
+    """Payload bytes of a data packet."""
+    rundir: Path | None
+    """Folder in which all gRPC addresses are unix sockets; None: ``base_port``."""
+    base_port: int
+    """The job service's TCP port on 127.0.0.1; the switches have those after it."""
+
+
+def parse_planes(text: str, *, rate: str | None = None, **options: Any) -> list[Fabric]:
+    """The fabrics of all planes, alike but for their rates: one where ``text`` asks for no more.  Raises FabricError.
+
+    rate     of all links; or one for each plane, with commas
+    options  other `Options`
+    """
+    kind, _, form = text.partition(",")
+    count = PLANES.get(kind, 1)
+    rates = [rate] if rate is None else [*rate.split(",")]
+    if len(rates) not in (1, count):
+        raise FabricError(f"rate {rate!r}: expected one for all planes, or {count} with commas")
+    rates *= count // len(rates)
+    return [parse(form if kind in PLANES else text, rate=rate, **options) for rate in rates]
+
+
+def parse(text: str, **options: Unpack[Options]) -> Fabric:
+    """The fabric of one of `FORMS`.  Raises FabricError."""
+    kind, *words = text.split(",")
+    form = FORMS.get(kind)
+    if form is None or len(words) != form.count(",") or not all(word.isdecimal() for word in words):
+        raise FabricError(f"unknown topology {text!r}: expected {' or '.join(FORMS.values())}, as leafspine,2,2,8")
+    numbers = [int(word) for word in words]
+    if kind == "leafspine":
+        leaves, spines, hosts = numbers
+        return leafspine(leaves, spines, hosts, **options)
+    pods, leaves, aggs, spines, hosts = numbers
+    return threetier(pods, leaves, aggs, spines, hosts, **options)
+
+
+def leafspine(leaves: int, spines: int, hosts: int, *, name: str | None = None, **options: Unpack[Options]) -> Fabric:
+    """Every leaf linked to every spine, and the hosts spread evenly over the leaves, in order.  Raises FabricError.
+
+    Names are leaf1.., spine1.., h1..; a leaf's ports are its hosts, 1.., then its uplinks; port l of a spine leads to
+    leaf l.  Host h of leaf l is 10.0.l.h.
+    """
+    if leaves < 1 or hosts < 1 or spines < 0:
+        raise FabricError(f"leafspine: expected at least 1 leaf, 0 spines and 1 host, got {leaves}, {spines}, {hosts}")
+    if leaves > 1 and spines == 0:
+        raise FabricError(f"leafspine: {leaves} leaves need at least 1 spine to meet, got 0")
+    per_leaf = spread(hosts, leaves)
+    if max(per_leaf) > 254 or max(per_leaf) + spines > MAX_PORT or leaves > MAX_PORT:
+        raise FabricError(f"leafspine: {max(per_leaf)} hosts on a leaf with {spines} uplinks, and {leaves} leaves on a "
+                          f"spine, exceed 254 hosts a leaf or {MAX_PORT} ports a switch")
+    uppers: list[tuple[str, Role]] = [(f"spine{i + 1}", "spine") for i in range(spines)]
+    cables = [(f"leaf{leaf + 1}", spine) for leaf in range(leaves) for spine, _ in uppers]
+    return assemble(name or f"leafspine-{leaves}-{spines}-{hosts}", per_leaf, uppers, cables, **options)
+
+
+def threetier(pods: int, leaves: int, aggs: int, spines: int, hosts: int, **options: Unpack[Options]) -> Fabric:
+    """Pods of ``leaves`` leaves and ``aggs`` aggs each under ``spines`` spines, ``hosts`` spread over all leaves.
+
+    Raises FabricError where it cannot be: each spine hangs on one agg of a pod, so there are as many spines as aggs in
+    a pod, or a multiple.
+    """
+    if min(pods, leaves, aggs, hosts) < 1 or spines < aggs or spines % aggs:
+        raise FabricError("threetier: expected at least 1 pod, leaf, agg and host, and as many spines as aggs in a "
+                          f"pod, or a multiple; got {pods}, {leaves}, {aggs}, {spines}, {hosts}")
+    uppers: list[tuple[str, Role]] = [(f"agg{i + 1}", "agg") for i in range(pods * aggs)]
+    uppers += [(f"spine{i + 1}", "spine") for i in range(spines)]
+    cables = [(f"leaf{pod * leaves + leaf + 1}", f"agg{pod * aggs + agg + 1}")
+              for pod in range(pods) for leaf in range(leaves) for agg in range(aggs)]
+    cables += [(f"agg{pod * aggs + spine % aggs + 1}", f"spine{spine + 1}")
+               for pod in range(pods) for spine in range(spines)]
+    return assemble(f"threetier-{pods}-{leaves}-{aggs}-{spines}-{hosts}", spread(hosts, pods * leaves), uppers, cables,
+                    **options)
+
+
+def spread(hosts: int, leaves: int) -> list[int]:
+    """How many hosts each leaf has: as even as can be, the first ones more."""
+    return [hosts // leaves + (leaf < hosts % leaves) for leaf in range(leaves)]
+
+
+def assemble(
+    name: str,
+    per_leaf: Sequence[int],
+    uppers: Sequence[tuple[str, Role]],
+    cables: Iterable[tuple[str, str]],
+    *,
+    rate: str | None = None,
+    seed: int = 0,
+    engine: Engine = "softswitch",
+    path_mtu: int = PATH_MTU,
+    rundir: Path | None = None,
+    base_port: int = 50050,
+    **faults: Unpack[Faults],
+) -> Fabric:
+    """Leaves with so many hosts each, switches above them, and cables (lower, upper) between switches; see `Options`.
+
+    A switch's ports count up from 1, hosts first, in the order of the cables.  Raises FabricError.
+    """
+
+    def grpc(node: str, number: int) -> str:
+        return f"unix:{rundir / node}.sock" if rundir else f"127.0.0.1:{base_port + number}"
+
+    inside = faults.copy()
+    inside.pop("corrupt", None)
+    switches: list[Switch] = []
+    hosts: list[Host] = []
+    links: list[Link] = []
+    roles: list[tuple[str, Role]] = [(f"leaf{i + 1}", "leaf") for i in range(len(per_leaf))]
+    for n, (switch, role) in enumerate([*roles, *uppers], 1):
+        address = f"10.255.{n >> 8}.{n & 255}"
+        switches.append(Switch(switch, role, n, grpc(switch, n), address, _mac_of(address)))
+    ports = {switch.name: count(1) for switch in switches}
+    above: dict[str, list[str]] = {switch.name: [] for switch in switches}
+    for lower, upper in cables:
+        above[lower].append(upper)
+    for leaf, attached in enumerate(per_leaf, 1):
+        for h in range(1, attached + 1):
+            address = f"10.{leaf >> 8}.{leaf & 255}.{h}"
+            hosts.append(Host(f"h{len(hosts) + 1}", address, _mac_of(address)))
+            links.append(Link(f"leaf{leaf}:{next(ports[f'leaf{leaf}'])}", f"{hosts[-1].name}:0", rate, **faults))
+        for upper in above.pop(f"leaf{leaf}"):
+            links.append(Link(f"leaf{leaf}:{next(ports[f'leaf{leaf}'])}", f"{upper}:{next(ports[upper])}", rate,
+                              **inside))
+    for lower, uppers_ in above.items():
+        links += [Link(f"{lower}:{next(ports[lower])}", f"{upper}:{next(ports[upper])}", rate, **inside)
+                  for upper in uppers_]
+    fabric = Fabric(name, engine, grpc("controller", 0), path_mtu, seed, switches=tuple(switches), hosts=tuple(hosts),
+                    links=tuple(links))
+    validate(fabric)
+    return fabric
+
+
+def _mac_of(address: str) -> str:
+    """A locally administered MAC that shows the IPv4 address."""
+    return "02:00:" + ":".join(f"{byte:02x}" for byte in ipaddress.IPv4Address(address).packed)

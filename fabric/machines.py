@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that share a machine, and who folds with whom then (NetReduce's parallel scheme).
+
+    machines          h1: 0 1      h2: 2 3      h3: 4 5       each machine has one address, and one link
+    who folds         local rank 0: 0 2 4       local rank 1: 1 3 5
+
+The ranks of a machine reduce-scatter among themselves, each then folds its own piece with the ranks of the same place
+on the other machines, and they gather the results: a machine's link carries the tensor once, not once a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import networkx as nx
+
+from netfold.fabric.trees import NoTree
+
+
+def machines(hosts: Sequence[str]) -> list[list[int]]:
+    """Ranks by machine, in order of each machine's first rank.  ``hosts`` are names by rank."""
+    by_host: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(rank)
+    return list(by_host.values())
+
+
+def fold_groups(machines: Sequence[Sequence[int]], hosts: Sequence[str]) -> list[list[int]]:
+    """Ranks that fold together: place l of every machine is group l.  Raises NoTree."""
+    if len(machines) == 1:
+        raise NoTree(f"every rank is on {hosts[0]}: nothing to fold in the network")
+    if len({len(ranks) for ranks in machines}) > 1:
+        counts = ", ".join(f"{hosts[ranks[0]]} {len(ranks)}" for ranks in machines[:8])
+        more = f" and {len(machines) - 8} more" if len(machines) > 8 else ""
+        raise NoTree(f"expected equally many ranks on every machine, got {counts}{more}")
+    return [list(group) for group in zip(*machines, strict=True)]
+
+
+def slowest(graph: nx.MultiGraph[str], hosts: Sequence[str]) -> float:
+    """Bytes per second of the slowest link of these hosts, their links added up; 0 where a link has no rate.
+
+    ``graph`` is `Fabric.graph`.
+    """
+    links = [[data["rate"] for _, _, data in graph.edges(host, data=True)] for host in hosts]
+    return min((0.0 if None in rates else sum(rates) / 8 for rates in links), default=0.0)

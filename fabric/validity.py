@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a fabric can be: `validate` names the field, what was expected and what was found."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+
+import networkx as nx
+
+from netfold.fabric.graph import (
+    FAULTS,
+    MAX_PORT,
+    End,
+    Fabric,
+    FabricError,
+    Link,
+    Settings,
+    Switch,
+    bits_per_second,
+)
+from netfold.wire import roce
+
+MAX_SOCKET_PATH: Final = 107
+"""sun_path of unix(7), less its end mark."""
+
+
+def validate(fabric: Fabric) -> None:
+    """Raise FabricError where the fabric contradicts itself or the switch program."""
+    _settings(fabric)
+    _nodes(fabric)
+    _links(fabric)
+
+
+def _settings(fabric: Settings) -> None:
+    if fabric.path_mtu not in roce.PATH_MTUS:
+        raise FabricError(f"fabric.path_mtu: expected {' or '.join(map(str, roce.PATH_MTUS))}, for which there is a "
+                          f"switch program, got {fabric.path_mtu}")
+    if not 0 <= fabric.seed < 2**32:
+        raise FabricError(f"fabric.seed: expected 0..2^32-1, got {fabric.seed}")
+    _grpc_address("fabric.jobs", fabric.jobs)
+    if fabric.metrics is not None and not re.fullmatch(r"[^\s:]*:\d{1,5}", fabric.metrics):
+        raise FabricError(f"fabric.metrics: expected HOST:PORT, such as 127.0.0.1:9464, got {fabric.metrics!r}")
+    if fabric.probe != 0 and not 0.01 <= fabric.probe <= 60:
+        raise FabricError(f"fabric.probe: expected 0 (off) or 0.01..60 seconds, got {fabric.probe}")
+    if not 2 <= fabric.misses <= 1000:
+        raise FabricError(f"fabric.misses: expected 2..1000 probes, got {fabric.misses}")
+    if not 0 <= fabric.steady <= 3600:
+        raise FabricError(f"fabric.steady: expected 0..3600 seconds, got {fabric.steady}")
+    if fabric.token is not None and fabric.token_file is not None:
+        raise FabricError("fabric.token: expected either a token or a token_file, got both")
+    if fabric.token == "":
+        raise FabricError("fabric.token: expected at least one character, got none; leave it out to have no token")
+    if (fabric.certificate is None) != (fabric.key is None):
+        given, other = ("certificate", "key") if fabric.key is None else ("key", "certificate")
+        raise FabricError(f"fabric.{other}: TLS needs both certificate and key, got only fabric.{given}")
+    if fabric.certificate is not None and fabric.jobs.startswith("unix:"):
+        raise FabricError(f"fabric.certificate: TLS goes with fabric.jobs = \"host:port\", got {fabric.jobs}; a unix "
+                          "socket is guarded by the permissions of its folder")
+
+
+def _nodes(fabric: Fabric) -> None:
+    """Names, addresses and MACs are well-formed, and each is there once; so is each P4Runtime target."""
+    if not fabric.switches:
+        raise FabricError("switch: expected at least one [[switch]], got none")
+    unique: dict[tuple[str, str], str] = {}
+    devices: dict[tuple[str, int], str] = {}
+
+    def once(kind: str, value: str, where: str) -> None:
+        if (kind, value) in unique:
+            raise FabricError(f"{where}: {value} is taken by {unique[kind, value]}; every {kind} must be unique")
+        unique[kind, value] = where
+
+    paths = [f"switch[{i}]" for i in range(len(fabric.switches))] + [f"host[{i}]" for i in range(len(fabric.hosts))]
+    for path, node in zip(paths, fabric.nodes, strict=True):
+        if not re.fullmatch(r"[A-Za-z][\w.-]*", node.name):
+            raise FabricError(f"{path}.name: expected a letter, then letters, digits, '_', '.', '-'; got {node.name!r}")
+        once("name", node.name, f"{path}.name")
+        once("address", _ipv4(f"{path}.address", node.address), f"{path}.address")
+        once("mac", _mac(f"{path}.mac", node.mac), f"{path}.mac")
+        if isinstance(node, Switch):
+            if not 0 <= node.device_id < 2**64:
+                raise FabricError(f"{path}.device_id: expected 0..2^64-1, got {node.device_id}")
+            _grpc_address(f"{path}.grpc", node.grpc)
+            device = (node.grpc, node.device_id)
+            if device in devices:
+                raise FabricError(f"{path}: {node.name} and {devices[device]} share {node.grpc} and device_id "
+                                  f"{node.device_id}; give one of them another")
+            devices[device] = node.name
+
+
+def _links(fabric: Fabric) -> None:
+    """Every cable is between two ports that nothing else uses, a host has one, and together they reach every node."""
+    switches, hosts = {s.name for s in fabric.switches}, {h.name for h in fabric.hosts}
+    used: dict[End, str] = {}
+    linked: set[str] = set()
+    for i, link in enumerate(fabric.links):
+        where = f"link[{i}]"
+        try:
+            ends = link.ends
+        except FabricError as error:
+            raise FabricError(f"{where}: {error}") from error
+        for end in ends:
+            if end.node not in switches | hosts:
+                raise FabricError(f"{where}: no switch or host is called {end.node}")
+            lowest = 1 if end.node in switches else 0
+            if not lowest <= end.port <= MAX_PORT:
+                raise FabricError(f"{where}: {end}: expected a port of {lowest}..{MAX_PORT}")
+            if end in used:
+                raise FabricError(f"{where}: {end} is already an end of {used[end]}")
+            used[end] = where
+            if end.node in hosts and end.node in linked:
+                raise FabricError(f"{where}: host {end.node} has a link already; a host has one")
+            linked.add(end.node)
+        if ends[0].node == ends[1].node:
+            raise FabricError(f"{where}: both ends are on {ends[0].node}")
+        if ends[0].node in hosts and ends[1].node in hosts:
+            raise FabricError(f"{where}: {link.a} and {link.b} are both hosts; a link needs a switch")
+        _rate_and_faults(where, link, to_host=bool({end.node for end in ends} & hosts))
+    for name in sorted((hosts | switches) - linked):
+        if name in hosts or len(fabric.switches) > 1:
+            raise FabricError(f"{name} has no [[link]]")
+    if not nx.is_connected(fabric.graph()):
+        raise FabricError("link: the fabric falls apart into pieces that no link connects")
+
+
+def _rate_and_faults(where: str, link: Link, *, to_host: bool) -> None:
+    faults = {name: getattr(link, name) for name in FAULTS}
+    for name, share in faults.items():
+        if not 0.0 <= share <= 1.0:
+            raise FabricError(f"{where}.{name}: expected a share of 0..1, got {share}")
+    if sum(faults.values()) > 1.0:
+        raise FabricError(f"{where}: a packet has one fault at most, so that shares add up to 1 or less; got {faults}")
+    if link.corrupt and not to_host:
+        raise FabricError(f"{where}.corrupt: expected a link to a host, whose first switch checks the ICRC; "
+                          f"{link.a} and {link.b} are switches")
+    if link.rate is not None:
+        try:
+            bits_per_second(link.rate)
+        except FabricError as error:
+            raise FabricError(f"{where}.rate: {error}") from error
+
+
+def _ipv4(where: str, text: str) -> str:
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError as error:
+        raise FabricError(f"{where}: expected an IPv4 address, got {text!r}") from error
+    if address.is_multicast or address.is_unspecified:
+        raise FabricError(f"{where}: expected a unicast address, got {text}")
+    return str(address)
+
+
+def _mac(where: str, text: str) -> str:
+    if not re.fullmatch(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", text) or int(text[:2], 16) & 1:
+        raise FabricError(f"{where}: expected a unicast MAC address such as 02:00:0a:00:01:01, got {text!r}")
+    return text.lower()
+
+
+def _grpc_address(where: str, text: str) -> None:
+    if re.fullmatch(r"unix:/.+", text):
+        if len(text.removeprefix("unix:").encode()) > MAX_SOCKET_PATH:
+            raise FabricError(f"{where}: expected a socket path of at most {MAX_SOCKET_PATH} bytes, as the kernel has "
+                              f"it, got {text!r}; use a shorter folder")
+        return
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise FabricError(f"{where}: expected HOST:PORT or unix:/PATH, got {text!r}")

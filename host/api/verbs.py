@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One communicator for the whole process, configured by the environment, in the words of Horovod.
+
+As there, ``root_rank`` and ``allgather`` are the names; unlike there, ``allreduce`` sums where nothing is said:
+``op=Average`` is Horovod's default.  For torch's tensors see ``netfold.host.torch.verbs``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from netfold.host import environment
+from netfold.host.api.communicator import CONTROLLER_VARIABLE, Communicator, RailName
+from netfold.host.errors import NetFoldError
+from netfold.host.operation.coding import LaneBits
+from netfold.host.operation.reduction import ReduceOp
+
+Average: Final = "average"
+Sum: Final = "sum"
+Min: Final = "min"
+Max: Final = "max"
+Product: Final = "product"
+
+_world: Communicator | None = None
+
+
+def init(
+    *,
+    job: str | None = None,
+    rank: int | None = None,
+    world: int | None = None,
+    address: str | None = None,
+    controller: str | None = None,
+    timeout: float = 10.0,
+    rail: RailName = "auto",
+    algorithm: str | None = None,
+    lane_bits: LaneBits | None = None,
+) -> Communicator:
+    """Joins the job that the environment names; arguments win over the environment.
+
+    NETFOLD_JOB (default "default"), NETFOLD_CONTROLLER; rank and world size as the launcher says them, and this host's
+    address from NETFOLD_ADDRESS or the way to the controller (``environment``).  Raises ValueError for what is missing,
+    and what Communicator.join raises.
+    """
+    global _world
+    if _world is not None:
+        raise NetFoldError("netfold.init() was called before; call netfold.shutdown() first")
+    if rank is None or world is None:
+        place = environment.place()
+        rank, world = place.rank if rank is None else rank, place.world if world is None else world
+    where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
+    atexit.register(shutdown)  # a script that ends without saying goodbye still leaves its job
+    _world = Communicator.join(
+        job if job is not None else os.environ.get("NETFOLD_JOB", "default"),
+        rank,
+        world,
+        address=address if address is not None else environment.address(where, os.environ.get("MASTER_ADDR", "")),
+        controller=controller,
+        timeout=timeout,
+        rail=rail,
+        algorithm=algorithm,
+        lane_bits=lane_bits,
+    )
+    return _world
+
+
+def is_initialized() -> bool:
+    """Whether there is a job: ``init`` was called, and ``shutdown`` was not."""
+    return _world is not None
+
+
+def communicator() -> Communicator:
+    """The process's communicator.  Raises NetFoldError where ``init`` was not called."""
+    if _world is None:
+        raise NetFoldError("no job: call netfold.init() first")
+    return _world
+
+
+def rank() -> int:
+    """This process's rank."""
+    return communicator().rank
+
+
+def size() -> int:
+    """How many ranks the job has."""
+    return communicator().size
+
+
+def local_rank() -> int:
+    """This process's rank among those of its machine, as the launcher says; 0 where it does not."""
+    communicator()
+    try:
+        return environment.place().local_rank
+    except ValueError:  # init() was told rank and world
+        return 0
+
+
+def allreduce(array: NDArray[Any], out: NDArray[Any] | None = None, op: ReduceOp = "sum") -> NDArray[Any]:
+    """``Communicator.allreduce`` of the process's communicator."""
+    return communicator().allreduce(array, out, op)
+
+
+def allgather(array: NDArray[Any]) -> NDArray[Any]:
+    """Every rank's rows, one after another; ranks may have unlike numbers of them."""
+    import numpy as np
+
+    comm, array = communicator(), np.asarray(array)
+    if array.ndim == 0:
+        raise ValueError("allgather of a single number: expected one or more dimensions")
+    rows = comm.all_gather(np.array([len(array)], np.int64))
+    return comm.all_gather(array, counts=rows.tolist())
+
+
+def allgather_object(value: Any) -> list[Any]:
+    """Every rank's object, in order of rank.  They are pickled: ranks of a job run each other's code, as everywhere."""
+    import numpy as np
+
+    mine = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = communicator().all_gather(np.array([mine.size], np.int64))
+    everyones = communicator().all_gather(mine, counts=sizes.tolist())
+    return [pickle.loads(piece.tobytes()) for piece in np.split(everyones, sizes.cumsum()[:-1])]
+
+
+def broadcast_object(value: Any, root_rank: int = 0) -> Any:
+    """The root's object, pickled on its way; what the others give is left alone."""
+    import numpy as np
+
+    comm = communicator()
+    mine = np.frombuffer(pickle.dumps(value) if comm.rank == root_rank else b"", np.uint8)
+    nbytes = comm.broadcast(np.array([mine.size], np.int64), root=root_rank)[0]
+    if comm.rank == root_rank:
+        comm.broadcast(mine.copy(), root=root_rank)
+        return value
+    return pickle.loads(comm.broadcast(np.empty(nbytes, np.uint8), root=root_rank).tobytes())
+
+
+def broadcast(array: NDArray[Any], root_rank: int = 0) -> NDArray[Any]:
+    """``Communicator.broadcast`` of the process's communicator: in place."""
+    return communicator().broadcast(array, root=root_rank)
+
+
+def broadcast_parameters(
+    parameters: Mapping[str, NDArray[Any]] | Iterable[NDArray[Any] | tuple[str, NDArray[Any]]], root_rank: int = 0
+) -> None:
+    """Fills every rank's arrays with the root's, in place: the same start for all.
+
+    parameters  name -> array, arrays, or pairs of name and array; in the same order on all ranks
+    """
+    values = parameters.values() if isinstance(parameters, Mapping) else parameters
+    for value in values:
+        broadcast(value[1] if isinstance(value, tuple) else value, root_rank)
+
+
+def barrier() -> None:
+    """Returns once every rank has called it."""
+    communicator().barrier()
+
+
+def shutdown() -> None:
+    """Leaves the job; ``init`` may be called again.  Does nothing where there is none."""
+    global _world
+    if _world is not None:
+        world, _world = _world, None
+        atexit.unregister(shutdown)
+        world.close()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is: one operation at a time, in order, on the caller's thread or, asynchronously, on one of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from netfold.host.errors import Busy, Closed, CollectiveTimeout, NetFoldError
+from netfold.host.tracing.flight import Flight
+from netfold.host.tracing.timeline import QUEUED
+
+T = TypeVar("T")
+
+log = logging.getLogger("netfold")
+
+
+class Work(Generic[T]):
+    """An operation under way.  Its arrays belong to it until ``wait`` returns."""
+
+    def __init__(self, call: Callable[[], T], me: str) -> None:
+        self._call = call
+        self._me = me
+        self._done = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._starts: Callable[[], None] = lambda: None
+        self._callbacks: list[Callable[[Work[T]], object]] = []
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The operation's result, or its error.
+
+        timeout  seconds; default: until the operation's own timeout.  Raises CollectiveTimeout when it is over; the
+                 operation itself goes on, and may be waited for again
+        """
+        if not self._done.wait(timeout):
+            raise CollectiveTimeout(f"{self._me}: not done within the {timeout:g} s of wait(); it goes on")
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return, or raise the operation's error, at once."""
+        return self._done.is_set()
+
+    def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
+        """Calls ``callback(work)`` once it is done: on the communicator's thread, or here and now where it is.
+
+        What a callback raises is logged; the operation and what follows it go on.
+        """
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        self._tell(callback)
+
+    def _run(self) -> None:
+        self._starts()
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._lock:
+                self._done.set()
+                callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                self._tell(callback)
+
+    def _tell(self, callback: Callable[[Work[T]], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            log.exception("%s: a callback failed", self._me)
+
+
+class Turns:
+    """The order of operations on one communicator and its groups, and the error that ended it for good.
+
+    me      who speaks in errors
+    flight  records them; default: for this object alone
+    """
+
+    def __init__(self, me: str, flight: Flight | None = None) -> None:
+        self.me = me
+        self.flight = Flight(me, 0, 1) if flight is None else flight
+        self.broken: NetFoldError | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Work[object] | None] = queue.SimpleQueue()
+        self._last: Work[object] | None = None
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def turn(
+        self, numbers: Iterator[int], group: str, name: str, nbytes: int = 0, op: str = "", dtype: object = ""
+    ) -> Iterator[int]:
+        """One operation; gives its number.  Waits for asynchronous ones that were begun before it.
+
+        numbers  of the group's operations: the same on all of its ranks, whatever other groups do
+        the others are for the flight recorder
+
+        Raises Busy where another thread is inside one, Closed, and the error of an operation that failed before.
+        """
+        if threading.current_thread() is not self._thread and self._last is not None:
+            self._last._done.wait()  # each is bounded by its own timeout
+        if not self._lock.acquire(blocking=False):
+            raise Busy(f"{self.me}: another thread is inside a collective; call from one thread, or use a lock")
+        try:
+            if self._closed:
+                raise Closed(f"{self.me}: the communicator was closed")
+            if self.broken is not None:
+                raise self.broken
+            number = next(numbers)
+            try:
+                with self.flight.operation(number, group, name, op, str(dtype), nbytes):
+                    yield number
+            except NetFoldError as error:
+                self.broken = error
+                raise
+            except BaseException as error:  # Ctrl-C in the middle: packets of this operation are out already
+                self.broken = NetFoldError(
+                    f"{self.me}: operation {number} was interrupted ({type(error).__name__}); join anew"
+                )
+                raise
+        finally:
+            self._lock.release()
+
+    def later(self, call: Callable[[], T], what: str) -> Work[T]:
+        """Runs ``call``, which takes its turn itself, after all that were begun before it."""
+        if self._closed:
+            raise Closed(f"{self.me}: the communicator was closed")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="netfold", daemon=True)
+            self._thread.start()
+        work = Work(call, f"{self.me}, {what}")
+        timeline = self.flight.timeline
+        if timeline is not None:
+            begin = time.monotonic_ns()
+            work._starts = lambda: timeline.add(QUEUED, what, begin, time.monotonic_ns())
+        self._last = work  # type: ignore[assignment]
+        self._queue.put(work)  # type: ignore[arg-type]
+        return work
+
+    def close(self) -> bool:
+        """Ends after what is under way; False where it was closed before."""
+        if self._closed:
+            return False
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._queue.put(None)
+            self._thread.join()  # bounded: every operation is
+        self._closed = True
+        self.flight.close()
+        return True
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work._run()

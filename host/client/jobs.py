@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client of the controller's job service (wire/jobs.py): gRPC without generated code, msgspec at both ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import msgspec
+
+from netfold.host.client.line import Line
+from netfold.host.client.listening import CLOSE_SECONDS
+from netfold.host.client.watcher import Watcher
+from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
+from netfold.rpc import channel as tls
+from netfold.wire.jobs import (
+    SERVICE,
+    AskMissing,
+    Done,
+    Event,
+    Join,
+    Leave,
+    Missing,
+    Plan,
+    Report,
+    Resume,
+    Settled,
+    Watch,
+)
+
+ANSWER_MARGIN = 5.0
+"""Seconds that the controller gets beyond the join's own timeout, so that its own refusal arrives first."""
+MISSING_TIMEOUT = 3.0
+"""Seconds that an operation which has timed out spends on learning why."""
+MAX_RESUME = 600.0
+"""Seconds that ranks wait for other trees at most."""
+REPORT_TIMEOUT = 2.0
+"""Seconds for what needs no answer: a finished rank does not wait for a controller that hangs."""
+GOODBYE_TIMEOUT = 12.0
+"""Seconds until nobody needs this rank any more: the controller waits for 10 at most."""
+
+log = logging.getLogger("netfold")
+
+
+class JobClient:
+    """One rank's line to the controller, over TLS where NETFOLD_CA is set (rpc/channel.py).  Raises JoinRefused.
+
+    controller  "host:port" or "unix:/path"
+    token       the fabric's, if it has one; default: $NETFOLD_TOKEN
+    """
+
+    def __init__(self, controller: str, *, token: str = "") -> None:
+        self.controller = controller
+        self.token = token or os.environ.get(tls.TOKEN_VARIABLE, "")
+        try:
+            self.channel = tls.channel(controller)
+            """For other services of the controller."""
+        except tls.TlsError as error:
+            raise JoinRefused(f"{controller}: {error}") from error
+        self._join = self._unary("Join", Plan)
+        self._report = self._unary("Report", Done)
+        self._leave = self._unary("Leave", Done)
+        self._missing = self._unary("Missing", Missing)
+        self._suspect = self._unary("Suspect", Done)
+        self._settled = self._unary("Settled", Done)
+        self._resume = self._unary("Resume", Plan)
+        self._watch = self.channel.unary_stream(
+            f"/{SERVICE}/Watch",
+            request_serializer=msgspec.json.encode,
+            response_deserializer=msgspec.json.Decoder(Event).decode,
+        )
+
+    def _unary(self, method: str, answer: type[Any]) -> Callable[..., Any]:
+        return self.channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=msgspec.json.encode,
+            response_deserializer=msgspec.json.Decoder(answer).decode,
+        )
+
+    def join(self, request: Join) -> Plan:
+        """Returns this rank's plan once all ranks are in.  Raises JoinRefused, PlanError."""
+        who = f"job {request.job!r}, rank {request.rank} of {request.world}"
+        try:
+            request = msgspec.structs.replace(request, token=request.token or self.token)
+            plan: Plan = self._join(request, timeout=request.timeout + ANSWER_MARGIN)
+            return plan
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or "no details"
+            if code is grpc.StatusCode.UNAVAILABLE:
+                what = f"nobody answers at {self.controller} ({details}); is the controller up (`netfold status`)?"
+                what += tls.hint(self.controller)
+            elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                what = f"no plan from {self.controller} within {request.timeout:g} s ({details})"
+            elif code is grpc.StatusCode.INTERNAL and "deserializ" in details.lower():
+                raise PlanError(
+                    f"{who}: the answer of {self.controller} is no plan ({details}); host and controller are of "
+                    "different versions: install the same one"
+                ) from error
+            else:
+                what = f"{self.controller} says {code.name}: {details}"
+            raise JoinRefused(f"{who}: {what}") from None  # all of it is said; gRPC's own words are twenty lines a rank
+
+    def watch(self, plan: Plan) -> Watcher:
+        """Lets the controller see that this rank lives, and hears from it which others do not.  Close it after
+        ``leave``."""
+        request = Watch(plan.job, plan.rank, plan.epoch, self.token)
+        settled = Settled(plan.job, plan.rank, plan.epoch, self.token)
+        return Watcher(
+            self._watch(request), f"job {plan.job!r}, rank {plan.rank} of {plan.world}",
+            lambda: self._tell(self._settled, settled),
+        )
+
+    def leave(self, report: Report, reason: str = "") -> None:
+        """Sends totals and goodbye, and waits until no other rank may need this one; a controller that is gone is
+        logged, never raised."""
+        try:
+            self._report(msgspec.structs.replace(report, token=self.token), timeout=REPORT_TIMEOUT)
+            goodbye = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, token=self.token)
+            self._leave(goodbye, timeout=GOODBYE_TIMEOUT)
+        except grpc.RpcError as error:
+            log.warning(
+                "job %r, rank %d: left, but %s did not take the report: %s %s",
+                report.job, report.rank, self.controller, error.code().name, error.details(),
+            )
+
+    def missing(self, plan: Plan, waits: dict[int, int]) -> Missing:
+        """For whom the switches wait, asked within MISSING_TIMEOUT; where nobody can say, why not.
+
+        waits  as in AskMissing
+        """
+        request = AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token)
+        try:
+            answer: Missing = self._missing(request, timeout=MISSING_TIMEOUT)
+            return answer
+        except grpc.RpcError as error:
+            said = f"{error.code().name}: {error.details() or 'no details'}"
+            return Missing([], [f"the controller at {self.controller} cannot say who is missing: {said}"])
+
+    def suspect(self, plan: Plan, waits: dict[int, int]) -> None:
+        """Repeats bring nothing: the controller may look at the trees' links.  Returns at once.
+
+        waits  as in AskMissing
+        """
+        self._tell(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token))
+
+    def tell(self, method: Any, request: msgspec.Struct, unheard: Callable[[str], None]) -> None:
+        """Without waiting for the answer; ``unheard`` is called with why there was none.
+
+        On a thread: the future of a call has the same trouble as a stream (`Listening.close`).
+        """
+
+        def say() -> None:
+            try:
+                method(request, timeout=REPORT_TIMEOUT)
+            except grpc.RpcError as error:
+                unheard(f"{error.code().name}: {error.details()}")
+            except ValueError as error:  # the channel is closed: we have left
+                unheard(str(error))
+
+        threading.Thread(target=say, name="netfold-tell", daemon=True).start()
+
+    def _tell(self, method: Any, request: msgspec.Struct) -> None:
+        """The same; that nobody heard it is logged where anybody looks."""
+        self.tell(method, request, lambda why: log.debug("%s: nobody heard %s: %s", self.controller, request, why))
+
+    def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
+        """Stands still until all ranks do, and other trees are there: the plan to go on by.  Raises TreesLost.
+
+        missing  as in Resume
+        timeout  seconds
+        """
+        request = Resume(plan.job, plan.rank, plan.epoch, missing, min(timeout, MAX_RESUME), self.token)
+        try:
+            answer: Plan = self._resume(request, timeout=request.timeout + ANSWER_MARGIN)
+            return answer
+        except grpc.RpcError as error:
+            said = f"{error.code().name}: {error.details() or 'no details'}"
+            raise TreesLost(f"job {plan.job!r}, rank {plan.rank}: {self.controller} says {said}") from error
+
+    def line(
+        self,
+        plan: Plan,
+        news: Callable[[], NetFoldError | None],
+        timeout: float,
+        follow: Callable[[Plan], None],
+    ) -> Line:
+        """What a fold hears and asks.
+
+        news     of the plan's ``Watcher``
+        timeout  seconds that it waits for other trees
+        follow   is told of every plan that takes this one's place
+        """
+        now = plan
+
+        def resume(missing: dict[int, int]) -> Plan:
+            nonlocal now
+            now = self.resume(plan, missing, timeout)
+            follow(now)
+            return now
+
+        return Line(news, lambda waits: self.suspect(now, waits), lambda waits: self.missing(now, waits), resume)
+
+    def close(self) -> None:
+        """Ends the connection.  gRPC sets no bound to that, and what has left the job must not hang in its goodbye."""
+        closing = threading.Thread(target=self.channel.close, name="netfold-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+        if closing.is_alive():
+            log.warning("the connection to %s did not close within %g s; left behind", self.controller, CLOSE_SECONDS)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's open line to the controller: how it is seen to be alive, and how it learns that another rank is not.
+
+The switches tell nobody that a rank is gone: its contributions just stop.  The controller sees the rank's connection
+break and says so to all others, so that a blocked collective ends long before its timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from netfold.host import errors
+from netfold.host.client.listening import Listening
+from netfold.host.errors import NetFoldError, PeerLost
+from netfold.wire.jobs import Event, Halt, JobEnded, RankLost, Settle
+
+log = logging.getLogger("netfold")
+
+
+class Watcher:
+    """Listens on a thread of its own from the plan to the goodbye.
+
+    call     the stream of the controller's events
+    me       who speaks in errors
+    settled  says that this rank lacks no result
+    """
+
+    def __init__(self, call: Any, me: str, settled: Callable[[], None]) -> None:
+        self._settled = settled
+        self._me = me
+        self._news: NetFoldError | None = None
+        self._closing = False
+        self._lock = threading.Lock()
+        self._halt = 0
+        self._on_halt: Callable[[int], None] = lambda number: None
+        self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
+        self._listening = Listening(call, "netfold-watch", self._hear, self._over)
+
+    def news(self) -> NetFoldError | None:
+        """What ended the job for this rank: the first thing that the controller said, or None while all is well."""
+        return self._news
+
+    def on_halt(self, call: Callable[[int], None]) -> None:
+        """Calls it, on our thread, with the number of each round in which the trees are planned anew; it must return at
+        once."""
+        with self._lock:
+            self._on_halt = call
+            if self._halt:
+                call(self._halt)
+
+    def on_settle(self, call: Callable[[Callable[[], None]], None]) -> None:
+        """Calls it, on our thread, when another rank wants to leave: it must return at once, and see to it that what it
+        is given is called when all is finished that this rank has begun.  Without, nothing ever is under way."""
+        self._on_settle = call
+
+    def leaving(self) -> None:
+        """Before the goodbye: from now on the controller may end the stream, and that is no news."""
+        self._closing = True
+
+    def close(self) -> None:
+        """After the goodbye: before, the controller takes it for this rank's death."""
+        self._closing = True
+        self._listening.close()
+
+    def _over(self, why: str) -> None:
+        if not self._closing and self._news is None:
+            log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Halt):
+            log.warning("%s: %s; going on over other trees", self._me, event.why)
+            with self._lock:
+                self._halt = event.round
+                self._on_halt(event.round)
+        elif isinstance(event, Settle):
+            self._on_settle(self._settled)
+        if self._news is not None:
+            return
+        if isinstance(event, RankLost):
+            self._news = PeerLost(
+                f"lost rank {event.rank} at {event.address} ({event.host}): {event.why}. Look at that rank's own "
+                "error; then join anew"
+            )
+            log.warning("%s: %s", self._me, self._news)
+        elif isinstance(event, JobEnded):
+            self._news = errors.JobEnded(f"the controller ended the job: {event.why}; join anew")
+            log.warning("%s: %s", self._me, self._news)

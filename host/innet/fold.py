@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rail "innet": the switches fold.  The native engine over UDP sockets; see native/fold.h for what happens."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from netfold.host.client.line import ALONE, Line, Waits
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, RankMismatch, TransportError
+from netfold.host.innet import abi, native
+from netfold.host.innet.abi import AGREEMENT, DATA, Standing
+from netfold.host.innet.halts import Halts
+from netfold.host.innet.native import Core, Io
+from netfold.host.innet.suspicion import Suspicion
+from netfold.host.mesh.mesh import ranks
+from netfold.host.native.library import RUN_PACKETS
+from netfold.host.native.sockets import open_sockets
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits
+from netfold.host.operation.rail import Flat, Op, RailStats, TreeStats
+from netfold.host.tracing.timeline import Timeline
+from netfold.wire import roce
+from netfold.wire.jobs import Plan
+
+log = logging.getLogger("netfold")
+
+SLICE = 0.05
+"""Seconds in native code between looks at Python's signals (Ctrl-C), the timeout, and streams that are stuck."""
+WATCHED_SLICE = 0.01
+"""The same where somebody watches: how soon a rail of several is found dead."""
+PATIENCE = 0.5
+"""Seconds without any new result after which a lost rank ends an operation: one that died after its last contribution
+need not."""
+PIECE = 1 << 28
+"""Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
+SKB_BYTES = {1024: 2304, 4096: 8448}
+"""What the kernel charges a socket's receive buffer for one unmerged packet of a path MTU."""
+
+
+class FoldRail:
+    """Allreduce by the trees of a plan.
+
+    address  this rank's address on the fabric: results arrive at its UDP port 4791
+    timeout  seconds without any new result after which an operation gives up
+    line     to the controller: where it says that the job has ended, PATIENCE is enough
+    timeline  is told what the native loop does, where one is asked for
+    shared   other sockets are open on the same address and port (``reuseport``)
+    members  ranks that fold together; default: all of the plan
+    """
+
+    name = "innet"
+    saturates = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        address: str,
+        *,
+        timeout: float,
+        line: Line = ALONE,
+        timeline: Timeline | None = None,
+        shared: bool = False,
+        members: int | None = None,
+    ) -> None:
+        self.watch: Callable[[float], None] | None = None  # multirail.Track
+        self._plan = plan
+        self._first_trees = plan.trees  # statistics are told by these: later ones may share a root
+        self._line = line
+        self._suspicion = Suspicion()
+        self._turn = threading.Lock()  # whoever drives the core
+        self._lost: NetFoldError | None = None
+        self._last = (np.empty(0, np.int32), 0)
+        self._timeout = timeout
+        self._operations = 0
+        self.saturated = 0
+        self._bytes = [0] * len(plan.trees)
+        self._seconds = 0.0
+        self._final: RailStats | None = None  # once closed
+        said = os.environ.get(native.CREDITS_VARIABLE, "")
+        self._credits = native.Credits.parse(said) if said else None
+        streams = [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
+        charge = SKB_BYTES[plan.path_mtu]
+        wanted = sum(stream.slots // 2 for stream in streams) * charge
+        ports = sorted({stream.source_port for stream in streams})
+        sockets = open_sockets(address, ports, room=wanted, shared=shared, ttl=roce.RESULT_TTL)
+        try:
+            # A window that the receive buffer cannot hold would turn every burst into loss.
+            most = max(2, sockets.room // charge // len(streams))
+            run = RUN_PACKETS if sockets.super_packets else 1
+            self.members = members or plan.world
+            self._core = Core(
+                address, self.members, plan.trees, path_mtu=plan.path_mtu, max_run=run, max_window=most,
+                credits=self._credits,
+            )
+            planned = max(stream.slots // 2 for stream in streams)
+            if most < planned:
+                log.warning(
+                    "job %r, rank %d: the receive buffer has %d bytes, so windows are at most %d packets instead of "
+                    "%d; for full speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN",
+                    plan.job, plan.rank, sockets.room, 1 << (most.bit_length() - 1), planned, wanted,
+                )
+            self._windows = [self._core.standing(index, DATA).window for index in range(len(plan.trees))]
+            self._io = Io(self._core, sockets.receiver, sockets.senders)
+        except BaseException:
+            sockets.close()
+            raise
+        self._receiver = sockets.receiver
+        self._halts = Halts(self._serve)
+        self._io.interrupt_by(self._halts.fd)
+        self._timeline = timeline
+        if timeline is not None:
+            self._io.trace()
+
+    @property
+    def receiver(self) -> socket.socket:
+        """Where results arrive."""
+        return self._receiver
+
+    def allreduce(
+        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
+    ) -> None:
+        with self._turn:
+            if self._lost is not None:
+                raise self._lost
+            try:
+                self._allreduce(source, out, op, number, coding, feedback)
+            except BaseException as error:
+                if not self._core.finished():  # the arrays are the caller's again: nobody may go on with them
+                    self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
+                raise
+
+    @property
+    def suffices(self) -> bool:
+        return False
+
+    def trial(self, data: Flat, number: int) -> None:
+        counted = self._operations, self._bytes[:], self._seconds
+        self.allreduce(data, data, "sum", number)
+        self._operations, self._bytes, self._seconds = counted
+
+    def _allreduce(self, source: Flat, out: Flat, op: Op, number: int, coding: Coding, feedback: Flat | None) -> None:
+        begin = time.monotonic()
+        self.saturated = 0
+        divisor = float(self._plan.world) if op == "average" else 1.0
+        for first in range(0, max(1, source.size), PIECE):  # an empty array still checks that all ranks agree
+            piece = slice(first, first + PIECE)
+            self._core.start(
+                number & 0xFFFFFFFF, source[piece], out[piece], divisor, native.library().nf_now(), op=op,
+                coding=coding, feedback=None if feedback is None else feedback[piece], rank=self._plan.rank,
+            )
+            self._last = (source[piece], number)
+            self._drive(source[piece], number)
+            self.saturated += self._core.saturated()
+            for tree in range(len(self._bytes)):
+                self._bytes[tree] += self._core.elements(tree) * source.itemsize
+        self._operations += 1
+        self._seconds += time.monotonic() - begin
+
+    def _drive(self, source: Flat, number: int) -> None:
+        slice_ns = int((SLICE if self.watch is None else WATCHED_SLICE) * 1e9)
+        while True:
+            timeout = int(self._timeout * 1e9)
+            if self._halts.due:
+                self._go_on()
+            now = native.library().nf_now()
+            if now >= self._core.progress() + timeout:
+                raise self._timed_out(source, number)
+            news = self._line.news()
+            if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
+                raise type(news)(f"{self._who(source, number)}: {news}")
+            status, error = self._io.run(min(now + slice_ns, self._core.progress() + timeout))
+            if self._timeline is not None:
+                self._timeline.spans(*self._io.spans())
+            if status == native.DONE:
+                return
+            if self.watch is not None and status == native.AGAIN:
+                self.watch(self._core.progress() / 1e9)
+            if status == native.AGAIN and self._suspicion.look(waits := self._waits(), self._core.progress(), now):
+                self._line.suspect(waits)
+            if status == native.FAILED:
+                raise self._failed(source, number)
+            if status == native.OS_ERROR:
+                mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
+                hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
+                raise TransportError(
+                    error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}{hint}"
+                )
+
+    def halt(self, number: int) -> None:
+        """The trees went away: stand still, and go on over others, also while no operation runs.  Returns at once."""
+        if self._line.resume is not None:
+            self._halts.ask(number)
+
+    def _go_on(self) -> None:
+        """Over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
+        assert self._line.resume is not None
+        plan = self._line.resume(self._core.missing())
+        try:
+            self._core.resume(plan.trees, native.library().nf_now())
+        except ValueError as error:
+            raise PlanError(f"job {plan.job!r}, rank {plan.rank}: cannot go on as planned: {error}") from error
+        self._io.forget()
+        self._plan = plan
+        self._halts.served(plan.round)
+        log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """Calls ``done``, on a thread of its own, once every operation that has begun is over.  Returns at once."""
+
+        def wait() -> None:
+            with self._turn:
+                pass
+            done()
+
+        threading.Thread(target=wait, name="netfold-settle", daemon=True).start()
+
+    def _serve(self) -> None:
+        """Between operations: what this rank has had long ago, others may lack."""
+        with self._turn:
+            if self._lost is not None or self._final is not None:
+                return
+            try:
+                if self._halts.due:
+                    self._go_on()
+                if not self._core.finished():
+                    self._drive(*self._last)
+            except NetFoldError as error:
+                self._lost = error
+                log.warning("between operations: %s", error)
+
+    @property
+    def retransmissions(self) -> int:
+        """Contributions sent again since the rail was made."""
+        return self._core.retransmitted()
+
+    def stats(self) -> RailStats:
+        if self._final is not None:
+            return self._final
+        by_tree: dict[str, TreeStats] = {}
+        for index, tree in enumerate(self._first_trees):
+            both = [self._core.standing(index, kind).counters for kind in (AGREEMENT, DATA)]
+            by_tree[tree.name] = TreeStats(
+                bytes_reduced=self._bytes[index],
+                packets_sent=sum(c.sent for c in both),
+                packets_received=sum(c.received for c in both),
+                retransmissions=sum(c.retransmitted for c in both),
+                timeouts=sum(c.timeouts for c in both),
+                duplicates=sum(c.duplicates for c in both),
+                ecn_marks=sum(c.marks for c in both),
+            )
+        return RailStats(
+            operations=self._operations,
+            bytes_reduced=sum(self._bytes),
+            packets_sent=sum(t.packets_sent for t in by_tree.values()),
+            retransmissions=sum(t.retransmissions for t in by_tree.values()),
+            seconds=self._seconds,
+            by_tree=by_tree,
+        )
+
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
+        total = sum(tree.weight for tree in self._plan.trees)
+        shares = ", ".join(f"{tree.weight / total:.0%} by {tree.name}" for tree in self._plan.trees)
+        packets = -(-nbytes * lane_bits // 32 // self._plan.path_mtu)
+        window = "/".join(str(w) for w in sorted(set(self._windows)))
+        lanes = "" if lane_bits == 32 else f"in lanes of {lane_bits} bits, "
+        if self._credits is not None:
+            window += f" packets, {self._credits.messages} messages of {self._credits.packets}"
+        return f"{nbytes} bytes fold in the network: {lanes}{packets} packets, {shares}, window {window} packets"
+
+    def close(self) -> None:
+        self._halts.close()
+        if self._final is None:
+            self._final = self.stats()
+            self._io.close()
+            self._core.close()
+
+    # ---- errors ----------------------------------------------------------------------------------------------------
+    def _who(self, source: Flat, number: int) -> str:
+        plan = self._plan
+        return (
+            f"job {plan.job!r}, rank {plan.rank} of {plan.world}, operation {number} "
+            f"({source.size} x {source.dtype.name})"
+        )
+
+    def _timed_out(self, source: Flat, number: int) -> NetFoldError:
+        missing = self._line.missing(self._waits())
+        lines = [
+            f"{self._who(source, number)}: no result from the network for {self._timeout:g} s: "
+            + (f"{ranks(missing.ranks)} gone, stopped, or never called this operation" if missing.ranks else
+               "a rank is gone, stopped, or never called this operation, or a switch of a tree is gone"),
+            *(f"  {why}" for why in missing.why),
+        ]
+        for index, tree in enumerate(self._plan.trees):
+            for kind, label in ((AGREEMENT, "exponents"), (DATA, "sums")):
+                lines.append(f"  tree {tree.name}, {label}: {_where(self._core.standing(index, kind))}")
+        count, code = self._io.setbacks()
+        if count:
+            lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
+        if self._io.unfolded():
+            lines.append(
+                f"  {self._io.unfolded()} packets came from the rank before as it sent them: a switch has no entries "
+                "of this job"
+            )
+        if self._core.foreign():
+            lines.append(f"  {self._core.foreign()} packets came for queue pairs that this rank does not have")
+        lines.append("  expected: every rank within the timeout; look at `netfold jobs`, or give a longer timeout=")
+        return CollectiveTimeout("\n".join(lines))
+
+    def _waits(self) -> Waits:
+        """Queue pairs -> the lowest PSN that was sent and has no result."""
+        waits = {}
+        for index, tree in enumerate(self._plan.trees):
+            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data)):
+                standing = self._core.standing(index, kind)
+                if standing.sent_ahead > standing.results:
+                    waits[stream.qp] = standing.una_psn
+        return waits
+
+    def _failed(self, source: Flat, number: int) -> NetFoldError:
+        failure = self._core.failure()
+        tree = self._plan.trees[failure.tree].name
+        who = f"{self._who(source, number)}, tree {tree}"
+        todo = "call the same operations in the same order on every rank, then join anew"
+        if failure.error == abi.SIGNATURES_DIFFER:
+            apart = [
+                f"{name} {abi.show(name, low)} .. {abi.show(name, high)}"
+                for name, low, high in zip(abi.FIELDS, failure.low, failure.high, strict=True)
+                if low != high
+            ]
+            return RankMismatch(f"{who}: the ranks disagree; over all ranks: {', '.join(apart)}; {todo}")
+        return RankMismatch(
+            f"{who}: the ranks disagree at PSN {failure.psn}: expected {_header(failure, 'expected')}, "
+            f"got {_header(failure, 'got')}; {todo}"
+        )
+
+
+def _where(s: Standing) -> str:
+    if s.packets == 0:
+        return "nothing to fold"
+    if s.results == s.packets:
+        return f"all {s.packets} results in"
+    return (
+        f"{s.results} of {s.packets} results in, {s.sent_ahead} sent, waiting for PSN {s.una_psn}, "
+        f"{s.counters.retransmitted} retransmissions and {s.counters.timeouts} time-outs so far"
+    )
+
+
+def _header(failure: abi.Failure, side: str) -> str:
+    opcode = roce.Opcode(getattr(failure, f"{side}_opcode"))
+    if not opcode.has_reth:
+        return opcode.name
+    address = getattr(failure, f"{side}_address")
+    length = getattr(failure, f"{side}_length")
+    return f"{opcode.name} of operation {address >> 32}, offset {address & 0xFFFFFFFF}, {length} bytes"

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native engine (native/*.c) from Python: built on first use, bound with ctypes, which lets go of the GIL.
+
+``Core`` is the sans-I/O fold: packets in, packets out, next deadline.  ``Io`` runs a core over real sockets.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import functools
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from netfold.host.innet.abi import (
+    AGREEMENT,
+    DATA,
+    DTYPE_CODES,
+    REDUCTIONS,
+    Failure,
+    Narrowing,
+    Operation,
+    RunStruct,
+    Standing,
+    StreamPlan,
+    TreePlan,
+)
+from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
+from netfold.host.operation.coding import PLAIN, Coding
+from netfold.host.operation.half_precision import dtype_name
+from netfold.host.operation.rail import Flat, Op
+from netfold.host.tracing.spans import Span
+from netfold.wire import roce
+from netfold.wire.jobs import Stream, Tree
+
+SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "stream.c", "history.c", "fold.c", "fold_payload.c",
+           "fold_send.c", "fold_receive.c", "udp.c", "io.c", "abi.c")
+MESSAGE_PACKETS = 4096
+"""NF_MESSAGE_PACKETS: of the longest message."""
+CREDITS_VARIABLE = "NETFOLD_CREDITS"
+"""Message-level credits of folds, as "2x170" (``Credits``); the same on all ranks."""
+DONE, AGAIN, FAILED, OS_ERROR = range(4)
+"""nf_run_status."""
+SPAN_ROOM = 1 << 14
+"""Spans between two looks; one takes at least a microsecond, mostly a hundred."""
+
+
+@functools.cache
+def library() -> C.CDLL:
+    """The engine, compiled for this CPU on first use.  Raises cbuild.cc.BuildError."""
+    pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
+    functions = {
+        "nf_abi_size": (u32, u32),
+        "nf_crc32": (u32, u32, C.c_char_p, C.c_size_t),
+        "nf_headroom": (C.c_uint, u32),
+        "nf_levels": (u32, u32, u32),
+        "nf_key": (u32, u32, u32, u32),
+        "nf_scales_of": (None, pointer, pointer, u64, u32, pointer),
+        "nf_quantise_all": (None, pointer, u64, pointer, u32, pointer),
+        "nf_dequantise_all": (None, pointer, u64, pointer, u32, C.c_float, pointer),
+        "nf_narrow_all": (None, C.POINTER(Narrowing), pointer, pointer, u64, pointer, pointer),
+        "nf_widen_all": (None, C.POINTER(Narrowing), pointer, u64, pointer, C.c_float, pointer),
+        "nf_fold_open": (pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
+        "nf_fold_close": (None, pointer),
+        "nf_fold_messages": (C.c_bool, pointer, u32, u32),
+        "nf_fold_start": (C.c_bool, pointer, C.POINTER(Operation), i64, C.POINTER(C.c_char_p)),
+        "nf_fold_resume": (C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p)),
+        "nf_fold_missing": (u32, pointer, u32, C.c_int),
+        "nf_fold_send": (C.c_bool, pointer, i64, C.POINTER(RunStruct)),
+        "nf_fold_unsent": (None, pointer, C.POINTER(RunStruct), u32),
+        "nf_fold_no_runs": (None, pointer),
+        "nf_fold_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, i64),
+        "nf_fold_tick": (None, pointer, i64),
+        "nf_fold_deadline": (i64, pointer),
+        "nf_fold_finished": (C.c_bool, pointer),
+        "nf_fold_failure": (C.POINTER(Failure), pointer),
+        "nf_fold_progress": (i64, pointer),
+        "nf_fold_foreign": (u64, pointer),
+        "nf_fold_elements": (u64, pointer, u32),
+        "nf_fold_retransmitted": (u64, pointer),
+        "nf_fold_saturated": (u64, pointer),
+        "nf_fold_standing": (None, pointer, u32, C.c_int, C.POINTER(Standing)),
+        "nf_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
+        "nf_io_interrupt_by": (None, pointer, C.c_int),
+        "nf_io_forget": (None, pointer),
+        "nf_io_unfolded": (u64, pointer),
+        "nf_io_close": (None, pointer),
+        "nf_io_run": (C.c_int, pointer, i64, C.POINTER(C.c_int32)),
+        "nf_io_setbacks": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
+        "nf_io_trace": (None, pointer, C.POINTER(Span), u64),
+        "nf_io_traced": (u64, pointer, C.POINTER(u64)),
+        "nf_now": (i64,),
+    }
+    return load(
+        "netfold-host", SOURCES, functions, sizes="nf_abi_size",
+        structures=(TreePlan, Failure, Standing, RunStruct, Sender, Span, Operation),
+        # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
+        flags=("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    )
+
+
+@dataclass(frozen=True)
+class Credits:
+    """NetReduce's flow control: data goes in messages of so many packets, and message i + ``messages`` leaves once each
+    packet of message i has its result, or was found lost.  All ranks of a job must say the same."""
+
+    messages: int
+    packets: int
+
+    @classmethod
+    def parse(cls, text: str) -> Credits:
+        """Of "2x170": two messages of 170 packets.  Raises ValueError."""
+        messages, cross, packets = text.partition("x")
+        if not (cross and messages.isdecimal() and packets.isdecimal() and int(messages) >= 1
+                and 1 <= int(packets) <= MESSAGE_PACKETS):
+            raise ValueError(f"{CREDITS_VARIABLE}={text!r}: expected MESSAGESxPACKETS, as 2x170: at least one message, "
+                             f"of 1 to {MESSAGE_PACKETS} packets")
+        return cls(int(messages), int(packets))
+
+
+class Core:
+    """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller hands in."""
+
+    def __init__(
+        self,
+        address: str,
+        world: int,
+        trees: Sequence[Tree],
+        *,
+        path_mtu: int = roce.PATH_MTU,
+        max_run: int = RUN_PACKETS,
+        max_window: int = 1 << 19,
+        credits: Credits | None = None,
+    ) -> None:
+        self._lib = library()
+        self.trees = tuple(trees)
+        self._max_window = max_window
+        plans = self._plans(trees)
+        why = C.c_char_p()
+        self.handle = self._lib.nf_fold_open(
+            number(address), world, path_mtu, len(trees), plans, max_run, C.byref(why)
+        )
+        if not self.handle:
+            raise ValueError(f"fold engine: {(why.value or b'').decode()} (world {world}, {len(trees)} trees)")
+        if credits is not None and not self._lib.nf_fold_messages(self.handle, credits.packets, credits.messages):
+            self.close()
+            raise ValueError(f"fold engine: messages of {credits.packets} packets: expected 1 .. {MESSAGE_PACKETS}")
+        self._run = RunStruct()
+        self._keep: tuple[Flat, Flat, Flat | None] | None = None
+
+    def _plans(self, trees: Sequence[Tree]) -> C.Array[TreePlan]:
+        def stream(plan: Stream) -> StreamPlan:
+            window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
+            return StreamPlan(
+                number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots
+            )
+
+        return (TreePlan * len(trees))(
+            *(TreePlan(tree.weight, (StreamPlan * 2)(stream(tree.agreement), stream(tree.data))) for tree in trees)
+        )
+
+    def missing(self) -> dict[int, int]:
+        """Where each stream is: our queue pair -> PSN of the lowest packet without a result."""
+        return {
+            stream.qp: int(self._lib.nf_fold_missing(self.handle, index, kind))
+            for index, tree in enumerate(self.trees)
+            for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data))
+        }
+
+    def resume(self, trees: Sequence[Tree], now: int) -> None:
+        """Goes on over these trees, as many as before, from the first PSN that each stream names; nothing may have been
+        sent or received since ``missing``.  Raises ValueError where that PSN is not to be had."""
+        if len(trees) != len(self.trees):
+            raise ValueError(f"fold engine: {len(self.trees)} trees cannot become {len(trees)}")
+        why = C.c_char_p()
+        if not self._lib.nf_fold_resume(self.handle, self._plans(trees), now, C.byref(why)):
+            raise ValueError(f"fold engine: {(why.value or b'').decode()}")
+        self.trees = tuple(trees)
+
+    def start(
+        self,
+        number: int,
+        source: Flat,
+        out: Flat,
+        divisor: float,
+        now: int,
+        *,
+        op: Op = "sum",
+        coding: Coding = PLAIN,
+        feedback: Flat | None = None,
+        rank: int = 0,
+    ) -> None:
+        """Begins an operation; its arrays stay in use until it is finished or the core is closed.
+
+        divisor  of results of float32: 1 but for averages
+        rank     draws stochastic rounding apart from the other ranks'
+        Raises ValueError for what lanes cannot do, MemoryError.
+        """
+        name = "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
+        key = self._lib.nf_key(coding.seed, number, rank)
+        self._keep = (source, out, feedback)
+        operation = Operation(
+            number, DTYPE_CODES[dtype_name(source.dtype)], REDUCTIONS.index(name), coding.lane_bits,
+            coding.rounding == "stochastic", key, divisor, source.size, source.ctypes.data, out.ctypes.data,
+            None if feedback is None else feedback.ctypes.data,
+        )
+        why = C.c_char_p()
+        if not self._lib.nf_fold_start(self.handle, C.byref(operation), now, C.byref(why)):
+            words = (why.value or b"").decode()
+            if words.startswith("out of memory"):
+                raise MemoryError(f"{words} of {source.size} elements")
+            raise ValueError(f"{name} of {source.dtype.name} in lanes of {coding.lane_bits} bits: {words}")
+
+    def send(self, now: int) -> Run | None:
+        """The next run of packets to send, or None."""
+        if not self._lib.nf_fold_send(self.handle, now, C.byref(self._run)):
+            return None
+        run = self._run
+        route = run.route
+        return Run(C.string_at(run.bytes, run.length), run.segment, route.source_port, dotted(route.destination))
+
+    def receive(self, data: bytes, now: int, *, segment: int = 0, marked: bool = False) -> None:
+        """Takes UDP payloads that came in, cut every ``segment`` bytes (0: one packet)."""
+        self._lib.nf_fold_receive(self.handle, data, len(data), segment or max(1, len(data)), marked, now)
+
+    def tick(self, now: int) -> None:
+        """Runs the retransmission timers that are due."""
+        self._lib.nf_fold_tick(self.handle, now)
+
+    def deadline(self) -> int:
+        """When to tick next; NEVER where nothing is outstanding."""
+        return int(self._lib.nf_fold_deadline(self.handle))
+
+    def finished(self) -> bool:
+        """All results are in."""
+        return bool(self._lib.nf_fold_finished(self.handle))
+
+    def failure(self) -> Failure:
+        """Why the operation failed; ``error`` is 0 where it did not."""
+        failure: Failure = self._lib.nf_fold_failure(self.handle).contents
+        return failure
+
+    def progress(self) -> int:
+        """When the last new result came, or the operation began."""
+        return int(self._lib.nf_fold_progress(self.handle))
+
+    def foreign(self) -> int:
+        """Packets received that belong to none of our streams."""
+        return int(self._lib.nf_fold_foreign(self.handle))
+
+    def retransmitted(self) -> int:
+        """Packets sent again, on all streams."""
+        return int(self._lib.nf_fold_retransmitted(self.handle))
+
+    def elements(self, tree: int) -> int:
+        """Elements of the current operation in a tree's stripe."""
+        return int(self._lib.nf_fold_elements(self.handle, tree))
+
+    def saturated(self) -> int:
+        """Results of the current saturating sum that stand at an end of the range."""
+        return int(self._lib.nf_fold_saturated(self.handle))
+
+    def standing(self, tree: int, kind: int) -> Standing:
+        """Where a stream stands."""
+        standing = Standing()
+        self._lib.nf_fold_standing(self.handle, tree, kind, C.byref(standing))
+        return standing
+
+    def close(self) -> None:
+        """Frees it; safe to call twice."""
+        if self.handle:
+            self._lib.nf_fold_close(self.handle)
+            self.handle = None
+        self._keep = None
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.close()
+
+
+class Io:
+    """A core over sockets: one that receives, one that sends for each UDP source port."""
+
+    def __init__(self, core: Core, receiver: socket.socket, senders: dict[int, socket.socket]) -> None:
+        self._lib = library()
+        self._core = core
+        self._sockets = [receiver, *senders.values()]  # kept alive as long as their numbers are in use
+        self._handle = self._lib.nf_io_open(core.handle, receiver.fileno(), len(senders), senders_table(senders))
+        if not self._handle:
+            raise MemoryError("no memory for receive buffers")
+
+    def interrupt_by(self, fd: int) -> None:
+        """``run`` returns AGAIN while ``fd`` is readable."""
+        self._lib.nf_io_interrupt_by(self._handle, fd)
+
+    def forget(self) -> None:
+        """What was ready to be sent is for trees that are gone."""
+        self._lib.nf_io_forget(self._handle)
+
+    def run(self, until: int) -> tuple[int, int]:
+        """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns (status, errno)."""
+        error = C.c_int32()
+        return int(self._lib.nf_io_run(self._handle, until, C.byref(error))), error.value
+
+    def trace(self) -> None:
+        """From now on ``spans`` has something to tell."""
+        self._spans = (Span * SPAN_ROOM)()
+        self._lib.nf_io_trace(self._handle, self._spans, SPAN_ROOM)
+
+    def spans(self) -> tuple[list[Span], int]:
+        """What the loop did since the last call, oldest first (valid until ``run``), and how many more were lost."""
+        lost = C.c_uint64()
+        count = self._lib.nf_io_traced(self._handle, C.byref(lost))
+        return self._spans[:count], lost.value
+
+    def unfolded(self) -> int:
+        """Packets that came from the rank before as they were, because no switch folded them; none of them counts."""
+        return int(self._lib.nf_io_unfolded(self._handle))
+
+    def setbacks(self) -> tuple[int, int]:
+        """How often the kernel had no way for a packet, and the last such errno."""
+        count, error = C.c_uint64(), C.c_int32()
+        self._lib.nf_io_setbacks(self._handle, C.byref(count), C.byref(error))
+        return count.value, error.value
+
+    def close(self) -> None:
+        """Frees it and closes the sockets; safe to call twice."""
+        if self._handle:
+            self._lib.nf_io_close(self._handle)
+            self._handle = None
+        for sock in self._sockets:
+            sock.close()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rail "innet" where a machine has several ranks: NetReduce's parallel scheme (its section on many GPUs a machine).
+
+n ranks of a machine, M bytes, window by window of shared memory:
+  reduce-scatter in the machine   each rank ends with the sum of its n-th of the window
+  fold                            it folds that with the ranks in its place on the other machines (native/fold.h)
+  all-gather in the machine       everybody takes all n pieces
+The machine's link carries M bytes each way, not n M.  While the switches fold one window, the ranks gather the one
+before and reduce the one after: folding has a thread of its own, in native code.
+
+Where shared memory is fast enough beside the machine's link (``sufficient``), that pays for certain; else who calls
+measures the links (``collectives.chooser``).
+
+A result has the same bits on all ranks: each piece is summed by one rank of a machine, in order of ranks, and folded
+once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import cast
+
+from netfold.host.client.line import ALONE, Line
+from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.flow import even, run
+from netfold.host.collectives.shared_memory import SharedRows
+from netfold.host.errors import NetFoldError, PeerLost
+from netfold.host.innet import native
+from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.sufficient import beats_ring, ratio
+from netfold.host.mesh.mesh import Subset
+from netfold.host.native.reuseport import by_remainder, steer
+from netfold.host.native.sockets import check_free
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits
+from netfold.host.operation.rail import Flat, Op, RailStats
+from netfold.host.operation.reduction import Reduction
+from netfold.host.selection.measure import measure_inside
+from netfold.host.selection.peers import Peers
+from netfold.host.tracing.timeline import Timeline
+from netfold.wire.jobs import Plan
+
+
+class ParallelFold:
+    """Allreduce by shared memory and the trees of a plan.  All ranks of a machine make it together.
+
+    peers    all ranks of the job: those of a machine wait for each other over its mesh
+    address  of this machine on the fabric
+    timeout, line, timeline  as ``FoldRail``'s
+    """
+
+    name = "innet"
+    saturates = False  # shared memory wraps
+
+    def __init__(
+        self,
+        plan: Plan,
+        peers: Peers,
+        address: str,
+        *,
+        timeout: float,
+        line: Line = ALONE,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._line = line
+        self._timeline = timeline
+        self._peers = peers
+        self._rate = plan.rate
+        self._gave_up = threading.Event()
+        self.members = len(plan.machines)
+        self.saturated = 0
+        machine = next(ranks for ranks in plan.machines if plan.rank in ranks)
+        native.library()  # built before the others wait for us
+        with peers.operation("the ranks of each machine bind their sockets") as mesh:
+            self._local = Subset(mesh, machine)
+            self._rows = SharedRows(self._local)
+            for place in range(self._local.size):
+                if place == self._local.rank:
+                    self._fold = self._bind(plan, address, timeout)
+                run(self._local, barrier(self._local))
+            self._inside = measure_inside(mesh, self._local, self._rows)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
+        self._operations = 0
+        self._bytes = 0
+        self._seconds = 0.0
+
+    def _bind(self, plan: Plan, address: str, timeout: float) -> FoldRail:
+        """In turn: the kernel numbers a machine's sockets in the order in which they are bound."""
+        if self._local.rank == 0:
+            check_free(address)  # sockets of another job would join our group, and mix up its numbers
+        fold = FoldRail(plan, address, timeout=timeout, line=replace(self._line, news=self._heard), shared=True,
+                        timeline=self._timeline, members=len(plan.machines))
+        if self._local.rank == 0:
+            steer(fold.receiver, by_remainder(self._local.size))
+        return fold
+
+    def allreduce(
+        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
+    ) -> None:
+        what = f"{op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
+        begin = time.monotonic()
+        if source.ctypes.data != out.ctypes.data:
+            out[...] = source
+        try:
+            with self._peers.operation(what):
+                self._reduce(out, op, number, coding, feedback)
+        except PeerLost as error:
+            # A rank that gave up names the one that it lost only to its own machine; the controller names it to all.
+            news = self._line.news()
+            raise error if news is None else type(news)(f"{error}; {news}") from error
+        self._operations += 1
+        self._bytes += out.nbytes
+        self._seconds += time.monotonic() - begin
+
+    def _reduce(self, out: Flat, op: Op, number: int, coding: Coding, feedback: Flat | None) -> None:
+        # an empty array still checks that all ranks agree
+        cuts = list(self._rows.windows(out.size, out.itemsize)) or [slice(0, 0)]
+        windows = [out[cut] for cut in cuts]
+        reduction = Reduction("sum" if op == "average" else op, out.dtype.name)
+        folding: Future[None] | None = None
+        try:
+            for index, window in enumerate(windows):
+                run(self._local, self._rows.reduce_scatter(window, reduction))
+                if folding is not None:
+                    folding.result()
+                mine = even(window.size, self._local.size)[self._local.rank]
+                left_out = None if feedback is None else feedback[cuts[index]][mine]
+                folding = self._thread.submit(
+                    self._fold.allreduce, window[mine], window[mine], op, number, coding, left_out
+                )
+                if index:
+                    run(self._local, self._rows.all_gather(windows[index - 1]))
+            folding = cast("Future[None]", folding)
+            folding.result()
+            run(self._local, self._rows.all_gather(windows[-1]))
+        except BaseException:
+            self._gave_up.set()  # nobody may touch the sockets or the array behind the back of whoever hears of this
+            if folding is not None:
+                folding.exception()
+            raise
+
+    @property
+    def suffices(self) -> bool:
+        """NetReduce's condition: then nobody needs to measure links."""
+        return bool(self._rate) and beats_ring(self._peers.size, self._local.size, 1 / self._inside.beta, self._rate)
+
+    def trial(self, data: Flat, number: int) -> None:
+        self._reduce(data, "sum", number, PLAIN, None)
+
+    def _heard(self) -> NetFoldError | None:
+        """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""
+        return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._line.news()
+
+    @property
+    def retransmissions(self) -> int:
+        return self._fold.retransmissions
+
+    def stats(self) -> RailStats:
+        folded = self._fold.stats()
+        return replace(folded, operations=self._operations, bytes_reduced=self._bytes, seconds=self._seconds)
+
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
+        ranks = self._local.size
+        folds = (
+            f"{nbytes} bytes are reduced by the {ranks} ranks of each machine in shared memory, and each of them folds "
+            f"its part: {self._fold.describe(-(-nbytes // ranks), lane_bits)}"
+        )
+        inside, needed = 1 / self._inside.beta, ratio(self._peers.size, ranks)
+        if not self._rate:
+            return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
+        have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"
+        return f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
+
+    def halt(self, number: int) -> None:
+        """As ``FoldRail``'s."""
+        self._fold.halt(number)
+
+    def settle(self, done: Callable[[], None]) -> None:
+        """As ``FoldRail``'s."""
+        self._fold.settle(done)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._fold.close()
+        self._rows.close()

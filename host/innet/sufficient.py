@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NetReduce's sufficient conditions: when folding over machines of several ranks pays.
+
+P ranks, n on each of H = P/n machines; B_intra inside a machine, B_inter its link; M bytes; latencies a.
+
+    parallel NetReduce   2(n-1)/n M/B_intra +           M/B_inter + 2(n-1) a_intra +            a_inter
+    flat ring                                 2(P-1)/P  M/B_inter +                    2(P-1)   a_inter
+    Tencent's            2(n-1)/n M/B_intra + 2(H-1)/H  M/B_inter + 2(n-1) a_intra +   2(H-1)   a_inter
+
+By bandwidth it beats the ring where B_intra/B_inter > 2P(n-1) / (n(P-2)), and Tencent's where H > 2.
+"""
+
+from __future__ import annotations
+
+import math
+
+from netfold.host.selection import cost
+from netfold.host.selection.cost import Link
+
+
+def ratio(ranks: int, members: int) -> float:
+    """B_intra/B_inter above which parallel NetReduce beats a flat ring by bandwidth; infinite where it never does.
+
+    ranks  P, in all;  members  n, of each machine
+    """
+    if ranks < 1 or members < 1 or ranks % members:
+        raise ValueError(f"ranks={ranks}, members={members}: expected whole machines")
+    if ranks <= 2:
+        return math.inf  # two ranks: a ring sends M too
+    return 2 * ranks * (members - 1) / (members * (ranks - 2))
+
+
+def beats_ring(ranks: int, members: int, intra: float, inter: float) -> bool:
+    """The condition itself.  ``intra`` and ``inter`` in one unit; latency only makes it hold for more."""
+    if not (intra > 0 and inter > 0):
+        raise ValueError(f"intra={intra}, inter={inter}: expected rates above 0")
+    return intra / inter > ratio(ranks, members)
+
+
+def beats_tencent(machines: int) -> bool:
+    """By bandwidth, against rings across two or more machines; at two they are equal, and its latency is lower."""
+    return machines > 2
+
+
+def saved(nbytes: float, ranks: int, members: int, inside: Link, across: Link) -> float:
+    """Seconds that it saves against the ring, latencies and reducing counted; negative where it costs more."""
+    ratio(ranks, members)  # checks both
+    parallel = cost.netreduce_parallel(nbytes, ranks // members, members, inside, across)
+    return cost.ring(nbytes, ranks, across) - parallel

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays as callers hand them to collectives: checked, laid flat, and cut along their first axis.
+
+Checks raise TypeError and ValueError that name the argument, what it is, and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+"""An array of a caller: any shape and layout."""
+Flat = NDArray[Any]
+"""A one-dimensional, C-contiguous, aligned array in this machine's byte order."""
+
+
+def native(array: Array) -> np.dtype[Any]:
+    """The array's dtype in the machine's byte order."""
+    return array.dtype.newbyteorder("=")
+
+
+def flat(array: Array) -> Flat:
+    """The array's own memory where it is plain, else a copy in the machine's byte order."""
+    if array.flags.carray and array.dtype.isnative:  # the same as below, without its 3 us
+        return array.reshape(-1)
+    return np.require(array, native(array), ["C", "A"]).reshape(-1)
+
+
+def flat_copy(array: Array) -> Flat:
+    """A copy in the machine's byte order."""
+    return np.array(array, native(array), order="C", copy=True).reshape(-1)
+
+
+def result_of(shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
+    """``out`` where it can take a result of this shape and of ``like``'s dtype; None: a new array."""
+    if out is None:
+        return np.empty(shape, native(like))
+    check_writeable(out, "out")
+    if out.shape != shape or native(out) != native(like):
+        raise ValueError(f"out is {out.dtype}{list(out.shape)}: expected {like.dtype}{list(shape)}")
+    return out
+
+
+def check_writeable(array: Array, name: str) -> None:
+    """It is an array that can be written."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} is a {type(array).__name__}: expected a numpy array")
+    if not array.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+
+
+# ---- rows: what ``size`` ranks have of an array's first axis ---------------------------------------------------------
+def counts_of(counts: Sequence[int], size: int, name: str) -> list[int]:
+    """Numbers of rows, one for each rank."""
+    if len(counts) != size or min(counts) < 0:
+        raise ValueError(f"{name}={list(counts)}: expected {size} numbers of rows, one for each rank")
+    return list(counts)
+
+
+def rows_of(array: Array, counts: Sequence[int] | None, size: int) -> list[int]:
+    """Rows of each rank in an array that holds all of them; without ``counts`` all have as many."""
+    if array.ndim == 0:
+        raise ValueError("array has no axis to cut: expected one or more dimensions")
+    if counts is None:
+        if array.shape[0] % size:
+            raise ValueError(f"array has {array.shape[0]} rows: expected a multiple of {size}, or counts")
+        return [array.shape[0] // size] * size
+    rows = counts_of(counts, size, "counts")
+    if sum(rows) != array.shape[0]:
+        raise ValueError(f"counts={rows} are {sum(rows)} rows, array has {array.shape[0]}: expected the same")
+    return rows
+
+
+def rows_with(array: Array, counts: Sequence[int] | None, rank: int, size: int) -> list[int]:
+    """Rows of each rank, of which ``array`` holds this rank's; without ``counts`` all have as many."""
+    if array.ndim == 0:
+        raise ValueError("a single number has no rows to put together: expected one or more dimensions")
+    rows = [array.shape[0]] * size if counts is None else counts_of(counts, size, "counts")
+    if rows[rank] != array.shape[0]:
+        raise ValueError(f"counts={rows}: rank {rank} has {array.shape[0]} rows")
+    return rows
+
+
+def pieces_of(rows: Sequence[int], like: Array) -> list[slice]:
+    """Each rank's elements in the flat array; its rows are as wide as ``like``'s."""
+    width = int(np.prod(like.shape[1:], dtype=np.int64))
+    return by_counts(count * width for count in rows)
+
+
+def in_bytes(pieces: Sequence[slice], data: Flat) -> list[slice]:
+    """The same pieces, counted in bytes."""
+    return [slice(piece.start * data.itemsize, piece.stop * data.itemsize) for piece in pieces]
+
+
+def by_counts(counts: Iterable[int]) -> list[slice]:
+    """Neighbouring slices of these lengths."""
+    pieces, at = [], 0
+    for count in counts:
+        pieces.append(slice(at, at + count))
+        at += count
+    return pieces

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How elements become lanes of packets: what a call may ask for, and what fits together."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.operation.half_precision import HALVES, narrow, widen
+
+LaneBits = Literal[32, 16, 8]
+Rounding = Literal["nearest", "stochastic"]
+LANE_BITS_VARIABLE: Final = "NETFOLD_LANE_BITS"
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How elements become lanes of packets (native/quantise.h, narrow.h, lanes.h).  Raises ValueError.
+
+    lane_bits  32, or 16 or 8 for sums and averages of floats
+    rounding   of narrow lanes
+    seed       of stochastic rounding; the operation's number and the rank are added
+    saturate   sums of int32 stop at the ends of the range instead of wrapping around
+    """
+
+    lane_bits: LaneBits = 32
+    rounding: Rounding = "nearest"
+    seed: int = 0
+    saturate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lane_bits not in get_args(LaneBits):
+            raise ValueError(f"lane_bits={self.lane_bits!r}: expected 32, 16 or 8")
+        if self.rounding not in get_args(Rounding):
+            raise ValueError(f"rounding={self.rounding!r}: expected nearest or stochastic")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed!r}: expected 0 .. 2^32 - 1")
+
+    def asked(
+        self,
+        array: NDArray[Any],
+        op: str,
+        element: str,
+        lane_bits: LaneBits | None,
+        rounding: Rounding | None,
+        feedback: NDArray[Any] | None,
+        saturate: bool,
+    ) -> Coding:
+        """This, but for what a call on an array asks for (``Communicator.allreduce``).
+
+        Raises ValueError, TypeError.
+        """
+        what = f"{op} of {element}"
+        if saturate and (op, element) != ("sum", "int32"):
+            raise ValueError(f"saturate=True: expected a sum of int32, got {what}")
+        may = narrows(op, element)
+        if not may and (lane_bits not in (None, 32) or feedback is not None):
+            raise ValueError(
+                f"lane_bits={lane_bits} or feedback for {what}: expected a sum or average of float32, float16, bfloat16"
+            )
+        if feedback is not None:
+            _check_feedback(feedback, array)
+        bits = lane_bits or (self.lane_bits if may else 32)
+        usual: Rounding = "nearest" if bits == 32 or feedback is not None else "stochastic"
+        asked = bits, rounding or usual, saturate
+        if asked == (self.lane_bits, self.rounding, self.saturate):
+            return self  # nearly always: an object less on the way of a small tensor
+        return replace(self, lane_bits=bits, rounding=rounding or usual, saturate=saturate)
+
+
+PLAIN: Final[Coding] = Coding()
+
+
+def narrows(op: str, element: str) -> bool:
+    """Whether lanes may be narrower than float32."""
+    return op in ("sum", "average") and element in ("float32", *HALVES)
+
+
+def check_levels(lane_bits: int, ranks: int) -> None:
+    """Raises ValueError where lanes do not hold the sum of so many ranks."""
+    most = (1 << (lane_bits - 1)) - 1
+    if ranks > most:
+        raise ValueError(f"lane_bits={lane_bits}: the sum of {ranks} ranks does not fit, at most {most} do: use 16")
+
+
+def lane_bits_said() -> LaneBits:
+    """What $NETFOLD_LANE_BITS says, or 32.  Raises ValueError."""
+    said = os.environ.get(LANE_BITS_VARIABLE, "32")
+    for bits in get_args(LaneBits):
+        if said == str(bits):
+            return cast(LaneBits, bits)
+    raise ValueError(f"{LANE_BITS_VARIABLE}={said!r}: expected 32, 16 or 8")
+
+
+def take_back(source: NDArray[Any], feedback: NDArray[Any], element: str = "float32") -> NDArray[Any]:
+    """What is to be sent where lanes leave nothing out: the source and all that was left out before.
+
+    Of that, only what the element itself cannot hold stays in ``feedback``.
+    """
+    if element not in HALVES:
+        whole: NDArray[Any] = source + feedback
+        feedback[...] = 0
+        return whole
+    wide = widen(source, element) + feedback
+    rounded = np.empty(source.shape, source.dtype)
+    narrow(wide, element, rounded)
+    with np.errstate(invalid="ignore"):
+        np.subtract(wide, widen(rounded, element), out=feedback)
+    feedback[~np.isfinite(feedback)] = 0  # an Inf or NaN is not owed
+    return rounded
+
+
+def _check_feedback(feedback: NDArray[Any], array: NDArray[Any]) -> None:
+    if not isinstance(feedback, np.ndarray):
+        raise TypeError(f"feedback is a {type(feedback).__name__}: expected a numpy array")
+    plain = feedback.flags.c_contiguous and feedback.flags.aligned and feedback.flags.writeable
+    if feedback.shape != array.shape or feedback.dtype != np.float32 or not plain:
+        raise ValueError(
+            f"feedback is {feedback.dtype}{list(feedback.shape)}: expected a plain, writeable "
+            f"float32{list(array.shape)}"
+        )
+    if np.may_share_memory(feedback, array):
+        raise ValueError("feedback shares memory with the array: expected one of its own")

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be reduced, and how two arrays become one.
+
+Sums of bfloat16 (``halves``) go through float32 and are rounded to nearest even after every addition, as hardware does.
+
+Addition, maximum and minimum commute in value but not in the bits of NaNs and zeros, so ``Reduction`` is always given
+its operands in an order that all ranks share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.half_precision import BFLOAT16, BLOCK, dtype_name, narrow, widen
+
+ReduceOp = Literal["sum", "average", "max", "min", "product"]
+
+NATIVE = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8")}
+NAMES = (*NATIVE, BFLOAT16)
+
+_FUNCTIONS = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
+
+
+def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
+    """Name of an array's elements, one of ``NAMES``.
+
+    dtype  "bfloat16" for uint16 arrays that hold it; otherwise None or the array's own dtype
+    Raises TypeError for all that no collective reduces.
+    """
+    name = dtype_name(array.dtype)
+    if dtype == BFLOAT16 and name == "uint16":
+        return BFLOAT16
+    if name not in NAMES or dtype not in (None, name):
+        raise TypeError(
+            f"array of {name}, dtype={dtype!r}: expected one of {', '.join(NAMES)} (bfloat16 as ml_dtypes.bfloat16, or "
+            "as uint16 with dtype='bfloat16'); convert with .astype()"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operation on elements.  Raises TypeError and ValueError where the two do not fit together."""
+
+    op: ReduceOp
+    element: str
+
+    def __post_init__(self) -> None:
+        if self.op not in get_args(ReduceOp):
+            raise ValueError(f"op={self.op!r}: expected one of {', '.join(get_args(ReduceOp))}")
+        if self.element not in NAMES:
+            raise TypeError(f"elements of {self.element!r}: expected one of {', '.join(NAMES)}")
+        if self.op == "average" and "int" in self.element:
+            raise TypeError(
+                f"op='average' of {self.element}: an average of integers is no integer; sum, or convert to float32"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the arrays in memory."""
+        return np.dtype(np.uint16) if self.element == BFLOAT16 else NATIVE[self.element]
+
+    def __call__(self, first: Flat, second: Flat, out: Flat) -> None:
+        """``out`` = first op second, all of one size; ``out`` may be either of them.  Integers wrap."""
+        function = _FUNCTIONS[self.op]
+        with np.errstate(all="ignore"):  # Inf and NaN travel like any other value
+            if self.element != BFLOAT16:
+                function(first, second, out=out)
+                return
+            for at in range(0, out.size, BLOCK):
+                block = slice(at, at + BLOCK)
+                wide = widen(first[block], BFLOAT16)
+                function(wide, widen(second[block], BFLOAT16), out=wide)
+                narrow(wide, BFLOAT16, out[block])
+
+    def finish(self, data: Flat, ranks: int) -> None:
+        """Turns the sum over all ranks into what was asked for, in place.  The same bits in, the same bits out."""
+        if self.op != "average":
+            return
+        with np.errstate(all="ignore"):
+            if self.element != BFLOAT16:
+                np.divide(data, data.dtype.type(ranks), out=data)
+                return
+            for at in range(0, data.size, BLOCK):
+                block = slice(at, at + BLOCK)
+                narrow(widen(data[block], BFLOAT16) / np.float32(ranks), BFLOAT16, data[block])

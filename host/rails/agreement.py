@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A settlement: one short allreduce on one rail, which ends alike on all ranks whatever dies meanwhile (``ledger``).
+
+The result goes to memory of our own first, which stays until the next but one, for ranks that may lack it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from netfold.host.errors import NetFoldError, RankMismatch
+from netfold.host.operation.rail import Flat, Op
+from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question
+from netfold.host.rails.missing_ranks import Roll
+from netfold.host.rails.rail_set import Fenced, RailSet
+
+PAUSE = 0.002
+"""Seconds between questions to ranks that answer, and have not come yet."""
+
+
+class Settlements:
+    """Parameters as of ``MultiRail``.
+
+    quickest  the rail for whatever has none
+    """
+
+    def __init__(
+        self, rails: RailSet, ledger: Ledger, roll: Roll, quickest: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rails, self._ledger, self._roll, self._quickest, self._clock = rails, ledger, roll, quickest, clock
+        self._memories: list[Flat] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self._kept: list[Flat] = [np.empty(0, np.int32), np.empty(0, np.int32)]
+        """The last results in them."""
+        self._turn = 0
+        self.carrier = 0
+        """The rail that carried the last one."""
+        self.seconds = 0.0
+        """What it took."""
+        self.failed = False
+        """Whether rails failed meanwhile."""
+
+    def run(self, source: Flat, op: Op, rail: int) -> Flat:
+        """The reduction of every rank's ``source``, in memory that stays until the next settlement but one.
+
+        Over ``rail``, and over the quickest one left where that dies.  All ranks get it, or all raise.
+        """
+        rails, ledger = self._rails, self._ledger
+        self.carrier, self.failed, begin = rail, False, None
+        while True:
+            position = rails.position = rails.position + 1
+            came = ledger.settle(position, rail)
+            begin = begin or came
+            result = self._memory(source)
+            try:
+                if rails.broken and rail in rails.broken:
+                    raise rails.broken[rail]
+                rails[rail].allreduce(source, result, op, position)
+            except RankMismatch:
+                raise
+            except NetFoldError as error:
+                if rails.stop is not None:
+                    raise
+                failure = error
+                if not isinstance(error, Fenced):
+                    rails.broken.setdefault(rail, error)
+            else:
+                if ledger.conclude(position, result):
+                    self.seconds = ledger.concluded - begin
+                    return result
+                failure = Fenced("another rank stopped it")
+            self.failed = True
+            ledger.left(rail)
+            told = self._inquire(position, rail)
+            if told is not None:
+                # somebody had it before the rail died: the rail is dead at the next use, by our not taking part
+                result.view(np.uint8)[:] = np.frombuffer(told, np.uint8)
+                ledger.adopt(position, result)
+                rails.broken.setdefault(rail, failure)
+                self.seconds = ledger.concluded - begin
+                return result
+            ledger.adopt(position, None)
+            rails.bury({rail: failure})
+            self.carrier = rail = self._quickest()
+
+    def _inquire(self, position: int, rail: int) -> bytes | None:
+        """Fences a settlement on every rank.  Its result where any had it, None where none has it and none will."""
+        question = Question(Ask.FENCE, position, rail)
+        own = self._ledger.answer(question)
+        if own.outcome is Outcome.DONE:
+            return own.result
+        left = set(self._roll.others)
+        heard = self._clock()
+        result: bytes | None = None
+        while left:
+            asked = frozenset(left)
+            answers = self._roll.ask(question, asked)
+            for rank, answer in answers.items():
+                if answer.outcome is Outcome.FORGOTTEN:
+                    raise NetFoldError(f"rank {rank} knows nothing of step {position} any more; join anew")
+                if answer.outcome is Outcome.DONE:
+                    result = answer.result
+                if answer.outcome not in (Outcome.NOT_YET, Outcome.ABSENT, Outcome.BEHIND):
+                    left.discard(rank)
+            if len(left) < len(asked):
+                heard = self._clock()
+            self._roll.check(answers, asked, self._clock() - heard)
+            if left and answers:
+                time.sleep(PAUSE)
+        return result
+
+    def _memory(self, like: Flat) -> Flat:
+        self._turn ^= 1
+        kept = self._kept[self._turn]
+        if kept.size != like.size or kept.dtype != like.dtype:
+            if self._memories[self._turn].nbytes < like.nbytes:
+                self._memories[self._turn] = np.empty(like.nbytes, np.uint8)
+            kept = self._kept[self._turn] = self._memories[self._turn][: like.nbytes].view(like.dtype)
+        return kept

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The roll call: which ranks are missing where nothing moves, so that every rank can name them.
+
+    gone      its machine answers that nobody listens there any more
+    silent    it does not answer: stopped, or cut off
+    absent    it answers, and has not come to this operation
+
+A rank that is behind, since it still waits for something itself, is not to blame: it will say who is.
+
+Whoever finds that out gives up, and tells all who ask him from then on (``Ledger.give_up``): ranks that came later, or
+looked a moment later, name the same ranks instead of the one that gave up before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.mesh.mesh import ranks
+from netfold.host.rails.ledger import ARBITER, Answer, Ask, Ledger, Outcome, Question, Sideline
+
+GONE = 0.5
+"""Seconds without progress after which a rank whose machine says that it does not listen is lost."""
+HEARING = 0.25
+"""Seconds for the others' answers."""
+
+
+class Roll:
+    """The other ranks, as this one can reach them beside the rails.
+
+    others   their numbers
+    timeout  seconds without progress after which ranks that are silent or absent are missing
+    news     what every plane's controller says has ended the job, if anything
+    """
+
+    def __init__(
+        self, ledger: Ledger, sideline: Sideline, others: Sequence[int], *, timeout: float,
+        news: Callable[[], NetFoldError | None] = lambda: None,
+    ) -> None:
+        self._ledger, self._sideline, self._news = ledger, sideline, news
+        self.others = others
+        self.timeout = timeout
+
+    def ask(self, question: Question, of: Collection[int]) -> dict[int, Answer]:
+        """Answers by rank.  Raises what another rank has found out, where it has given up."""
+        answers = self._sideline.ask(question, of, HEARING)
+        for rank, answer in answers.items():
+            if answer.outcome is Outcome.OVER:
+                kind, _, why = answer.result.decode(errors="replace").partition(" ")
+                said = f"{why} (so rank {rank} found)"
+                raise self._give_up(PeerLost(said) if kind == PeerLost.__name__ else CollectiveTimeout(said), why)
+        return answers
+
+    def may_give_up(self, position: int, rail: int) -> bool:
+        """Whether the arbiter lets a quiet rail go: not the last one.  Raises as ``ask``."""
+        question = Question(Ask.GIVE_UP, position, rail)
+        if ARBITER not in self.others:
+            return self._ledger.answer(question).outcome is Outcome.VOID
+        answer = self.ask(question, [ARBITER]).get(ARBITER)
+        return answer is not None and answer.outcome is Outcome.VOID
+
+    def check(self, answers: dict[int, Answer], asked: Collection[int], quiet: float) -> None:
+        """Raises where ranks are missing: PeerLost where they are gone, CollectiveTimeout.
+
+        quiet  seconds since anything moved, or any rank came
+        """
+        if quiet <= GONE:
+            return
+        silent = sorted(set(asked) - set(answers))
+        gone = [rank for rank in self._sideline.refused() if rank in silent]
+        if (news := self._news()) is not None:
+            raise self._give_up(type(news)(str(news)), str(news))
+        if gone:
+            raise self._give_up(PeerLost(why := f"{_are(gone)} gone: nobody listens there any more"), why)
+        if quiet <= self.timeout:
+            return
+        absent = [rank for rank, answer in sorted(answers.items()) if answer.outcome is Outcome.ABSENT]
+        behind = [rank for rank, answer in sorted(answers.items()) if answer.outcome is Outcome.BEHIND]
+        missing = [f"{ranks([rank])} does not answer (stopped, or cut off)" for rank in silent]
+        missing += [f"{ranks([rank])} answers, and has not called this operation" for rank in absent]
+        if behind and quiet > 2 * self.timeout:
+            missing += [f"{_are(behind)} behind, and waits for others without telling for whom"]
+        if missing:
+            why = f"nothing moved for {self.timeout:g} s: {'; '.join(missing)}"
+            raise self._give_up(CollectiveTimeout(why), why)
+
+    def _give_up(self, error: NetFoldError, why: str) -> NetFoldError:
+        self._ledger.give_up(f"{type(error).__name__} {why}".encode())
+        return error
+
+
+def _are(numbers: Sequence[int]) -> str:
+    return f"{ranks(numbers)} {'is' if len(numbers) == 1 else 'are'}"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue pairs between ranks: one for control, and one for each piece that messages to a peer are cut into.
+
+    number   OURS | 8 bits of the job | 10 bits of the peer's rank | 5 bits of the lane: 0 for control
+    PSN      a checksum of job, epoch, ranks and lane
+
+Both follow from the plan, so nothing has to be agreed on.  Those for data are made when two ranks first talk, and are
+*open*, with memory for a window, from their first packet until another one needs their place (native/rc_contexts.c): a
+rank of a ring has those of its two neighbours, and one that talks to 255 peers no more than ``OPEN`` at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+
+from netfold.host.roce.failover import Detours
+from netfold.host.roce.native import Endpoint, Pair
+from netfold.host.roce.sockets import OURS
+from netfold.host.roce.source_ports import Ways
+from netfold.wire import roce
+from netfold.wire.jobs import Plan
+
+log = logging.getLogger("netfold")
+
+MOST_RANKS = 1 << 10
+"""Of a job: what their numbers have room for."""
+OPEN = 64
+"""Queue pairs of a rank that are open at once, where nobody says otherwise."""
+
+
+class Pairs:
+    """Of one rank, as the endpoint numbers them.
+
+    lanes    queue pairs for data to each peer at most
+    ports    source ports, which queue pairs take in turn where no way says which
+    most     that are open at once, where that many are not busy
+    recycle  every packet takes one of the ports by itself (REPS)
+    quiet    the endpoint stands still in this context
+    """
+
+    def __init__(
+        self, plan: Plan, endpoint: Endpoint, ways: Ways, detours: Detours, *, lanes: int, ports: Sequence[int],
+        most: int, recycle: bool, quiet: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._plan, self._endpoint, self._ways, self._detours = plan, endpoint, ways, detours
+        self._lanes, self._ports, self._recycle, self._quiet = lanes, ports, recycle, quiet
+        self._most = most
+        endpoint.bound(most)
+        self._job = f"{plan.job}/{plan.epoch}"
+        self._addresses = {peer.rank: peer.address for peer in plan.peers if peer.rank != plan.rank}
+        self._to: dict[int, list[int]] = {}
+        self._rank_of: dict[int, int] = {}
+        for peer in self._addresses:
+            self._to[peer] = []
+            self._connect(peer, ports[peer % len(ports)])
+
+    def control(self, peer: int) -> int:
+        """The one for what the mesh itself has to say."""
+        return self._to[peer][0]
+
+    def data(self, peer: int) -> Sequence[int]:
+        """Those for data, made by now."""
+        if len(self._to[peer]) == 1:
+            ways = self._ways.to(peer)
+            with self._quiet():
+                for lane in range(self._lanes):
+                    port = ways[lane].port if lane < len(ways) else self._ports[lane % len(self._ports)]
+                    self._connect(peer, self._ways.instead(peer, port))
+        return self._to[peer][1:]
+
+    def items(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """By peer: all that there are, control first."""
+        return self._to.items()
+
+    def mind(self) -> None:
+        """Warns, where more were open at once than since the last such warning, and than there should be."""
+        if (most := self._endpoint.open_most()) > self._most:
+            log.warning("job %r, rank %d: %d queue pairs were open at once, since so many were busy; expected %d",
+                        self._plan.job, self._plan.rank, most, self._most)
+            self._most = most
+
+    def rank_of(self, pair: int) -> int:
+        """Whose it is."""
+        return self._rank_of[pair]
+
+    def _connect(self, peer: int, port: int) -> None:
+        """One more to this peer.  The endpoint must stand still already."""
+        lane, me = len(self._to[peer]), self._plan.rank
+        index = self._endpoint.connect(Pair(
+            peer=self._addresses[peer],
+            peer_qp=self._number(me, lane),
+            qp=self._number(peer, lane),
+            source_port=port,
+            psn=self._psn(me, peer, lane),
+            peer_psn=self._psn(peer, me, lane),
+        ))
+        if self._recycle:
+            self._endpoint.recycle(index, self._psn(me, peer, lane))
+        self._rank_of[index] = peer
+        self._to[peer].append(index)
+        self._detours.add(index, peer, port)
+
+    def _number(self, peer: int, lane: int) -> int:
+        """The queue pair that a rank has for this peer.  Part of it is the job's, so that another's is not mixed up."""
+        return OURS | (zlib.crc32(self._job.encode()) & 0xFF) << 15 | peer << 5 | lane
+
+    def _psn(self, source: int, target: int, lane: int) -> int:
+        return zlib.crc32(f"{self._job}/{source}/{target}/{lane}".encode()) & roce.PSN_MASK

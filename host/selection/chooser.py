@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which allreduce is the cheapest for a size: measured once (``measure``), predicted (``cost``), remembered.
+
+The first operation that has a choice measures the links, and times every algorithm at a few sizes, the fabric's fold
+too where there is one; or all this is read from the file that $NETFOLD_COST names (``calibration``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from netfold.host.collectives.flow import Strand, run
+from netfold.host.collectives.machines import Machines
+from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
+from netfold.host.selection import calibration
+from netfold.host.selection.choice import BETWEEN_HOSTS, INNET, Choice, Collective, Setting, choose, predict
+from netfold.host.selection.cost import Link
+from netfold.host.selection.measure import Measured, measure, measure_inside, time_algorithms
+
+HIERARCHICAL = "hierarchical"
+CHOSEN = BETWEEN_HOSTS
+"""What is taken without being asked for, beside the fold and, where ranks share machines, ``HIERARCHICAL``.  Not the
+parameter server: its n (n-1) flows at once are cheap in the model alone, which knows nothing of queues that overflow
+where many send to one; byteps needs helpers to differ from it."""
+REMEMBERED = 256
+"""Choices: a training loop has a few sizes, and calls them again and again."""
+UNMEASURED = Measured(Link(0.0, 0.0), 1.0)
+"""For tensors without elements: nothing will be sent but a barrier."""
+
+log = logging.getLogger("netfold")
+
+Trial = Callable[[Flat, int], None]
+"""A fold's sum over all ranks, in place, as a part of operation ``number``."""
+
+
+class Chooser:
+    """Of one mesh; all ranks ask alike, and get the same answer.
+
+    strand    an allreduce by name, in place
+    fabric    that the ranks are on, for the file of figures
+    measured  links of an earlier run; default: measured when first needed
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        machines: Machines,
+        strand: Callable[[str, Flat, Reduction], Strand],
+        *,
+        fabric: str = "",
+        measured: Measured | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._fabric = fabric
+        self._machines = machines
+        self._strand = strand
+        self.measured = measured
+        self.trial: Trial | None = None
+        """Where the fabric folds: how to time it."""
+        self._choices: dict[tuple[int, int | None, Collective], tuple[Measured, Choice]] = {}
+
+    def choice(
+        self, nbytes: int, call: Call, *, folded: int | None = None, collective: Collective = "allreduce"
+    ) -> Choice:
+        """The cheapest way, with all others.  May measure.
+
+        nbytes  of the tensor
+        call    the operation that needs to know
+        folded  bytes that each rank sends where the fabric folds; None: this operation does not fold
+        """
+        return self._choice(nbytes, folded, collective, self._measure(call) if nbytes else UNMEASURED)
+
+    def known(
+        self, nbytes: int, *, folded: int | None = None, collective: Collective = "allreduce"
+    ) -> Choice | None:
+        """The same, where it has been measured."""
+        return None if self.measured is None else self._choice(nbytes, folded, collective, self.measured)
+
+    @property
+    def seen(self) -> Measured:
+        """What has been measured so far, or UNMEASURED."""
+        return self.measured or UNMEASURED
+
+    def link(self, nbytes: int, call: Call) -> Link:
+        """A rank's link.  May measure."""
+        return self._measure(call).link if nbytes and self._mesh.size > 1 else UNMEASURED.link
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    def _choice(self, nbytes: int, folded: int | None, collective: Collective, measured: Measured) -> Choice:
+        key = nbytes, folded, collective
+        known = self._choices.get(key)
+        if known is None or known[0] is not measured:
+            while len(self._choices) >= REMEMBERED:
+                del self._choices[next(iter(self._choices))]
+            chosen = choose(
+                nbytes,
+                self._setting(measured, folds=folded is not None),
+                folded=folded,
+                collective=collective,
+                timed=measured.timed,
+                only=(*CHOSEN, HIERARCHICAL, INNET).__contains__,
+            )
+            known = self._choices[key] = measured, chosen
+        return known[1]
+
+    def _setting(self, measured: Measured, *, folds: bool) -> Setting:
+        return Setting(
+            self._mesh.size,
+            measured.link,
+            measured.contention,
+            groups=self._machines.shape() if measured.inside else None,
+            inside=measured.inside,
+            fold=measured.link if folds else None,
+        )
+
+    def _measure(self, call: Call) -> Measured:
+        if self.measured is None:
+            with self._mesh.operation(Call(call.number, f"measuring links, for {call.text}")):
+                self.measured = self._remembered() or self._measured(call.number)
+        return self.measured
+
+    def _remembered(self) -> Measured | None:
+        """What an earlier run measured of the same ranks on the same fabric, in one rank's file at least."""
+        path = os.environ.get(calibration.COST_VARIABLE)
+        found = calibration.share(self._mesh, calibration.load(path, self._key()) if path else None)
+        if found is not None:
+            log.info("rank %d of %d: links are as %s has them: %s",
+                     self._mesh.rank, self._mesh.size, path or calibration.COST_VARIABLE, found.link)
+        return found
+
+    def _key(self) -> str:
+        """What the figures hold for."""
+        rows = self._machines.rows()
+        return ", ".join((
+            f"{self._mesh.size} ranks",
+            self._mesh.kind,
+            *(() if rows is None else ("by machine",)),
+            *(() if self.trial is None else ("folded",)),
+            *((f"fabric {self._fabric}",) if self._fabric else ()),
+        ))
+
+    def _measured(self, number: int) -> Measured:
+        mesh, trial = self._mesh, self.trial
+        begin = time.monotonic()
+        measured = measure(mesh)
+        names: tuple[str, ...] = CHOSEN
+        if (rows := self._machines.rows()) is not None:
+            measured = replace(measured, inside=measure_inside(mesh, self._machines.local(), rows))
+            names = (*CHOSEN, HIERARCHICAL)
+        reduction = Reduction("sum", "float32")
+
+        def way(name: str) -> Callable[[Flat], None]:
+            return lambda data: run(mesh, self._strand(name, data, reduction))
+
+        ways = {name: way(name) for name in names}
+        if trial is not None:
+            ways[INNET] = lambda data: trial(data, number)
+        setting = self._setting(measured, folds=trial is not None)
+        measured = replace(measured, timed=time_algorithms(mesh, ways, lambda nbytes: predict(nbytes, setting)))
+        log.info("rank %d of %d: links measured in %.2f s (kept where %s names a file): %s",
+                 mesh.rank, mesh.size, time.monotonic() - begin, calibration.COST_VARIABLE, measured.link)
+        if mesh.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
+            calibration.save(path, self._key(), measured)
+        return measured

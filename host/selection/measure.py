@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short measurement of the links between ranks, for the cost model: about 20 messages, 8 MB or, on slow links, what
+passes in half a second; and of the algorithms themselves, at a few sizes, since no model knows what a step costs here.
+
+All ranks exchange at the same time, as they do in a collective, first with their neighbours in the ring and then with
+ranks half the ring away: where these are slower, partners far apart share links.  Every rank ends with the same
+figures, the worst of all ranks, and so makes the same choices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.collectives import recursive_doubling
+from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.flow import run
+from netfold.host.collectives.shared_memory import SharedRows
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
+from netfold.host.selection.choice import TIMED
+from netfold.host.selection.cost import Link
+
+ROUNDS = 9
+TURNS = {4 << 10: (6, 4), 16 << 10: (6, 4), 64 << 10: (6, 4), 256 << 10: (3, 4)}
+"""By bytes: how often an algorithm is timed, and how many operations in a row each time; else LONG_TURNS.  A rank that
+is scheduled late doubles what one small allreduce takes, and a single one of 256 KB may pass a shaped link as a burst,
+faster than the link."""
+LONG_TURNS = 3, 1
+BUDGET = 0.3
+"""Seconds that one size is expected to take at most; on slow links fewer operations are timed."""
+LARGE = 1 << 20
+"""Bytes of a long message: 8 ms at 1 Gb/s."""
+SHORTEST = 64 << 10
+"""Bytes of a long message where the links are slow."""
+PATIENCE = 0.05
+"""Seconds: no size is timed of which one allreduce is expected to take longer; nor is a long message longer."""
+TOTAL = 1.0
+"""Seconds of timing after which no other size is timed."""
+HOPELESS = 2.0
+"""Times the best expectation: such algorithms are not timed."""
+AGAIN = 2
+"""Times as many turns as in the race, in which whoever leads it must show that it was no luck, where ``BUDGET`` has
+room: what stands still once in thirty operations may have been quick in all the others."""
+NOISE = 1.5
+"""Contention below this is taken for none: two timings of the same links differ by as much."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A rank's link, and by what factor ranks half the ring apart are slower than neighbours."""
+
+    link: Link
+    contention: float
+    inside: Link | None = None
+    """Between ranks of one machine, over shared memory; None where it was not asked for."""
+    timed: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Seconds that allreduces took, by algorithm and bytes."""
+
+
+def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Measured:
+    """All ranks call it together, inside an operation.  Needs two ranks or more."""
+    small, large = np.zeros(8, np.uint8), np.zeros(SHORTEST, np.uint8)
+    near, far = 1, max(1, mesh.size // 2)
+
+    def exchange(data: Flat, distance: int) -> float:
+        into = np.empty_like(data)
+        run(mesh, barrier(mesh))
+        begin = clock()
+        after, before = (mesh.rank + distance) % mesh.size, (mesh.rank - distance) % mesh.size
+        mesh.wait([mesh.send(after, data), mesh.receive(before, into)])
+        return clock() - begin
+
+    exchange(small, near)  # opens the connections
+    exchange(small, far)
+    # Medians: a step of a collective waits for a rank that is scheduled late as often as these exchanges do.
+    alpha = median(exchange(small, near) for _ in range(ROUNDS))
+    while large.size < LARGE:  # by what a message takes, not by a rate: a shaped link lets short ones pass as a burst
+        took = np.array([exchange(large, near)])
+        run(mesh, recursive_doubling.allreduce(mesh, took, Reduction("max", "float64")))
+        if took[0] > PATIENCE / 2:
+            break
+        large = np.zeros(2 * large.size, np.uint8)
+    long = median(exchange(large, near) for _ in range(3))
+    across = median(exchange(large, far) for _ in range(3))
+    block = np.zeros(LARGE // 4, np.float32)
+    begin = clock()
+    np.add(block, block, out=block)
+    gamma = (clock() - begin) / block.nbytes
+    # A clock too coarse for the short message must not make a link look infinitely fast.
+    figures = np.array([alpha, max(long - alpha, long / 2) / large.size, gamma, across / long if long else 1.0])
+    run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
+    alpha, beta, gamma, ratio = figures.tolist()
+    return Measured(Link(alpha, beta, gamma), ratio if ratio > NOISE else 1.0)
+
+
+def measure_inside(
+    mesh: Mesh, local: Mesh, rows: SharedRows, *, clock: Callable[[], float] = time.perf_counter
+) -> Link:
+    """Shared memory as the cost model's link: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and all-gather of
+    n bytes take, barriers, copies and adding included.  All ranks of ``mesh`` call it together, inside an operation.
+    """
+    reduction = Reduction("sum", "float32")
+
+    def both(nbytes: int) -> float:
+        data = np.zeros(nbytes // 4, np.float32)
+        run(local, barrier(local))
+        begin = clock()
+        run(local, rows.reduce_scatter(data, reduction))
+        run(local, rows.all_gather(data))
+        return clock() - begin
+
+    large = min(LARGE, rows.row)
+    both(large)  # touches the pages
+    short = median(both(8) for _ in range(ROUNDS))
+    long = median(both(large) for _ in range(3))
+    steps = 2 * (local.size - 1)
+    figures = np.array([short / steps, max(long - short, long / 2) / large * local.size / steps])
+    run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
+    alpha, beta = figures.tolist()
+    return Link(alpha, beta)
+
+
+def time_algorithms(
+    mesh: Mesh,
+    ways: Mapping[str, Callable[[Flat], None]],
+    predict: Callable[[int], Mapping[str, float]],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, dict[int, float]]:
+    """``Measured.timed`` of these ways, at those sizes of ``choice.TIMED`` that do not take long.  All ranks call it
+    together, inside an operation, with the same predictions.
+
+    ways     sum an array of float32 over all ranks, in place
+    predict  seconds for so many bytes, by way; at each size corrected by what the way took at the one before,
+             or by the median
+
+    At each size the ways race, those that are hopeless left out; whoever leads then runs on alone (``AGAIN``), until
+    the leader is one that has.
+    """
+    timed: dict[str, dict[int, float]] = {name: {} for name in ways}
+    corrections: dict[str, float] = {}
+    spent = 0.0
+    for nbytes in TIMED:
+        model = predict(nbytes)
+        usual = median(corrections.values()) if corrections else 1.0
+        expected = {name: model[name] * corrections.get(name, usual) for name in ways if name in model}
+        best = min(expected.values())
+        if best > PATIENCE or spent > TOTAL:
+            break
+        names = [name for name, seconds in expected.items() if seconds <= HOPELESS * best]
+        turns, in_a_row = TURNS.get(nbytes, LONG_TURNS)
+        once = sum(expected[name] for name in names)
+        while (1 + turns) * in_a_row * once > BUDGET and (turns > 2 or in_a_row > 1):
+            turns, in_a_row = (turns, in_a_row - 1) if in_a_row > 1 else (turns - 1, 1)
+        data = np.zeros(nbytes // 4, np.float32)
+        taken = _race(mesh, [ways[name] for name in names], data, 1 + turns, in_a_row, clock)
+        took = float(taken.sum()) * in_a_row
+        figures = dict(zip(names, taken[1:].T, strict=True))
+        seen: set[str] = set()
+        while (leader := min(names, key=lambda name: (_typical(figures[name]), name))) not in seen:
+            seen.add(leader)
+            if took + AGAIN * turns * in_a_row * _typical(figures[leader]) > BUDGET:
+                break
+            more = _race(mesh, [ways[leader]], data, AGAIN * turns, in_a_row, clock)[:, 0]
+            took += float(more.sum()) * in_a_row
+            figures[leader] = np.concatenate([figures[leader], more])
+        spent += took
+        for name in names:
+            timed[name][nbytes] = seconds = _typical(figures[name])
+            corrections[name] = seconds / model[name] if model[name] else 1.0
+    return {name: figures for name, figures in timed.items() if figures}
+
+
+def _race(
+    mesh: Mesh,
+    ways: Sequence[Callable[[Flat], None]],
+    data: Flat,
+    turns: int,
+    in_a_row: int,
+    clock: Callable[[], float],
+) -> NDArray[np.float64]:
+    """Seconds of one operation, (turns, ways), the same on all ranks: a turn takes as long as its slowest rank.
+
+    In turns, so that what slows the machine down for a while slows all of them.
+    """
+    taken = np.empty((turns, len(ways)))
+    for turn in taken:
+        for place, way in enumerate(ways):
+            run(mesh, barrier(mesh))
+            begin = clock()
+            for _ in range(in_a_row):
+                way(data)
+            turn[place] = (clock() - begin) / in_a_row
+    run(mesh, recursive_doubling.allreduce(mesh, taken.reshape(-1), Reduction("max", "float64")))
+    return taken
+
+
+def _typical(turns: NDArray[np.float64]) -> float:
+    """The mean of all but the greatest: what makes some turns slow (a connection that stands still for an
+    acknowledgement) is the way's, and counts for as much as it costs; in a single turn it may be something else."""
+    return float(turns.mean() if len(turns) < 3 else np.sort(turns)[:-1].mean())

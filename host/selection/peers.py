@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives of a group of ranks on flat arrays: picks an algorithm, counts operations, keeps totals.
+
+What a message's call says - the number of the operation in this group, its kind, algorithm, elements - is what all
+ranks must agree on; the first message of a rank that does not is a RankMismatch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from netfold.host.collectives import (
+    ALLREDUCE,
+    BROADCAST,
+    REDUCE,
+    all_to_all,
+    broadcast,
+    byteps,
+    gather,
+    hierarchical,
+    mesh2d,
+    parameter_server,
+    ring,
+    scatter,
+)
+from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.flow import Strand, run
+from netfold.host.collectives.machines import Machines
+from netfold.host.mesh.mesh import Call, Mesh, Pending, Subset
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
+from netfold.host.selection import cost
+from netfold.host.selection.choice import INNET, Choice, Collective
+from netfold.host.selection.chooser import HIERARCHICAL, Chooser
+from netfold.host.selection.measure import Measured
+
+ALGORITHM_VARIABLE = "NETFOLD_ALGO"
+AUTO = "auto"
+KNOWN = (AUTO, *sorted([*ALLREDUCE, HIERARCHICAL]))
+SEGMENT = 64 << 10
+"""Bytes of a chain's segments where the links are not known."""
+HELPED = ("byteps", "parameter_server")
+
+
+class Peers:
+    """A group of ranks over a mesh.  All ranks call the same operations in the same order, from one thread at a time.
+
+    name       of the group, part of every call
+    algorithm  of allreduce: one of ``KNOWN``; "auto": by cost; default $NETFOLD_ALGO, or "auto"
+    order      of rings, chains and meshes: ranks under one switch side by side (``Plan.ring``); default: by rank
+    helpers    ranks that have no data and only add for the others, by "byteps" (default) or "parameter_server"; they
+               call every allreduce with an array that gives the size
+    measured   links of an earlier run; default: measured at the first operation that has a choice
+    machines   ranks by machine, for "hierarchical"; default: found out when it is first used
+    fabric     that the ranks are on, as the file of measured links calls it
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        name: str = "",
+        algorithm: str | None = None,
+        order: Sequence[int] | None = None,
+        helpers: Sequence[int] = (),
+        measured: Measured | None = None,
+        machines: Sequence[Sequence[int]] = (),
+        fabric: str = "",
+    ) -> None:
+        if not set(helpers) < set(range(mesh.size)) or len(set(helpers)) != len(helpers):
+            raise ValueError(f"helpers={list(helpers)}: expected some of 0 .. {mesh.size - 1}, not all, each once")
+        self.mesh = mesh
+        self.rank, self.size = mesh.rank, mesh.size
+        self.name = name
+        self.order = order
+        self.helpers = tuple(helpers)
+        self.algorithm = self.check(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
+        self.fabric = fabric
+        self.machines = Machines(mesh, machines)
+        self.chooser = Chooser(mesh, self.machines, self._allreduce, fabric=fabric, measured=measured)
+        self.operations = 0
+        self.bytes_reduced = 0
+        self.seconds = 0.0
+        """Wall-clock time inside operations."""
+        self.note: Callable[[str], None] = lambda path: None
+        """Is told what carries an operation, as soon as that is settled."""
+        self.number = 1
+        """Of the operation that runs next, the same on all ranks; a Group, whose other operations fold, sets it."""
+
+    def group(self, ranks: Sequence[int]) -> Peers:
+        """Some of the ranks, in this order, with operations and numbers of their own."""
+        subset = Subset(self.mesh, ranks)
+        order = None if self.order is None else [ranks.index(rank) for rank in self.order if rank in ranks]
+        name = f"ranks {','.join(map(str, ranks))} "
+        fabric = self.fabric and f"{self.fabric}, {name.strip()}"
+        return Peers(subset, name=name, algorithm=self.algorithm, order=order, fabric=fabric)
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+    def allreduce(self, source: Flat, out: Flat, reduction: Reduction, *, algorithm: str | None = None) -> None:
+        """Fills ``out`` with the reduction of every rank's ``source``; they may be the same memory, or none of it."""
+        if source.ctypes.data != out.ctypes.data:
+            out[...] = source
+        if self.size > 1:
+            what = f"{reduction.op} of {out.size} x {reduction.element}"
+            name = self.pick(out.nbytes, algorithm, what)
+            self.note(f"{self.mesh.kind}, {name}")
+            self._run(f"{what} by {name}", self._allreduce(name, out, reduction), out.nbytes)
+        else:
+            self.operations += 1
+        self.bytes_reduced += out.nbytes
+        reduction.finish(out, self.size - len(self.helpers))
+
+    def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
+        """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
+        what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
+        self.note(f"{self.mesh.kind}, ring")
+        self.mesh.expect("ring", ranks=self.order or ())
+        self._run(what, ring.reduce_scatter(self.mesh, data, pieces, reduction, order=self.order), data.nbytes)
+        self.bytes_reduced += data.nbytes
+        reduction.finish(data[pieces[self.rank]], self.size)
+
+    def all_gather(self, data: Flat, pieces: Sequence[slice]) -> None:
+        """Fills ``data`` with every rank's ``data[pieces[rank]]``."""
+        strand = ring.all_gather(self.mesh, data, pieces, order=self.order)
+        self.note(f"{self.mesh.kind}, ring")
+        self.mesh.expect("ring", ranks=self.order or ())
+        self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
+
+    def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
+        """Fills ``data`` with the root's.
+
+        algorithm  one of ``collectives.BROADCAST``; default: the cheapest.  Ranks take their places by ``order``
+        """
+        what = f"broadcast from {root} of {data.size} x {data.dtype}"
+        n, p = data.nbytes, self.size
+        link = self._link(n, what) if algorithm is None else self.chooser.seen.link
+        segment = max(4096, min(1 << 20, int(cost.chain_segment(n, p, link)))) if link.beta else SEGMENT
+        seconds = {
+            "binomial": cost.broadcast_binomial(n, p, link),
+            "chain": cost.broadcast_chain(n, p, link, segment),
+            "scatter_all_gather": cost.broadcast_scatter_all_gather(n, p, link),
+        }
+        name = named(algorithm, BROADCAST) or min(seconds, key=lambda name: (seconds[name], name))
+        placed = self.mesh if self.order is None else Subset(self.mesh, self.order)
+        start = root if self.order is None else self.order.index(root)
+        if name == "chain":
+            strand = broadcast.chain(placed, data, root=start, segment=segment)
+        else:
+            strand = BROADCAST[name](placed, data, root=start)
+        self.note(f"{self.mesh.kind}, {name}")
+        placed.expect(name, root=start)
+        self._run(f"{what} by {name}", strand, n)
+
+    def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
+        """Leaves the reduction over all ranks in the root's ``data``; the others' is left half done.
+
+        algorithm  one of ``collectives.REDUCE``; default: the cheapest
+        """
+        what = f"reduce to {root}, {reduction.op} of {data.size} x {reduction.element}"
+        n = data.nbytes
+        name = named(algorithm, REDUCE)
+        if name is None:
+            link = self._link(n, what)
+            straight = cost.broadcast_binomial(n, self.size, link)  # the same tree, the other way
+            twice = cost.reduce_scatter(n, self.size, link) + link.alpha + n * link.beta
+            name = "binomial" if straight <= twice else "reduce_scatter_gather"
+        self.note(f"{self.mesh.kind}, {name}")
+        self.mesh.expect("binomial_reduce" if name == "binomial" else name, root=root)
+        self._run(f"{what} by {name}", REDUCE[name](self.mesh, data, reduction, root=root), n)
+        self.bytes_reduced += n
+        if self.rank == root:
+            reduction.finish(data, self.size)
+
+    def gather(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        """Fills the root's ``data`` with every rank's ``data[pieces[rank]]``."""
+        self.mesh.expect("gather", root=root)
+        self._run(f"gather to {root}, {data.dtype}", gather.gather(self.mesh, data, pieces, root=root), 1)
+
+    def scatter(self, data: Flat, pieces: Sequence[slice], root: int) -> None:
+        """Fills each rank's ``data[pieces[rank]]`` from the root's ``data``."""
+        self.mesh.expect("scatter", root=root)
+        self._run(f"scatter from {root}, {data.dtype}", scatter.scatter(self.mesh, data, pieces, root=root), 1)
+
+    def all_to_all(self, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice]) -> None:
+        """``out[taken[r]]`` = rank r's ``source[given[this rank]]``."""
+        self.mesh.expect("all_to_all")
+        self._run(f"all_to_all of {out.dtype}", all_to_all.all_to_all(self.mesh, source, given, out, taken), 1)
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        self._run("barrier", barrier(self.mesh), 1)
+
+    def send(self, data: Flat, peer: int, tag: int) -> None:
+        """Returns once ``data`` is handed to the kernel; ``peer`` calls ``receive``."""
+        self._alone(f"message of {data.size} x {data.dtype}, tag {tag}", lambda: self.mesh.send(peer, data, tag=tag))
+
+    def receive(self, into: Flat, peer: int, tag: int) -> None:
+        """Returns once the peer's next ``send`` is in ``into``, which must have its size."""
+        self._alone(f"message of {into.size} x {into.dtype}, tag {tag}", lambda: self.mesh.receive(peer, into, tag=tag))
+
+    # ---- choosing ----------------------------------------------------------------------------------------------------
+    def check(self, algorithm: str) -> str:
+        """The algorithm's name, or ValueError with those that there are."""
+        known = (AUTO, *HELPED) if self.helpers else KNOWN
+        if algorithm not in known:
+            why = f" with helpers {list(self.helpers)}" if self.helpers else f" (argument or {ALGORITHM_VARIABLE})"
+            raise ValueError(f"algorithm={algorithm!r}{why}: expected one of {', '.join(known)}")
+        return algorithm
+
+    def pick(self, nbytes: int, algorithm: str | None = None, what: str = "") -> str:
+        """The allreduce algorithm for this size: as asked for, or the cheapest.  May measure: all ranks call it alike.
+
+        what  the operation that needs to know, for errors
+        """
+        name = self.check(algorithm or self.algorithm)
+        if self.helpers and name == AUTO:
+            return HELPED[0]
+        return name if name != AUTO else self.choice(nbytes, what).algorithm
+
+    def choice(
+        self, nbytes: int, what: str = "", *, folded: int | None = None, collective: Collective = "allreduce"
+    ) -> Choice:
+        """As ``Chooser.choice``, for the operation that runs next."""
+        return self.chooser.choice(nbytes, Call(self.number, self.name + what), folded=folded, collective=collective)
+
+    def explain(self, nbytes: int, *, folded: int | None = None) -> str:
+        """Which algorithm an allreduce of this size takes, and why.  Sends nothing.
+
+        folded  as for ``choice``
+        """
+        if self.size == 1:
+            return f"{nbytes} bytes stay on this rank"
+        way = f"{nbytes} bytes go over {self.mesh.kind}"
+        if self.helpers:
+            return f"{way} by {self.pick(nbytes)}; ranks {list(self.helpers)} only add"
+        if self.algorithm != AUTO:
+            return f"{way} by {self.algorithm}, as asked for (argument or {ALGORITHM_VARIABLE})"
+        chosen = self.chooser.known(nbytes, folded=folded)
+        if chosen is None:
+            if folded is not None:
+                way = f"{nbytes} bytes fold in the network or go over {self.mesh.kind}"
+            return f"{way} by the cheapest way once the first operation has measured the links"
+        return f"{'' if chosen.algorithm == INNET else f'over {self.mesh.kind}, '}{chosen}"
+
+    def _link(self, nbytes: int, what: str) -> cost.Link:
+        return self.chooser.link(nbytes, Call(self.number, self.name + what))
+
+    # ---- algorithms that need to know more than the mesh -------------------------------------------------------------
+    def _allreduce(self, name: str, data: Flat, reduction: Reduction) -> Strand:
+        self.mesh.expect(name, ranks=self.order or () if name in ("ring", "mesh2d") else ())
+        if name == "ring":
+            return ring.allreduce(self.mesh, data, reduction, order=self.order)
+        if name == "mesh2d":
+            return mesh2d.allreduce(self.mesh, data, reduction, order=self.order)
+        if name == HIERARCHICAL:
+            return self._hierarchical(data, reduction)
+        if self.helpers and name == "byteps":
+            return byteps.allreduce(self.mesh, data, reduction, helpers=self.helpers)
+        if self.helpers:
+            workers = [rank for rank in range(self.size) if rank not in self.helpers]
+            layout = parameter_server.shares(data.size, workers, self.helpers)
+            return parameter_server.allreduce(self.mesh, data, reduction, layout=layout)
+        return ALLREDUCE[name](self.mesh, data, reduction)
+
+    def _hierarchical(self, data: Flat, reduction: Reduction) -> Strand:
+        """Ranks of one machine over shared memory, where all machines have equally many; else over TCP on it."""
+        groups = self.machines.find()
+        yield from hierarchical.allreduce(self.mesh, data, reduction, groups=groups, rows=self.machines.rows())
+
+    def close(self) -> None:
+        """Gives shared memory and the mesh back."""
+        self.machines.close()
+        self.mesh.close()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+    @contextmanager
+    def operation(self, what: str) -> Iterator[Mesh]:
+        """One more operation on the mesh, which all ranks begin alike; whoever asks keeps the totals."""
+        number, self.number = self.number, self.number + 1
+        with self.mesh.operation(Call(number, self.name + what)):
+            yield self.mesh
+
+    def _run(self, what: str, strand: Strand, nbytes: int) -> None:
+        begin = time.monotonic()
+        with self.operation(what):
+            # Without elements no message would tell ranks that call something else: a barrier does.
+            run(self.mesh, strand if nbytes else barrier(self.mesh))
+        self.operations += 1
+        self.seconds += time.monotonic() - begin
+
+    def _alone(self, what: str, post: Callable[[], Pending]) -> None:
+        """A message between two ranks: the others do not count it, so it has no number."""
+        with self.mesh.operation(Call(0, self.name + what)):
+            self.mesh.wait([post()])
+        self.operations += 1
+
+
+def named(algorithm: str | None, known: Collection[str]) -> str | None:
+    """The algorithm, where one is asked for, and it is known.  Raises ValueError."""
+    if algorithm is not None and algorithm not in known:
+        raise ValueError(f"algorithm={algorithm!r}: expected one of {', '.join(known)}")
+    return algorithm

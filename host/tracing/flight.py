@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorder: what a communicator did last, operation by operation, for the time when something goes wrong.
+
+It always runs: an operation costs about three microseconds.  ``Communicator.flight()`` gives what it holds.  Where
+$NETFOLD_FLIGHT names a folder, it writes there, as JOB.rankN.json, when an operation fails, and when the process gets a
+signal ($NETFOLD_FLIGHT_SIGNAL, default SIGUSR2, which neither torch nor schedulers use), even one whose main thread is
+stuck in native code: the wake-up descriptor of Python's signals leads to a thread of our own.  `netfold flight FOLDER`
+puts all ranks' files beside each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from netfold.host.tracing.timeline import Timeline
+from netfold.wire.flight import Dump, Operation
+
+KEPT: Final = 1000
+"""Operations that are remembered."""
+FOLDER_VARIABLE: Final = "NETFOLD_FLIGHT"
+SIGNAL_VARIABLE: Final = "NETFOLD_FLIGHT_SIGNAL"
+SIGNAL: Final = "SIGUSR2"
+ONCE: Final = 0.2
+"""Seconds in which signals are one."""
+
+log = logging.getLogger("netfold")
+
+
+class Flight:
+    """The recorder of one rank of a job.
+
+    folder    where to write when something goes wrong; default: $NETFOLD_FLIGHT, or nowhere
+    timeline  gets every operation as well, where somebody asked for one
+    """
+
+    def __init__(
+        self, job: str, rank: int, world: int, *, folder: Path | None = None, timeline: Timeline | None = None
+    ) -> None:
+        if folder is None and os.environ.get(FOLDER_VARIABLE):
+            folder = Path(os.environ[FOLDER_VARIABLE])
+        self.folder = folder
+        self._job, self._rank, self._world = job, rank, world
+        self._operations: deque[Operation] = deque(maxlen=KEPT)
+        self.timeline = timeline
+        self.now = _NONE
+        """The operation under way; else the last one."""
+        if folder is not None:
+            _recorders.add(self)
+            _listen()
+
+    @contextlib.contextmanager
+    def operation(
+        self, number: int, group: str, name: str, op: str, dtype: str, nbytes: int
+    ) -> Iterator[Operation]:
+        """Records one operation; an error inside is its end, and is written down with it."""
+        self.now = operation = Operation(number, group, name, op, dtype, nbytes, "", time.time())
+        self._operations.append(operation)
+        begin = time.monotonic_ns()
+        try:
+            yield operation
+            operation.state = "done"
+        except BaseException as error:
+            operation.state = "failed"
+            operation.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            operation.end = time.time()
+            if self.timeline is not None:
+                self.timeline.operation(operation, begin, time.monotonic_ns())
+            if operation.state == "failed" and self.folder is not None:
+                self.dump(f"operation {number} failed: {operation.error}")
+
+    def note(self, path: str) -> None:
+        """What carries the operation under way, or a part of it."""
+        self.now.path = f"{self.now.path} + {path}" if self.now.path else path
+
+    def operations(self) -> list[Operation]:
+        """Copies of the last ones, the oldest first."""
+        return [msgspec.structs.replace(operation) for operation in self._operations.copy()]
+
+    def dump(self, why: str, *, threads: bool = False) -> Path | None:
+        """Writes what there is to the folder; the file, or None where that failed, which is logged, never raised."""
+        assert self.folder is not None
+        path = self.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', self._job)}.rank{self._rank}.json"
+        said = Dump(
+            self._job, self._rank, self._world, socket.gethostname(), os.getpid(), time.time(), why, self.operations(),
+            _threads() if threads else {},
+        )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=1))
+            part.replace(path)
+        except OSError as error:
+            log.warning("flight recorder: cannot write %s: %s", path, error)
+            return None
+        log.warning("flight recorder: %s, rank %d: %s, because %s", self._job, self._rank, path, why.splitlines()[0])
+        return path
+
+    def close(self) -> None:
+        """No signal writes it any more; the timeline is written."""
+        if self.timeline is not None:
+            self.timeline.write()
+        _recorders.discard(self)
+
+
+def _threads() -> dict[str, list[str]]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{names.get(ident, '?')} ({ident})": [
+            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_stack(top)
+        ]
+        for ident, top in sys._current_frames().items()
+    }
+
+
+# ---- the signal ------------------------------------------------------------------------------------------------------
+_NONE = Operation(0, "", "", "", "", 0, "", 0.0, state="done")
+_recorders: weakref.WeakSet[Flight] = weakref.WeakSet()
+_listening = threading.Lock()
+"""Held for good once the signal has its handler."""
+
+
+def _listen() -> None:
+    """Gives the signal its handler, once a process.  Warns where that cannot be: errors still write their files."""
+    name = os.environ.get(SIGNAL_VARIABLE) or SIGNAL
+    try:
+        number = signal.Signals[name]
+    except KeyError:
+        raise ValueError(f"{SIGNAL_VARIABLE}={name!r}: expected the name of a signal, as {SIGNAL}") from None
+    if threading.current_thread() is not threading.main_thread():
+        if not _listening.locked():
+            log.warning("flight recorder: %s writes nothing: the communicator was not made by the main thread", name)
+        return
+    if not _listening.acquire(blocking=False):
+        return
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        _listening.release()
+        log.warning("flight recorder: %s has a handler already and writes nothing; set %s", name, SIGNAL_VARIABLE)
+        return
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    if before != -1:  # somebody's event loop has it: then the main thread writes, as soon as it is in Python
+        signal.set_wakeup_fd(before)
+        os.close(readable)
+        os.close(writable)
+        signal.signal(number, lambda *_: _dump_all(name))
+        return
+    # Once more from the main thread: should an event loop take the descriptor from us later, this one still comes.
+    signal.signal(number, lambda *_: os.write(writable, bytes([number])) and None)
+    threading.Thread(target=_wait, args=(readable, number), name="netfold-flight", daemon=True).start()
+
+
+def _wait(readable: int, number: int) -> None:
+    last = -ONCE
+    while data := os.read(readable, 64):
+        if number in data and time.monotonic() - last > ONCE:
+            _dump_all(signal.Signals(number).name)
+            last = time.monotonic()
+
+
+def _dump_all(name: str) -> None:
+    for recorder in list(_recorders):
+        recorder.dump(f"{name} asked for it", threads=True)

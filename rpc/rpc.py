@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gRPC services whose messages are msgspec structs in JSON: typed at the border, no generated code."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import grpc
+import msgspec
+
+from netfold.rpc import channel as tls
+from netfold.rpc.channel import TOKEN_VARIABLE
+
+log = logging.getLogger("netfold.controller")
+
+Code = grpc.StatusCode
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+Method = tuple[type[Any], Callable[[Any], Awaitable[msgspec.Struct]]]
+"""The request's type, and what answers it."""
+Stream = tuple[type[Any], Callable[[Any], AsyncGenerator[msgspec.Struct, None]]]
+"""The same with any number of answers; where the caller goes away, the generator is closed."""
+
+
+class Refusal(Exception):
+    """A request that is turned down: a gRPC status code, and what, expected, got, what to do."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Unreachable(Exception):
+    """No controller answers, or it refused; says where and why."""
+
+
+class TurnedDown(Unreachable):
+    """A controller answers, and refused."""
+
+
+def service(
+    name: str,
+    methods: Mapping[str, Method],
+    streams: Mapping[str, Stream] | None = None,
+    *,
+    token: str = "",
+) -> grpc.GenericRpcHandler[bytes, bytes]:
+    """A gRPC service of methods with one answer and with many.  Requests that do not decode are INVALID_ARGUMENT,
+    Refusals what they say; where there is a token, requests without it are UNAUTHENTICATED."""
+    handlers = {
+        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", _Border(request, token), answer))
+        for method, (request, answer) in methods.items()
+    }
+    handlers |= {
+        method: grpc.unary_stream_rpc_method_handler(_stream(f"{name}/{method}", _Border(request, token), answers))
+        for method, (request, answers) in (streams or {}).items()
+    }
+    return grpc.method_handlers_generic_handler(name, handlers)
+
+
+class _Border:
+    """Where requests come in: they must decode, and carry the token."""
+
+    def __init__(self, request: type[Any], token: str) -> None:
+        self._decoder = msgspec.json.Decoder(request)
+        self._token = token.encode()
+
+    def decode(self, data: bytes) -> Any:
+        """Raises msgspec's errors and Refusal."""
+        request = self._decoder.decode(data)
+        # compare_digest takes as long for a good guess as for a bad one
+        if self._token and not hmac.compare_digest(request.token.encode(), self._token):
+            got = "another one" if request.token else "none"
+            raise Refusal(Code.UNAUTHENTICATED, f"token: expected that of the controller's fabric, got {got}. Give it "
+                                                f"as token=, or set {TOKEN_VARIABLE}")
+        return request
+
+
+@contextlib.asynccontextmanager
+async def _answering(name: str, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[None]:
+    """Turns what goes wrong into gRPC's status."""
+    try:
+        yield
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        await context.abort(Code.INVALID_ARGUMENT, f"{name}: {error}; host and controller may be of different "
+                                                   "versions: install the same one")
+    except Refusal as refusal:
+        await context.abort(refusal.code, str(refusal))
+    except Exception as error:
+        log.exception("%s failed", name)
+        await context.abort(Code.INTERNAL, f"{name}: the controller failed: {error!r}; its log has more")
+
+
+def _unary(
+    name: str, border: _Border, answer: Callable[[Any], Awaitable[msgspec.Struct]]
+) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
+    async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        async with _answering(name, context):
+            return msgspec.json.encode(await answer(border.decode(data)))
+        raise AssertionError("abort does not return")
+
+    return handle
+
+
+def _stream(
+    name: str, border: _Border, answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]]
+) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[None]]:
+    async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async with _answering(name, context), contextlib.aclosing(answers(border.decode(data))) as events:
+            async for event in events:
+                await context.write(msgspec.json.encode(event))
+
+    return handle
+
+
+async def call(address: str, method: str, request: msgspec.Struct, answer: type[Answer], timeout: float) -> Answer:
+    """One unary call, ``method`` as ``service/method``.  Raises Unreachable."""
+    try:
+        opened = tls.aio_channel(address)
+    except tls.TlsError as error:
+        raise Unreachable(str(error)) from error
+    async with opened as channel:
+        unary = channel.unary_unary(f"/{method}", bytes, bytes)
+        try:
+            data = await unary(msgspec.json.encode(request), timeout=timeout)
+            return msgspec.json.decode(data, type=answer)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
+                raise Unreachable(f"no controller answers at {address} ({error.details()}): is `netfold up` running, "
+                                  f"with this fabric?{tls.hint(address)}") from error
+            raise TurnedDown(f"the controller at {address} refused: {error.details()}") from error
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise Unreachable(f"the controller at {address} speaks another version: {error}") from error

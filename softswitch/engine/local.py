@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose switch lives in this process, for tests and `softswitch stf`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from softswitch.engine.engine import Engine
+from softswitch.engine.entities import Event, InvalidArgument
+from softswitch.engine.linking import Compiled, build
+from softswitch.engine.transport import InProcess
+
+
+class LocalEngine(Engine):
+    """An Engine whose switch lives in this process: frames go in and come out by call, and the test owns the clock."""
+
+    @classmethod
+    def open(cls, program: Compiled | str | Path, *, cpu_port: int | None = None, seed: int = 1) -> LocalEngine:
+        """As `Engine.in_process`. Raises cc.BuildError."""
+        built = isinstance(program, Path) and program.suffix == ".so"
+        library = program if isinstance(program, Path) and built else build(program)
+        return cls(InProcess(library, cpu_port=cpu_port, seed=seed))
+
+    def __init__(self, transport: InProcess) -> None:
+        self._local = transport
+        self._frames: list[tuple[int, bytes]] = []
+        self.events: list[Event] = []
+        """Reports so far, in order; the caller may clear it."""
+        super().__init__(transport)
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def inject(self, port: int, frame: bytes, *, now_us: int | None = None) -> list[tuple[int, bytes]]:
+        """Runs one frame through the switch: the (port, frame) pairs that leave, in order; reports go to `events`."""
+        if now_us is not None:
+            self.advance(now_us)
+        if not 0 <= port <= 511:
+            raise InvalidArgument(f"port {port} is not within 0..511")
+        self._local.receive(port, frame)
+        return self.take()
+
+    @property
+    def now_us(self) -> int:
+        """The switch's clock, microseconds since its start."""
+        return self._local.now_us
+
+    def advance(self, now_us: int) -> int | None:
+        """Sets the clock (microseconds since the start) and reports idle entries; the time of the next one, if any."""
+        if now_us < self._local.now_us:
+            raise InvalidArgument(f"time goes back from {self._local.now_us} to {now_us} us")
+        self._local.now_us = now_us
+        due = self._local.tick()
+        self._collect()
+        return due
+
+    def take(self) -> list[tuple[int, bytes]]:
+        """Frames that left since the last call (after packet_out, say)."""
+        self._collect()
+        frames, self._frames = self._frames, []
+        return frames
+
+    def limit_output(self, frames: int = 0xFFFFFFFF, depth: int = 0) -> None:
+        """Has queues take only so many frames until the next take(), and report `depth` frames queued."""
+        self._local.limit(frames, depth)
+
+    def _collect(self) -> None:
+        frames, events = self._local.take()
+        self._frames += frames
+        self.events += events

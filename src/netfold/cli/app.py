@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `netfold`: what it consists of, in the order in which people come to need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import Annotated, Any, Final
+
+import typer
+
+from netfold.cli.bench import app as bench
+from netfold.cli.demo import demo
+from netfold.cli.diff import apply, diff
+from netfold.cli.doctor import doctor
+from netfold.cli.drain import drain, undrain
+from netfold.cli.links import links
+from netfold.cli.offline import compile_, fabric_, plan
+from netfold.cli.paths import paths
+from netfold.cli.run import run
+from netfold.cli.shell import shell
+from netfold.cli.sim import simulations as sim
+from netfold.cli.status import drop, slots, stall, status
+from netfold.cli.top import top
+from netfold.cli.trace import flight, timeline
+from netfold.cli.up import up
+
+PANELS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
+    "Begin": {"demo": demo, "run": run, "up": up, "doctor": doctor},
+    "Describe a fabric": {"fabric": fabric_, "plan": plan, "compile": compile_},
+    "Look at a running one": {"status": status, "top": top, "links": links, "paths": paths},
+    "Change it": {"drain": drain, "undrain": undrain, "diff": diff, "apply": apply, "drop": drop},
+    "Find out what is wrong": {"stall": stall, "slots": slots, "flight": flight, "timeline": timeline, "shell": shell},
+    "Measure": {"bench": bench, "sim": sim},
+}
+"""Every command, under the heading that --help gives it."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs are filled, not broken where the source's lines end
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"netfold {metadata.version('netfold')}")
+        raise typer.Exit
+
+
+@app.callback()
+def netfold(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """In-network allreduce on P4 switches: fabrics, their controller, and a demo of the whole."""
+
+
+def _register(commands: dict[str, Any], panel: str) -> None:
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
+
+
+for _panel, _commands in PANELS.items():
+    _register(_commands, _panel)
+
+
+def main() -> None:
+    """Entry point."""
+    app()

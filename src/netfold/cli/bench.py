@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench ...`: one command a benchmark, each in a module of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from netfold.cli.common import CANNOT, FAILED, engine_of, fail
+from netfold.topo.failures import FabricFailed
+
+app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved, figures are ratios within one run.")
+
+
+@contextmanager
+def _failing(name: str) -> Iterator[None]:
+    """What a benchmark may raise becomes a paragraph and an exit status."""
+    try:
+        yield
+    except ValueError as error:
+        fail(CANNOT, f"bench {name}: {error}")
+    except FabricFailed as error:
+        fail(FAILED, f"bench {name}: {error}")
+
+
+@app.command()
+def allreduce(
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest tensor: bytes, or with K, M, G.")] = "1M",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest tensor.")] = "16M",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="From one size to the next.")] = 4,
+    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed operations in a round.")] = 3,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Operations before each round's timed ones.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
+    check: Annotated[int, typer.Option("-c", "--check", help="1: compare results with the exact sum; 0: do not.")] = 1,
+    ranks: Annotated[int, typer.Option(help="One on each host.")] = 4,
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units; of the bridge's, too.")] = "1gbit",
+    loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
+    lane_bits: Annotated[int, typer.Option("--lane-bits", help="Of what folds: 32, 16 or 8.")] = 32,
+    path_mtu: Annotated[int, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo links, the "
+                                          "bridge's too.")] = 1024,
+    algorithms: Annotated[
+        str,
+        typer.Option("--algorithms", "--algos",
+                     help="By commas: innet, roce, auto, ring, halving_doubling, ... over the fabric, with @bridge "
+                     "behind one of TCP's over a plain kernel bridge; gloo, always over the bridge."),
+    ] = "innet,roce,ring,ring@bridge,halving_doubling@bridge,gloo",
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the data and the losses.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one operation.")] = 30.0,
+) -> None:
+    """Allreduce by several algorithms over links of one rate, in nccl-tests' manner.
+
+    Everything runs in a sandbox on this machine: a leaf-spine fabric of P4 switches, and beside it a plain kernel
+    bridge, the best case for what does not fold. Exit status 1 where a sum is wrong.
+    """
+    from netfold.bench import allreduce as bench
+
+    with _failing("allreduce"):
+        spec = bench.spec(
+            begin=begin, end=end, factor=factor, iterations=iterations, warmup=warmup, rounds=rounds,
+            check=bool(check), ranks=ranks, topo=topo, engine=engine_of(switch), rate=rate, loss=loss,
+            lane_bits=lane_bits, path_mtu=path_mtu, algorithms=algorithms, seed=seed, timeout=timeout,
+        )
+        rows = bench.run(spec, json)
+    sys.exit(1 if any(row.wrong for row in rows) else 0)
+
+
+@app.command()
+def machines(
+    machines: Annotated[int, typer.Option(help="Hosts of the fabric.")] = 4,
+    members: Annotated[int, typer.Option(help="Ranks on each.")] = 2,
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "200mbit",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    sizes: Annotated[str, typer.Option(help="MB of the tensor, by commas.")] = "1,8",
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 5,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+) -> None:
+    """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
+    from netfold.bench import machines as bench
+
+    with _failing("machines"):
+        bench.run(machines=machines, members=members, rate=rate, engine=engine_of(switch), sizes=sizes, rounds=rounds,
+                  json=json)
+
+
+@app.command()
+def simulator(
+    hosts: Annotated[int, typer.Option(help="On two leaves.")] = 8,
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "50mbit",
+    size: Annotated[float, typer.Option(help="MB on each rank.")] = 4.0,
+    window: Annotated[int, typer.Option(help="Packets of a queue pair, a power of two.")] = 8,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 3,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
+) -> None:
+    """The packet simulator against a real fabric: the same flows on both; exit status 1 beyond 15 %."""
+    from netfold.bench import simulator as bench
+
+    with _failing("simulator"):
+        within = bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json)
+    sys.exit(0 if within else 1)
+
+
+@app.command()
+def paths(
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES,HOSTS of the fabric.")] = "4,4,16",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "50mbit",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    nbytes: Annotated[int, typer.Option("--bytes", help="Of every rank's array.")] = 2 << 20,
+    rounds: Annotated[int, typer.Option(help="Times that every mode has its turn; the median counts.")] = 3,
+    modes: Annotated[str, typer.Option(help="By commas: pinned, ecmp, spray, reps.")] = "pinned,ecmp,spray,reps",
+    collectives: Annotated[
+        str, typer.Option(help="By commas: all_to_all, halving_doubling, ring, all_gather.")
+    ] = "all_to_all,halving_doubling,ring,all_gather",
+    scope: Annotated[str, typer.Option(help="What the planner cuts together: flows of a leaf, or of a host.")] = "leaf",
+    fail_link: Annotated[
+        float | None, typer.Option("--fail-link", metavar="SECONDS", help="Break the first leaf's first uplink so long "
+                                   "after an all-to-all has begun, in each mode and round.")
+    ] = None,
+    silent: Annotated[
+        bool, typer.Option("--silent", help="With --fail-link: it swallows packets, and both ends think it is up.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements here.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For paths.svg and logs.")] = Path("build/bench-paths"),
+) -> None:
+    """Collectives over planned paths, ECMP, spraying and REPS: bytes of every uplink, and completion times.
+
+    Everything runs in a sandbox on this machine, on real packets; every element of every result is checked.
+    """
+    from netfold.bench import paths as bench
+
+    with _failing("paths"):
+        settings = bench.settings(
+            topo=topo, rate=rate, switch=engine_of(switch), nbytes=nbytes, rounds=rounds, modes=modes,
+            collectives=collectives, scope=scope, fail_after=fail_link, silent=silent,
+        )
+    raise typer.Exit(bench.main(settings, out, json))
+
+
+@app.command()
+def rails(
+    rails_: Annotated[str, typer.Option("--rails", help="KIND@a+KIND@b: one a plane, in order.")] = "innet@a+tcp@b",
+    rates: Annotated[str, typer.Option(help="Of the planes' links, in order, in tc's units.")] = "100mbit,100mbit",
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest tensor: bytes, or with K, M, G.")] = "4K",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest tensor.")] = "64M",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="From one size to the next.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Times that every way has its turn; the median counts.")] = 3,
+    ranks: Annotated[int, typer.Option(help="One on each host.")] = 4,
+    topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of each plane.")] = "1,0",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    cuts: Annotated[str, typer.Option(help="Parts of a call at which the last plane is cut.")] = "0.3,0.6,0.9",
+    cut_bytes: Annotated[str, typer.Option("--cut-bytes", help="Tensor of those calls.")] = "16M",
+    algorithm: Annotated[str, typer.Option(help="Between the hosts, on the rails tcp and roce.")] = "auto",
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds without progress after which a call gives up.")] = 30.0,
+) -> None:
+    """One allreduce over several rails beside each rail alone, and a plane cut in the middle of a call.
+
+    Hosts have an interface on each plane. Exit status 1 where a sum is wrong.
+    """
+    from netfold.bench import rails as bench
+
+    with _failing("rails"):
+        spec = bench.spec(
+            rails=rails_, rates=rates, begin=begin, end=end, factor=factor, rounds=rounds, ranks=ranks, topo=topo,
+            engine=engine_of(switch), cuts=cuts, cut_bytes=cut_bytes, timeout=timeout, algorithm=algorithm,
+        )
+        result = bench.run(spec, json)
+    sys.exit(1 if sum(row.wrong for row in result.rows) + sum(cut.wrong for cut in result.cuts) else 0)
+
+
+@app.command()
+def loss(
+    topo: Annotated[str, typer.Option("--topo", help="The fabric, as `netfold up --topo` has it.")] = "leafspine,2,1,4",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "1gbit",
+    nbytes: Annotated[int, typer.Option("--bytes", help="Of the tensor, int32.")] = 8_000_000,
+    operations: Annotated[int, typer.Option("-n", "--operations", help="Timed in a round, after one to warm up.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Times that every share has its turn, each with another seed.")] = 3,
+    losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
+    credits: Annotated[str, typer.Option(help="By commas, as 2x170: in turn with the window alone.")] = "",
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first round's losses; the next ones count up.")] = 0,
+) -> None:
+    """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
+    from netfold.bench import loss as bench
+
+    with _failing("loss"):
+        bench.run(
+            bench.spec(topo=topo, engine=engine_of(switch), rate=rate, nbytes=nbytes, operations=operations,
+                       rounds=rounds, losses=losses, seed=seed, credits=credits), json,
+        )
+
+
+@app.command()
+def recovery(
+    disasters: Annotated[str, typer.Option(help="By commas: spine, link, silent, leaf, return.")] = "spine,link,leaf",
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "1gbit",
+    elements: Annotated[int, typer.Option(help="Of the tensor, int32.")] = 60_000,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Of each disaster, on a fabric of its own.")] = 5,
+    after: Annotated[float, typer.Option(help="Seconds of sums after a disaster.")] = 3.0,
+    probe: Annotated[float, typer.Option(help="Seconds between probes of a link, as the fabric's file has it.")] = 0.5,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all pauses here.")] = None,
+) -> None:
+    """How long running sums pause when a spine, a link or a leaf goes away under them, and when a spine is back."""
+    from netfold.bench import recovery as bench
+
+    with _failing("recovery"):
+        bench.run(
+            bench.spec(disasters=disasters, engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds,
+                       after=after, probe=probe), json,
+        )
+
+
+@app.command()
+def soak(
+    switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
+    rate: Annotated[str, typer.Option(help="Of every link, in tc's units; default: 1gbit, of BMv2 50mbit.")] = "",
+    elements: Annotated[int, typer.Option(help="Of the longest tensor; default: 200000, of BMv2 8000.")] = 0,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Each on a fabric and with a seed of its own.")] = 10,
+    disasters: Annotated[int, typer.Option(help="In a round.")] = 5,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds here.")] = None,
+    logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the logs of failed rounds here.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first round; the next ones count up.")] = 0,
+) -> None:
+    """Checked sums while switches, links and ranks fail, several at a time: no wrong one, and no end but the last.
+
+    Exit status 1 where a round failed; its seed repeats it.
+    """
+    from netfold.bench import soak as bench
+
+    with _failing("soak"):
+        results = bench.run(
+            bench.spec(engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds, disasters=disasters,
+                       seed=seed, logs=logs), json,
+        )
+    if any(result.failed for result in results):
+        fail(FAILED, "bench soak: some rounds failed")

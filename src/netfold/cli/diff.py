@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold diff` and `netfold apply`: what switches hold against what they should, and the writes in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from netfold.cli.options import Address, FabricFile, Json
+
+if TYPE_CHECKING:
+    from netfold.controller.operations.differences import Differences
+
+
+def diff(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
+    """Read every switch back and show the writes that it lacks of what it should hold; nothing is written.
+
+    Exit status 1 where there are any, or a switch cannot be read. What a controller would write that does not run yet:
+    `netfold up FABRIC.toml --dry-run`.
+    """
+    show(_ask(file, controller, apply=False), json=json)
+
+
+def apply(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
+    """Read every switch back and bring it to what it should hold; shows what was written."""
+    from netfold.cli.common import FAILED
+
+    found = _ask(file, controller, apply=True)
+    _print(found, "all switches hold what they should; nothing was written", json=json)
+    if found.problems:
+        raise typer.Exit(FAILED)
+
+
+def show(found: Differences, *, json: bool = False) -> None:
+    """Print differences, and end with status 1 where there are any."""
+    from netfold.cli.common import FAILED
+
+    _print(found, "all switches hold what they should", json=json)
+    if found.writes or found.problems:
+        raise typer.Exit(FAILED)
+
+
+def _ask(file: FabricFile, controller: Address, *, apply: bool) -> Differences:
+    from netfold.cli.common import address_of, awaited, token_of
+    from netfold.controller import client
+    from netfold.controller.operations.differences import AskDiff, Differences
+    from netfold.rpc import rpc
+    from netfold.wire import operator
+
+    found: Differences = awaited(rpc.call(
+        address_of(file, controller), f"{operator.SERVICE}/Diff", AskDiff(apply, token_of(file)), Differences,
+        client.SLOTS_TIMEOUT,
+    ))
+    return found
+
+
+def _print(found: Differences, nothing: str, *, json: bool) -> None:
+    import sys
+
+    import msgspec
+
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    for write in found.writes:
+        print(write)
+    for problem in found.problems:
+        print(problem, file=sys.stderr)
+    if not found.writes and not found.problems:
+        print(nothing)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold doctor`: what this machine has of all that NetFold can use, what each is for, and how to get it.
+
+Nothing is looked up in a list of distributions: every line tries the very thing that is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from netfold.cli import shell
+from netfold.cli.common import FAILED
+
+PYTHON: Final = (3, 11)
+SANDBOX_TIMEOUT: Final = 30.0
+COMMAND_TIMEOUT: Final = 20.0
+UDP_SEGMENT: Final = 103
+"""<linux/udp.h>; Python's socket module does not name it."""
+RECEIVE_BYTES: Final = 2 * (1024 + 64) * 2304
+"""Socket buffer for the windows of two trees: what the kernel charges for their packets (host/innet/fold.py)."""
+
+
+def doctor() -> None:
+    """Say what is missing on this machine, what it is needed for, and how to get it.
+
+    Exit status 1 where `make demo` would fail.
+    """
+    if not show(examine(checks())):
+        raise typer.Exit(FAILED)
+
+
+class Missing(Exception):
+    """What a check did not find."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line.  ``look`` returns what is there, or raises Missing with what is not."""
+
+    name: str
+    needed_for: str
+    remedy: str
+    look: Callable[[], str]
+    required: bool = False
+    """Whether `make demo` fails without."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check's outcome; ``detail`` is what is there, or what is not."""
+
+    check: Check
+    ok: bool
+    detail: str
+
+
+def examine(checks: Iterable[Check]) -> list[Finding]:
+    """Every check's outcome; one that fails in an unforeseen way is missing, with its error."""
+    return [_examine(check) for check in checks]
+
+
+def checks() -> list[Check]:
+    """All that NetFold can use, the required ones first."""
+    return [
+        Check("Python", "everything", "install Python 3.11 or newer; make setup PYTHON=python3.12", _python, True),
+        Check("Python packages", "everything", "make setup, or .venv/bin/pip install -e '.[demo]'", _packages, True),
+        Check("C compiler", "softswitch and the hosts' fast path",
+              "apt install gcc libc6-dev, or pip install ziglang; SOFTSWITCH_CC names another one", _compiler, True),
+        Check("Mininet", "the demo and netfold up --topo", "sudo apt install mininet (it is in no Python registry)",
+              _mininet, True),
+        Check("mnexec", "Mininet's hosts", "sudo apt install mininet", _program("mnexec"), True),
+        Check("ip", "links of the fabric", "sudo apt install iproute2", _program("ip"), True),
+        Check("tc", "link rates", "sudo apt install iproute2", _program("tc"), True),
+        Check("ethtool", "offloads of the links", "sudo apt install ethtool", _program("ethtool"), True),
+        Check("namespaces", "the demo's own network",
+              "run as root (sudo make demo), or allow user namespaces: sudo sysctl user.max_user_namespaces=10000 "
+              "kernel.unprivileged_userns_clone=1 (Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); a "
+              "container needs --privileged", _namespaces, True),
+        Check("PACKET_VNET_HDR", "super-packets in softswitch: without, one packet a call",
+              "a Linux kernel 6.2 or newer, with veth and packet sockets", _vnet_header),
+        Check("UDP_SEGMENT", "super-packets at the hosts: without, one packet a call", "a Linux kernel 4.18 or newer",
+              _udp_segment),
+        Check("net.core.rmem_max", "full windows for ranks that are not root",
+              f"sudo sysctl net.core.rmem_max={RECEIVE_BYTES}", _receive_memory),
+        Check("p4c-bm2-ss", "the engine bmv2", "https://github.com/p4lang/p4c, or use the engine softswitch",
+              _program("p4c-bm2-ss", "--version")),
+        Check("simple_switch_grpc", "the engine bmv2",
+              "https://github.com/p4lang/behavioral-model, or use the engine softswitch",
+              _program("simple_switch_grpc", "--version")),
+        Check("p4runtime-shell", "netfold shell", f"{shell.remedy()} (protobuf < 3.21, so an environment of its own); "
+              f"{shell.PYTHON_VARIABLE} names another Python", _p4runtime_shell),
+        Check("ping", "mininet> pingall", "sudo apt install iputils-ping", _program("ping")),
+        Check("openssl", "certificates for TLS", "sudo apt install openssl", _program("openssl", "version")),
+    ]
+
+
+def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
+    """Print a line for each; True where nothing that is required is missing."""
+    console = console or Console()
+    findings = list(findings)
+    table = Table("", "what", "found", box=None)
+    table.columns[2].overflow = "fold"  # what is to be typed comes whole
+    for finding in findings:
+        mark = "[green]ok[/green]" if finding.ok else "[red]missing[/red]" if finding.check.required else "missing"
+        detail = finding.detail
+        if not finding.ok:
+            detail += f"\nneeded for {finding.check.needed_for}\nget it: {finding.check.remedy}"
+        # what was found may have brackets in it, which are not ours
+        table.add_row(mark, finding.check.name, detail.replace("[", r"\["))
+    console.print(table)
+    missing = [f.check.name for f in findings if not f.ok and f.check.required]
+    if missing:
+        console.print(f"make demo does not run here: {', '.join(missing)} missing")
+    else:
+        console.print("make demo runs here")
+    return not missing
+
+
+def _examine(check: Check) -> Finding:
+    try:
+        return Finding(check, True, check.look())
+    except Missing as missing:
+        return Finding(check, False, str(missing))
+    except Exception as error:
+        return Finding(check, False, f"{type(error).__name__}: {error}")
+
+
+# ---- what is looked at -----------------------------------------------------------------------------------------------
+
+
+def _python() -> str:
+    version = platform.python_version()
+    if sys.version_info < PYTHON:
+        raise Missing(f"{sys.executable} is {version}")
+    return f"{version}, {sys.executable}"
+
+
+def _packages() -> str:
+    found, absent = [], []
+    for module, package in (("numpy", "numpy"), ("grpc", "grpcio"), ("finsy", "finsy"), ("msgspec", "msgspec"),
+                            ("typer", "typer"), ("rich", "rich"), ("networkx", "networkx"),
+                            ("prometheus_client", "prometheus-client"),
+                            ("sklearn", "scikit-learn")):
+        try:
+            importlib.import_module(module)
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except ImportError as error:
+            absent.append(f"{package} ({error})")
+    if absent:
+        raise Missing(", ".join(absent))
+    return ", ".join(found)
+
+
+def _compiler() -> str:
+    from cbuild.cc import BuildError, find_compiler
+
+    try:
+        compiler = find_compiler()
+    except BuildError as error:
+        raise Missing(str(error)) from error
+    return f"{' '.join(compiler.command)}: {_version([*compiler.command, '--version'])}"
+
+
+def _mininet() -> str:
+    from netfold.topo import mininet_path
+
+    mininet_path.install()
+    try:
+        found = importlib.import_module("mininet.net")
+    except ImportError as error:
+        raise Missing(str(error)) from error
+    return str(Path(found.__file__ or "").parent)
+
+
+def _program(name: str, *version: str) -> Callable[[], str]:
+    def look() -> str:
+        path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+        if path is None:
+            raise Missing("not on PATH")
+        return f"{path}: {_version([path, *version])}" if version else path
+
+    return look
+
+
+def _p4runtime_shell() -> str:
+    try:
+        return str(shell.python())
+    except shell.NoShell as error:
+        raise Missing(str(error).partition(". ")[0]) from error
+
+
+def _namespaces() -> str:
+    from netfold.topo import sandbox
+
+    try:
+        done = sandbox.run([sys.executable, "-c", "pass"], timeout=SANDBOX_TIMEOUT)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Missing(str(error)) from error
+    if done.returncode != 0:
+        raise Missing(done.stderr.strip() or f"exit status {done.returncode}")
+    return "network, process and mount namespaces"
+
+
+_PACKET_SOCKET: Final = """
+import json, socket, subprocess
+answer = {}
+try:
+    subprocess.run(["ip", "link", "add", "name", "netfold0", "type", "veth", "peer", "name", "netfold1"], check=True,
+                   capture_output=True)
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    sock.bind(("netfold0", 0))
+    sock.setsockopt(263, 15, 1)  # SOL_PACKET, PACKET_VNET_HDR
+except (OSError, subprocess.SubprocessError) as error:
+    answer["error"] = f"{type(error).__name__}: {error} {getattr(error, 'stderr', b'') or ''}"
+print(json.dumps(answer))
+"""
+
+
+def _vnet_header() -> str:
+    from netfold.topo import sandbox
+
+    try:
+        done = sandbox.run([sys.executable, "-c", _PACKET_SOCKET], timeout=SANDBOX_TIMEOUT)
+        answer = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise Missing(f"no namespace to try it in: {error}") from error
+    if "error" in answer:
+        raise Missing(answer["error"])
+    return f"on a veth of Linux {platform.release()}"
+
+
+def _udp_segment() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1024)
+        except OSError as error:
+            raise Missing(f"the kernel refuses it: {error.strerror}") from error
+    return f"Linux {platform.release()}"
+
+
+def _receive_memory() -> str:
+    most = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    if most < RECEIVE_BYTES:
+        raise Missing(f"{most} bytes, full windows want {RECEIVE_BYTES}: ranks narrow their windows, and say so")
+    return f"{most} bytes"
+
+
+def _version(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT,
+                              stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Missing(f"{command[0]} does not run: {error}") from error
+    if done.returncode != 0:
+        raise Missing(f"{command[0]} ends with status {done.returncode}: {done.stderr.strip()[-200:]}")
+    lines = (done.stdout or done.stderr).splitlines()
+    return next((line for line in lines if re.search(r"\d+\.\d+", line)), "")

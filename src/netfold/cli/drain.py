@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold drain` and `netfold undrain`: a switch or link out of use while somebody works on it, and back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from netfold.cli.options import Address, FabricFile
+
+Name = Annotated[str, typer.Argument(metavar="SWITCH|SWITCH:PORT", help="A switch, or either end of a link between "
+                                                                       "switches.")]
+
+
+def drain(
+    name: Name,
+    file: FabricFile = None,
+    controller: Address = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until no job is on it.")] = 30.0,
+) -> None:
+    """Take a switch or link out of use, without loss: routes, paths and trees go around it, running jobs move away.
+
+    When this ends with status 0, nothing is on it any more. Refused where somebody has no other way.
+    """
+    _set(name, file, controller, drained=True, wait=timeout)
+
+
+def undrain(name: Name, file: FabricFile = None, controller: Address = None) -> None:
+    """Use a drained switch or link again; running jobs move back where that is better for them."""
+    _set(name, file, controller, drained=False, wait=0.0)
+
+
+def _set(name: str, file: FabricFile, controller: Address, *, drained: bool, wait: float) -> None:
+    from netfold.cli.common import FAILED, address_of, awaited, fail, token_of
+    from netfold.controller import client
+    from netfold.wire import operator
+
+    address, token = address_of(file, controller), token_of(file)
+    done: operator.Drained = awaited(client.drain(address, name, drained, wait=wait, token=token))
+    print(f"{done.name} is {'drained' if drained else 'in use again'}; drained in all: "
+          f"{', '.join(done.names) or 'nothing'}")
+    if done.still:
+        fail(FAILED, f"drain: nothing new goes there, but after {wait:g} s {done.name} still carries\n  "
+                  + "\n  ".join(done.still))

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of generated fabrics, said once for all commands that bring one up."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Final, get_type_hints
+
+import typer
+
+from netfold.cli.common import checked, engine_of
+from netfold.cli.options import PathMtu, SwitchKind
+from netfold.fabric import generate
+from netfold.fabric.graph import Fabric
+from netfold.wire.roce import PATH_MTU
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What --topo goes with: the switches, and what links do."""
+
+    switch: SwitchKind = "softswitch"
+    rate: Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit. With planes also "
+                                                  "one for each: 150mbit,75mbit.")] = None
+    loss: Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")] = 0.0
+    duplicate: Annotated[float, typer.Option(help="Share of packets that come twice.")] = 0.0
+    reorder: Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")] = 0.0
+    corrupt: Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")] = 0
+    path_mtu: PathMtu = PATH_MTU
+
+    def options(self) -> generate.Options:
+        """As `generate` has them."""
+        return {
+            "engine": engine_of(self.switch), "rate": self.rate, "seed": self.seed, "path_mtu": self.path_mtu,
+            "loss": self.loss, "duplicate": self.duplicate, "reorder": self.reorder, "corrupt": self.corrupt,
+        }
+
+    def fabric(self, topo: str) -> Fabric:
+        """The fabric that --topo asks for."""
+        return checked(lambda: generate.parse(topo, **self.options()))
+
+    def planes(self, topo: str) -> list[Fabric]:
+        """The fabrics of all planes that --topo asks for."""
+        return checked(lambda: generate.parse_planes(topo, **self.options()))
+
+
+DEFAULTS: Final = Generated()
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters may be dataclasses: typer sees their fields instead, each an option of its own."""
+    groups: dict[str, type] = {}
+    seen: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if not is_dataclass(kind):
+            seen.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(kind, type)
+        groups[parameter.name] = kind
+        inner = get_type_hints(kind, include_extras=True)
+        seen += [inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                                   annotation=inner[field.name]) for field in fields(kind)]
+
+    @functools.wraps(command)
+    def flat(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    flat.__signature__ = inspect.Signature(seen)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
+    return flat

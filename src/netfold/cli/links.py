@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold links`: every cable of the fabric's file, and where it leads in truth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from netfold.cli.options import Address, FabricFile, Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from netfold.controller.health.wiring import Cables
+
+
+def links(file: FabricFile = None, controller: Address = None, json: Json = False) -> None:
+    """Probe every cable between switches and compare where it leads with the fabric's file.
+
+    Exit status 1 where one is in another port than the file says.
+    """
+    import msgspec
+
+    from netfold.cli.common import FAILED, address_of, awaited, token_of
+    from netfold.controller import client
+    from netfold.controller.health.wiring import AskWiring, Cables
+    from netfold.rpc import rpc
+    from netfold.wire import operator
+
+    found: Cables = awaited(rpc.call(address_of(file, controller), f"{operator.SERVICE}/Wiring",
+                                     AskWiring(token_of(file)), Cables, client.TIMEOUT))
+    if json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        show(found)
+    if any(cable.wrong for cable in found.cables):
+        raise typer.Exit(FAILED)
+
+
+def show(found: Cables, console: Console | None = None) -> None:
+    """A line a cable, then what is wrong."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from netfold.cli.show import words
+
+    console = console or Console()
+    table = Table("link", "state", "there", "back", box=None)
+    for cable in found.cables:
+        state = words(cable.up, cable.drained) + (f": {cable.why}" if cable.why else "")
+        there, back = (
+            _seen(asked=cable.asked, expected=expected, found=seen)
+            for expected, seen in ((cable.b, cable.from_a), (cable.a, cable.from_b))
+        )
+        table.add_row(f"{cable.a} - {cable.b}", state, there, back)
+    console.print(table)
+    wrong = [sentence for cable in found.cables for sentence in cable.wrong]
+    for sentence in wrong:
+        console.print(f"[red]miswired[/red] {sentence}")
+    if wrong:
+        console.print("Put the cables as the fabric's file has them, or correct the file.")
+
+
+def _seen(*, asked: bool, expected: str, found: str) -> str:
+    if not asked:
+        return "-"
+    if not found:
+        return "[red]nothing arrives[/red]"
+    return "as planned" if found == expected else f"[red]{found}[/red]"

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that need neither switch nor controller: `netfold fabric`, `plan`, `compile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from netfold.cli.common import CANNOT, FAILED, engine_of, fail, load
+from netfold.cli.generated import DEFAULTS, Generated, with_groups
+from netfold.cli.options import FabricFile, PathMtu, SwitchKind, Topo
+from netfold.fabric import file as fabric_file
+from netfold.wire.roce import PATH_MTU
+
+
+@with_groups
+def fabric_(
+    topo: Annotated[str, typer.Argument(metavar="leafspine,LEAVES,SPINES,HOSTS|threetier,...")],
+    generated: Generated = DEFAULTS,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: standard output.")] = None,
+) -> None:
+    """Write a FABRIC.toml to start from."""
+    text = fabric_file.dumps(generated.fabric(topo))
+    if out is None:
+        print(text, end="")
+    else:
+        try:
+            out.write_text(text)
+        except OSError as error:
+            fail(FAILED, f"fabric: cannot write {out}: {error}")
+
+
+def plan(
+    file: FabricFile = None,
+    topo: Topo = None,
+    ranks: Annotated[str | None, typer.Option(help="Host names in order of ranks, with commas; default: all.")] = None,
+    per_host: Annotated[int, typer.Option("--ranks-per-host", min=1, help="Ranks that share each host's link.")] = 1,
+    entries: Annotated[bool, typer.Option("--entries", help="Every table entry, too.")] = False,
+) -> None:
+    """Show the trees that a job would get, and the writes that this means, without touching any switch."""
+    from netfold.cli import dryrun
+    from netfold.fabric import slots, trees
+
+    if (file is None) == (topo is None):
+        fail(CANNOT, "plan: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+    fabric = load(file) if file is not None else DEFAULTS.fabric(topo or "")
+    names = ranks.split(",") if ranks else [host.name for host in fabric.hosts]
+    unknown = [name for name in names if name not in {host.name for host in fabric.hosts}]
+    if unknown or len(set(names)) != len(names):
+        fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
+    try:
+        print(dryrun.plan(fabric, names, per_host=per_host, entries=entries), end="")
+    except (trees.NoTree, slots.Refused) as error:
+        fail(FAILED, f"plan: {error}")
+
+
+def compile_(
+    switch: SwitchKind = "softswitch",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")] = Path("build/p4"),
+    path_mtu: PathMtu = PATH_MTU,
+) -> None:
+    """Compile the fold program: p4info, and what the switch loads."""
+    from google.protobuf import text_format
+
+    from netfold.controller.switch import pipeline
+
+    engine = engine_of(switch)
+    try:
+        built = pipeline.build(engine, path_mtu=path_mtu)
+        out.mkdir(parents=True, exist_ok=True)
+        config = out / {"softswitch": "netfold.p4i", "bmv2": "netfold.json"}[engine]
+        config.write_bytes(built.device_config)
+        (out / "netfold.p4info.txtpb").write_text(text_format.MessageToString(built.p4info))
+    except (pipeline.PipelineError, OSError) as error:
+        fail(FAILED, f"compile: {error}")
+    print(f"{config}\n{out / 'netfold.p4info.txtpb'}\ncookie {built.cookie:#x}")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `netfold paths ...`: which path packets take, shown and changed while the fabric runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from netfold.cli.common import CANNOT, address_of, awaited, fail, token_of
+from netfold.cli.options import Address, FabricOption, Json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import msgspec
+
+    from netfold.controller.paths import path_service
+
+paths = typer.Typer(no_args_is_help=True, help="Show and change which paths packets take.")
+
+
+@paths.command()
+def show(
+    fabric: FabricOption = None,
+    controller: Address = None,
+    pins: Annotated[bool, typer.Option("--pins", help="Every source port at every switch, too.")] = False,
+    json: Json = False,
+) -> None:
+    """Show the mode of every leaf, and every uplink: up, drained, suspect."""
+    from netfold.controller.paths.path_service import AskTable
+
+    _ask("Table", lambda token: AskTable(token), fabric, controller, pins=pins, json=json)
+
+
+@paths.command()
+def mode(
+    mode: Annotated[str, typer.Argument(help="pinned, ecmp, or spray.")],
+    leaves: Annotated[list[str] | None, typer.Argument(metavar="LEAF", help="Default: all.")] = None,
+    fabric: FabricOption = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Say how RoCE packets to these leaves choose their uplinks.
+
+    pinned: by their source port, as planned; others are hashed, and counted. ecmp: by a hash of addresses and ports.
+    spray: at random, packet by packet.
+    """
+    from netfold.controller.paths.path_service import SetMode
+    from netfold.controller.switch import tables
+
+    if mode not in get_args(tables.Mode):
+        fail(CANNOT, f"paths mode: expected one of {', '.join(get_args(tables.Mode))}, got {mode!r}")
+    _ask("SetMode", lambda token: SetMode(mode, leaves or [], token), fabric, controller, json=json)  # type: ignore[arg-type]
+
+
+@paths.command("set")
+def set_(
+    switch: Annotated[str, typer.Argument(help="Where.")],
+    leaf: Annotated[str, typer.Argument(help="The destination leaf.")],
+    source_port: Annotated[int, typer.Argument(help="UDP source port, as `netfold paths show --pins` lists them.")],
+    port: Annotated[int, typer.Argument(help="The port to leave by; 0: as planned.")],
+    fabric: FabricOption = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Send what goes to a leaf by one source port over another uplink than planned."""
+    from netfold.controller.paths.path_service import SetPin
+
+    _ask("SetPin", lambda token: SetPin(switch, leaf, source_port, port, token), fabric, controller, pins=True,
+         json=json)
+
+
+def _ask(
+    method: str,
+    request: Callable[[str], msgspec.Struct],
+    fabric: Path | None,
+    controller: str | None,
+    *,
+    pins: bool = False,
+    json: bool = False,
+) -> None:
+    import msgspec
+
+    from netfold.controller.paths import path_service
+    from netfold.rpc import rpc
+
+    answer: path_service.Table = awaited(rpc.call(
+        address_of(fabric, controller), f"{path_service.OPERATOR}/{method}", request(token_of(fabric)),
+        path_service.Table, path_service.TIMEOUT,
+    ))
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        _print(answer, pins=pins)
+
+
+def _print(answer: path_service.Table, *, pins: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    leaves = Table("to leaf", "mode", "unpinned packets", box=None)
+    for leaf in answer.leaves:
+        strays = ", ".join(f"{switch} {count}" for switch, count in leaf.unpinned.items())
+        leaves.add_row(leaf.name, leaf.mode, strays or "none")
+    console.print(leaves)
+    uplinks = Table("link", "state", "suspect for", box=None)
+    for link in answer.uplinks:
+        state = "[yellow]drained[/yellow]" if link.drained else "[green]up[/green]"
+        state = state if link.up else "[red]down[/red]"
+        uplinks.add_row(f"{link.a} - {link.b}", state, ", ".join(link.suspect_for) or "-")
+    console.print(uplinks)
+    if pins:
+        table = Table("at", "to leaf", "source port", "leaves by", "towards", box=None)
+        for pin in answer.pins:
+            table.add_row(pin.switch, pin.leaf, str(pin.source_port), str(pin.port),
+                          pin.towards + (" (chosen)" if pin.chosen else ""))
+        console.print(table)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `netfold run`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from netfold.cli.common import CANNOT, fail, load
+from netfold.cli.generated import DEFAULTS, Generated, with_groups
+
+
+@with_groups
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The program and its arguments.")],
+    ranks: Annotated[int | None, typer.Option("-np", "--ranks", help="How many; default: one on every "
+                                       "host; a multiple of the hosts puts several on each.")] = None,
+    topo: Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
+                                             help="Bring this fabric up for the run; or threetier,..., and dual or "
+                                                  "triple before it for planes.")] = None,
+    fabric: Annotated[list[Path] | None, typer.Option(metavar="FABRIC.toml", help="A fabric that is up in Mininet; "
+                                                      "given again: its other planes; default: the one whose prompt "
+                                                      "this is.")] = None,
+    rails: Annotated[str | None, typer.Option(metavar="KIND@PLANE+...", help="With planes: what carries an allreduce, "
+                                              "innet@a+tcp@b; default: $NETFOLD_RAILS, or innet on every plane.")
+                     ] = None,
+    generated: Generated = DEFAULTS,
+    job: Annotated[str, typer.Option(help="The job's name.")] = "run",
+    grace: Annotated[float, typer.Option(help="Seconds for the other ranks once one has failed.")] = 15.0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for all of it; default: no end.")] = None,
+) -> None:
+    """Run a program on the hosts of a fabric, one rank each, with all that netfold, torch and gloo want to know.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME, NETFOLD_JOB, NETFOLD_ADDRESS,
+    NETFOLD_CONTROLLER, NETFOLD_PLANES and, with planes, NETFOLD_RAILS are set; each line of output comes with its rank
+    in front. The exit status is that of the first rank that failed; 124 where the time was up; 130 after Ctrl-C, which
+    ends all ranks.
+    """
+    from netfold.topo import run as runner
+
+    if grace < 0 or (timeout is not None and timeout <= 0):
+        fail(CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
+    if topo is not None and fabric:
+        fail(CANNOT, "run: expected either --topo or --fabric, got both")
+    what = runner.What(command, job, ranks, rails, grace, timeout)
+    try:
+        if topo is not None:
+            status = runner.run_in(generated.planes(topo), what)
+        else:
+            if generated != DEFAULTS:
+                fail(CANNOT, "run: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo")
+            here = os.environ.get(runner.FABRIC_VARIABLE, "")
+            files = fabric or [Path(file) for file in here.split(os.pathsep) if file]
+            if not files:
+                fail(CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric FABRIC.toml "
+                             "for one that is up; at the prompt of `netfold up --topo` it is known. Across machines "
+                             "start ranks by torchrun or a scheduler (docs/host.md)")
+            status = runner.run_on([load(file) for file in files], what)
+    except runner.CannotRun as error:
+        fail(CANNOT, str(error))
+    raise typer.Exit(status)

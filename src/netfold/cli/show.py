@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold status` for people: tables of switches, links and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from netfold.wire.operator import (
+    JobSlots,
+    JobStatus,
+    LinkStatus,
+    Outcomes,
+    RoundStatus,
+    Status,
+    Traffic,
+)
+
+
+def show(status: Status, console: Console | None = None) -> None:
+    """Print a status."""
+    console = console or Console()
+    up = sum(switch.up for switch in status.switches)
+    console.print(f"fabric [bold]{status.fabric}[/bold] on {status.engine}, controller up {status.uptime:.0f} s, "
+                  f"{up} of {len(status.switches)} switches up")
+    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "repeats", box=None)
+    for s in status.switches:
+        state = words(s.up, s.drained) + (f": {s.problem}" if s.problem else "")
+        switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt),
+                         _repeats(s.folded))
+    console.print(switches)
+    links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", box=None)
+    for link in status.links:
+        there, back = link.a_to_b, link.b_to_a
+        links.add_row(f"{link.a} - {link.b}", words(link.up, link.drained), link.rate or "-", _faults(link),
+                      _traffic(there), _traffic(back), f"{_done(there)} / {_done(back)}")
+    console.print(links)
+    for job in status.jobs:
+        _job(console, job)
+    if not status.jobs:
+        console.print("no jobs")
+
+
+def words(up: bool, drained: bool) -> str:
+    """The state of a switch or link, for rich."""
+    state = "[green]up[/green]" if up else "[red]down[/red]"
+    return f"{state}, [yellow]drained[/yellow]" if drained else state
+
+
+def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = None) -> None:
+    """Print the open slots of a switch."""
+    console = console or Console()
+    if not jobs:
+        console.print(f"no job holds slots of {switch}")
+    for job in jobs:
+        console.print(f"job [bold]{job.job}[/bold], epoch {job.epoch}: {len(job.open)} of {job.probed} slots of "
+                      f"{switch} are open")
+        if not job.open:
+            continue
+        table = Table("tree", "operation", "slot", "PSN", "bitmap", "in", "missing", box=None)
+        for s in job.open:
+            missing = " ".join(s.missing) or "nothing: waits for the result from above"
+            table.add_row(s.tree, s.operation, str(s.slot), str(s.psn), f"{s.bitmap:#x}", " ".join(s.present), missing)
+        console.print(table)
+
+
+def _job(console: Console, job: JobStatus) -> None:
+    epoch = f", epoch {job.epoch}" if job.epoch else ""
+    lost = f", [red]{len(job.lost)} lost[/red]" if job.lost else ""
+    console.print(f"job [bold]{job.name}[/bold]: {job.state}{epoch}, {len(job.joined)} of {job.world} ranks joined, "
+                  f"{len(job.left)} left{lost}")
+    if job.reason:
+        console.print(f"  {job.reason}", style="yellow")
+    for tree in job.trees:
+        ways = "; ".join(f"{switch} <- {' '.join(children)}" for switch, children in tree.switches.items())
+        console.print(f"  tree {tree.root}, weight {tree.weight:.2f}, {job.slots} slots: {ways}")
+        if tree.links:
+            console.print(f"    over {', '.join(tree.links)}")
+    if job.round is not None:
+        console.print(f"  {round_words(job.round)}", style="yellow")
+    if job.stays:
+        console.print(f"  {job.stays}", style="yellow")
+    if job.reports:
+        console.print(f"  {sum(r.bytes_reduced for r in job.reports) / 1e6:.1f} MB reduced over all ranks, "
+                      f"{sum(r.packets_sent for r in job.reports)} packets sent, "
+                      f"{sum(r.retransmissions for r in job.reports)} sent again")
+
+
+def round_words(last: RoundStatus) -> str:
+    """How often a job's trees were planned anew, and what it was the last time."""
+    times = "once" if last.number == 1 else f"{last.number} times"
+    end = f"went on after {last.took * 1e3:.0f} ms" if last.took is not None else "the ranks stand still"
+    problem = f" ({last.problem})" if last.took is None and last.problem else ""
+    return f"trees planned anew {times}, last {last.ago:.0f} s ago: {last.why}; {end}{problem}"
+
+
+def _traffic(traffic: Traffic) -> str:
+    return f"{traffic.packets} packets, {traffic.bytes / 1e6:.2f} MB"
+
+
+_FAULTS: Final = (("loss", "lost"), ("corrupt", "corrupted"), ("duplicate", "duplicated"), ("reorder", "held"))
+"""A link's faults, and how they are counted."""
+
+
+def _repeats(folded: Outcomes) -> str:
+    """Which level answered: this switch, one above it, or none as yet."""
+    names = ("answered", "asked", "waited", "late")
+    return ", ".join(f"{count} {name}" for name in names if (count := getattr(folded, name))) or "-"
+
+
+def _faults(link: LinkStatus) -> str:
+    return ", ".join(f"{fault} {share:g}" for fault, _ in _FAULTS if (share := getattr(link, fault))) or "-"
+
+
+def _done(traffic: Traffic) -> str:
+    return ", ".join(f"{count} {done}" for _, done in _FAULTS if (count := getattr(traffic, done))) or "-"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold sim`: the planners at the scale of a data centre."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from netfold.cli.common import CANNOT, FAILED, fail
+
+simulations = typer.Typer(no_args_is_help=True, help="The same planners at the scale of thousands of hosts.")
+
+
+@simulations.callback()
+def group() -> None:
+    """The same planners at the scale of thousands of hosts."""
+
+
+@simulations.command()
+def ethereal(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results and figures.")] = Path("build/sim"),
+    fabrics: Annotated[str, typer.Option(help="leaf-spine (256 hosts), fat-tree (512).")] = "leaf-spine",
+    collectives: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
+    schemes: Annotated[str, typer.Option(help="all, or names, by commas.")] = "all",
+    models: Annotated[str, typer.Option(help="all, none, or names, by commas.")] = "all",
+    sizes: Annotated[str, typer.Option(help="MB on each rank, by commas.")] = "1,4,16,64",
+    states: Annotated[str, typer.Option(help="all, or by commas: healthy, link breaks, link is out.")] = "all",
+    links: Annotated[str, typer.Option(help="How many cables break or are out, by commas.")] = "1",
+    rto: Annotated[float, typer.Option(help="Seconds of all schemes' time-outs; the authors have 1 ms.")] = 1e-3,
+    seeds: Annotated[str, typer.Option(help="By commas.")] = "1",
+    scale: Annotated[bool, typer.Option("--scale", help="Also 16,384 hosts in the fluid simulator (minutes, 3 GB).")]
+    = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: joblib's, or all cores.")] = None,
+    engine: Annotated[str, typer.Option(help="Where: loky, threading, dask=HOST:PORT, ray or ray=ADDRESS.")] = "loky",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run with this --out was ended.")] = False,
+) -> None:
+    """Draw Ethereal's comparison again: split, pinned flows against spraying, REPS and ECMP, also when links fail."""
+    from netfold.sim import ethereal as paper
+    from netfold.sim import sweep
+
+    named = {"fabrics": fabrics, "collectives": collectives, "schemes": schemes, "models": models, "states": states}
+    chosen: dict[str, Any] = {name: [] if given == "none" else given.split(",") for name, given in named.items()
+                              if given != "all"}
+    try:
+        for name, given in (("sizes", sizes), ("links", links), ("seeds", seeds)):
+            if not all(number.strip().isdecimal() for number in given.split(",")):
+                raise ValueError(f"--{name}: expected whole numbers by commas, got {given!r}")
+            chosen[name] = [int(number) for number in given.split(",")]
+        with sweep.engine(engine) if engine != "loky" else contextlib.nullcontext():
+            paper.run(out=out, rto=rto, scale=scale, jobs=jobs, resume=resume, **chosen)
+    except (ValueError, ModuleNotFoundError) as error:
+        fail(CANNOT, f"sim ethereal: {error}")
+    except OSError as error:
+        fail(FAILED, f"sim ethereal: cannot write {error.filename or out}: {error.strerror}")
+    except sweep.EngineError as error:
+        fail(FAILED, f"sim ethereal: {error}")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running controller is asked about switches and jobs: `netfold status`, `slots`, `stall`; and `drop`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from netfold.cli.common import FAILED, address_of, awaited, fail, token_of
+from netfold.cli.options import Address, FabricFile, FabricOption, Json
+
+
+def status(
+    file: FabricFile = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Show what a running controller sees: switches, links with their traffic, jobs with their trees."""
+    from netfold.controller import client
+
+    answer = awaited(client.status(address_of(file, controller), token=token_of(file)))
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        from netfold.cli.show import show
+
+        show(answer)
+
+
+def slots(
+    switch: Annotated[str, typer.Argument(help="The switch's name.")],
+    job: Annotated[str | None, typer.Argument(help="The job's name; default: all.")] = None,
+    fabric: FabricOption = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Show the open slots of a switch: what has come, and from whom something is missing.
+
+    Of every stream that is a slot whose result is not there. A job that runs has some at any moment; one that hangs has
+    the same ones each time.
+    """
+    from netfold.controller import client
+
+    answer = awaited(client.slots(address_of(fabric, controller), switch, job, token=token_of(fabric)))
+    if json:
+        print(msgspec.json.encode(answer).decode())
+    else:
+        from netfold.cli.show import show_slots
+
+        show_slots(switch, answer)
+
+
+def stall(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    file: FabricFile = None,
+    controller: Address = None,
+    json: Json = False,
+) -> None:
+    """Say whom a job waits for: the missing ranks, the switch, the slot and its bitmap."""
+    from netfold.controller import client
+
+    answer = awaited(client.stall(address_of(file, controller), job, token=token_of(file)))
+    print(msgspec.json.encode(answer).decode() if json else "\n".join(map(str, answer)))
+
+
+def drop(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    file: FabricFile = None,
+    controller: Address = None,
+) -> None:
+    """End a job whose ranks are dead, and free its slots."""
+    from netfold.controller import client
+
+    if not awaited(client.drop(address_of(file, controller), job, token=token_of(file))):
+        fail(FAILED, f"drop: there is no job {job}; `netfold status` lists them")

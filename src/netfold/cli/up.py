@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold up`: the controller of a fabric whose switches run already, or a whole fabric in Mininet."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from netfold.cli.common import CANNOT, awaited, checked, fail, load, log_to_stderr
+from netfold.cli.generated import DEFAULTS, Generated, with_groups
+from netfold.cli.options import FabricFile, Metrics, Misses, Probe, Steady, Topo, Verbose
+from netfold.fabric import validity
+from netfold.fabric.graph import Fabric
+
+
+@with_groups
+def up(
+    file: FabricFile = None,
+    topo: Topo = None,
+    generated: Generated = DEFAULTS,
+    probe: Probe = None,
+    misses: Misses = None,
+    steady: Steady = None,
+    metrics: Metrics = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written to the switches of "
+                                                            "FABRIC.toml.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Control the switches of FABRIC.toml until stopped; or bring up a whole fabric in Mininet with --topo.
+
+    With a file, the switches must be running: this connects to them, loads the program, installs routes, and serves
+    jobs. With --topo, switches and hosts are started as well, and Mininet's prompt comes up.
+    """
+    log_to_stderr(verbose)
+    said = {"probe": probe, "misses": misses, "steady": steady, "metrics": metrics}
+    settings = {name: value for name, value in said.items() if value is not None}
+    if dry_run and file is None:
+        fail(CANNOT, "up --dry-run: expected a FABRIC.toml, whose switches are read; `netfold plan --entries` shows "
+                     "what an empty fabric would get")
+    if topo is not None and file is None:
+        planes = [_changed(fabric, {**settings, **_own_page(metrics, number)})
+                  for number, fabric in enumerate(generated.planes(topo))]
+        from netfold.topo.up import up as up_topo
+
+        raise typer.Exit(up_topo(planes))
+    if file is None or topo is not None:
+        fail(CANNOT, "up: expected either a FABRIC.toml or --topo leafspine,LEAVES,SPINES,HOSTS (or threetier,...)")
+    if generated != DEFAULTS:
+        fail(CANNOT, "up: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo; with a file, "
+                     f"{file} says these things")
+    fabric = _changed(load(file), settings)
+    if dry_run:
+        from netfold.cli.diff import show
+        from netfold.controller.operations.differences import dry_run as compare
+
+        show(awaited(compare(fabric)))
+        return
+    awaited(_serve(fabric, timeout))
+
+
+def _own_page(metrics: str | None, plane: int) -> dict[str, str]:
+    """Controllers of planes beside each other have ports beside each other."""
+    host, _, port = (metrics or "").rpartition(":")
+    return {"metrics": f"{host}:{int(port) + plane}"} if port.isdecimal() else {}
+
+
+def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
+    """With some of [fabric]'s settings otherwise."""
+    changed = msgspec.structs.replace(fabric, **settings)
+    checked(lambda: validity.validate(changed))
+    return changed
+
+
+async def _serve(fabric: Fabric, timeout: float) -> None:
+    from netfold.controller.controller import Controller
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    controller = Controller(fabric, start_timeout=timeout)
+    starting = asyncio.create_task(controller.start())
+    stopping = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            page = f", page and metrics at {controller.page}" if controller.page else ""
+            print(f"ready: fabric {fabric.name}, {len(fabric.switches)} switches ({fabric.engine}), jobs at "
+                  f"{fabric.jobs}{page}", flush=True)
+            await stopped.wait()
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await controller.stop()

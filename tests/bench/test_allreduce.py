@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench allreduce`: its words, its arithmetic, and a small run of the whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from netfold.bench import allreduce
+from netfold.topo import rank
+from support.topo import why_no_sandbox
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+DEFAULTS: dict[str, Any] = {
+    "begin": "1M", "end": "16M", "factor": 4, "iterations": 1, "warmup": 0, "rounds": 1, "check": True, "ranks": 4,
+    "topo": "2,2", "engine": "softswitch", "rate": "1gbit", "loss": 0.0, "lane_bits": 32, "path_mtu": 1024,
+    "algorithms": "innet,gloo", "seed": 0, "timeout": 5.0,
+}
+
+
+def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
+    """As nccl-tests' -b, -e and -f."""
+    assert allreduce.spec(**DEFAULTS).sizes == (1 << 20, 4 << 20, 16 << 20)
+    assert allreduce.spec(**{**DEFAULTS, "begin": "100", "end": "2k", "factor": 5}).sizes == (100, 500)
+
+
+@pytest.mark.parametrize(("option", "value", "says"), [
+    ("begin", "x", "-b x: expected bytes"),
+    ("end", "4", "the end not below the beginning"),
+    ("factor", 1, "-f 1: expected 2 or more"),
+    ("ranks", 5, "--ranks 5: expected 2 or more, the same number on each of 2 leaves"),
+    ("topo", "2", "--topo 2: expected LEAVES,SPINES"),
+    ("rate", "fast", "--rate: "),
+    ("lane_bits", 24, "--lane-bits 24: expected one of 32, 16, 8"),
+    ("path_mtu", 1500, "--path-mtu 1500: expected one of 1024, 4096"),
+    ("algorithms", "innet,rign", "no algorithm is called 'rign'"),
+    ("algorithms", "innet@bridge", "no algorithm is called 'innet@bridge'"),
+    ("algorithms", ",", "expected at least one"),
+])
+def test_words_that_cannot_be_are_refused_by_name(option: str, value: object, says: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(ValueError, match=says):
+        allreduce.spec(**{**DEFAULTS, option: value})
+
+
+def test_the_link_is_charged_what_an_algorithm_must_move() -> None:
+    """M folded, less in narrow lanes; 2 (N-1)/N M otherwise."""
+    assert allreduce.least_bytes("innet", 8, 800, 32) == 800
+    assert allreduce.least_bytes("innet", 8, 800, 16) == 400
+    assert allreduce.least_bytes("gloo", 8, 800, 16) == 1400
+
+
+@pytest.mark.parametrize("bits", [32, 16, 8])
+def test_wrong_sums_are_counted(bits: int) -> None:
+    """Elements beyond the bound of the lanes' format, and NaN; a sum within it is right."""
+    setup = rank.Setup(3, ["innet"], lane_bits=bits, seed=5)
+    parts = [rank.data(5, number, 1000) for number in range(3)]
+    out = np.sum(parts, axis=0, dtype=np.float32)
+    assert rank.count_wrong(out, setup, 1000, "innet") == 0
+    out[10] += 2 * rank.bound(3, bits, max(float(np.abs(part).max()) for part in parts))
+    out[20] = np.nan
+    assert rank.count_wrong(out, setup, 1000, "innet") == 2
+
+
+def test_what_folds_on_an_address_shares_its_port() -> None:
+    """UDP 4791 is one communicator's: the chooser and folding by name are the same one where both are asked for."""
+    assert rank._kind("auto", rank.Setup(4, ["innet", "auto"])) == rank._kind("innet", rank.Setup(4, ["innet", "auto"]))
+    assert rank._kind("auto", rank.Setup(4, ["auto", "ring"])) != rank._kind("ring", rank.Setup(4, ["auto", "ring"]))
+    assert rank._kind("auto", rank.Setup(4, ["auto"], controller=False)) == "plain"
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(150)
+def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
+    """Each on the engine it belongs to, sums right, rows as documented."""
+    if (reason := why_no_sandbox()) is not None:
+        pytest.skip(reason)
+    names = ["innet", "roce", "ring", "ring@bridge"] + ["gloo"] * (find_spec("torch") is not None)
+    out = tmp_path / "rows.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "netfold.cli", "bench", "allreduce", "-b", "64K", "-e", "256K", "-n", "1",
+         "--rounds", "1", "--ranks", "4", "--rate", "200mbit", "--algorithms", ",".join(names), "--json", str(out)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    assert [(row["algorithm"], row["nbytes"]) for row in rows] == [(n, b) for b in (65536, 262144) for n in names]
+    for row in rows:
+        assert row["engine"] == ("bridge" if "bridge" in row["algorithm"] or row["algorithm"] == "gloo"
+                                 else "softswitch")
+        assert row["wrong"] == 0
+        assert row["ranks"] == 4
+        assert 0 < row["seconds_best"] <= row["seconds"] <= row["seconds_worst"]
+        assert row["algbw_bytes_per_s"] == pytest.approx(row["nbytes"] / row["seconds"])
+        assert row["cpu_seconds"] > 0
+        assert 0 <= row["machine_busy"] <= 1  # counted in ticks of 10 ms, and a small allreduce may end within one
+        assert (row["switch_cpu_seconds"] > 0) == (row["engine"] == "softswitch")
+    assert "fold in the network" in rows[0]["path"]
+    assert len([line for line in done.stdout.splitlines() if not line.startswith("#")]) == len(rows)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator's flows on real queue pairs: the same flows on the same links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from netfold.bench import simulator
+from netfold.bench.replay import Times
+from netfold.bench.simulator import Case
+from netfold.cli.app import app
+from netfold.fabric.generate import leafspine
+from netfold.sim.placement import SCHEMES
+from netfold.sim.topology import of_fabric
+from netfold.sim.workload import COLLECTIVES
+from netfold.topo import sandbox
+from netfold.wire import roce
+from netfold.wire.operator import LinkStatus
+from support.topo import TOO_BUSY, in_sandbox, undisturbed
+
+
+@pytest.mark.parametrize("workload", ["all-to-all", "ring", "halving-doubling"])
+def test_flows_are_those_of_the_simulator(workload: str) -> None:
+    """All tasks in their order; the ports name the spines that the placement gave, and all are used alike."""
+    fabric = leafspine(2, 2, 8, rate="50mbit")
+    topology = of_fabric(fabric, delay=1e-6)
+    work = COLLECTIVES[workload](range(8), 1 << 20)
+    flows, ports = simulator.flows(fabric, topology, work, simulator.SCHEME)
+    names = {roce.PATH_PORT + n: switch.name for n, switch in enumerate(fabric.switches, 1)}
+    assert [names[port] for port in ports] == ["spine1", "spine2"]
+    assert [(flow.source, flow.destination, flow.nbytes) for flow in flows] == list(
+        zip(work.source.tolist(), work.destination.tolist(), work.size.tolist(), strict=True)
+    )
+    assert sorted((b, a) for a, flow in enumerate(flows) for b in flow.waits) == sorted(map(tuple, work.waits.tolist()))
+    for flow in flows:  # a rank knows itself when its flow may go
+        assert all(flow.source in (flows[w].source, flows[w].destination) for w in flow.waits)
+    far = [flow for flow in flows if flow.source // 4 != flow.destination // 4]
+    used = [port for flow in far for port in flow.ports]
+    assert used.count(ports[0]) == used.count(ports[1]) > 0
+
+
+def test_flows_that_cannot_be_replayed_are_refused() -> None:
+    """Pieces that are neither the whole flow nor equal parts over all uplinks."""
+    fabric = leafspine(2, 3, 4, rate="50mbit")
+    topology = of_fabric(fabric, delay=1e-6)
+    with pytest.raises(ValueError, match="expected it whole, or over all 3 uplinks"):
+        simulator.flows(fabric, topology, COLLECTIVES["all-to-all"](range(4), 1 << 20), SCHEMES["netfold"])
+
+
+@pytest.mark.timeout(200)
+@in_sandbox(timeout=180)
+def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: Path) -> None:
+    """All-to-all, pinned: bytes on each directed link within a tenth; acknowledgements and repeats are the rest."""
+    pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+    from netfold.topo.net import Network
+
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
+    topology = of_fabric(fabric, delay=simulator.DELAY)
+    work = COLLECTIVES["all-to-all"](range(4), 1_000_000)
+    with Network(fabric, logs=tmp_path) as network:
+
+
+        def measure() -> tuple[list[LinkStatus], Times, list[LinkStatus]]:
+            before = network.status().links
+            times = simulator.real(network, Case("all-to-all", 2), work, topology, 8, 1, tmp_path)
+            return before, times, network.status().links
+
+        found = undisturbed(measure, tmp_path, "all-to-all-2")
+    if found is None:
+        pytest.skip(TOO_BUSY)
+    before, times, after = found
+    assert times.ends[0] > times.begins[0]
+    expected = simulator.simulated(topology, work, 8).link_bytes
+    repeats = 1082 * times.resent
+    found = np.zeros(topology.links)
+    for was, link in zip(before, after, strict=True):
+        ends = {link.a: link.b_to_a.bytes - was.b_to_a.bytes, link.b: link.a_to_b.bytes - was.a_to_b.bytes}
+        lower, upper = sorted(ends, key=lambda end: "hls".index(end[0]))  # a host, a leaf, a spine
+        node = int(lower.split(":")[0].lstrip("hleaf")) - 1
+        if lower[0] == "h":
+            up, down = node, topology.size + node
+        else:
+            spine = int(upper.split(":")[0].removeprefix("spine")) - 1
+            up = 2 * topology.size + node * 2 + spine
+            down = up + 4
+        found[up], found[down] = ends[upper], ends[lower]
+    twice = 2 * expected  # the round that opens connections, and one that counts
+    assert np.all(found >= 0.99 * twice), found / twice
+    assert np.all(found <= 1.12 * twice + repeats), found / twice
+
+
+@pytest.mark.parametrize(("option", "value", "says"), [
+    ("--hosts", "7", "power of two"), ("--window", "12", "power of two"), ("--rounds", "0", "a round"),
+    ("--size", "0", "1 KB for each host"), ("--rate", "fast", "expected a rate"),
+])
+def test_what_cannot_be_compared_is_refused_before_anything_starts(option: str, value: str, says: str) -> None:
+    """Status 2 and one line."""
+    result = CliRunner().invoke(app, ["bench", "simulator", option, value])
+    assert (result.exit_code, result.output.startswith("netfold: bench simulator: ")) == (2, True)
+    assert says in result.output

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cbuild.cc: builds, caches, and says what went wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cbuild import cc
+
+
+def test_shared_library_from_text_is_loadable(tmp_path: Path) -> None:
+    """C text becomes a library whose functions ctypes can call."""
+    library = cc.build(["int answer(void) { return 42; }"], kind="shared", name="t", cache_dir=tmp_path)
+
+    assert ctypes.CDLL(str(library)).answer() == 42
+
+
+def test_program_from_files_with_header(tmp_path: Path) -> None:
+    """A program is linked from several sources with an include directory."""
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "inc" / "three.h").write_text("#define THREE 3\n")
+    source = tmp_path / "main.c"
+    source.write_text('#include "three.h"\nint two(void);\nint main(void) { return THREE + two(); }\n')
+
+    program = cc.build(
+        [source, "int two(void) { return 2; }"],
+        kind="exe",
+        include=[tmp_path / "inc"],
+        cache_dir=tmp_path / "c",
+    )
+
+    assert subprocess.run([program], timeout=10).returncode == 5
+
+
+def test_equal_build_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second build of the same sources runs no compiler."""
+    first = cc.build(["int a;"], kind="shared", cache_dir=tmp_path)
+    monkeypatch.setattr(cc, "_compile", lambda *_: pytest.fail("compiled again"))
+
+    assert cc.build(["int a;"], kind="shared", cache_dir=tmp_path) == first
+
+
+def test_header_flag_and_source_changes_rebuild(tmp_path: Path) -> None:
+    """Whatever enters the result enters the key: sources, headers, flags."""
+    (tmp_path / "h.h").write_text("#define V 1\n")
+
+    def run(text: str = '#include "h.h"\nint v(void) { return V; }', flags: tuple[str, ...] = ()) -> Path:
+        return cc.build([text], kind="shared", include=[tmp_path], flags=flags, cache_dir=tmp_path / "c")
+
+    results = [run(), run(flags=("-DX",)), run('#include "h.h"\nint v(void) { return -V; }')]
+    (tmp_path / "h.h").write_text("#define V 2\n")
+    results.append(run())
+
+    assert len(set(results)) == 4
+    assert ctypes.CDLL(str(results[-1])).v() == 2
+
+
+def test_failure_shows_command_and_compiler_output(tmp_path: Path) -> None:
+    """A C error comes back with the command line and the compiler's own words."""
+    with pytest.raises(cc.BuildError, match=r"(?s)exit status.*-O2.*undeclared_thing"):
+        cc.build(["int f(void) { return undeclared_thing; }"], kind="shared", cache_dir=tmp_path)
+
+
+def test_unknown_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SOFTSWITCH_CC that does not exist is refused by name, not replaced silently."""
+    monkeypatch.setenv("SOFTSWITCH_CC", "no-such-cc -m32")
+
+    with pytest.raises(cc.BuildError, match="no-such-cc"):
+        cc.build(["int a;"], kind="shared", cache_dir=tmp_path)
+
+
+def test_flag_that_compiler_refuses_is_left_out(tmp_path: Path) -> None:
+    """Optional flags fall away where the compiler does not know them; plain flags do not."""
+    cc.build(["int a;"], kind="shared", optional_flags=["-fno-such-flag-here"], cache_dir=tmp_path)
+
+    with pytest.raises(cc.BuildError, match="no-such-flag-here"):
+        cc.build(["int a;"], kind="shared", flags=["-fno-such-flag-here"], cache_dir=tmp_path)
+
+
+def test_concurrent_builds_agree(tmp_path: Path) -> None:
+    """Starts that race for one cache entry all get the same, whole file."""
+    code = (
+        "import sys; from pathlib import Path; from cbuild import cc\n"
+        "print(cc.build(['int f(void) { return 7; }'], kind='shared', cache_dir=Path(sys.argv[1])))"
+    )
+
+    def start(_: int) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    with ThreadPoolExecutor(4) as pool:
+        results = set(pool.map(start, range(4)))
+
+    assert len(results) == 1
+    assert ctypes.CDLL(results.pop()).f() == 7

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `netfold`: what it prints, and that its errors are one paragraph with an exit status."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from netfold.cli.app import app
+from netfold.cli.common import CANNOT, FAILED
+from netfold.cli.show import show
+from netfold.cli.top import screen
+from netfold.fabric.file import load, save
+from netfold.fabric.generate import leafspine
+from netfold.wire import operator
+from netfold.wire.jobs import Report
+from netfold.wire.operator import (
+    JobStatus,
+    LinkStatus,
+    Outcomes,
+    RoundStatus,
+    Status,
+    SwitchStatus,
+    Traffic,
+    TreeStatus,
+)
+
+
+def test_help_lists_the_commands() -> None:
+    """Without arguments the help comes, with every command."""
+    result = CliRunner().invoke(app, [])
+    for command in ("up", "run", "status", "drop", "slots", "stall", "doctor", "plan", "fabric", "compile", "demo"):
+        assert command in result.output
+
+
+def test_fabric_writes_a_file_that_loads(tmp_path: Path) -> None:
+    """`netfold fabric` makes what `netfold up` reads."""
+    file = tmp_path / "lab.toml"
+    result = CliRunner().invoke(app, ["fabric", "leafspine,2,2,8", "--switch", "bmv2", "--loss", "0.01",
+                                      "--rate", "1gbit", "--seed", "4", "-o", str(file)])
+    assert result.exit_code == 0, result.output
+    assert load(file) == leafspine(2, 2, 8, engine="bmv2", loss=0.01, rate="1gbit", seed=4)
+
+
+def test_plan_shows_trees_without_a_switch(tmp_path: Path) -> None:
+    """`netfold plan` needs nothing running; --entries lists every write."""
+    file = tmp_path / "lab.toml"
+    save(leafspine(2, 2, 4), file)
+    brief = CliRunner().invoke(app, ["plan", str(file), "--ranks", "h1,h2"])
+    assert brief.exit_code == 0
+    assert "tree leaf1: weight 1.000, 1 levels" in brief.stdout
+    full = CliRunner().invoke(app, ["plan", "--topo", "leafspine,2,2,4", "--entries"])
+    assert "spine2: insert multicast" in full.stdout
+    shared = CliRunner().invoke(app, ["plan", str(file), "--ranks-per-host", "2"])
+    assert "place 1: ranks 1 3 5 7" in shared.stdout
+    assert "tree spine1: weight 0.500, 2 levels, 256 slots a switch" in shared.stdout
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), [
+    (["up"], CANNOT, "either a FABRIC.toml or --topo"),
+    (["up", "lab.toml", "--loss", "0.1"], CANNOT, "go with --topo"),
+    (["up", "nowhere.toml"], CANNOT, "cannot read the fabric file nowhere.toml"),
+    (["up", "--topo", "leafspine,2,2,4", "--misses", "1"], CANNOT, "fabric.misses: expected 2..1000 probes, got 1"),
+    (["up", "--topo", "leafspine,2,2,4", "--probe", "100"], CANNOT, "fabric.probe: expected 0 (off)"),
+    (["top"], CANNOT, "which controller?"),
+    (["top", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers at unix:/nonexistent"),
+    (["up", "--topo", "torus,2,2,2"], CANNOT, "unknown topology 'torus,2,2,2'"),
+    (["up", "--topo", "leafspine,2,2"], CANNOT, "leafspine,2,2,8"),
+    (["up", "--topo", "leafspine,2,0,4"], CANNOT, "at least 1 spine"),
+    (["fabric", "leafspine,2,2,4", "--switch", "ovs"], CANNOT, "softswitch or bmv2, got 'ovs'"),
+    (["fabric", "leafspine,2,2,4", "--rate", "quick"], CANNOT, "quick"),
+    (["fabric", "leafspine,2,2,4", "--loss", "2"], CANNOT, "loss"),
+    (["plan", "--topo", "leafspine,2,2,4", "--ranks", "h1,h9"], CANNOT, "h9"),
+    (["plan", "--topo", "leafspine,1,0,80"], FAILED, "80 children"),
+    (["demo", "--ranks", "0"], CANNOT, "1 host"),
+    (["status"], CANNOT, "which controller?"),
+    (["status", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers at unix:/nonexistent"),
+    (["slots", "leaf1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["stall", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["up", "--dry-run", "--topo", "leafspine,2,2,4"], CANNOT, "expected a FABRIC.toml, whose switches are read"),
+    (["diff", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["apply", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["drain", "spine1"], CANNOT, "which controller?"),
+    (["drain", "spine1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["undrain", "spine1", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+    (["drop", "job", "--controller", "unix:/nonexistent/socket"], FAILED, "no controller answers"),
+])
+def test_errors_are_one_paragraph(
+    arguments: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No traceback; standard error says what is wrong; the status tells apart what failed and what cannot be."""
+    monkeypatch.delenv("NETFOLD_CONTROLLER", raising=False)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    assert says in result.stderr
+    assert result.stderr.startswith("netfold: ")
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_status_for_people_names_what_is_down_and_why() -> None:
+    """Every switch, link and job is there, and problems with their words."""
+    status = Status(
+        fabric="lab",
+        engine="softswitch",
+        uptime=61.0,
+        switches=[SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3),
+                  SwitchStatus("spine1", "spine", "unix:/b", False, "stream broke: UNAVAILABLE", 0, 1, 0, 16384, 0)],
+        links=[LinkStatus("leaf1:1", "h1:0", "1gbit", 0.01, Traffic(10, 10_000_000, 1), Traffic(9, 9_000_000, 2)),
+               LinkStatus("leaf1:2", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False)],
+        jobs=[JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048,
+                        [TreeStatus("leaf1", 1.0, {"leaf1": ["h1", "h2"]})], "",
+                        [Report("train", 0, 77, 1, 1_000_000, 900, 4)], lost=[1]),
+              JobStatus("ring", "active", 78, 1, [0], [], ["10.0.1.1"], 0, [], "leaf1 has no 2048 slots", [])],
+    )
+    out = io.StringIO()
+    show(status, Console(file=out, width=160))
+    text = out.getvalue()
+    for words in ("1 of 2 switches up", "stream broke: UNAVAILABLE", "2176/16384", "leaf1:1 - h1:0", "10.00 MB",
+                      "1 lost / 2 lost",
+                  "job train: active, epoch 77, 2 of 2 ranks joined", "tree leaf1, weight 1.00, 2048 slots",
+                  "leaf1 has no 2048 slots", "4 sent again", "0 left, 1 lost"):
+        assert words in text, text
+    cut = next(line for line in text.splitlines() if "leaf1:2 - spine1:1" in line)
+    assert "down" in cut
+
+
+def test_status_tells_what_carries_a_job_and_its_last_disaster() -> None:
+    """Links of each tree; how often they were planned anew, why, and how long it took or what is waited for."""
+    tree = TreeStatus("spine1", 1.0, {"spine1": ["leaf1", "leaf2"]}, ["leaf1:3 - spine1", "leaf2:3 - spine1"])
+    for took, problem, words in ((0.0154, "", "spine2 is down; went on after 15 ms"),
+                                 (None, "no link to h1 is up", "spine2 is down; the ranks stand still (no link")):
+        job = JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048, [tree], "", [],
+                        round=RoundStatus(3, "spine2 is down", 12.0, took, problem))
+        out = io.StringIO()
+        show(Status("lab", "bmv2", 61.0, [], [], [job]), Console(file=out, width=160))
+        assert "over leaf1:3 - spine1, leaf2:3 - spine1" in out.getvalue()
+        assert f"trees planned anew 3 times, last 12 s ago: {words}" in out.getvalue()
+
+
+def test_status_and_top_tell_what_is_drained() -> None:
+    """Switches and links by name, up or not; and a job that could not leave them, with the reason."""
+    switch = SwitchStatus("spine1", "spine", "unix:/a", True, "", 12, 1, 0, 16384, 0, drained=True)
+    link = LinkStatus("leaf1:3", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False, drained=True)
+    job = JobStatus("train", "active", 77, 2, [0, 1], [], [], 2048, [TreeStatus("spine1", 1.0, {})], "", [],
+                    stays="spine1 is drained, and its trees stay where they are: spine2 is full")
+    status = Status("lab", "bmv2", 61.0, [switch], [link], [job])
+    out = io.StringIO()
+    console = Console(file=out, width=160)
+    show(status, console)
+    assert "stay where they are: spine2 is full" in out.getvalue()
+    console.print(screen(status, status, 1.0))
+    assert (out.getvalue().count("up, drained"), out.getvalue().count("down, drained")) == (2, 2)
+
+
+def test_top_shows_what_changed_between_two_looks() -> None:
+    """Rates of links, sums and losses by the seconds between; a switch that was started anew counts from 0."""
+
+    def look(times: int, folded: int) -> Status:
+        there, back = Traffic(1000 * times, 1_000_000 * times, 5 * times), Traffic(500 * times, 125_000 * times, 0)
+        switch = SwitchStatus("leaf1", "leaf", "unix:/a", True, "", 12, 1, 2176, 16384, 3, Outcomes(folded, 10 * times))
+        return Status("lab", "softswitch", 61.0, [switch], [LinkStatus("leaf1:1", "h1:0", "1gbit", 0, there, back)],
+                      [JobStatus("train", "active", 77, 2, [0, 1], [1], [], 2048, [TreeStatus("leaf1", 1.0, {})], "",
+                                 []),
+                       JobStatus("over-and-done", "finished", 76, 2, [0, 1], [0, 1], [], 0, [], "", [])])
+
+    out = io.StringIO()
+    Console(file=out, width=160).print(screen(look(1, 900), look(3, 100), 2.0))
+    text = out.getvalue()
+    switch, link, job = (next(line for line in text.splitlines() if line.strip().startswith(name))
+                         for name in ("leaf1 ", "leaf1:1 - h1:0", "train"))
+    assert switch.split()[-4:] == ["2176/16384", "0", "10", "0"]
+    assert link.split()[-5:] == ["1gbit", "8.0", "1.0", "1500", "5"]
+    assert job.split() == ["train", "active", "1", "of", "2", "leaf1", "-"]
+    assert "over-and-done" not in text
+
+
+def test_top_in_a_pipe_prints_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One below the other, as there is no screen to draw on anew."""
+    asked: list[str] = []
+
+    async def status(address: str, *, token: str) -> Status:
+        asked.append(address)
+        switch = SwitchStatus(f"leaf{len(asked)}", "leaf", "unix:/a", True, "", 12, 1, 0, 16384, 0)
+        return Status("lab", "softswitch", 61.0, [switch], [], [])
+
+    monkeypatch.setattr(operator, "status", status)
+    slept: list[float] = []
+    monkeypatch.setattr("netfold.cli.top.time.sleep", slept.append)
+    result = CliRunner().invoke(app, ["top", "--controller", "unix:/a", "-n", "2", "-d", "7"])
+    assert result.exit_code == 0, result.output
+    assert (len(asked), slept) == (3, [7.0, 7.0])
+    assert result.output.index("leaf2") < result.output.index("leaf3")

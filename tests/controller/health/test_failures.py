@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches and links that fail: noticed, routed around, kept out of new jobs, and taken back when they are back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.controller import client
+from netfold.controller.health import links
+from netfold.controller.health.links import Links
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry
+from netfold.fabric.file import dumps, loads
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import End, Fabric, FabricError
+from support.cables import Cables, number
+from support.controller import run, until
+from support.jobs import Rig, rig
+
+FABRIC = leafspine(2, 2, 4)
+
+
+def deliver(found: Links, fabric: Fabric, *, without: frozenset[End] = frozenset()) -> None:
+    """One round over cables as the file says, less those that lead into some ends."""
+    far = {a: b for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    for switch, port, frame in list(found.round([s.name for s in fabric.switches])):
+        end = far[End(switch, port)]
+        if end not in without:
+            assert found.heard(end.node, end.port, frame) == ""
+
+
+# ---- probes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_is_valid_rocev2() -> None:
+    """Scapy agrees with every length, checksum and ICRC; it is addressed to all routers, with the sender's address."""
+    from scapy.contrib.roce import BTH
+    from scapy.layers.l2 import Ether
+
+    import netfold.wire.scapy_roce  # noqa: F401 (lets scapy know RETH)
+
+    probes = list(Links(FABRIC).round([s.name for s in FABRIC.switches]))
+    assert len(probes) == 8
+    for probe in probes:
+        packet = Ether(probe.frame)
+        assert BTH in packet
+        assert (packet["IP"].src, packet["IP"].dst) == (FABRIC.switch(probe.switch).address, "224.0.0.2")
+        again = packet.copy()
+        del again["IP"].chksum, again["IP"].len, again["UDP"].chksum, again["UDP"].len
+        again[BTH].icrc = None
+        assert bytes(again) == probe.frame
+
+
+def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
+    """One ARP probe to each host of the switches at such a link and to no other; scapy reads it as one, whole."""
+    from scapy.layers.l2 import ARP, Ether
+
+    everywhere = [s.name for s in FABRIC.switches]
+    questions = list(Links(FABRIC).knocks(everywhere, [number(FABRIC, "leaf1", "spine2")]))
+    asked = [host for host, leaf in FABRIC.leaf_of().items() if leaf == "leaf1"]
+    assert sorted(Ether(question.frame)[ARP].pdst for question in questions) == sorted(
+        FABRIC.host(host).address for host in asked)
+    for question in questions:
+        frame = Ether(question.frame)
+        host = FABRIC.host_at(frame[ARP].pdst)
+        assert host is not None
+        assert (frame.dst, frame[ARP].op, frame[ARP].psrc) == (host.mac, 1, "0.0.0.0")
+        assert (frame.src, frame[ARP].hwsrc) == (FABRIC.switch("leaf1").mac,) * 2
+        assert len(question.frame) == 60
+        assert any({str(End(question.switch, question.port)), host.name} <= {link.a, link.b, link.b.partition(":")[0]}
+                   for link in FABRIC.links)
+    assert not list(Links(FABRIC).knocks(everywhere, []))
+    assert not list(Links(FABRIC).knocks(["leaf2"], [number(FABRIC, "leaf1", "spine2")]))
+
+
+def test_a_link_is_down_when_probes_are_lost_in_one_direction() -> None:
+    """Not before MISSES of them in a row, no other link with it, and up with the first that arrives."""
+    found = Links(FABRIC)
+    dead = frozenset([End("spine2", 1)])
+    for _ in range(FABRIC.misses - 1):
+        deliver(found, FABRIC, without=dead)
+        assert found.down() == frozenset()
+    deliver(found, FABRIC, without=dead)
+    assert found.down() == {number(FABRIC, "leaf1", "spine2")}
+    deliver(found, FABRIC)
+    assert found.down() == frozenset()
+
+
+@pytest.mark.parametrize(("loss", "rounds"), [(0.0, 5), (0.01, 5), (0.05, 7), (0.5, 30), (1.0, 5)])
+def test_losses_on_purpose_are_not_taken_for_failures(loss: float, rounds: int) -> None:
+    """A lossy link is given so many rounds that chance alone takes it down once in a billion; one that loses all is
+    down."""
+    fabric = leafspine(2, 1, 2, loss=loss)
+    found = Links(fabric)
+    for _ in range(rounds - 1):
+        deliver(found, fabric, without=frozenset([End("spine1", 1)]))
+    assert found.down() == frozenset()
+    deliver(found, fabric, without=frozenset([End("spine1", 1)]))
+    assert len(found.down()) == 1
+    assert loss in (0.0, 1.0) or loss**rounds <= links.CHANCE
+
+
+def test_links_of_a_switch_that_is_down_are_not_judged() -> None:
+    """Nothing can be sent or heard there; when it is back, they start as good as new."""
+    found = Links(FABRIC)
+    for _ in range(2 * FABRIC.misses):
+        assert {probe.switch for probe in found.round(["leaf1", "leaf2", "spine1"])} == {"leaf1", "leaf2", "spine1"}
+    assert found.down() == {number(FABRIC, "leaf1", "spine1"), number(FABRIC, "leaf2", "spine1")}
+
+
+def test_a_cable_in_the_wrong_port_is_named() -> None:
+    """What leaves one port and arrives at another than the file says does not count, and is told."""
+    found = Links(FABRIC)
+    probe = next(p for p in found.round(["leaf1", "spine1"]) if p.switch == "leaf1")
+    words = found.heard("spine2", 1, probe.frame)
+    assert "what leaves leaf1:3 arrives at spine2:1, the fabric's file says spine1:1" in words
+
+
+@given(st.binary(max_size=200))
+def test_other_packets_are_no_probes(frame: bytes) -> None:
+    """Whatever hosts send to all routers does nothing."""
+    found = Links(FABRIC)
+    assert found.heard("leaf1", 1, frame) == ""
+    assert found.down() == frozenset()
+
+
+# ---- what the controller does ----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def cabled(folder: Path, **settings: Any) -> AsyncIterator[tuple[Rig, Cables]]:
+    """A rig whose link probes a test sends itself."""
+    async with rig(folder, **settings) as r:
+        yield r, Cables(r.fabric, r.switches)
+
+
+def ways(r: Rig, switch: str, host: str) -> set[int]:
+    """Ports by which a switch reaches a host."""
+    address = int.from_bytes(bytes(map(int, r.fabric.host(host).address.split("."))), "big")
+    entry = r.switches[switch].state.get((tables.ROUTE, (("dst", (address, 32)),)))
+    if not isinstance(entry, Entry):
+        return set()
+    params = dict(entry.params)
+    if entry.action == tables.FORWARD:
+        return {params["port"]}
+    return {dict(e.params)["port"] for e in r.switches[switch].state.values()
+            if isinstance(e, Entry) and e.table == tables.UPLINK and dict(e.key)["group"] == params["group_"]}
+
+
+def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:
+    """Both leaves leave the spine whose link to one of them is cut; new jobs get the other tree; all comes back."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, cables):
+            assert (ways(r, "leaf1", "h3"), ways(r, "leaf2", "h1")) == ({3, 4}, {3, 4})
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            for _ in range(FABRIC.misses + 1):
+                await r.controller.liveness.check()
+            await until(lambda: ways(r, "leaf1", "h3") == {4})
+            await until(lambda: ways(r, "leaf2", "h1") == {4})
+            # spine1 still reaches leaf2's hosts, and leaf1's by way of leaf2
+            assert ways(r, "spine1", "h3") == {2}
+            status = await client.status(r.fabric.jobs)
+            assert [(link.a, link.b) for link in status.links if not link.up] == [("leaf1:3", "spine1:1")]
+            plans = await r.together(4)
+            assert [tree.name for tree in plans[0].trees] == ["spine2"]
+            for plan in plans:
+                await r.leave(plan)
+
+            cables.cut.clear()
+            for _ in range(2):
+                await r.controller.liveness.check()
+            await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
+            assert [tree.name for tree in (await r.together(4))[0].trees] == ["spine1", "spine2"]
+
+    run(story())
+
+
+def test_a_port_that_goes_down_is_routed_around_at_once(tmp_path: Path) -> None:
+    """Without a single probe: the switch's word is enough, at either end; it is taken back as fast."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            for switch, port in (("leaf1", 3), ("spine1", 1)):
+                assert (ways(r, "leaf1", "h3"), ways(r, "leaf2", "h1")) == ({3, 4}, {3, 4})
+                r.switches[switch].port(port, up=False)
+                await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {4})
+                status = await client.status(r.fabric.jobs)
+                assert [(link.a, link.b) for link in status.links if not link.up] == [("leaf1:3", "spine1:1")]
+                r.switches[switch].port(port, up=True)
+                await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
+
+    run(story())
+
+
+def test_a_lost_switch_is_routed_around_and_taken_back(tmp_path: Path) -> None:
+    """Its session is enough; when it is back it gets what was planned meanwhile."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, _):
+            spine = r.switches["spine1"]
+            spine.unreachable = True
+            spine.break_session()
+            await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {4})
+            assert ways(r, "leaf1", "h1") == {1}
+            status = await client.status(r.fabric.jobs)
+            assert {link.b for link in status.links if not link.up} == {"spine1:1", "spine1:2"}
+            spine.unreachable = False
+            await until(lambda: ways(r, "leaf1", "h3") == ways(r, "leaf2", "h1") == {3, 4})
+
+    run(story())
+
+
+def test_a_running_jobs_entries_stay_when_routes_change(tmp_path: Path) -> None:
+    """Only routes are replaced; what folds goes on folding until all ranks have halted for the entries beside it."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, cables):
+            await r.together(4)
+
+            def folding() -> dict[str, set[Any]]:
+                return {name: {key for key in s.state if key[0] in (tables.CONNECTION, tables.REPLICA)}
+                        for name, s in r.switches.items()}
+
+            before = folding()
+            cables.cut.add(number(r.fabric, "leaf2", "spine2"))
+            for _ in range(FABRIC.misses + 1):
+                await r.controller.liveness.check()
+            await until(lambda: ways(r, "leaf2", "h1") == {3})
+            after = folding()
+            assert all(before[name] <= after[name] for name in before)
+
+    run(story())
+
+
+def test_links_are_probed_in_the_background(tmp_path: Path) -> None:
+    """At the fabric's interval, without anybody asking: a cut link goes down on its own."""
+
+    async def story() -> None:
+        async with rig(tmp_path, probe=0.01) as r:
+            cables = Cables(r.fabric, r.switches)
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            await until(lambda: ways(r, "leaf1", "h3") == {4})
+            cables.cut.clear()
+            await until(lambda: ways(r, "leaf1", "h3") == {3, 4})
+
+    run(story())
+
+
+def test_nothing_is_written_while_all_is_well(tmp_path: Path) -> None:
+    """Rounds of probes that all arrive change no entry."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, _):
+            writes = {name: len(s.writes) for name, s in r.switches.items()}
+            for _ in range(3 * FABRIC.misses):
+                await r.controller.liveness.check()
+            await r.controller.replan()
+            assert {name: len(s.writes) for name, s in r.switches.items()} == writes
+
+    run(story())
+
+
+def test_a_switch_that_refuses_a_new_route_is_mended(tmp_path: Path) -> None:
+    """The failed write is read back and tried again; where that fails as well, with a new session."""
+
+    async def story() -> None:
+        async with cabled(tmp_path) as (r, cables):
+            leaf = r.switches["leaf1"]
+            refusals = iter([True, True])
+            leaf.refuse = lambda update: next(refusals, False)
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            for _ in range(FABRIC.misses + 1):
+                await r.controller.liveness.check()
+            await until(lambda: ways(r, "leaf1", "h3") == {4})
+
+    run(story())
+
+
+@pytest.mark.parametrize("probe", [-1.0, 0.001, 61.0])
+def test_impossible_intervals_are_refused(probe: float) -> None:
+    """The file's check says what may be."""
+    text = dumps(msgspec.structs.replace(FABRIC, probe=probe))
+    with pytest.raises(FabricError, match=r"fabric\.probe: expected 0 \(off\) or 0\.01\.\.60 seconds"):
+        loads(text)

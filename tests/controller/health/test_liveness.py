@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links that ranks suspect are looked at at once; what comes back has to stay before running jobs use it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.fabric.file import dumps, loads
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import FabricError
+from netfold.fabric.slots import Refused
+from netfold.wire.jobs import AskMissing, Done, Halt, Plan, Resume
+from support.cables import Cables, number
+from support.controller import BOUND, run, until
+from support.jobs import Code, Rig, rig
+from support.recovery import all_resume, lose, restart, streams
+
+pytestmark = pytest.mark.usefixtures("quick_sessions")
+
+
+@pytest.fixture
+def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches that come back are found at once, suspects are probed without a pause, and ranks have time to answer."""
+    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 0.001)
+    monkeypatch.setattr("netfold.controller.health.liveness.USUAL", 0.01)
+    monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", BOUND)
+    monkeypatch.setattr("netfold.controller.jobs.leaving.MOST", BOUND)
+
+
+async def suspect(r: Rig, plan: Plan) -> None:
+    """What a rank says whose first tree brings it nothing."""
+    waits = {stream.qp: stream.psn for stream in streams(plan)[:2]}
+    await r.call("Suspect", AskMissing(plan.job, plan.rank, plan.epoch, waits), Done)
+
+
+async def inquiry(r: Rig) -> None:
+    """Its end."""
+    task = r.controller.liveness._inquiry
+    assert task is not None
+    await task
+
+
+# ---- suspects --------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_swallows_is_found_by_suspicion_alone(tmp_path: Path) -> None:
+    """No port tells of it and nobody probes; one rank's word is enough to move the tree, and the other tree stays."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            watcher = await r.watch(plans[3])
+            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            await suspect(r, plans[0])
+            assert await watcher.next() == Halt(1, "the link leaf1:3 - spine1 is down")
+            after = await all_resume(r, plans)
+            assert [tree.name for tree in after[0].trees] == ["spine2", "spine2"]
+            cables.cut.clear()  # it is probed again, although nobody probes links that are up
+            await until(lambda: r.controller.liveness.links_down() == {})
+
+    run(story())
+
+
+def test_a_switch_that_a_hosts_port_keeps_deaf_is_woken(tmp_path: Path) -> None:
+    """BMv2 hears nothing after a port was down until a frame arrives there, and ranks that halt send none: a question
+    to the host behind it brings one, and the job goes on."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            uplinks = {number(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2")}
+            before = r.switches["leaf1"].sends
+            awake: list[int] = []
+
+            def answers(port: int, frame: bytes) -> None:
+                if port == 1 and frame[12:14] == b"\x08\x06" and len(awake) < patience:
+                    awake.append(port)
+                    if len(awake) == patience:  # its answer is lost until links have been found down
+                        cables.cut.clear()
+                before(port, frame)
+
+            r.switches["leaf1"].sends = answers
+            patience = 2 * r.fabric.misses
+            plans = await r.together(4)
+            watcher = await r.watch(plans[3])
+            cables.cut |= uplinks
+            await suspect(r, plans[0])
+            # the far side's uplinks answer, so leaf1's are not put down to a late controller
+            assert isinstance(await watcher.next(), Halt)
+            after = await all_resume(r, plans)
+            assert len(awake) == patience
+            assert {tree.name for tree in after[0].trees} <= {"spine1", "spine2"}
+
+    run(story())
+
+
+def test_links_that_answer_are_cleared(tmp_path: Path) -> None:
+    """A rank that waits for a slow one blames nobody: all links answer, no job halts, and no probe is sent after."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            for plan in plans:
+                await suspect(r, plan)
+            await inquiry(r)
+            assert r.controller.liveness.links_down() == {}
+            assert r.controller.jobs.all()[0].round is None
+
+    run(story())
+
+
+def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
+    """A controller that hears no probe at all may be the one that is late; the usual probes go on and tell in time."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            cables.cut.update(range(len(r.fabric.links)))
+            await suspect(r, plans[0])
+            task = r.controller.liveness._inquiry
+            while task is not None and not task.done():
+                assert r.controller.liveness.links_down() == {}, "whoever looks meanwhile judges by probes on their way"
+                await asyncio.sleep(0)
+            assert r.controller.liveness.links_down() == {}, "the inquiry itself judged"
+            assert r.controller.jobs.all()[0].round is None
+            for _ in range(r.fabric.misses):
+                await r.controller.liveness.check()
+            assert len(r.controller.liveness.links_down()) == 4
+
+    run(story())
+
+
+def test_nobody_is_judged_in_the_middle_of_an_inquiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual probes look at suspects as well, and leave the judgement to the inquiry, which knows whether anything
+    answers at all."""
+    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 3600.0)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            cables = Cables(r.fabric, r.switches)
+            plans = await r.together(4)
+            cables.cut.update(range(len(r.fabric.links)))
+            await suspect(r, plans[0])
+            for _ in range(r.fabric.misses + 1):
+                await r.controller.liveness.check()
+            assert len(r.controller.liveness._links.down()) == 4
+            assert r.controller.liveness.links_down() == {}
+            await r.controller.replan()
+            assert r.controller.jobs.all()[0].round is None
+
+    run(story())
+
+
+def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
+    """A stranger's word costs nobody anything."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            code, _ = await r.refusal(AskMissing("j", 7, plans[0].epoch, {}), "Suspect")
+            assert code is Code.FAILED_PRECONDITION
+
+    run(story())
+
+
+@pytest.mark.parametrize(("name", "value"), [("misses", 1), ("misses", 1001), ("steady", -1.0), ("steady", 3601.0)])
+def test_impossible_settings_are_refused(name: str, value: float) -> None:
+    """By name, with what may be."""
+    text = dumps(msgspec.structs.replace(leafspine(2, 2, 4), **{name: value}))
+    with pytest.raises(FabricError, match=rf"fabric\.{name}: expected .* got"):
+        loads(text)
+
+
+# ---- jobs that move back ---------------------------------------------------------------------------------------------
+
+
+def test_a_spine_that_stays_is_used_again(tmp_path: Path) -> None:
+    """The ranks halt once more, and each tree is at home again; the entries of the round before are gone."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.05) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            moved = await all_resume(r, plans)
+            restart(r, "spine1")
+            assert await watcher.next() == Halt(2, "spine1 is back")
+            back = await all_resume(r, moved, {0: 5, 1: 4, 2: 9, 3: 4})
+            assert [tree.name for tree in back[0].trees] == ["spine1", "spine2"]
+            assert back[0].round == 2
+            for before, now in zip(streams(moved[2]), streams(back[2]), strict=True):
+                assert now.psn == (before.psn + 4) & 0xFFFFFF
+            for plan in back:
+                await r.leave(plan)
+            await until(lambda: set(r.controller._ledger.used().values()) == {0})
+            assert r.base_only()
+
+    run(story())
+
+
+def test_nobody_halts_for_what_has_only_just_come_back(tmp_path: Path) -> None:
+    """Not even if everything is planned anew meanwhile; new jobs use it at once."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=3600.0) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None)
+            await all_resume(r, plans)
+            restart(r, "spine1")
+            await until(lambda: r.controller._targets["spine1"].is_up)
+            await r.controller.replan()
+            assert job.round is not None
+            assert job.round.number == 1
+            assert {tree.name for tree in (await r.together(4, job="k"))[0].trees} == {"spine1", "spine2"}
+
+    run(story())
+
+
+def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
+    """Its new slots must fit beside the old ones: otherwise nobody halts, and it goes on as it was."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.01) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None)
+            await all_resume(r, plans)
+            held, streams_before = job.held, job.streams
+            ledger = r.controller._ledger
+            for bits in reversed(range(14)):
+                with contextlib.suppress(Refused):
+                    while True:
+                        ledger._slots["leaf1"].take(1 << bits)
+            restart(r, "spine1")
+            refused: list[str] = []
+            admit = ledger.admit
+
+            def noted(*args: object, **options: object) -> object:
+                try:
+                    return admit(*args, **options)  # type: ignore[arg-type]
+                except Exception as error:
+                    refused.append(str(error))
+                    raise
+
+            ledger.admit = noted  # type: ignore[method-assign, assignment]
+            await until(lambda: bool(refused))
+            await until(lambda: not job.stands_still)
+            assert "leaf1 has no" in refused[0]
+            assert (job.held, job.streams, job.round is not None and job.round.number) == (held, streams_before, 1)
+
+    run(story())
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
+    """Not while another one has yet to finish what it has begun; ranks that leave themselves are not waited for."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            (job,) = r.controller.jobs.all()
+            watchers[1].settles = False
+            going = [asyncio.create_task(r.leave(plans[rank])) for rank in (0, 2)]
+            await until(lambda: job.leaving == {0, 2} and 3 in job.settled)
+            assert not any(task.done() for task in going)
+            assert job.left == set()
+            await r.leave(plans[1])
+            await asyncio.gather(*going)
+            assert (job.left, job.in_debt) == ({0, 1, 2}, False)
+
+    run(story())
+
+
+def test_what_goes_away_after_a_rank_has_left_disturbs_nobody(tmp_path: Path) -> None:
+    """All ranks have what it had, and nothing more can be folded without it: nobody halts."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            await r.leave(plans[0])
+            lose(r, "spine1")
+            await until(lambda: not r.controller._targets["spine1"].is_up)
+            await r.controller.replan()
+            (job,) = r.controller.jobs.all()
+            assert job.round is None
+            for plan in plans[1:]:
+                await r.leave(plan)
+            assert [await watcher.next() for watcher in watchers] == [None] * 4
+
+    run(story())
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others leave, and the job knows that it is in debt: what goes away then ends it by name, as before."""
+    monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", 0.02)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            watchers[1].settles = False
+            await r.leave(plans[0])
+            (job,) = r.controller.jobs.all()
+            assert job.in_debt
+            lose(r, "spine1")
+            assert await watchers[1].next() == Halt(1, "spine1 is down")
+            missing = {stream.qp: stream.psn for stream in streams(plans[1])}
+            code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing), "Resume")
+            assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
+
+    run(story())
+
+
+def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked to halt like everybody, however long a switch takes to come back, and leaves when all are."""
+    monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", 0.02)
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            for watcher in watchers[1:]:
+                watcher.settles = False
+            lose(r, "leaf1")
+            assert await watchers[0].next() == Halt(1, "leaf1 is down")
+            (job,) = r.controller.jobs.all()
+            going = asyncio.create_task(r.leave(plans[0]))
+            await until(lambda: job.leaving == {0})
+            rounds = asyncio.create_task(all_resume(r, plans))
+            await until(lambda: job.round is not None and len(job.round.resumes) == 4)
+            assert not going.done()
+            monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", BOUND)
+            restart(r, "leaf1")
+            await rounds
+            await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))
+            assert not job.in_debt
+
+    run(story())

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running jobs whose switches or links go away: all ranks stop, and go on over other trees from the slowest's place."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.fabric import trees
+from netfold.fabric.generate import leafspine
+from netfold.wire import roce
+from netfold.wire.jobs import Halt
+from support.controller import run, until
+from support.jobs import Code, rig
+from support.recovery import all_resume, connections, lose, restart, resume, streams
+
+
+@pytest.fixture(autouse=True)
+def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches that come back are found at once."""
+    monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
+
+
+def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:
+    """Every rank hears why; the new plan has as many trees, new queue pairs under the old source ports, and begins each
+    stream at what the slowest rank lacks; nothing of the old entries stays, and in the end no slot is held."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            lose(r, "spine1")
+            for watcher in watchers:
+                assert await watcher.next() == Halt(1, "spine1 is down")
+            late = {0: 7, 1: 1030, 2: 3, 3: 8}
+            after = await all_resume(r, plans, late)
+            old = {qp >> roce.OPERATION_BITS for plan in plans for stream in streams(plan) for qp in (stream.qp,)}
+            for plan, new in zip(plans, after, strict=True):
+                assert (new.round, new.epoch) == (1, plan.epoch)
+                assert [tree.name for tree in new.trees] == ["spine2", "spine2"]
+                assert [tree.weight for tree in new.trees] == [tree.weight for tree in plan.trees]
+                for before, now in zip(streams(plan), streams(new), strict=True):
+                    assert now.psn == (before.psn + 3) & roce.PSN_MASK
+                    assert (now.slots, now.source_port) == (before.slots, before.source_port)
+                    assert now.qp >> roce.OPERATION_BITS not in old
+            for mine, theirs in zip(after, after[1:] + after[:1], strict=True):
+                assert [s.peer_qp for s in streams(mine)] == [s.qp for s in streams(theirs)]
+            await until(lambda: not any(connections(r, name) & old for name in ("leaf1", "leaf2", "spine2")))
+            # a rank and a down connection for each of 4 streams and 2 leaves
+            assert len(connections(r, "leaf1")) == 4 * (2 + 1)
+            assert len(connections(r, "spine2")) == 4 * 2
+            restart(r, "spine1")
+            await until(lambda: r.controller._targets["spine1"].is_up)
+            assert connections(r, "spine1") == set()
+            for plan in after:
+                await r.leave(plan)
+            await until(lambda: set(r.controller._ledger.used().values()) == {0})
+            assert r.base_only()
+
+    run(story())
+
+
+def test_a_cut_link_is_reason_enough(tmp_path: Path) -> None:
+    """The tree over it moves; the cut is told by its port."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[2])
+            r.switches["spine2"].port(1, up=False)
+            assert await watcher.next() == Halt(1, "the link leaf1:4 - spine2 is down")
+            after = await all_resume(r, plans)
+            assert [tree.name for tree in after[0].trees] == ["spine1", "spine1"]
+
+    run(story())
+
+
+def test_a_leaf_that_restarts_is_waited_for(tmp_path: Path) -> None:
+    """No tree can be had meanwhile; once it is back with nothing, everything is there again, under a new epoch."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            lose(r, "leaf1")
+            waiting = asyncio.create_task(all_resume(r, plans))
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None and "h1" in job.round.problem)
+            assert not waiting.done()
+            restart(r, "leaf1")
+            after = await waiting
+            assert sorted(tree.name for tree in after[0].trees) == ["spine1", "spine2"]
+            assert len(connections(r, "leaf1")) == 4 * (2 + 1)
+
+    run(story())
+
+
+def test_a_switch_that_was_away_for_a_moment_has_lost_its_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that broke is enough, even where the next one stands before anybody has looked."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            jobs, spine = r.controller.jobs, r.controller._targets["spine1"]
+            with monkeypatch.context() as nobody_looks:
+                nobody_looks.setattr(jobs, "notice", lambda: None)
+                sessions = spine.sessions
+                r.switches["spine1"].break_session()
+                await until(lambda: spine.sessions > sessions and spine.is_up)
+            jobs.notice()
+            assert await watcher.next() == Halt(1, "spine1 was away")
+            await all_resume(r, plans)
+
+    run(story())
+
+
+def test_what_fails_while_all_stand_still_is_planned_around_as_well(tmp_path: Path) -> None:
+    """Two of three spines, one after the other, within one round; and a third time afterwards."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert (await watcher.next()) == Halt(1, "spine1 is down")
+            some = [asyncio.create_task(r.call("Resume", resume(plan))) for plan in plans[:3]]
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None and len(job.round.resumes) == 3)
+            lose(r, "spine2")
+            await until(lambda: job.round is not None and job.round.problem != "")
+            some.append(asyncio.create_task(r.call("Resume", resume(plans[3]))))
+            restart(r, "spine1")
+            after = await asyncio.gather(*some)
+            assert {tree.name for plan in after for tree in plan.trees} == {"spine1"}
+            restart(r, "spine2")
+            await until(lambda: r.controller._targets["spine2"].is_up)
+            lose(r, "spine1")
+            assert (await watcher.next()) == Halt(2, "spine1 is down")
+            again = await all_resume(r, list(after))
+            assert [tree.name for tree in again[0].trees] == ["spine2", "spine2"]
+            assert again[0].round == 2
+
+    run(story())
+
+
+def test_a_flap_that_is_over_before_anybody_has_looked_costs_no_round(tmp_path: Path) -> None:
+    """Nothing of the slots is lost with a link, so what came and went in between needs none; what stays does."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            (job,) = r.controller.jobs.all()
+            r.switches["spine1"].port(1, up=False)
+            r.switches["spine1"].port(1, up=True)
+            await r.controller.replan()
+            assert job.round is None
+            r.switches["spine2"].port(1, up=False)
+            assert await watcher.next() == Halt(1, "the link leaf1:4 - spine2 is down")
+            await all_resume(r, plans)
+
+    run(story())
+
+
+def test_what_dies_while_a_job_moves_back_is_planned_around_in_the_same_round(tmp_path: Path) -> None:
+    """The entries for a spine that is back are being written when the other one dies: ranks halt once, and get trees on
+    what is left."""
+
+    async def story() -> None:
+        async with rig(tmp_path, steady=0.05) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            moved = await all_resume(r, plans)
+            gate = r.switches["leaf1"].gate = asyncio.Event()
+            restart(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None and job.round.number == 2)
+            lose(r, "spine2")
+            await until(lambda: not r.controller._targets["spine2"].is_up)
+            gate.set()
+            event = await watcher.next()
+            assert isinstance(event, Halt)
+            assert event.round == 2
+            after = await all_resume(r, moved)
+            assert {tree.name for plan in after for tree in plan.trees} == {"spine1"}
+            assert {plan.round for plan in after} == {2}
+
+    run(story())
+
+
+def test_a_rank_that_does_not_stop_is_named(tmp_path: Path) -> None:
+    """To those that wait for it, when their time is up."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            lose(r, "spine1")
+            await until(lambda: r.controller.jobs.all()[0].round is not None)
+            late = resume(plans[0], timeout=0.05)
+            code, words = await r.refusal(late, "Resume")
+            assert code is Code.DEADLINE_EXCEEDED
+            assert "rank 0: spine1 is down, and no trees in their place after 0.05 s" in words
+            assert "the ranks 1, 2, 3 did not stop" in words
+
+    run(story())
+
+
+def test_a_rank_that_is_gone_ends_the_wait(tmp_path: Path) -> None:
+    """What it had cannot be repeated: the others hear it at once, before and after they have stopped."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[3])
+            lose(r, "spine1")
+            (job,) = r.controller.jobs.all()
+            await until(lambda: job.round is not None)
+            waiting = asyncio.create_task(r.refusal(resume(plans[0]), "Resume"))
+            await until(lambda: job.round is not None and 0 in job.round.resumes)
+            watcher.die()
+            code, words = await waiting
+            assert code is Code.FAILED_PRECONDITION
+            assert "rank 3 is not there any more" in words
+            code, words = await r.refusal(resume(plans[1]), "Resume")
+            assert (code, "rank 3" in words) == (Code.FAILED_PRECONDITION, True)
+
+    run(story())
+
+
+def test_who_stands_still_without_need_is_refused(tmp_path: Path) -> None:
+    """Nobody was told to; or the queue pairs are not those of the rank's plan."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            code, words = await r.refusal(resume(plans[0]), "Resume")
+            assert (code, "nobody was told to halt" in words) == (Code.FAILED_PRECONDITION, True)
+            lose(r, "spine1")
+            await until(lambda: r.controller.jobs.all()[0].round is not None)
+            wrong = msgspec.structs.replace(resume(plans[0]), missing={8: 1})
+            code, words = await r.refusal(wrong, "Resume")
+            assert (code, "expected the queue pairs" in words) == (Code.INVALID_ARGUMENT, True)
+
+    run(story())
+
+
+def test_who_watches_late_hears_of_it(tmp_path: Path) -> None:
+    """The round that is under way is told after the first event."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            lose(r, "spine2")
+            await until(lambda: r.controller.jobs.all()[0].round is not None)
+            watcher = await r.watch(plans[1])
+            assert await watcher.next() == Halt(1, "spine2 is down")
+
+    run(story())
+
+
+def test_jobs_that_need_nothing_of_it_go_on(tmp_path: Path) -> None:
+    """Ranks under one leaf do not notice that a spine is gone, nor that the other leaf is."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            lose(r, "spine1")
+            lose(r, "leaf2")
+            await until(lambda: not any(r.controller._targets[name].is_up for name in ("spine1", "leaf2")))
+            await r.controller.replan()
+            (job,) = r.controller.jobs.all()
+            assert (job.round, plans[0].trees[0].name) == (None, "leaf1")
+
+    run(story())
+
+
+@given(st.lists(st.integers(0, 3), unique=True, max_size=3))
+def test_trees_keep_their_number_and_weights(dead: list[int]) -> None:
+    """Those whose root is left stay there; the others spread over what is left, evenly."""
+    fabric = leafspine(2, 4, 4)
+    hosts = [host.name for host in fabric.hosts]
+    before = trees.plan(fabric.graph(), hosts)
+    graph = fabric.graph()
+    graph.remove_nodes_from(before[n].root for n in dead)
+    after = trees.moved(before, trees.plan(graph, hosts))
+    assert [tree.weight for tree in after] == [tree.weight for tree in before]
+    for n, (old, new) in enumerate(zip(before, after, strict=True)):
+        assert new.root in graph
+        assert n in dead or new == old
+    loads = [sum(tree.root == spine.name for tree in after) for spine in fabric.switches if spine.name in graph]
+    spines = [load for load in loads if load]
+    assert max(spines) - min(spines) <= 1

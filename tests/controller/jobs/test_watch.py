@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that watch: a death is noticed, told, and cleaned up after."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+
+from netfold.controller import client
+from netfold.wire.jobs import SERVICE, Done, JobEnded, Leave, RankLost, Report, Watch
+from support.controller import run, until
+from support.jobs import Code, rig
+
+
+def test_a_death_is_told_to_all_others(tmp_path: Path) -> None:
+    """They learn rank, address and host; status has the reason; who watches later learns it as well."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans[:3]]
+            watchers[1].die()
+            event = await watchers[0].next()
+            assert isinstance(event, RankLost)
+            assert (event.rank, event.address, event.host) == (1, r.fabric.hosts[1].address, "h2")
+            assert "broke before it left" in event.why
+            assert await watchers[2].next() == event
+            late = await r.watch(plans[3])
+            assert await late.next() == event
+            (job,) = r.controller.jobs.all()
+            assert (job.state, "rank 1: its connection" in job.reason) == ("broken", True)
+            assert (await client.status(r.fabric.jobs)).jobs[0].lost == [1]
+            assert not r.base_only()
+
+    run(story())
+
+
+def test_the_slots_of_a_job_whose_ranks_are_all_gone_are_freed(tmp_path: Path) -> None:
+    """Some died, some left: with the last one the entries go, without `netfold drop`."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watchers = [await r.watch(plan) for plan in plans]
+            await r.leave(plans[0])
+            for watcher in watchers[1:]:
+                assert not r.base_only()
+                watcher.die()
+            await until(lambda: set(r.controller._ledger.used().values()) == {0})
+            assert r.base_only()
+            assert (await r.together(4))[0].trees
+
+    run(story())
+
+
+def test_a_rank_that_leaves_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """Its Watch ends well, and nobody is told of a loss, however it ends afterwards."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            first, second = [await r.watch(plan) for plan in plans]
+            await r.leave(plans[0])
+            assert await first.next() is None
+            await r.leave(plans[1])
+            assert await second.next() is None
+            (job,) = r.controller.jobs.all()
+            assert (job.state, job.lost, job.reason) == ("finished", {}, "")
+
+    run(story())
+
+
+def test_a_rank_that_vanishes_before_it_has_its_plan_is_told_to_the_others(tmp_path: Path) -> None:
+    """They get their plan, and then the news; if all vanish, nothing of the job stays."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            gate, (gone, stays) = await r.held_up(2)
+            gone.cancel()
+            await until(lambda: r.controller.jobs.all()[0].state == "broken")
+            gate.set()
+            watcher = await r.watch(await stays)
+            event = await watcher.next()
+            assert isinstance(event, RankLost)
+            assert event.rank == 0
+            watcher.die()
+            await until(r.base_only)
+
+            gate = r.switches["leaf1"].gate = asyncio.Event()
+            both = [asyncio.create_task(r.call("Join", r.join(rank))) for rank in (0, 1)]
+            await until(lambda: r.controller.jobs.all()[0].state == "planning")
+            for task in both:
+                task.cancel()
+            await until(lambda: len(r.controller.jobs.all()[0].lost) == 2)
+            gate.set()
+            await until(lambda: set(r.controller._ledger.used().values()) == {0})
+            assert r.base_only()
+
+    run(story())
+
+
+def test_a_dropped_job_tells_its_ranks(tmp_path: Path) -> None:
+    """Who watches learns that the switches have nothing of it any more."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            watcher = await r.watch(plans[0])
+            assert await client.drop(r.fabric.jobs, "j")
+            assert await watcher.next() == JobEnded("dropped by the operator")
+            assert await watcher.next() is None
+
+    run(story())
+
+
+def test_a_controller_that_stops_ends_watches_and_keeps_the_switches(tmp_path: Path) -> None:
+    """Its own end is no rank's death: what the switches hold stays."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            watcher = await r.watch(plans[0])
+            held = dict(r.switches["leaf1"].state)
+            await r.controller.stop()
+            assert await watcher.next() is None
+            assert r.switches["leaf1"].state == held
+            (job,) = r.controller.jobs.all()
+            assert job.lost == {}
+
+    run(story())
+
+
+def test_watching_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    """Unknown ranks, a second Watch, one after leaving: each with its words."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+
+            async def refused(request: Watch) -> tuple[grpc.StatusCode, str]:
+                call = r.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)(msgspec.json.encode(request))
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call.read()
+                return caught.value.code(), caught.value.details() or ""
+
+            assert (await refused(Watch("j", 5, plans[0].epoch)))[0] is Code.FAILED_PRECONDITION
+            await r.watch(plans[0])
+            code, words = await refused(Watch("j", 0, plans[0].epoch))
+            assert (code, "watches already" in words) == (Code.ALREADY_EXISTS, True)
+            await r.leave(plans[1])
+            code, words = await refused(Watch("j", 1, plans[0].epoch))
+            assert (code, "has left" in words) == (Code.FAILED_PRECONDITION, True)
+
+    run(story())
+
+
+RANK = """
+import sys
+import grpc, msgspec
+from netfold.wire.jobs import SERVICE, Event, Watch
+channel = grpc.insecure_channel(sys.argv[1])
+stream = channel.unary_stream(f"/{SERVICE}/Watch", msgspec.json.encode, msgspec.json.Decoder(Event).decode)
+for event in stream(Watch("j", 1, int(sys.argv[2]))):
+    print(type(event).__name__, flush=True)
+"""
+
+
+def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
+    """SIGKILL closes its sockets, and that is enough."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+            watcher = await r.watch(plans[0])
+            rank = subprocess.Popen([sys.executable, "-c", RANK, r.fabric.jobs, str(plans[1].epoch)],
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            try:
+                assert rank.stdout is not None
+                assert await asyncio.to_thread(rank.stdout.readline) == "Watching\n"
+                os.kill(rank.pid, signal.SIGKILL)
+                event = await watcher.next()
+                assert isinstance(event, RankLost)
+                assert event.rank == 1
+            finally:
+                rank.kill()
+                rank.wait(30)
+                if rank.stdout is not None:
+                    rank.stdout.close()
+
+    run(story())
+
+
+def test_a_rank_that_cannot_fold_keeps_the_job_off_the_switches(tmp_path: Path) -> None:
+    """One fold=False is enough: no trees, no slots, and all ranks learn whose wish it was."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            wishes = [r.join(rank, 4, fold=rank != 2) for rank in range(4)]
+            plans = await asyncio.gather(*(r.call("Join", wish) for wish in wishes))
+            assert {(len(plan.trees), plan.reason) for plan in plans} == {(0, "rank 2 of 4 asked for no folding")}
+            all_of_them = await r.together(2, job="k", fold=False)
+            assert all_of_them[0].reason == "all 2 ranks asked for no folding"
+            assert r.base_only()
+            assert set(r.controller._ledger.used().values()) == {0}
+
+    run(story())
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("token", "got"), [("", "got none"), ("wrong", "got another one"), ("tökën", "got another")])
+def test_without_the_token_every_request_is_refused(tmp_path: Path, token: str, got: str) -> None:
+    """Join, Watch, Report, Leave, and the operator's; the refusal says what to do, and not the token."""
+
+    async def story() -> None:
+        async with rig(tmp_path, token="a secret") as r:
+            for method, request in (
+                ("Join", r.join(0, token=token)), ("Leave", Leave("j", 0, 1, token=token)),
+                ("Report", Report("j", 0, 1, 0, 0, 0, 0, token=token)),
+            ):
+                code, words = await r.refusal(request, method)
+                assert code is Code.UNAUTHENTICATED
+                assert got in words
+                assert "NETFOLD_TOKEN" in words
+                assert "a secret" not in words
+            stream = r.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stream(msgspec.json.encode(Watch("j", 0, 1, token))).read()
+            assert caught.value.code() is Code.UNAUTHENTICATED
+            for ask in (client.status(r.fabric.jobs, token=token), client.drop(r.fabric.jobs, "j", token=token),
+                        client.slots(r.fabric.jobs, "leaf1", token=token),
+                        client.stall(r.fabric.jobs, "j", token=token)):
+                with pytest.raises(client.rpc.TurnedDown, match=got):
+                    await ask
+            assert r.controller.jobs.all() == []
+
+    run(story())
+
+
+def test_with_the_token_all_goes_as_without(tmp_path: Path) -> None:
+    """A token from a file, less the line's end."""
+    (tmp_path / "token").write_text("a secret\n")
+
+    async def story() -> None:
+        async with rig(tmp_path, token_file=str(tmp_path / "token")) as r:
+            plans = await r.together(2, token="a secret")
+            await r.watch(plans[0], token="a secret")
+            await r.call("Leave", Leave("j", 0, plans[0].epoch, token="a secret"), Done)
+            assert (await client.status(r.fabric.jobs, token="a secret")).jobs[0].left == [0]
+
+    run(story())
+
+
+
+

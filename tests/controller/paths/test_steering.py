@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Source ports and the paths they name; modes, drained links and suspicions, as state and as entries."""
+
+from __future__ import annotations
+
+import networkx as nx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.controller.paths.steering import HOLD, PARDON, Steering
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry, state
+from netfold.fabric.clos import Clos, Path
+from netfold.fabric.generate import leafspine, threetier
+from netfold.fabric.graph import Fabric
+from netfold.wire import roce
+
+
+def link_between(fabric: Fabric, a: str, b: str) -> int:
+    """Its number."""
+    return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
+
+
+def path_over(steering: Steering, *switches: str) -> Path:
+    """The path that visits these switches."""
+    a, *_, b = switches
+    found = steering.ports(Clos(steering.fabric.graph()), a, b).values()
+    return next(path for path in found if (a, *(hop.head for hop in path)) == switches)
+
+
+def without(fabric: Fabric, *links: int) -> nx.MultiGraph[str]:
+    """The graph with some links gone."""
+    graph = fabric.graph()
+    graph.remove_edges_from([edge for edge in graph.edges(keys=True) if edge[2] in links])
+    return graph
+
+
+def walk(fabric: Fabric, pins: dict[tables.Pin, int], source: str, destination: str, source_port: int) -> list[str]:
+    """The switches that pins lead through, up to the one where there is no choice any more."""
+    far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
+    at, seen = source, [source]
+    while (port := pins.get((at, destination, source_port))) is not None:
+        at = next(node for end, node in far.items() if end.node == at and end.port == port)
+        seen.append(at)
+    return seen
+
+
+@given(st.integers(2, 4), st.integers(1, 5), st.data())
+def test_every_port_leads_over_its_path(leaves: int, spines: int, data: st.DataObject) -> None:
+    """Whatever uplinks are dead: pins follow the planner's path hop by hop, and ports keep their meaning."""
+    fabric = leafspine(leaves, spines, leaves)
+    uplinks = [n for n, link in enumerate(fabric.links) if "spine" in link.b]
+    graph = without(fabric, *data.draw(st.sets(st.sampled_from(uplinks), max_size=len(uplinks) // 2)))
+    steering = Steering(fabric)
+    clos, whole = steering.clos(graph), Clos(fabric.graph())
+    pins = steering.pins(clos)
+    for a in clos.leaves:
+        for b in clos.leaves:
+            if a == b or not steering._reaches(clos, a, b):
+                continue
+            named = steering.ports(whole, a, b)
+            for port, path in steering.ports(clos, a, b).items():
+                assert port > roce.PATH_PORT
+                if len(path) == 2:
+                    assert named[port] == path
+                assert walk(fabric, pins, a, b, port) == [a, *(hop.head for hop in path[: len(path) // 2])]
+
+
+def test_three_tiers_are_pinned_at_leaf_and_pod() -> None:
+    """Across pods a port names a core, and both tiers on the way up pin it; inside a pod it names a spine."""
+    fabric = threetier(2, 2, 2, 2, 8)
+    steering = Steering(fabric)
+    clos = steering.clos(fabric.graph())
+    pins = steering.pins(clos)
+    lengths = set()
+    for a in clos.leaves:
+        for b in clos.leaves:
+            for port, path in ({} if a == b else steering.ports(clos, a, b)).items():
+                lengths.add(len(path))
+                assert walk(fabric, pins, a, b, port) == [a, *(hop.head for hop in path[: len(path) // 2])]
+    assert lengths == {2, 4}
+    entries = steering.entries(fabric.graph())
+    assert {switch for switch, made in entries.items() if any(e.table == tables.PIN for e in made
+                                                              if isinstance(e, Entry))} >= set(clos.leaves)
+
+
+def test_a_suspicion_ends() -> None:
+    """It takes one uplink from one leaf's routes and plans, for HOLD seconds since it was last voiced; a port that
+    names it leads there all the while."""
+    now = [100.0]
+    fabric = leafspine(2, 3, 4)
+    steering = Steering(fabric, clock=lambda: now[0])
+    blamed = path_over(steering, "leaf1", "spine2", "leaf2")
+    before = steering.entries(fabric.graph())
+    assert steering.suspect(blamed)
+    assert not steering.suspect(blamed), "not new"
+    graph = fabric.graph()
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
+    assert len(steering.ports(steering.clos(graph), "leaf2", "leaf1")) == 3, "the way back is not blamed"
+    ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph)}
+    assert (ways["leaf1", "h3"], ways["leaf2", "h1"]) == (2, 3)
+    assert {s: state(made) for s, made in steering.entries(graph).items()} == {
+        s: state(made) for s, made in before.items()}
+    now[0] += HOLD / 2
+    steering.suspect(blamed)
+    now[0] += HOLD * 0.75
+    assert steering.suspects()
+    now[0] += HOLD
+    assert not steering.suspects()
+    assert steering.next_end() is None
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 3
+
+
+def test_an_absolved_path_that_is_blamed_again_stays_blamed() -> None:
+    """Probes may get through where hosts' packets do not: their second word counts for its full time, until PARDON
+    seconds have passed since the path was absolved."""
+    now = [100.0]
+    steering = Steering(leafspine(2, 3, 4), clock=lambda: now[0])
+    blamed, other = (path_over(steering, "leaf1", spine, "leaf2") for spine in ("spine2", "spine3"))
+    assert not steering.may_absolve(blamed), "nobody blames it"
+    steering.suspect(blamed)
+    steering.suspect(other)
+    assert steering.may_absolve(blamed)
+    steering.absolve(blamed)
+    assert steering.suspects() == {("leaf2", other[0].link)}
+    now[0] += HOLD / 2
+    assert steering.suspect(blamed), "new again"
+    assert not steering.may_absolve(blamed)
+    now[0] += PARDON
+    steering.suspect(blamed)
+    assert steering.may_absolve(blamed)
+
+
+def test_a_link_that_several_blamed_paths_share_is_left_by_everybody() -> None:
+    """One path may be blamed for either of its links; of two, both ways included, the common link is it."""
+    fabric = leafspine(4, 3, 4)
+    steering = Steering(fabric)
+    graph, dead = fabric.graph(), link_between(fabric, "leaf1", "spine2")
+    for blamed in (("leaf1", "spine2", "leaf2"), ("leaf2", "spine2", "leaf1")):
+        steering.suspect(path_over(steering, *blamed))
+        assert not steering.guilty(), "the way back of a blamed path is no second witness"
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf4")) == 3
+    steering.suspect(path_over(steering, "leaf3", "spine2", "leaf1"))
+    assert steering.guilty() == {dead}
+    clos = steering.clos(graph)
+    for a in clos.leaves:
+        for b in clos.leaves:
+            if a != b:
+                assert len(steering.ports(clos, a, b)) == (2 if "leaf1" in (a, b) else 3), f"{a} to {b}"
+
+
+def test_links_that_cannot_all_be_left_are_left_by_those_who_blame_them() -> None:
+    """Where leaving every guilty link would cut a leaf off, blamed paths are still avoided one by one."""
+    fabric = leafspine(5, 2, 5)
+    steering = Steering(fabric)
+    for spine, to in (("spine1", "leaf2"), ("spine1", "leaf3"), ("spine2", "leaf4"), ("spine2", "leaf5")):
+        steering.suspect(path_over(steering, "leaf1", spine, to))
+    assert steering.guilty() == {link_between(fabric, "leaf1", "spine1"), link_between(fabric, "leaf1", "spine2")}
+    clos = steering.clos(fabric.graph())
+    for spine, to in (("spine2", "leaf2"), ("spine2", "leaf3"), ("spine1", "leaf4"), ("spine1", "leaf5")):
+        (path,) = steering.ports(clos, "leaf1", to).values()
+        assert path[0].head == spine
+
+
+def test_suspecting_everything_is_suspecting_nothing() -> None:
+    """Where all uplinks are blamed for a leaf, its packets still go somewhere."""
+    fabric = leafspine(2, 2, 2)
+    steering = Steering(fabric)
+    for spine in ("spine1", "spine2"):
+        steering.suspect(path_over(steering, "leaf1", spine, "leaf2"))
+    graph = fabric.graph()
+    assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
+    assert all(route.hops for route in steering.routes(graph))
+
+
+def test_a_drained_link_carries_nothing_new_unless_it_is_the_last() -> None:
+    """Routes and pins leave it; a drain that would cut the fabric apart does not count."""
+    fabric = leafspine(2, 2, 2)
+    steering = Steering(fabric)
+    steering.drains.mark("leaf1:2", True)
+    graph = steering.drains.left(fabric.graph())
+    assert graph.number_of_edges() == len(fabric.links) - 1
+    assert len(steering.ports(steering.clos(fabric.graph()), "leaf1", "leaf2")) == 1
+    steering.drains.mark("leaf1:3", True)
+    assert steering.drains.left(fabric.graph()).number_of_edges() == len(fabric.links)
+
+
+def test_a_port_is_understood_whatever_is_down() -> None:
+    """The uplink of a path between two hosts; none for ports that name no path, or under one leaf."""
+    fabric = leafspine(2, 2, 4)
+    steering = Steering(fabric)
+    ports = steering.ports(Clos(fabric.graph()), "leaf1", "leaf2")
+    assert [steering.path("h1", "h3", port) for port in ports] == [
+        path_over(steering, "leaf1", spine, "leaf2") for spine in ("spine1", "spine2")]
+    assert steering.path("h1", "h3", 50_000) is None
+    assert steering.path("h1", "h2", next(iter(ports))) is None

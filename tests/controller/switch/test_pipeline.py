@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch program as the controller loads it: both compilers build it, and its names and numbers are ours."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from netfold.controller.operations import status
+from netfold.controller.paths.steering import Steering
+from netfold.controller.switch import pipeline, probe, tables
+from netfold.controller.switch.codec import Codec
+from netfold.controller.switch.entities import Entity, Entry
+from netfold.controller.switch.pipeline import Pipeline, PipelineError
+from netfold.fabric import slots, trees
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import CPU_PORT
+from support.program import p4_defines
+
+
+def test_a_missing_p4c_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without p4c on PATH the error names it, and the way without."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(PipelineError, match="p4c-bm2-ss is not on PATH"):
+        pipeline.build("bmv2")
+
+
+def everything() -> list[Entity]:
+    """Entries of every kind that the controller makes."""
+    fabric = leafspine(2, 2, 4, loss=0.01, duplicate=0.01)
+    planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
+    ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
+    streams = ledger.admit(ledger.open(), planned, [range(3)])
+    parts = [Steering(fabric).base(fabric.graph()),
+             tables.fixed(fabric),
+             *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
+    return [entity for entities in tables.merge(parts).values() for entity in entities]
+
+
+def check_names(built: Pipeline) -> None:
+    """All entries, tables and counters are the program's."""
+    codec = Codec(built.p4info)
+    made = everything()
+    assert {e.table for e in made if isinstance(e, Entry)} == set(tables.MANAGED)
+    for entity in made:
+        assert codec.decode(codec.encode(entity)) == entity
+    for counter in (*status.COUNTERS, tables.MARKED):
+        codec.read_counter(counter)
+    for table in tables.MANAGED:
+        codec.read_table(table)
+    assert codec.packet_out(b"", {"egress_port": 1}).metadata[0].value == b"\1"
+
+
+def test_every_entry_fits_the_program() -> None:
+    """The names, widths and parameters in controller/switch/tables.py are those of p4src, as softswitch compiles it."""
+    check_names(pipeline.build("softswitch"))
+
+
+def test_numbers_are_the_programs() -> None:
+    """Constants that stand in p4src/sizes.p4 and in Python are equal."""
+    p4 = p4_defines()
+    assert p4["SLOTS"] == slots.SLOTS
+    assert p4["PARENT"] == tables.PARENT
+    assert p4["CPU_PORT"] == CPU_PORT
+    assert 1 << p4["PORT_BITS"] > CPU_PORT
+    assert (p4["CPU_FRAME"], p4["CPU_PROBE"]) == (probe.FRAME, probe.PROBE)
+    fold = pipeline.program().with_name("fold.p4").read_text()
+    assert f"bitmap {trees.MAX_CHILDREN}" in fold
+
+
+def test_a_broken_program_shows_the_compilers_words(tmp_path: Path) -> None:
+    """softswitch's error comes through, with the file."""
+    broken = tmp_path / "broken.p4"
+    broken.write_text("control C( {}")
+    with pytest.raises(PipelineError, match=r"softswitch cannot compile .*broken\.p4"):
+        pipeline.build("softswitch", broken)
+    with pytest.raises(PipelineError, match=r"nowhere\.p4"):
+        pipeline.build("softswitch", tmp_path / "nowhere.p4")
+
+
+@pytest.mark.bmv2
+def test_p4c_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second build comes from the cache, equal; a broken program shows p4c's words."""
+    if shutil.which(pipeline.P4C) is None:
+        pytest.skip("p4c-bm2-ss is not on PATH")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = pipeline.build("bmv2")
+    check_names(first)
+    monkeypatch.setattr(pipeline, "_p4c", None)
+    assert pipeline.build("bmv2") == first
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken = tmp_path / "broken.p4"
+    broken.write_text("control C( {}")
+    with pytest.raises(PipelineError, match=r"broken\.p4.*exit status(.|\n)*syntax error"):
+        pipeline.build("bmv2", broken)

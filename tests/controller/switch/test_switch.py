@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P4Runtime sessions and the codec, against a server that a test scripts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from finsy.proto import p4r, rpc_code
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.controller.switch import switch
+from netfold.controller.switch.codec import Codec, CodecError
+from netfold.controller.switch.entities import Entry, Multicast
+from netfold.controller.switch.pipeline import Pipeline
+from netfold.controller.switch.reconcile import Update
+from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, Session, SwitchError
+from softswitch.p4runtime import port_status
+from support.controller import PIPELINE, ScriptedServer, run, session, tiny_p4info, until
+
+ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
+
+
+@given(st.integers(0, 511), st.integers(0, 2**32 - 1), st.integers(0, 32), st.integers(0, 2**16 - 1))
+def test_entries_survive_the_wire(port: int, dst: int, prefix: int, where: int) -> None:
+    """What is encoded decodes equal, and bytestrings are as short as can be."""
+    codec = Codec(tiny_p4info())
+    dst &= ~((1 << (32 - prefix)) - 1)
+    entry = Entry("In.t", (("port", port), ("dst", (dst, prefix))), "In.go", (("where", where),))
+    message = codec.encode(entry)
+    assert codec.decode(message) == entry
+    value = message.table_entry.action.action.params[0].value
+    assert value == b"\0" or value[0] != 0
+
+
+def test_groups_survive_the_wire_in_either_port_form() -> None:
+    """Multicast replicas come back by number or by bytes, in any order."""
+    codec = Codec(tiny_p4info())
+    group = Multicast(7, ((1, 0), (510, 1)))
+    message = codec.encode(group)
+    assert codec.decode(message) == group
+    replicas = message.packet_replication_engine_entry.multicast_group_entry.replicas
+    for replica in replicas:
+        replica.port = replica.egress_port.to_bytes(2, "big")
+    replicas.reverse()
+    assert codec.decode(message) == group
+
+
+@pytest.mark.parametrize(("entry", "says"), [
+    (Entry("In.x", (), "In.go"), "no table In.x; it has In.t"),
+    (Entry("In.t", (("port", 1),), "In.go"), "expected the key fields port, dst"),
+    (Entry("In.t", (("port", 512), ("dst", (0, 1))), "In.go", (("where", 1),)), "port: expected 0..2^9-1, got 512"),
+    (Entry("In.t", (("port", 1), ("dst", 5)), "In.go", (("where", 1),)), "In.t dst: 5 does not suit"),
+    (Entry("In.t", (("port", 1), ("dst", (0, 1))), "In.stop"), "no action In.stop; it has In.go"),
+    (Entry("In.t", (("port", 1), ("dst", (0, 1))), "In.go"), "expected the parameters where"),
+    (Entry("In.t", (("port", 1), ("dst", (0, 1))), "In.go", (("where", -1),)), "In.go where: expected"),
+])
+def test_entries_that_do_not_fit_the_program_are_refused(entry: Entry, says: str) -> None:
+    """The message names table, field or action, expectation and value."""
+    with pytest.raises(CodecError) as caught:
+        Codec(tiny_p4info()).encode(entry)
+    assert says in str(caught.value)
+
+
+def test_the_pipeline_is_pushed_once(tmp_path: Path) -> None:
+    """A switch without it gets it, with our cookie; one that runs it is left alone; another one's is replaced."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            assert await s.ensure_pipeline()
+            assert not await s.ensure_pipeline()
+            server.cookie = 1234
+            assert await s.ensure_pipeline()
+        first, second = server.pushed
+        assert first == second
+        assert first.config.p4_device_config == b"program"
+        assert first.config.cookie.cookie == PIPELINE.cookie
+        assert (first.device_id, first.election_id.low) == (3, 9)
+
+    run(story())
+
+
+def test_cookies_tell_programs_apart() -> None:
+    """Other code or another p4info is another cookie."""
+    other = tiny_p4info()
+    other.tables[0].size = 9
+    cookies = {Pipeline(tiny_p4info(), b"program").cookie, Pipeline(tiny_p4info(), b"other").cookie,
+               Pipeline(other, b"program").cookie}
+    assert len(cookies) == 3
+    assert PIPELINE.cookie in cookies
+
+
+def test_failed_updates_are_named_one_by_one(tmp_path: Path) -> None:
+    """A Write that fails says UNKNOWN; the error tells which entry had what trouble, and leaves out the good ones."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.write_errors = [p4r.Error(canonical_code=rpc_code.OK),
+                               p4r.Error(canonical_code=rpc_code.ALREADY_EXISTS, message="there already")]
+        async with session(tmp_path, server) as s:
+            with pytest.raises(SwitchError) as caught:
+                await s.write([Update("insert", Multicast(1, ((1, 0),))), Update("insert", ENTRY)])
+        text = str(caught.value)
+        assert "leaf1" in text
+        assert "insert In.t port=5 dst=10.0.0.0/8 -> go(where=300): ALREADY_EXISTS there already" in text
+        assert "multicast" not in text
+
+    run(story())
+
+
+def test_large_writes_go_in_batches(tmp_path: Path) -> None:
+    """2500 updates are three requests, in order."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        updates = [Update("insert", Multicast(n, ((1, 0),))) for n in range(1, 2501)]
+        async with session(tmp_path, server) as s:
+            await s.write(updates)
+        assert [len(request.updates) for request in server.written] == [1000, 1000, 500]
+        groups = [u.entity.packet_replication_engine_entry.multicast_group_entry.multicast_group_id
+                  for request in server.written for u in request.updates]
+        assert groups == list(range(1, 2501))
+
+    run(story())
+
+
+def test_reads_give_states_and_counters(tmp_path: Path) -> None:
+    """Entries and groups by identity; counter cells that counted, by index."""
+
+    async def story() -> None:
+        server, codec = ScriptedServer(), Codec(tiny_p4info())
+        group = Multicast(2, ((1, 0), (2, 1)))
+        async with session(tmp_path, server) as s:
+            server.entities = [codec.encode(ENTRY), codec.encode(group)]
+            assert await s.read_state(["In.t"]) == {ENTRY.identity: ENTRY, group.identity: group}
+            server.entities = []
+            for index, packets in ((0, 0), (3, 7)):
+                cell = p4r.Entity()
+                cell.counter_entry.index.index = index
+                cell.counter_entry.data.packet_count = packets
+                cell.counter_entry.data.byte_count = packets * 10
+                server.entities.append(cell)
+            assert await s.read_counter("In.seen") == {3: Count(7, 70)}
+
+    run(story())
+
+
+def test_another_primary_is_reported(tmp_path: Path) -> None:
+    """At the start it is an error that names the other's election id; later it ends the session."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.primary = 50
+        with pytest.raises(NotPrimary, match="election id 50; ours is 9"):
+            async with session(tmp_path, server):
+                pass
+        async with session(tmp_path, server, election_id=60) as s:
+            update = p4r.MasterArbitrationUpdate()
+            update.election_id.low = 70
+            update.status.code = rpc_code.ALREADY_EXISTS
+            await server.to_send.put(p4r.StreamMessageResponse(arbitration=update))
+            assert "election id 70; ours is 60" in await s.ended()
+
+    run(story())
+
+
+def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
+    """As a Struct in `other`; whatever else a target says there is not for us."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            changes: asyncio.Queue[set[int]] = asyncio.Queue()
+            s.on_ports = lambda: changes.put_nowait(set(s.ports_down))
+            foreign = p4r.StreamMessageResponse()
+            foreign.other.Pack(p4r.Uint128(low=3))
+            for message in (foreign, port_status.encode(3, up=False), port_status.encode(4, up=False),
+                            port_status.encode(3, up=True)):
+                await server.to_send.put(message)
+            assert [await changes.get() for _ in range(3)] == [{3}, {3, 4}, {4}]
+
+    run(story())
+
+
+def test_packets_come_and_go_with_their_ports(tmp_path: Path) -> None:
+    """packet-in carries its ingress port, packet-out its egress port."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            packet = p4r.PacketIn(payload=b"frame")
+            packet.metadata.add(metadata_id=1, value=b"\x01\x02")
+            await server.to_send.put(p4r.StreamMessageResponse(packet=packet))
+            assert await s.packets.get() == PacketIn(0x102, b"frame")
+            await s.packet_out(300, b"out")
+            await until(lambda: bool(server.received))
+            sent = server.received[0].packet
+            assert (sent.payload, sent.metadata[0].value, sent.metadata[1].value) == (b"out", b"\x01\x2c", b"\0")
+
+    run(story())
+
+
+def test_the_end_of_the_stream_ends_the_session(tmp_path: Path) -> None:
+    """Whether the switch closes it or dies, `ended` says so."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        async with session(tmp_path, server) as s:
+            await server.to_send.put(None)
+            assert await s.ended() == "the switch closed the stream"
+            with pytest.raises(SwitchError, match="packet-out to port 1"):
+                await s.packet_out(1, b"")
+
+    run(story())
+
+
+def test_closing_a_session_does_not_cancel_who_waits_for_an_answer(tmp_path: Path) -> None:
+    """A call that is cut off by `close` is a SwitchError: gRPC's CancelledError would end the waiting task, and with
+    it whatever goes on beside switches that come and go.  Who is cancelled is cancelled."""
+
+    async def story() -> None:
+        server = ScriptedServer()
+        server.answers_writes.clear()
+        async with session(tmp_path, server) as s:
+            cut_off, cancelled = (asyncio.create_task(s.write([Update("insert", ENTRY)])) for _ in range(2))
+            await until(lambda: len(server.written) == 2)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            await s.close()
+            with pytest.raises(SwitchError, match="Write: the session was closed meanwhile"):
+                await cut_off
+            with pytest.raises(SwitchError, match="packet-out to port 1"):
+                await s.packet_out(1, b"")
+            server.answers_writes.set()
+
+    run(story())
+
+
+def test_nobody_at_the_address_is_a_bounded_error(tmp_path: Path) -> None:
+    """Within its time it says which switch and address, and what to check."""
+
+    async def story() -> None:
+        with pytest.raises(SwitchError, match=r"leaf1: no P4Runtime server answers at unix:.*device id 3"):
+            await Session.open("leaf1", f"unix:{tmp_path}/none", device_id=3, pipeline=PIPELINE, election_id=1,
+                               timeout=0.2)
+
+    run(story())
+
+
+def test_a_switch_that_starts_late_is_waited_for(tmp_path: Path) -> None:
+    """A session opened before its server is there comes up with it."""
+
+    async def story() -> None:
+        address = f"unix:{tmp_path}/late.sock"
+        opening = asyncio.create_task(
+            Session.open("leaf1", address, device_id=1, pipeline=PIPELINE, election_id=1, timeout=60)
+        )
+        await asyncio.sleep(0)
+        running = await ScriptedServer().serve(address)
+        async with await opening as s:
+            assert await s.ensure_pipeline()
+        await running.stop(None)
+
+    run(story())
+
+
+def test_a_quiet_session_is_not_pinged_to_death() -> None:
+    """gRPC servers take more pings than one in five minutes for abuse, unless told otherwise, and end the connection:
+    a fabric of one leaf, which has no links to probe, lost its switch every two minutes."""
+    assert dict(switch._CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] > 300_000

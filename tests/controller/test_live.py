@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller on real switches, BMv2 and softswitch, without interfaces: what it wants is what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+
+from netfold.controller import client
+from netfold.controller.controller import Controller
+from netfold.controller.operations.differences import AskDiff, Difference, Differences, dry_run
+from netfold.controller.switch import pipeline, tables
+from netfold.controller.switch.entities import Entry
+from netfold.controller.switch.reconcile import Update
+from netfold.controller.switch.switch import Session
+from netfold.fabric import file as fabric_file
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric, Switch
+from netfold.rpc import rpc
+from netfold.wire import operator
+from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
+
+pytestmark = pytest.mark.timeout(180)
+BOUND = 120.0
+"""Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
+
+
+def command(engine: Engine, switch: Switch) -> list[str]:
+    """How a switch without interfaces is started."""
+    if engine == "bmv2":
+        # it insists on a Thrift port: 0 is any
+        return ["simple_switch_grpc", "--no-p4", "--log-level", "off", "--device-id", str(switch.device_id),
+                "--thrift-port", "0", "--", "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
+    return [sys.executable, "-m", "softswitch", "--no-p4", "--device-id", str(switch.device_id),
+            "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
+
+
+class Switches:
+    """The processes of a fabric's switches."""
+
+    def __init__(self, fabric: Fabric, folder: Path) -> None:
+        self.fabric = fabric
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        """Start one."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command(self.fabric.engine, self.fabric.switch(name)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def kill(self, name: str) -> None:
+        """End one without warning."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait(10)
+        Path(self.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+ENGINES = [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"]
+
+
+@pytest.fixture(params=ENGINES)
+def switches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Switches]:
+    """Four running switches of a 2x2x4 fabric with losses."""
+    engine: Engine = request.param
+    if engine == "bmv2" and not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")):
+        pytest.skip("simple_switch_grpc and p4c-bm2-ss are not on PATH")
+    # there are no cables to probe
+    fabric = msgspec.structs.replace(leafspine(2, 2, 4, engine=engine, loss=0.01, rundir=tmp_path), probe=0)
+    made = Switches(fabric, tmp_path)
+    try:
+        for switch in made.fabric.switches:
+            made.start(switch.name)
+        yield made
+    finally:
+        for name in list(made.processes):
+            made.kill(name)
+
+
+async def together(fabric: Fabric, world: int) -> list[Plan]:
+    """All ranks join."""
+    async with grpc.aio.insecure_channel(fabric.jobs) as channel:
+        join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
+        return list(await asyncio.gather(*(
+            join(Join("j", world, rank, fabric.hosts[rank].address, "10.0.0.1:1", 1024), timeout=60)
+            for rank in range(world)
+        )))
+
+
+async def leave(fabric: Fabric, plan: Plan) -> None:
+    """One rank leaves."""
+    async with grpc.aio.insecure_channel(fabric.jobs) as channel:
+        goodbye = channel.unary_unary(f"/{SERVICE}/Leave", msgspec.json.encode, msgspec.json.Decoder(Done).decode)
+        await goodbye(Leave(plan.job, plan.rank, plan.epoch), timeout=60)
+
+
+async def held(controller: Controller) -> dict[str, bool]:
+    """By switch, whether what it holds is what it should hold, read back this moment."""
+    found = {}
+    for name, target in controller._targets.items():
+        found[name] = await target.client.read_state(tables.MANAGED) == target._desired()
+    return found
+
+
+def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
+    """Pipeline, routes, losses and a job's entries read back equal; they go with the job; a second controller finds
+    the pipeline in place, and a switch that died gets everything anew."""
+    fabric = switches.fabric
+    names = [switch.name for switch in fabric.switches]
+
+    async def story() -> None:
+        async with asyncio.timeout(BOUND):
+            async with Controller(fabric, start_timeout=BOUND) as controller:
+                assert await held(controller) == dict.fromkeys(names, True)
+                plans = await together(fabric, 4)
+                assert [tree.name for tree in plans[0].trees] == ["spine1", "spine2"], plans[0].reason
+                assert await held(controller) == dict.fromkeys(names, True)
+                status = await client.status(fabric.jobs)
+                assert all(s.up and s.pushes == 1 and s.entries > 10 for s in status.switches)
+
+            async with Controller(fabric, start_timeout=BOUND) as controller:
+                assert [target.pushes for target in controller._targets.values()] == [0] * 4
+                assert await held(controller) == dict.fromkeys(names, True)
+                assert all(e.table != tables.CONNECTION for t in controller._targets.values()
+                           for e in t._actual.values() if hasattr(e, "table"))
+                plans = await together(fabric, 2)
+                target = controller._targets["leaf1"]
+                switches.kill("leaf1")
+                await until_slowly(lambda: not target.is_up)
+                switches.start("leaf1")
+                await target.wait_up(BOUND)
+                # the job's trees are planned anew meanwhile: what the leaf should hold moves while it is asked
+                while await held(controller) != dict.fromkeys(names, True):
+                    await asyncio.sleep(0.05)
+                for plan in plans:
+                    await leave(fabric, plan)
+                assert await held(controller) == dict.fromkeys(names, True)
+                assert set(controller._ledger.used().values()) == {0}
+
+    asyncio.run(story())
+
+
+def test_what_somebody_changed_by_hand_is_shown_and_repaired(switches: Switches) -> None:
+    """A route bent, one taken away, one too many: read back from the switch, by the controller and by a dry run beside
+    it; `apply` writes exactly that."""
+    fabric = msgspec.structs.replace(switches.fabric, probe=0)
+    switch = fabric.switch("leaf1")
+
+    async def ask(apply: bool = False) -> list[Difference]:
+        found = await rpc.call(fabric.jobs, f"{operator.SERVICE}/Diff", AskDiff(apply), Differences, BOUND)
+        assert found.problems == []
+        return found.writes
+
+    async def story() -> None:
+        built = pipeline.build(fabric.engine)
+        hand = Session(switch.name, switch.grpc, switch.device_id, built, election_id=7)
+        async with asyncio.timeout(BOUND), Controller(fabric, election_id=7, start_timeout=BOUND), hand:
+            assert await ask() == []
+            assert (await dry_run(fabric, built=built)).writes == []
+            routes = [e for e in (await hand.read_state([tables.ROUTE])).values() if isinstance(e, Entry)]
+            bent = dataclasses.replace(routes[0], action=tables.FORWARD, params=routes[1].params)
+            assert bent != routes[0]
+            extra = dataclasses.replace(routes[1], key=(("dst", (0x0A090909, 32)),))
+            await hand.write([Update("modify", bent), Update("delete", routes[2]), Update("insert", extra)])
+            found = await ask()
+            assert {(d.verb, d.entity, d.was) for d in found} == {
+                ("modify", str(routes[0]), str(bent)), ("insert", str(routes[2]), ""), ("delete", str(extra), "")}
+            assert {d.switch for d in found} == {"leaf1"}
+            assert set((await dry_run(fabric, built=built)).writes) == set(found)
+            assert await ask(apply=True) == found
+            assert await ask() == []
+            assert set((await hand.read_state([tables.ROUTE])).values()) == set(routes)
+
+    asyncio.run(story())
+
+
+def test_a_later_controller_takes_the_switches_over(switches: Switches) -> None:
+    """The first one lets go of every switch and says who has it; what the second wants is what they hold."""
+    first_fabric = switches.fabric
+    second_fabric = msgspec.structs.replace(first_fabric, jobs=f"unix:{switches.folder}/second.sock")
+
+    async def story() -> None:
+        async with (
+            asyncio.timeout(BOUND),
+            Controller(first_fabric, election_id=7, start_timeout=BOUND) as first,
+            Controller(second_fabric, election_id=8, start_timeout=BOUND) as second,
+        ):
+            await until_slowly(lambda: all("election id 8" in t.problem for t in first._targets.values()))
+            plans = await together(first_fabric, 2)
+            assert (plans[0].trees, "no link to h1 is up" in plans[0].reason) == ([], True)
+            plans = await together(second_fabric, 2)
+            assert plans[0].trees
+            assert await held(second) == {switch.name: True for switch in first_fabric.switches}
+
+    asyncio.run(story())
+
+
+async def until_slowly(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does; the test's own bound ends it."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
+    """`netfold up` says when it is ready, `netfold status` and `slots` show the switches to who has the token, a signal
+    ends it with status 0."""
+    (switches.folder / "token").write_text("a secret\n")
+    file = switches.folder / "lab.toml"
+    fabric_file.save(msgspec.structs.replace(switches.fabric, token_file="token"), file)
+    fabric = msgspec.structs.replace(switches.fabric, token_file=str(switches.folder / "token"))
+    assert fabric_file.load(file) == fabric
+    netfold = [sys.executable, "-m", "netfold.cli"]
+    dry = subprocess.run([*netfold, "up", str(file), "--dry-run"], capture_output=True, text=True, timeout=100)
+    assert (dry.returncode, dry.stdout.count("modify the program")) == (1, 4), dry.stderr
+    assert "leaf1: insert" in dry.stdout
+    up = subprocess.Popen([*netfold, "up", str(file), "--timeout", "120", "--metrics", "127.0.0.1:0"],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        assert up.stdout is not None
+        line = up.stdout.readline()
+        assert line.startswith(f"ready: fabric {fabric.name}, 4 switches ({fabric.engine})")
+        page = line.rpartition("page and metrics at ")[2].strip()
+        scrape = urllib.request.Request(f"{page}/metrics", headers={"Authorization": "Bearer a secret"})
+        with urllib.request.urlopen(scrape, timeout=60) as answer:
+            assert answer.read().count(b"netfold_switch_up{") == 4
+        table = subprocess.run([*netfold, "status", str(file)], capture_output=True, text=True, timeout=60, check=True)
+        assert "4 of 4 switches up" in table.stdout
+        without = subprocess.run([*netfold, "status", "--controller", fabric.jobs], capture_output=True, text=True,
+                                 timeout=60, env={k: v for k, v in os.environ.items() if k != "NETFOLD_TOKEN"})
+        assert (without.returncode, "set NETFOLD_TOKEN" in without.stderr) == (1, True)
+        with_token = os.environ | {"NETFOLD_TOKEN": "a secret"}
+        data = subprocess.run([*netfold, "status", "--json", "--controller", fabric.jobs], capture_output=True,
+                              timeout=60, check=True, env=with_token)
+        slots = subprocess.run([*netfold, "slots", "leaf1", "--fabric", str(file)], capture_output=True, text=True,
+                               timeout=60, check=True)
+        assert "no job holds slots of leaf1" in slots.stdout
+        diff = subprocess.run([*netfold, "diff", str(file)], capture_output=True, text=True, timeout=60, check=True)
+        assert diff.stdout == "all switches hold what they should\n"
+        assert msgspec.json.decode(data.stdout, type=operator.Status).fabric == fabric.name
+        second = subprocess.run([*netfold, "up", str(file)], capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert "running at" in second.stderr
+        assert "Traceback" not in second.stderr
+        up.terminate()
+        assert up.wait(60) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            up.kill()
+        up.wait(10)
+        if up.stdout is not None:
+            up.stdout.close()

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics and the web page: what Prometheus scrapes, what people see, and who may."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from netfold.controller import client
+from netfold.controller.controller import Controller
+from netfold.controller.switch import tables
+from netfold.controller.switch.switch import Count
+from netfold.controller.web import metrics, page, picture, serve
+from netfold.fabric import file as fabric_file
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Fabric, FabricError
+from netfold.wire.jobs import Done, Report
+from netfold.wire.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
+from support.controller import BOUND, run
+from support.jobs import rig
+from support.recovery import all_resume, lose
+
+ANYWHERE = "127.0.0.1:0"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+async def get(url: str, authorization: str = "") -> tuple[int, str, str]:
+    """Status, content type and body of a GET."""
+
+    def fetch() -> tuple[int, str, str]:
+        request = urllib.request.Request(url)
+        if authorization:
+            request.add_header("Authorization", authorization)
+        try:
+            with urllib.request.urlopen(request, timeout=BOUND) as answer:
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """As the library's own parser reads them, by name and labels."""
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text) for sample in family.samples}
+
+
+def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
+    """Switches, links in both directions, slots, jobs with their ranks, rounds, and what ranks have told."""
+
+    async def story() -> None:
+        async with rig(tmp_path, metrics=ANYWHERE) as r:
+            r.switches["leaf1"].counters = {
+                tables.PORT_OUT: {3: Count(7, 7000)}, tables.PORT_IN: {1: Count(9, 900)},
+                tables.OUTCOMES: {0: Count(40, 0), 4: Count(2, 0)},
+            }
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine2")
+            await watcher.next()
+            await all_resume(r, plans)
+            for retransmissions in (1, 3):  # the later one counts, not both
+                await r.call("Report", Report("j", 2, plans[2].epoch, 5, 1000, 50, retransmissions), Done)
+            await client.drain(r.fabric.jobs, "spine2", True)
+            status, kind, text = await get(r.controller.page + "/metrics")
+            assert (status, kind.startswith("text/plain; version=")) == (200, True)
+            found = samples(text)
+            job = (("epoch", str(plans[0].epoch)), ("job", "j"))
+            uplink = (("kind", "uplink"), ("receiver", "spine1:1"), ("sender", "leaf1:3"))
+            host = (("kind", "host"), ("receiver", "leaf1:1"), ("sender", "h1:0"))
+            for key, value in {
+                ("netfold_switch_up", (("role", "leaf"), ("switch", "leaf1"))): 1,
+                ("netfold_switch_up", (("role", "spine"), ("switch", "spine2"))): 0,
+                ("netfold_switch_drained", (("role", "spine"), ("switch", "spine2"))): 1,
+                ("netfold_link_up", (("a", "leaf1:4"), ("b", "spine2:1"), ("kind", "uplink"))): 0,
+                ("netfold_link_bytes_total", uplink): 7000,
+                ("netfold_link_packets_total", host): 9,
+                ("netfold_switch_folded_packets_total", (("outcome", "first"), ("switch", "leaf1"))): 40,
+                ("netfold_switch_folded_packets_total", (("outcome", "late"), ("switch", "leaf1"))): 2,
+                ("netfold_jobs", (("state", "active"),)): 1,
+                ("netfold_job_ranks", (*job, ("state", "there"))): 4,
+                ("netfold_job_rounds_total", job): 1,
+                ("netfold_job_stands_still", job): 0,
+                ("netfold_round_seconds_count", ()): 1,
+                ("netfold_jobs_complete_total", ()): 1,
+                ("netfold_ranks_packets_sent_total", ()): 50,
+                ("netfold_ranks_retransmissions_total", ()): 3,
+            }.items():
+                assert found[key] == value, key
+            assert found["netfold_switch_slots_used", (("role", "leaf"), ("switch", "leaf1"))] > 0
+            assert found["netfold_round_seconds_sum", ()] > 0
+
+    run(story())
+
+
+def test_the_page_is_drawn_anew_for_whoever_looks(tmp_path: Path) -> None:
+    """Its inside is a picture of all nodes and tables; it loads nothing from elsewhere; other paths are named."""
+
+    async def story() -> None:
+        async with rig(tmp_path, metrics=ANYWHERE) as r:
+            await r.together(2)
+            status, kind, text = await get(r.controller.page + "/")
+            assert (status, kind) == (200, "text/html; charset=utf-8")
+            assert not re.search(r"(src|href|import|url)\s*[=(]|//", text)
+            status, _, inside = await get(r.controller.page + "/live?x=1")
+            assert status == 200
+            drawn = ElementTree.fromstring(inside[: inside.index("</svg>") + 6])
+            texts = {text.text for text in drawn.iter(f"{SVG}text")}
+            assert texts >= {node.name for node in r.fabric.nodes}
+            assert "<td>j</td><td>active</td><td>2 of 2</td><td>leaf1</td>" in inside
+            status, kind, text = await get(r.controller.page + "/status")
+            assert msgspec.json.decode(text, type=Status).fabric == r.fabric.name
+            status, _, text = await get(r.controller.page + "/etc/passwd")
+            assert (status, text) == (404, "there are /, /live, /metrics and /status\n")
+
+    run(story())
+
+
+@pytest.mark.parametrize(("authorization", "status"), [
+    ("", 401), ("Bearer wrong", 401), ("Basic !!!", 401), ("Bearer a secret", 200),
+    ("Basic " + base64.b64encode(b"anybody:a secret").decode(), 200),
+    ("Basic " + base64.b64encode(b"anybody:another").decode(), 401),
+])
+def test_where_there_is_a_token_it_is_the_password(tmp_path: Path, authorization: str, status: int) -> None:
+    """Of any user; nothing is told without."""
+
+    async def story() -> None:
+        fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE)
+        server = serve.Web(fabric, nobody, "a secret")
+        url = server.start(ANYWHERE)
+        try:
+            code, _, text = await get(f"{url}/", authorization)
+        finally:
+            await server.stop()
+        assert (code, text == page.PAGE) == (status, status == 200)
+
+    run(story())
+
+
+async def nobody() -> Status:
+    """No switch, no link, no job."""
+    return Status("lab", "bmv2", 1.0, [], [], [])
+
+
+def test_a_status_that_fails_is_told_and_the_server_lives_on(tmp_path: Path) -> None:
+    """503 with the reason; what needs no status is there all the same."""
+
+    async def broken() -> Status:
+        raise RuntimeError("counters are on holiday")
+
+    async def story() -> None:
+        server = serve.Web(leafspine(1, 0, 1, rundir=tmp_path), broken, "")
+        url = server.start(ANYWHERE)
+        try:
+            code, _, text = await get(f"{url}/metrics")
+            assert (code, "counters are on holiday" in text) == (503, True)
+            assert (await get(f"{url}/"))[0] == 200
+        finally:
+            await server.stop()
+
+    run(story())
+
+
+def test_the_switches_are_asked_once_for_all_who_look() -> None:
+    """Within a second, whoever and however many; rates are by the seconds between two looks."""
+    now, asked = [100.0], 0
+
+    async def ask() -> Status:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        return Status("lab", "bmv2", now[0], [], [], [])
+
+    async def story() -> None:
+        looks = serve.Looks(ask, clock=lambda: now[0])
+        first = await asyncio.gather(*(looks.look() for _ in range(5)))
+        assert (asked, {look.now.uptime for look in first}) == (1, {100.0})
+        now[0] += serve.AGE / 2
+        assert await looks.look() == first[0]
+        now[0] += 4.0
+        after = await looks.look()
+        assert (asked, after.before.uptime, after.seconds) == (2, 100.0, pytest.approx(4.0 + serve.AGE / 2))
+
+    run(story())
+
+
+def test_a_line_is_as_wide_as_its_link_is_full() -> None:
+    """Of the link's rate, not of the busiest: an idle fabric looks idle."""
+    fabric = leafspine(1, 0, 1, rate="100mbit")
+
+    def look(sent: int) -> Status:
+        none, there = Traffic(0, 0, 0), Traffic(sent // 1000, sent, 0)
+        return Status("lab", "bmv2", 1.0, [], [LinkStatus("leaf1:1", "h1:0", "100mbit", 0, none, there)], [])
+
+    for sent, share in ((6_250_000, 0.5), (1000, 0.0)):  # 50 Mb/s, and next to nothing
+        inside = page.live(fabric, look(0), look(sent), 1.0)
+        drawn = ElementTree.fromstring(inside[: inside.index("</svg>") + 6])
+        widest = max(float(line.attrib["stroke-width"]) for line in drawn.iter(f"{SVG}line"))
+        assert widest == pytest.approx(max(0.75, share * picture.WIDEST))
+
+
+def test_words_of_others_are_no_html() -> None:
+    """A switch's problem, a job's name and reasons come as text."""
+    evil = "<script>alert(1)</script>"
+    switch = SwitchStatus("leaf1", "leaf", "unix:/a", False, evil, 0, 0, 0, 1, 0)
+    job = JobStatus(evil, "active", 1, 1, [0], [], [], 0, [], evil, [], stays=evil)
+    status = Status("lab", "bmv2", 1.0, [switch], [], [job])
+    inside = page.live(leafspine(1, 0, 1), status, status, 1.0)
+    assert "<script" not in inside
+    assert inside.count("&lt;script&gt;") == 4
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    """Every metric that docs/grafana.json names is in a scrape, and every panel has a place of its own."""
+    board = json.loads((Path(__file__).resolve().parents[3] / "docs" / "grafana.json").read_text())
+    text = metrics.text(Status("lab", "bmv2", 1.0, [], [], [])).decode()
+    there = {name for line in text.splitlines() if line.startswith("# TYPE")
+             for name in (line.split()[2], line.split()[2] + "_count", line.split()[2] + "_sum")}
+    asked = {name for panel in board["panels"] for target in panel["targets"]
+             for name in re.findall(r"netfold_\w+", target["expr"])}
+    assert len(asked) > 15
+    assert asked <= there
+    cells = [(x, y) for panel in board["panels"] for p in [panel["gridPos"]]
+             for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
+    assert len(cells) == len(set(cells))
+
+
+def test_an_address_that_is_taken_is_an_error_at_the_start(tmp_path: Path) -> None:
+    """Named, and the controller does not run half."""
+
+    async def story(fabric: Fabric) -> None:
+        async with rig(tmp_path, metrics=fabric.metrics):
+            pass
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        fabric = msgspec.structs.replace(leafspine(2, 2, 4), metrics=address)
+        with pytest.raises(FabricError, match=f"fabric.metrics: cannot listen at {address}: Address already in use"):
+            run(story(fabric))
+
+
+def test_what_is_no_address_is_refused() -> None:
+    """With what would be."""
+    text = fabric_file.dumps(msgspec.structs.replace(leafspine(2, 2, 4), metrics="9464"))
+    with pytest.raises(FabricError, match=r"fabric\.metrics: expected HOST:PORT, such as .*:9464, got '9464'"):
+        fabric_file.loads(text)
+
+
+def test_without_an_address_nothing_listens(tmp_path: Path) -> None:
+    """Nobody pays for what nobody asked for."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            assert isinstance(r.controller, Controller)
+            assert r.controller.page == ""
+
+    run(story())

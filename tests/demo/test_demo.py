@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's parts that need no fabric: the model, the reports, the picture."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from netfold.controller.web import picture
+from netfold.demo import demo, report, train
+from netfold.fabric.generate import leafspine, threetier
+from netfold.wire.operator import LinkStatus, Traffic
+
+SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """scikit-learn's digits, as ranks load them."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'netfold[demo]'")
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    train.save_digits(path)
+    return path
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_those_of_the_loss() -> None:
+    """Central differences in random directions agree with the gradient, for two hidden layers."""
+    rng = np.random.default_rng(5)
+    model = train.Mlp((6, 9, 7, 4), seed=3)
+    x, y = rng.standard_normal((11, 6), np.float32), rng.integers(0, 4, 11)
+    gradient, scrap = np.zeros_like(model.weights), np.zeros_like(model.weights)
+    model.gradient(x, y, gradient)
+    origin = model.weights.copy()
+    for _ in range(8):
+        direction = rng.standard_normal(len(origin)).astype(np.float32)
+        direction /= np.linalg.norm(direction)
+        step = np.float32(1e-3)  # small, or it steps over ReLU's kinks
+        model.weights[:] = origin + step * direction
+        above = model.gradient(x, y, scrap)
+        model.weights[:] = origin - step * direction
+        below = model.gradient(x, y, scrap)
+        slope = (above - below) / (2 * float(step))
+        assert slope == pytest.approx(float(gradient @ direction), rel=0.02, abs=0.02)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_shares_of_a_batch_add_up_to_it(data: Path, world: int) -> None:
+    """The ranks' gradients sum to the whole batch's, and no sample is left out or counted twice."""
+    digits = train.load_digits(data)
+    whole = train.Trainer(SPEC, digits, 0, 1, None)
+    whole.step()
+    ranks = [train.Trainer(SPEC, digits, rank, world, None) for rank in range(world)]
+    for rank in ranks:
+        rank.step()
+    total = np.sum([rank.buffer for rank in ranks], axis=0, dtype=np.float64)
+    assert np.allclose(total, whole.buffer, rtol=1e-4, atol=1e-4)
+
+
+def test_every_epoch_sees_every_sample_once(data: Path) -> None:
+    """Batches run on over the end of an epoch."""
+    digits = train.load_digits(data)
+    trainer = train.Trainer(msgspec.structs.replace(SPEC, batch=100), digits, 0, 1, None)
+    seen = np.concatenate([trainer._batch() for _ in range(len(digits.x))])
+    for epoch in range(3):
+        part = seen[epoch * len(digits.x) : (epoch + 1) * len(digits.x)]
+        assert np.array_equal(np.sort(part), np.arange(len(digits.x)))
+
+
+def test_training_alone_is_repeatable_and_learns(data: Path) -> None:
+    """The same bits twice, another seed's differ, and most digits are told after 30 steps."""
+    spec = msgspec.structs.replace(SPEC, data=str(data), steps=30, hidden=(64,), batch=256)
+    (first, _, accuracy), (second, _, _) = train.train_alone(spec), train.train_alone(spec)
+    assert train.digest(first) == train.digest(second)
+    assert accuracy > 0.9
+    other, _, _ = train.train_alone(msgspec.structs.replace(spec, seed=1))
+    assert train.digest(other) != train.digest(first)
+
+
+def test_test_samples_are_not_trained_on(data: Path) -> None:
+    """Train and test set are all samples, split."""
+    digits = train.load_digits(data)
+    with np.load(data) as file:
+        everything = file["x"]
+    both = np.concatenate([digits.x, digits.test_x])
+    assert len(digits.test_x) == round(len(everything) * train.TEST_SHARE)
+    assert np.array_equal(np.sort(both, axis=0), np.sort(everything, axis=0))
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+
+def link(a: str, b: str, there: int, back: int, lost: int) -> LinkStatus:
+    return LinkStatus(a, b, "1gbit", 0.0, Traffic(1, there, lost), Traffic(1, back, 0))
+
+
+def test_traffic_of_a_phase_is_the_difference_of_two_looks() -> None:
+    """Bytes there and back and losses, link by link; hosts' links alone count for the mean."""
+    before = report.traffic([link("leaf1:1", "h1:0", 100, 50, 1), link("leaf1:2", "spine1:1", 7, 7, 0)])
+    after = report.traffic([link("leaf1:1", "h1:0", 400, 150, 3), link("leaf1:2", "spine1:1", 9007, 7, 0)])
+    phase = report.between(before, after)
+    assert phase == {("leaf1:1", "h1:0"): (300, 100, 2), ("leaf1:2", "spine1:1"): (9000, 0, 0)}
+    assert report.host_link_bytes(phase, {"h1"}) == 200
+    loads = report.loads(phase, phase, 2.5)
+    assert (loads[0].there, loads[0].ring_there, loads[0].lost) == (300, 750, 2)
+    assert report.loads(phase, None, 2.5)[0].ring_there == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (38_444, "38.4 kB"), (2.5e6, "2.5 MB"), (3e11, "300 GB")],
+)
+def test_sizes_read_well(count: float, text: str) -> None:
+    """Three digits and a unit."""
+    assert report.size(count) == text
+
+
+def a_report(**changes: object) -> report.Report:
+    fields: dict[str, object] = {
+        "engine": "softswitch", "ranks": 2, "leaves": 1, "spines": 0, "rate": None, "loss_rate": 0.0, "seed": 0,
+        "steps": 1, "seconds": 1.0, "seconds_in_allreduce": 0.5, "rail": "innet", "lane_bits": 32, "explain": "",
+        "loss": 0.1, "loss_single": 0.1, "accuracy": 0.9, "accuracy_single": 0.9,
+        "final_weights_equal": True, "weights_sha256": "ab" * 32, "max_abs_diff_vs_single": 1e-7,
+        "gradient_bytes": 1000, "bytes_per_host_link": 1100.0, "ring_bytes_per_host_link": 1100.0,
+        "retransmissions": 0, "packets_sent": 2, "packets_lost": 0,
+        "trees": [report.Carried("leaf1", 1000, 2, 0)], "times": [report.Time("in the network", 0.01)],
+        "links": [report.Load("leaf1:1", "h1:0", 1, 2, 3, 4, 0)],
+    }
+    return msgspec.convert({**msgspec.to_builtins(fields), **changes}, report.Report)
+
+
+def shown(record: report.Report) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 (closed with the process)
+    report.show(record, console)
+    return console.export_text()
+
+
+def test_different_weights_are_shouted() -> None:
+    """Not a quiet cell in a table."""
+    assert "NOT EQUAL" in shown(a_report(final_weights_equal=False))
+    assert "equal, bit for bit" in shown(a_report())
+
+
+def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+    """Neither a zero nor a blank stands for a missing ring or gloo."""
+    record = a_report(
+        ring_bytes_per_host_link=None,
+        times=[{"way": "in the network", "seconds": 0.01}, {"way": "gloo", "seconds": None, "problem": "no torch"}],
+    )
+    text = shown(record)
+    assert "ring not measured" in text
+    assert "gloo - (no torch)" in text
+    record.save(tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text())["ring_bytes_per_host_link"] is None
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    leaves=st.integers(1, 5),
+    spines=st.integers(1, 4),
+    hosts=st.integers(1, 20),
+    seed=st.integers(0, 2**31),
+)
+def test_pictures_are_svg_with_everything_inside(leaves: int, spines: int, hosts: int, seed: int) -> None:
+    """Well-formed; every node is named once; no line leaves the canvas, none is without width."""
+    fabric = leafspine(leaves, spines, hosts + leaves)
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 10**9, (len(fabric.links), 2)).tolist()
+    loads = [
+        report.Load(link.a, link.b, there, back, 0, 0, 0)
+        for link, (there, back) in zip(fabric.links, counts, strict=True)
+    ]
+    root = ElementTree.fromstring(picture.draw(fabric, loads, 'a <title> & "more"', report.size))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert sorted(t for t in texts if t in {n.name for n in fabric.nodes}) == sorted(n.name for n in fabric.nodes)
+    lines = list(root.iter("{http://www.w3.org/2000/svg}line"))
+    assert len(lines) == 2 * len(fabric.links)
+    for line in lines:
+        left, right = sorted((float(line.attrib["x1"]), float(line.attrib["x2"])))
+        assert left >= 0
+        assert right <= width
+        assert 0 <= float(line.attrib["y1"]) <= height
+        assert 0 < float(line.attrib["stroke-width"]) <= picture.WIDEST
+
+
+def test_the_busier_direction_is_the_thicker_line() -> None:
+    """Up in one colour, down in the other, whichever end of the link is named first."""
+    fabric = leafspine(1, 1, 1)
+    loads = [report.Load("leaf1:1", "h1:0", 10, 1000, 0, 0, 0), report.Load("leaf1:2", "spine1:1", 500, 20, 0, 0, 0)]
+    root = ElementTree.fromstring(picture.draw(fabric, loads, "", report.size))
+    widths = [
+        (line.attrib["stroke"], float(line.attrib["stroke-width"]))
+        for line in root.iter("{http://www.w3.org/2000/svg}line")
+    ]
+    assert widths[0] == (picture.UP, picture.WIDEST)  # h1 to leaf1
+    assert widths[1][0] == picture.DOWN
+    assert widths[1][1] < widths[0][1]
+    assert widths[2] == (picture.UP, picture.WIDEST / 2)  # leaf1 to spine1
+
+
+def test_every_tier_has_a_row_and_what_is_down_or_drained_its_mark() -> None:
+    """Three tiers lie above each other; a switch has a frame, a link a dashed line, in the mark's colour."""
+    fabric = threetier(2, 1, 2, 2, 4)
+    loads = [report.Load(link.a, link.b, 1, 1, 0, 0, 0) for link in fabric.links]
+    marked = picture.draw(fabric, loads, "", report.size, down=["spine1", fabric.links[0].a], drained=["spine2"])
+    assert (marked.count(picture.GONE), marked.count(picture.DRAINED)) == (2, 1)
+    root = ElementTree.fromstring(marked)
+    rows = {text.text: float(text.attrib["y"]) for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert rows["spine1"] < rows["agg1"] < rows["leaf1"] < rows["h1"]
+
+
+# ---- what is missing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "remedy"), [("mininet", "sudo apt install mininet"), ("sklearn", r"pip install 'netfold\[demo\]'")]
+)
+def test_what_is_not_installed_is_named_with_its_remedy(
+    package: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything starts, in one line."""
+    monkeypatch.setattr(demo, "_installed", lambda name: name != package)
+    monkeypatch.setattr(demo.sandbox, "enter", lambda: pytest.fail("went on without it"))
+    assert demo.demo() == 1
+    assert re.search(rf"demo needs {package}, which is not installed: {remedy}", capsys.readouterr().err)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole path in real namespaces: hosts, links, switches, controller."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric
+from netfold.topo import sandbox
+from support.capture import Capture
+from support.topo import ENGINES, in_sandbox, program
+from support.tshark import HAVE_TSHARK, dissect
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.demo import train
+from netfold.topo.net import Network, RankFailed
+from netfold.topo.switches import SwitchFailed
+from netfold.wire import roce
+
+pytestmark = pytest.mark.timeout(300)
+RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+ARP = b"\x08\x06"
+TRAINING = train.Spec(data="", steps=12, hidden=(48,), batch=256)
+
+
+def fabric_of(engine: Engine, hosts: int = 4, *, loss: float = 0.0, seed: int = 1) -> Fabric:
+    return leafspine(2, 2, hosts, rate=RATES[engine], loss=loss, seed=seed, engine=engine, rundir=sandbox.rundir())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_sums_are_exact_whatever_is_lost(engine: Engine, tmp_path: Path) -> None:
+    """At 0, 1 and 5 % on all links int32 is exact, float32 within the bound, and every rank has the same bits."""
+    seen: dict[float, dict[str, object]] = {}
+    for loss in (0.0, 0.01, 0.05):
+        with Network(fabric_of(engine, loss=loss), logs=tmp_path / f"logs{loss}") as network:
+            output = network.launch([*program("rank_sums.py"), "7"], job="sums").wait(within=150)
+            lost = sum(link.a_to_b.lost + link.b_to_a.lost for link in network.status().links)
+        results = [json.loads(lines[-1]) for lines in output]
+        assert {result["rail"] for result in results} == {"innet"}
+        assert len({result["digest"] for result in results}) == 1, f"ranks differ at loss {loss}"
+        assert (lost > 0) == (loss > 0), f"{lost} packets lost at loss {loss}"
+        if loss:
+            assert sum(result["retransmissions"] for result in results) > 0
+        seen[loss] = results[0]
+    assert len({result["digest"] for result in seen.values()}) == 1, "losses changed the sums"
+
+
+def trained(network: Network, spec: train.Spec) -> list[train.Result]:
+    command = [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(spec).decode()]
+    lines = [lines[-1] for lines in network.launch(command, job="digits").wait(within=150)]
+    return [msgspec.json.decode(line, type=train.Result) for line in lines]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_path: Path) -> None:
+    """All ranks have the same bits, 2 % loss changes none, and a single process is as near as quantisation allows.
+
+    A sum's error is below ranks * 2^(1-31+log2 ranks) of its block's largest element; each of the `steps` updates adds
+    rate/(1-momentum) times that of a mean gradient, itself below 10, and float32's own rounding of sums in another
+    order, some 2^-20 relative.  1e-5 is an order of magnitude above that and five below what training changes.
+    """
+    data, weights = tmp_path / "digits.npz", tmp_path / "weights.npy"
+    train.save_digits(data)
+    spec = msgspec.structs.replace(TRAINING, data=str(data), weights=str(weights))
+    digests = set()
+    for loss in (0.0, 0.02):
+        with Network(fabric_of(engine, loss=loss), logs=tmp_path / "logs") as network:
+            results = trained(network, spec)
+        assert [result.rank for result in results] == [0, 1, 2, 3]
+        assert all(result.rail == "innet" for result in results)
+        assert len({result.weights for result in results}) == 1, f"ranks differ at loss {loss}"
+        digests.add(results[0].weights)
+    assert len(digests) == 1, "losses changed the weights"
+    single, single_loss, single_accuracy = train.train_alone(spec)
+    start = train.Mlp((64, *spec.hidden, 10), spec.seed).weights
+    assert np.max(np.abs(np.load(weights) - single)) < 1e-5
+    assert np.max(np.abs(start - single)) > 0.1, "the training trained nothing"
+    assert results[0].loss == pytest.approx(single_loss, rel=1e-4)
+    assert results[0].accuracy == pytest.approx(single_accuracy, abs=0.01)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Path) -> None:
+    """Nothing else is on any link but ARP, by which the controller asks hosts for a sign of life where ranks get no
+    results, and ICMP, by which a host that is done refuses a late repeat; and scapy agrees with every length, checksum
+    and ICRC, on every hop, both ways, and tshark with every header."""
+    from scapy.contrib.roce import BTH
+    from scapy.layers.inet import ICMP
+    from scapy.layers.l2 import Ether
+
+    import netfold.wire.scapy_roce  # noqa: F401 (lets scapy know RETH)
+
+    data = tmp_path / "digits.npz"
+    train.save_digits(data)
+    spec = msgspec.structs.replace(TRAINING, data=str(data), steps=2, hidden=(16,))
+    fabric = fabric_of(engine)
+    with Network(fabric, logs=tmp_path / "logs", offload=False) as network, Capture() as capture:
+        trained(network, spec)
+        interfaces = {name for switch in network.switches for _, name in switch.interfaces()}
+    frames = [(interface, frame) for interface, frame in capture.frames if interface != "lo" and frame[12:14] != ARP]
+    assert {interface for interface, _ in frames} == interfaces
+    seen: set[bytes] = set()
+    opcodes: set[int] = set()
+    for interface, frame in frames:
+        if frame in seen:
+            continue
+        seen.add(frame)
+        packet = Ether(frame)
+        if ICMP in packet:
+            assert packet.sprintf("%ICMP.type% %ICMP.code%") == "dest-unreach port-unreachable", packet.summary()
+            continue
+        assert BTH in packet, f"{interface}: {packet.summary()}"
+        ip_end = 14 + struct.unpack_from("!H", frame, 16)[0]
+        assert ip_end == len(frame), f"{interface}: IPv4 length {ip_end - 14}, got {len(frame) - 14}"
+        assert frame[-4:] == roce.icrc(frame[14:-4]), f"{interface}: wrong ICRC: {packet.summary()}"
+        opcodes.add(packet[BTH].opcode)
+        # scapy computes what we delete: IPv4 and UDP checksums and lengths, and the ICRC
+        again = packet.copy()
+        del again["IP"].chksum, again["IP"].len, again["UDP"].chksum, again["UDP"].len
+        again[BTH].icrc = None
+        assert bytes(again) == frame, f"{interface}: scapy would send something else than {packet.summary()}"
+    assert opcodes == {int(opcode) for opcode in (roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE,
+                                                  roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY)}
+    if HAVE_TSHARK:
+        ours = sorted(frame for frame in seen if frame[23] == socket.IPPROTO_UDP)
+        fields = ["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "infiniband.reth.dmalen"]
+        for frame, (opcode, qp, psn, length) in zip(ours, dissect(ours, fields, tmp_path), strict=True):
+            assert (int(opcode), int(qp, 0), int(psn)) == (
+                frame[42], int.from_bytes(frame[47:50], "big"), int.from_bytes(frame[51:54], "big"))
+            assert bool(length) == roce.Opcode(frame[42]).has_reth
+
+
+@in_sandbox(timeout=150)
+def test_the_death_of_a_switch_ends_in_a_named_error(tmp_path: Path) -> None:
+    """A leaf that does not come back: its ranks give up in bounded time, and the fabric tells which switch it was and
+    how it ended."""
+    data = tmp_path / "digits.npz"
+    train.save_digits(data)
+    spec = msgspec.structs.replace(TRAINING, data=str(data), steps=10**6)
+    command = [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(spec).decode()]
+    with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network:
+        ranks = network.launch(command, job="digits")
+        victim = network.switches[1]
+        assert victim.child is not None
+        # the first rank to give up says that no trees came in time, those after it that it is gone
+        why = rf"job 'digits': rank \d on h\d ended with status 1(.|\n)*(no trees in|{victim.name} is down)"
+        with pytest.raises(RankFailed, match=why):  # noqa: PT012
+            for _ in ranks.lines(within=100):
+                victim.child.kill()
+        with pytest.raises(SwitchFailed, match=rf"switch {victim.name} \(softswitch\) was killed by SIGKILL"):
+            network.check()

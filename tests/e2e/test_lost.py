@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that dies, stops or never calls is named on every other rank in bounded time, on every rail, for real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine
+from netfold.topo import sandbox
+from support.steady import PATIENCE
+from support.topo import ENGINES, in_sandbox, program
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo.net import Network, Ranks
+from netfold.topo.planes import Planes, side_by_side
+
+pytestmark = pytest.mark.timeout(300)
+TIMEOUT = 3.0
+"""Seconds without progress: on a busy machine all may stand still for some."""
+BOUND = 20.0
+"""Seconds more until an error: the question to the controller (at most 3), and a busy machine."""
+CASES = [("innet", "stop"), ("innet", "stay"), ("innet", "kill"), ("tcp", "stop"), ("roce", "stop")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=250)
+def test_every_other_rank_names_the_lost_one(engine: Engine, tmp_path: Path) -> None:
+    """Operation, size and rank stand in each error, in time; the flight recorder has the operation as failed."""
+    rate = "200mbit" if engine == "softswitch" else "20mbit"
+    fabric = leafspine(2, 1, 4, rate=rate, engine=engine, rundir=sandbox.rundir())
+    with Network(msgspec.structs.replace(fabric, misses=PATIENCE), logs=tmp_path) as network:
+        for rail, way in CASES if engine == "softswitch" else CASES[:1]:
+            job = f"{rail}-{way}"
+            folder = tmp_path / job
+            folder.mkdir()
+            ranks = network.launch([*program("rank_lost.py"), rail, way, str(TIMEOUT), str(folder)],
+                                   job=job)
+            for rank, told in enumerate(heard(ranks)):
+                where = f"{job}, rank {rank}: {told}"
+                named(told, where, TIMEOUT + BOUND)
+                if rail == "innet" and way != "kill":
+                    assert "rank 3 gone, stopped, or never called" in told["text"], where
+                    assert "leaf2" in told["text"], where
+        network.check()
+
+
+SEVERAL = [("stop", "rank 3 does not answer"), ("stay", "rank 3 answers, and has not called"), ("kill", "rank 3")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=250)
+def test_over_several_rails_it_is_named_with_the_state_of_each(engine: Engine, tmp_path: Path) -> None:
+    """The same where one allreduce goes over two planes, whether it is cut or not."""
+    rate = "200mbit" if engine == "softswitch" else "20mbit"
+    one = msgspec.structs.replace(leafspine(1, 0, 4, rate=rate, engine=engine), misses=PATIENCE)
+    with Planes(side_by_side([one, one], sandbox.rundir()), logs=tmp_path) as planes:
+        for way, says in SEVERAL if engine == "softswitch" else SEVERAL[:1]:
+            folder = tmp_path / way
+            folder.mkdir()
+            command = [*program("rank_lost.py"), "auto", way, str(TIMEOUT), str(folder)]
+            ranks = planes.launch(command, job=way, env={"NETFOLD_RAILS": "innet@a+tcp@b"})
+            for rank, told in enumerate(heard(ranks)):
+                where = f"{way}, rank {rank}: {told}"
+                named(told, where, TIMEOUT + BOUND)
+                assert says in told["text"], where
+                assert "rails: innet@a " in told["text"], where
+                assert ", tcp@b " in told["text"], where
+        planes.check()
+
+
+def heard(ranks: Ranks) -> list[dict[str, Any]]:
+    """What the ranks that are left were told; then all are ended."""
+    said = []
+    for process, log in zip(ranks.processes[:3], ranks.logs, strict=False):
+        output, _ = process.communicate(timeout=100)
+        assert output, f"{log}: {log.read_text()[-3000:]}"
+        said.append(json.loads(output))
+    for process in ranks.processes:
+        process.kill()
+    return said
+
+
+def named(told: dict[str, Any], where: str, bound: float) -> None:
+    """Rank 3 and nobody else, the operation and its size, in time, and as failed in the flight recorder."""
+    assert told["kind"] in ("CollectiveTimeout", "PeerLost"), where
+    assert "rank 3" in told["text"], where
+    assert not any(f"rank {other} {what}" in told["text"] for other in range(3)
+                   for what in ("gone", "is gone", "does not", "answers")), where
+    assert "100000 x float32" in told["text"], where
+    assert f"operation {told['number']}" in told["text"], where
+    assert told["state"] == "failed", where
+    assert told["seconds"] < bound, where

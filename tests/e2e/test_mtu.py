@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fabric of path MTU 4096, on both engines: exact sums, every operation, packets that others dissect."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from netfold.controller.health.links import ROUTERS
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine
+from netfold.topo import sandbox
+from support.capture import Capture
+from support.topo import ENGINES, in_sandbox, program
+from support.tshark import HAVE_TSHARK, dissect
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo.net import Network
+from netfold.wire import roce
+
+pytestmark = pytest.mark.timeout(240)
+RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
+MTU = 4096
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_a_fabric_of_4096_bytes_a_packet_folds(engine: Engine, tmp_path: Path) -> None:
+    """int32 is exact, float32 within the bound, maxima, narrow lanes and saturation right, the same bits on all ranks
+    with and without loss, repetition, reordering and corruption; a quarter of the packets, whose ICRCs hold and which
+    tshark dissects."""
+    digests = set()
+    for loss in (0.0, 0.02):
+        fabric = leafspine(2, 1, 4, rate=RATES[engine], loss=loss, duplicate=loss, reorder=loss, corrupt=loss, seed=1,
+                           engine=engine, rundir=sandbox.rundir(), path_mtu=MTU)
+        offload = None if loss else False  # a capture shall show packets as they are on a wire
+        with Network(fabric, logs=tmp_path / f"logs{loss}", offload=offload) as network, Capture() as capture:
+            output = network.launch([*program("rank_operations.py"), "7"], job="sums").wait(within=150)
+        results = [json.loads(lines[-1]) for lines in output]
+        assert {result["path_mtu"] for result in results} == {MTU}
+        digests |= {result["digest"] for result in results}
+        if loss:
+            assert sum(result["retransmissions"] for result in results) > 0
+            continue
+        frames = list({frame for interface, frame in capture.frames if interface != "lo"})
+        links = ipaddress.IPv4Address(ROUTERS).packed  # the controller's probes of links are RoCE, too
+        data = [frame for frame in frames if frame[36:38] == struct.pack("!H", roce.UDP_PORT) and frame[30:34] != links]
+        assert len(data) > 100
+        for frame in data:
+            assert len(frame) == 14 + roce.ip_packet_bytes(roce.Opcode(frame[42]), MTU)
+            assert frame[-4:] == roce.icrc(frame[14:-4])
+        if HAVE_TSHARK:
+            some = data[:500]
+            assert dissect(some, ["infiniband.bth.opcode", "ip.len"], tmp_path) == [
+                [str(frame[42]), str(len(frame) - 14)] for frame in some
+            ]
+    assert len(digests) == 1

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An operator's commands on running fabrics in real namespaces: what they do to switches, cables and running ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric
+from netfold.topo import sandbox
+from netfold.wire.operator import Status
+from support.steady import PATIENCE, Steady
+from support.topo import ENGINES, in_sandbox
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+RATES = {"softswitch": "1gbit", "bmv2": "50mbit"}
+
+
+def netfold(fabric: Fabric, *words: str) -> str:
+    """A command, as an operator types it."""
+    command = [sys.executable, "-m", "netfold.cli", *words, "--controller", fabric.jobs]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+
+
+def through(switch: str, status: Status) -> list[object]:
+    """Everything that a switch has counted."""
+    ends = [(link.a_to_b, link.b_to_a) for link in status.links if switch in (link.a.partition(":")[0],
+                                                                              link.b.partition(":")[0])]
+    return [*ends, *(s.folded for s in status.switches if s.name == switch)]
+
+
+def slots_used(switch: str, status: Status) -> int:
+    """By all jobs."""
+    return next(s.slots_used for s in status.switches if s.name == switch)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_a_spine_is_drained_under_running_ranks(engine: Engine, tmp_path: Path) -> None:
+    """All ranks go on without it, no sum is wrong and none is lost; not one packet passes it any more, until it is used
+    again."""
+    fabric = leafspine(2, 2, 4, rate=RATES[engine], engine=engine, rundir=sandbox.rundir())
+    fabric = msgspec.structs.replace(fabric, probe=0, misses=PATIENCE)  # probes would be packets
+    with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=11) as steady:
+        assert netfold(fabric, "drain", "spine1") == "spine1 is drained; drained in all: spine1\n"
+        assert [tree.root for tree in steady.round(1).trees] == ["spine2", "spine2"]
+        before = steady.until("spine1 holds nothing of the job", lambda status: not slots_used("spine1", status))
+        steady.go_on()
+        after = network.status()
+        assert through("spine1", after) == through("spine1", before)
+        assert through("spine2", after) != through("spine2", before)
+        assert [(s.name, s.up) for s in after.switches if s.drained] == [("spine1", True)]
+        assert netfold(fabric, "undrain", "spine1") == "spine1 is in use again; drained in all: nothing\n"
+        assert [tree.root for tree in steady.round(2).trees] == ["spine1", "spine2"]
+        ends = steady.end()
+    assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 2)] * 4
+    assert len({end["operations"] for end in ends}) == 1

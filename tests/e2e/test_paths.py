@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over planned, hashed, sprayed and recycled paths in real namespaces; and a link that breaks meanwhile."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from netfold.controller.paths.path_service import Table
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric
+from netfold.topo import sandbox
+from support.topo import ENGINES, TOO_BUSY, in_sandbox, program, undisturbed
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.bench.paths import MODES, Settings, draw, run, show, summary
+from netfold.topo.net import Network
+
+pytestmark = pytest.mark.timeout(300)
+SMALL = {
+    "softswitch": Settings(2, 2, 4, rate="50mbit", switch="softswitch", nbytes=800_000, rounds=1),
+    "bmv2": Settings(2, 2, 4, rate="10mbit", switch="bmv2", nbytes=200_000, rounds=1,
+                     collectives=("all_to_all", "ring")),
+}
+LONG = {"softswitch": 12_000_000, "bmv2": 2_400_000}
+"""Bytes that a link cannot carry before a busy machine has come to break it: more than a second."""
+FRAME = 1100
+"""Bytes of a packet on a link."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=200)
+def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path) -> None:
+    """Ranks check each element."""
+    rows = summary(run(SMALL[engine], tmp_path / "logs"))
+    print(show(rows))
+    assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in SMALL[engine].collectives for m in MODES}
+    picture = draw(rows, "paths")
+    assert picture.count("<title>") == 2 * len(rows)
+
+
+@in_sandbox(timeout=150)
+def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Path) -> None:
+    """Within a tenth, and what had to be sent again."""
+    settings = SMALL["softswitch"]._replace(modes=("pinned",), collectives=("all_to_all",))
+    cells = undisturbed(lambda: run(settings, tmp_path), tmp_path, "paths")
+    if cells is None:
+        pytest.skip(TOO_BUSY)
+    (cell,) = cells
+    loads = [count for end, count in cell.uplinks.items() if end.startswith("leaf")]
+    mean = statistics.mean(loads)
+    assert len(loads) == 4
+    assert max(loads) - mean < 0.1 * mean + FRAME * cell.retransmitted, cell
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@in_sandbox(timeout=150)
+def test_a_link_that_breaks_in_an_all_to_all_is_left_by_the_hosts(engine: Engine, tmp_path: Path) -> None:
+    """It swallows packets in silence, and no probe tells: time-outs move the pieces, all elements are right, and the
+    controller is told, once another path has answered.  For how long a flow stands still is `netfold bench paths`' to
+    say."""
+    settings = SMALL[engine]._replace(modes=("pinned",), collectives=(), fail_after=0.0, silent=True, probe=0.0,
+                                      nbytes=LONG[engine])
+    (row,) = summary(run(settings, tmp_path / "logs"))
+    print(show([row]))
+    assert row.failed
+    log = (tmp_path / "logs" / "controller.log").read_text()
+    assert "no answer from rank" in log
+    assert "suspect for leaf" in log
+
+
+def netfold(fabric: Fabric, *words: str) -> str:
+    """A command, as an operator types it."""
+    command = [sys.executable, "-m", "netfold.cli", *words, "--controller", fabric.jobs]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def netfold_paths(fabric: Fabric, *words: str) -> Table:
+    """`netfold paths ...`."""
+    return msgspec.json.decode(netfold(fabric, "paths", *words, "--json"), type=Table)
+
+
+@in_sandbox(timeout=200)
+def test_a_communicator_over_queue_pairs_keeps_to_the_plan(tmp_path: Path) -> None:
+    """All its RoCE packets between leaves are pinned, both uplinks carry alike; with one drained all take the other,
+    and a mode set by the operator is in force."""
+    fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
+    with Network(fabric, logs=tmp_path / "logs") as network:
+
+        def use() -> list[int]:
+            """Bytes that leaf1's uplinks carried during a job."""
+            before = [link.a_to_b.bytes for link in network.status().links]
+            digests = network.launch(program("paths_rank.py"), job="planned").wait(within=90)
+            assert len({lines[-1] for lines in digests}) == 1
+            after = [link.a_to_b.bytes for link in network.status().links]
+            return [y - x for x, y, link in zip(before, after, fabric.links, strict=True)
+                    if link.a.startswith("leaf1") and link.b.startswith("spine")]
+
+        loads = undisturbed(use, tmp_path / "logs", "planned")
+        assert loads is None or 0.8 < loads[0] / loads[1] < 1.25
+        table = netfold_paths(fabric, "show")
+        assert [(leaf.mode, leaf.unpinned) for leaf in table.leaves] == [("pinned", {}), ("pinned", {})]
+        netfold(fabric, "drain", fabric.links[2].a)
+        loads = undisturbed(use, tmp_path / "logs", "planned")
+        assert loads is None or loads[0] < loads[1] / 20, "what is left on it are the controller's probes"
+        table = netfold_paths(fabric, "mode", "spray", "leaf2")
+        assert [leaf.mode for leaf in table.leaves] == ["pinned", "spray"]

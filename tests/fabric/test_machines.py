@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks at one address: who folds with whom, what tells their packets apart, and what cannot be folded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.controller.operations import stall
+from netfold.controller.switch import tables
+from netfold.fabric import slots, trees
+from netfold.fabric.generate import leafspine
+from netfold.fabric.machines import fold_groups, machines
+from netfold.fabric.slots import Ledger, Sizes
+from netfold.fabric.trees import NoTree
+from netfold.wire.jobs import Plan, Stream
+from support.controller import run
+from support.jobs import Rig, rig
+from support.slots import fold
+
+
+@given(st.permutations([host for host in "abcd" for _ in range(3)]))
+def test_each_rank_folds_with_one_rank_of_every_machine(hosts: list[str]) -> None:
+    """However ranks are numbered: groups have one rank of each machine, in one order, and each rank is in one."""
+    shared = machines(hosts)
+    groups = fold_groups(shared, hosts)
+    assert sorted(rank for group in groups for rank in group) == list(range(12))
+    assert len({tuple(hosts[rank] for rank in group) for group in groups}) == 1
+    assert [min(ranks) for ranks in shared] == sorted(min(ranks) for ranks in shared)
+    for place, group in enumerate(groups):
+        assert [ranks.index(rank) for ranks, rank in zip(shared, group, strict=True)] == [place] * 4
+
+
+@pytest.mark.parametrize(
+    ("hosts", "why"),
+    [
+        (["h1", "h1"], "every rank is on h1"),
+        (["h1", "h2", "h2"], "expected equally many ranks on every machine, got h1 1, h2 2"),
+    ],
+)
+def test_what_cannot_be_folded_says_why(hosts: list[str], why: str) -> None:
+    """One machine alone, or machines of unlike numbers of ranks."""
+    with pytest.raises(NoTree, match=why):
+        fold_groups(machines(hosts), hosts)
+
+
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 2**32))
+def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members: int, hosts: int, seed: int) -> None:
+    """The remainder of both by the number of ranks on a machine is the rank's place; nothing is given twice."""
+    fabric = leafspine(2, 2, hosts)
+    names = [host.name for host in fabric.hosts]
+    ledger = Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(seed))
+    by_rank = [name for name in names for _ in range(members)]
+    groups = fold_groups(machines(by_rank), by_rank)
+    streams = ledger.admit(ledger.open(), trees.plan(fabric.graph(), names), groups)
+    by_group = [[s for s in streams if s.ranks == tuple(group)] for group in groups]
+    assert [len(mine) for mine in by_group] == [4] * members
+    for place, mine in enumerate(by_group):
+        for stream in mine:
+            assert {number % members for number in stream.connections} == {place}
+            assert {port % members for port in stream.source_ports} == {place}
+            assert all(0xC000 <= port <= 0xFFFF for port in stream.source_ports)
+    numbers = [n for s in streams for n in (*s.connections, *s.up.values(), *s.down.values())]
+    assert len(set(numbers)) == len(numbers)
+    keys = [
+        (switch, entity.identity)
+        for stream in streams
+        for switch, entities in tables.folding(fabric, [fabric.host(name) for name in by_rank], stream).items()
+        for entity in entities
+    ]
+    assert len(set(keys)) == len(keys)
+    most = max(ledger.used().values())
+    assert most <= ledger.sizes.quota
+
+
+def test_the_ranks_of_a_machine_share_its_window() -> None:
+    """What is in flight on a machine's link does not grow with the number of its ranks, down to the least ranges."""
+    sizes = Sizes(data=64, agreement=16, together=128)
+    assert [sizes.fitted(2 * n).data for n in (1, 2, 3, 4, 8)] == [64, 32, 16, 16, 16]
+
+
+def test_a_stall_names_ranks_of_the_job_not_of_their_group() -> None:
+    """Ranks 1, 3, 5 fold together: where the second of them is missing, it is rank 3 that is named."""
+    fabric = leafspine(2, 1, 3)
+    names = [host.name for host in fabric.hosts]
+    hosts = [name for name in names for _ in range(2)]
+    ledger = Ledger([s.name for s in fabric.switches], slots.SIZES["bmv2"], random.Random(3))
+    groups = fold_groups(machines(hosts), hosts)
+    streams = ledger.admit(ledger.open(), trees.plan(fabric.graph(), names), groups)
+    second = next(stream for stream in streams if stream.ranks == (1, 3, 5))
+    report = stall.report("j", streams, hosts, fold(second, second.psn, {0, 2}))
+    assert report.missing == [3]
+    assert "rank 3 (h2)" in str(report)
+
+
+def joined(r: Rig, hosts: list[int]) -> asyncio.Future[list[Plan]]:
+    """Ranks on these hosts, all at once."""
+    world = len(hosts)
+    joins = [r.join(rank, world, address=r.fabric.hosts[host].address) for rank, host in enumerate(hosts)]
+    return asyncio.gather(*(r.call("Join", join) for join in joins))
+
+
+def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
+    """Each place of the machines is a ring of its own over the same switches; no two ranks share a number."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await joined(r, [0, 0, 1, 1, 2, 2])
+            assert {tuple(map(tuple, plan.machines)) for plan in plans} == {((0, 1), (2, 3), (4, 5))}
+            for rank, plan in enumerate(plans):
+                after = plans[(rank + 2) % 6]
+                assert [tree.name for tree in plan.trees] == ["spine1", "spine2"]
+                for mine, theirs in zip(plan.trees, after.trees, strict=True):
+                    assert (mine.data.peer_qp, mine.agreement.peer_qp) == (theirs.data.qp, theirs.agreement.qp)
+                    assert mine.data.peer == r.fabric.hosts[(rank // 2 + 1) % 3].address
+                    assert mine.data.slots == 256
+            streams: list[Stream] = [s for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)]
+            assert len({stream.qp for stream in streams}) == len(streams)
+            for plan in plans:
+                await r.leave(plan)
+            assert r.base_only()
+            assert set(r.controller._ledger.used().values()) == {0}
+
+    run(story())
+
+
+def test_machines_of_unlike_numbers_of_ranks_go_without_trees(tmp_path: Path) -> None:
+    """The plan says why, and still which ranks share a machine."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await joined(r, [0, 0, 1])
+            assert all(not plan.trees and "h1 2, h2 1" in plan.reason for plan in plans)
+            assert plans[0].machines == [[0, 1], [2]]
+
+    run(story())

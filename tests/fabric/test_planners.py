@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees, routes and slots: what must hold for any fabric and any set of ranks."""
+
+from __future__ import annotations
+
+import msgspec
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.fabric import routes, trees
+from netfold.fabric.generate import leafspine, threetier
+from netfold.fabric.graph import Fabric, Link
+from netfold.fabric.slots import Cycle, Refused, Sizes, Slots
+from netfold.fabric.trees import NoTree
+from support.plans import admitted, fabrics_and_ranks, ledger_of
+
+
+def check_tree(fabric: Fabric, tree: trees.Tree, ranks: list[str]) -> None:
+    """Every rank once; parents and children agree; every port is the graph's."""
+    graph = fabric.graph()
+    by_switch = {fold.switch: fold for fold in tree.folds}
+    found = [child for fold in tree.folds for child in fold.children if child.rank is not None]
+    assert sorted(child.rank or 0 for child in found) == list(range(len(ranks)))
+    assert all(child.node == ranks[child.rank] for child in found if child.rank is not None)
+    assert [fold.switch for fold in tree.folds if fold.is_root] == [tree.root] == [tree.folds[0].switch]
+    for fold in tree.folds:
+        for child in fold.children:
+            assert any(d["ports"][fold.switch] == child.port for d in graph.adj[fold.switch][child.node].values())
+            if child.rank is None:
+                assert by_switch[child.node].parent == fold.switch
+        if fold.parent is not None:
+            assert fold.switch in [child.node for child in by_switch[fold.parent].children]
+            assert any(d["ports"][fold.switch] == fold.parent_port
+                       for d in graph.adj[fold.switch][fold.parent].values())
+        assert len({child.port for child in fold.children}) == len(fold.children)
+    assert len(by_switch) == len(tree.folds)
+
+
+@given(fabrics_and_ranks())
+def test_every_rank_is_once_in_every_tree(case: tuple[Fabric, list[str]]) -> None:
+    """Trees are trees, over all ranks, on real links; one for each spine, or the leaf alone where one leaf has all."""
+    fabric, ranks = case
+    planned = trees.plan(fabric.graph(), ranks)
+    for tree in planned:
+        check_tree(fabric, tree, ranks)
+    below = {next(iter(fabric.graph().adj[host])) for host in ranks}
+    spines = {s.name for s in fabric.switches if s.role == "spine"}
+    assert {tree.root for tree in planned} == (below if len(below) == 1 else spines)
+    assert abs(sum(tree.weight for tree in planned) - 1) < 1e-9
+
+
+@given(fabrics_and_ranks(), st.integers(0, 3))
+def test_dead_spines_have_no_trees(case: tuple[Fabric, list[str]], dead: int) -> None:
+    """Planned without some spines, the others carry the job; without all, only ranks under one leaf are folded."""
+    fabric, ranks = case
+    graph = fabric.graph()
+    gone = [f"spine{i + 1}" for i in range(dead)]
+    graph.remove_nodes_from(gone)
+    below = {next(iter(fabric.graph().adj[host])) for host in ranks}
+    left = {s.name for s in fabric.switches if s.role == "spine"} - set(gone)
+    if len(below) > 1 and not left:
+        with pytest.raises(NoTree, match="reaches all"):
+            trees.plan(graph, ranks)
+    else:
+        roots = {tree.root for tree in trees.plan(graph, ranks)}
+        assert roots == (below if len(below) == 1 else left)
+
+
+def test_trees_of_three_tiers() -> None:
+    """A job over two pods folds at leaf, pod and spine; one in a single pod stays in it."""
+    fabric = threetier(2, 2, 2, 2, 8)
+    everyone = [host.name for host in fabric.hosts]
+    planned = trees.plan(fabric.graph(), everyone)
+    assert {tree.root for tree in planned} == {"spine1", "spine2"}
+    for tree in planned:
+        check_tree(fabric, tree, everyone)
+        assert tree.depth == 3
+    pod = trees.plan(fabric.graph(), ["h1", "h2", "h3", "h4"])
+    assert {tree.root for tree in pod} == {"agg1", "agg2"}
+    assert all(tree.depth == 2 for tree in pod)
+
+
+def test_weights_follow_the_narrowest_link() -> None:
+    """A spine whose links are half as fast carries half as much."""
+    fast = leafspine(2, 2, 4, rate="1gbit")
+    links = tuple(Link(x.a, x.b, "500mbit") if "spine2" in x.b else x for x in fast.links)
+    slow = msgspec.structs.replace(fast, links=links)
+    weights = {tree.root: tree.weight for tree in trees.plan(slow.graph(), ["h1", "h3"])}
+    assert weights["spine1"] == pytest.approx(2 / 3)
+    assert weights["spine2"] == pytest.approx(1 / 3)
+
+
+def test_trees_over_one_link_have_a_share_of_it_each() -> None:
+    """Spines 1 and 3 hang on the same aggs, spine 2 on others of its own: it carries as much as both."""
+    graph = threetier(2, 1, 2, 4, 4, rate="1gbit").graph()
+    graph.remove_node("spine4")
+    weights = {tree.root: tree.weight for tree in trees.plan(graph, ["h1", "h2", "h3", "h4"])}
+    assert weights == pytest.approx({"spine1": 0.25, "spine2": 0.5, "spine3": 0.25})
+
+
+def test_where_leaves_are_cabled_to_each_other_trees_stay_at_the_spines() -> None:
+    """A leaf would be as near to all ranks, but one tree a spine is what spreads a job over the fabric."""
+    fabric = leafspine(2, 2, 4)
+    crossed = msgspec.structs.replace(fabric, links=(*fabric.links, Link("leaf1:5", "leaf2:5")))
+    assert {tree.root for tree in trees.plan(crossed.graph(), ["h1", "h3"])} == {"spine1", "spine2"}
+
+
+def test_more_children_than_the_bitmap_are_refused_with_figures() -> None:
+    """64 hosts under a leaf fold, 65 do not."""
+    fabric = leafspine(1, 0, 65)
+    names = [host.name for host in fabric.hosts]
+    assert len(trees.plan(fabric.graph(), names[:64])[0].folds[0].children) == 64
+    with pytest.raises(NoTree, match="leaf1 would fold 65 children, expected at most 64"):
+        trees.plan(fabric.graph(), names)
+
+
+def test_a_rank_without_a_link_is_named() -> None:
+    """A host whose leaf is down cannot take part."""
+    fabric = leafspine(2, 1, 2)
+    graph = fabric.graph()
+    graph.remove_node("leaf2")
+    with pytest.raises(NoTree, match="rank 1: no link to h2"):
+        trees.plan(graph, ["h1", "h2"])
+
+
+@given(fabrics_and_ranks())
+def test_routes_shorten_the_way_at_every_hop(case: tuple[Fabric, list[str]]) -> None:
+    """From every switch every way leads to the host in as many hops as the shortest path has, by all equal ways."""
+    fabric, _ = case
+    graph = fabric.graph()
+    planned = list(routes.plan(graph))
+    assert len(planned) == len(fabric.switches) * len(fabric.hosts)
+    transit = graph.subgraph(s.name for s in fabric.switches)
+    for route in planned:
+        last = next(iter(graph.adj[route.host]))
+        if route.switch == last:
+            assert [hop.node for hop in route.hops] == [route.host]
+            continue
+        steps = nx.shortest_path_length(transit, route.switch, last)
+        nearer = {n for n in transit.adj[route.switch] if nx.shortest_path_length(transit, n, last) == steps - 1}
+        assert {hop.node for hop in route.hops} == nearer
+        for hop in route.hops:
+            assert any(d["ports"][route.switch] == hop.port for d in graph.adj[route.switch][hop.node].values())
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=60))
+def test_slot_ranges_are_aligned_and_disjoint(steps: list[tuple[bool, int]]) -> None:
+    """Whatever is taken and given back: ranges are aligned powers of two that no two holders share."""
+    pool = Slots(256)
+    for give_back, number in steps:
+        if give_back and pool.ranges:
+            pool.ranges.pop(sorted(pool.ranges)[number % len(pool.ranges)])
+            continue
+        length = 1 << number
+        free = [base for base in range(0, 256, length)
+                if not any(b < base + length and base < b + n for b, n in pool.ranges.items())]
+        if free:
+            assert pool.take(length) in free
+        else:
+            with pytest.raises(Refused, match=f"{256 - pool.used} of 256"):
+                pool.take(length)
+    cells = [cell for base, length in pool.ranges.items() for cell in range(base, base + length)]
+    assert len(cells) == len(set(cells)) == pool.used
+    assert not cells or max(cells) < 256
+
+
+def test_slots_are_not_wasted() -> None:
+    """All slots can be handed out, and given back."""
+    pool = Slots(64)
+    assert [pool.take(16) for _ in range(4)] == [0, 16, 32, 48]
+    with pytest.raises(Refused, match="no 16 slots in a row, 0 of 64 are free"):
+        pool.take(16)
+    with pytest.raises(ValueError, match="power of two"):
+        pool.take(3)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
+    """A number in use is never handed out, and one given back waits for the others."""
+    circle = Cycle(1, 5, 3)
+    held: list[int] = []
+    for take in steps:
+        if take and len(held) < 5:
+            number = circle.take("things")
+            assert number not in held
+            held.append(number)
+        elif take:
+            with pytest.raises(Refused, match="all 5 things are in use"):
+                circle.take("things")
+        elif held:
+            circle.used.discard(held.pop(0))
+    fresh = Cycle(1, 3, 2)
+    order = []
+    for _ in range(6):
+        order.append(fresh.take("things"))
+        fresh.used.clear()
+    assert order == [2, 3, 1, 2, 3, 1]
+
+
+@given(fabrics_and_ranks(), st.integers(1, 4), st.integers(0, 2**32))
+def test_jobs_share_no_slot_group_or_connection(case: tuple[Fabric, list[str]], jobs: int, seed: int) -> None:
+    """Streams of all jobs have slot ranges, groups and connections of their own; a job has one epoch, none twice."""
+    fabric, ranks = case
+    ledger = ledger_of(fabric, seed=seed)
+    streams = [stream for _ in range(jobs) for stream in admitted(fabric, ranks, ledger)]
+    cells: list[tuple[str, int]] = []
+    groups: list[tuple[str, int]] = []
+    connections: list[int] = []
+    for stream in streams:
+        cells += [(s, cell) for s, base in stream.bases.items() for cell in range(base, base + stream.slots)]
+        groups += list(stream.groups.items())
+        connections += [*stream.connections, *stream.up.values(), *stream.down.values()]
+        assert all(base % stream.slots == 0 for base in stream.bases.values())
+        assert 0 <= stream.psn < 2**24
+        assert all(0xC000 <= port <= 0xFFFF for port in stream.source_ports)
+    assert len(cells) == len(set(cells))
+    assert len(groups) == len(set(groups))
+    assert all(1 <= group <= 4095 for _, group in groups)
+    assert len(connections) == len(set(connections))
+    assert all(0 < number < 2**20 for number in connections)
+    assert len({stream.epoch for stream in streams}) == jobs
+    assert all(1 <= stream.epoch <= 65535 for stream in streams)
+    for epoch in {stream.epoch for stream in streams}:
+        ledger.release(epoch)
+    assert set(ledger.used().values()) == {0}
+
+
+def test_a_job_too_many_is_refused_with_figures_and_leaves_nothing() -> None:
+    """When a switch is full the refusal names it and its figures; what the job got elsewhere goes back."""
+    fabric = leafspine(2, 1, 4)
+    ledger = ledger_of(fabric, Sizes(data=4096, agreement=128, quota=16384))
+    epochs = [admitted(fabric, ["h1", "h3"], ledger)[0].epoch for _ in range(3)]
+    before = ledger.used()
+    epoch = ledger.open()
+    with pytest.raises(Refused, match=r"spine1 has no 4096 slots in a row, 3712 of 16384 are free"):
+        ledger.admit(epoch, trees.plan(fabric.graph(), ["h1", "h3"]), [range(2)])
+    ledger.release(epoch)
+    assert ledger.used() == before
+    ledger.release(epochs[0])
+    assert admitted(fabric, ["h1", "h3"], ledger)
+
+
+def test_many_trees_get_smaller_ranges_within_the_quota() -> None:
+    """A job's trees through one switch keep to the quota; where even the least is too much, it is refused."""
+    fabric = leafspine(2, 8, 4)
+    ledger = ledger_of(fabric, Sizes(data=2048, agreement=128, quota=8192))
+    streams = admitted(fabric, ["h1", "h3"], ledger)
+    assert {stream.slots for stream in streams[::2]} == {512}
+    assert max(ledger.used().values()) <= 8192
+    with pytest.raises(Refused, match=r"8 trees through one switch need 256 slots at the least, a job may have 100"):
+        admitted(fabric, ["h1", "h3"], ledger_of(fabric, Sizes(data=64, agreement=16, quota=100)))

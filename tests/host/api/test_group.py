@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives as a communicator offers them: arrays of any kind, asynchronous, in groups, refused at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.api.group import Group
+from netfold.host.api.work import Turns
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Mesh
+from netfold.host.selection.cost import Link
+from netfold.host.selection.measure import Measured
+from netfold.host.selection.peers import Peers
+from support.collectives import as_bfloat16, values
+from support.host import everyone, loopback_job
+
+SLOW = Measured(Link(1e-4, 1e-8), 1.0)
+
+
+def on_ranks(ranks: int, work: Callable[[Group], Any], *, seed: int = 0, algorithm: str = "ring") -> list[Any]:
+    """Results of ``work`` on each rank's group, over the in-memory mesh."""
+
+    def one(mesh: Mesh) -> Any:
+        return work(Group(Peers(mesh, algorithm=algorithm, measured=SLOW), Turns(f"rank {mesh.rank}")))
+
+    return values(MemoryFabric(ranks, seed=seed).run(one))
+
+
+def rows(rank: int, count: int) -> np.ndarray[Any, Any]:
+    """Rows of two that say where they come from."""
+    return np.stack([np.full(count, rank), np.arange(count)], axis=1)
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+@settings(max_examples=30, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 5), min_size=1, max_size=6), root=st.integers(0, 5), seed=st.integers(0, 2**32)
+)
+def test_rows_of_unlike_number_go_where_they_belong(counts: list[int], root: int, seed: int) -> None:
+    """all_gather, gather, scatter and reduce_scatter with counts, against numpy."""
+    ranks, root = len(counts), root % len(counts)
+    whole = np.concatenate([rows(rank, count) for rank, count in enumerate(counts)])
+
+    def work(group: Group) -> None:
+        mine = rows(group.rank, counts[group.rank])
+        np.testing.assert_array_equal(group.all_gather(mine, counts=counts), whole)
+        gathered = group.gather(mine, root=root, counts=counts)
+        assert (gathered is None) == (group.rank != root)
+        if gathered is not None:
+            np.testing.assert_array_equal(gathered, whole)
+        out = np.full_like(mine, -1)
+        group.scatter(whole if group.rank == root else None, out, root=root, counts=counts)
+        np.testing.assert_array_equal(out, mine)
+        np.testing.assert_array_equal(group.reduce_scatter(whole, counts=counts), mine * ranks)
+
+    on_ranks(ranks, work, seed=seed)
+
+
+@settings(max_examples=20, deadline=None)
+@given(ranks=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_all_to_all_moves_rows(ranks: int, seed: int) -> None:
+    """With counts both ways, and with as many rows for all."""
+    counts = np.random.default_rng(seed).integers(0, 4, (ranks, ranks)).tolist()
+
+    def work(group: Group) -> None:
+        r = group.rank
+        given_ = np.concatenate([rows(10 * r + to, counts[r][to]) for to in range(ranks)])
+        from_all = [counts[by][r] for by in range(ranks)]
+        got = group.all_to_all(given_, counts=counts[r], out_counts=from_all)
+        np.testing.assert_array_equal(got, np.concatenate([rows(10 * by + r, from_all[by]) for by in range(ranks)]))
+        even = group.all_to_all(np.repeat(np.arange(ranks), 2))
+        assert even.tolist() == [r] * 2 * ranks
+
+    on_ranks(ranks, work, seed=seed)
+
+
+@pytest.mark.parametrize("root", [0, 2])
+def test_broadcast_and_reduce_take_any_layout(root: int) -> None:
+    """Strided, transposed, big-endian, 0-d, empty; bools too where nothing is added."""
+
+    def work(group: Group) -> None:
+        base = np.arange(24.0).reshape(4, 6) * (group.rank == root)
+        for array in (base.T, base[::2, ::3], base.astype(">f8"), base[0, 5:6].reshape(()), base[:0], base > 3):
+            wanted = np.array(np.arange(24.0).reshape(4, 6))
+            group.broadcast(array, root=root)
+        np.testing.assert_array_equal(base, wanted * (group.rank == root) if group.rank == root else base)
+        flags = np.full((3, 2), group.rank == root)
+        group.broadcast(flags[:, 1], root=root)
+        assert flags[:, 1].all()
+        total = group.reduce(np.full((2, 3), group.rank, ">i4"), root=root, op="max")
+        assert (total is None) == (group.rank != root)
+        if total is not None:
+            assert total.tolist() == [[2] * 3] * 2
+
+    on_ranks(3, work)
+
+
+def test_bfloat16_goes_by_name() -> None:
+    """uint16 arrays with dtype="bfloat16" are added as what they hold."""
+    ones = as_bfloat16(np.array([1.0, 2.0, -0.5], np.float32))
+
+    def work(group: Group) -> None:
+        assert group.allreduce(ones, dtype="bfloat16").tolist() == as_bfloat16(np.array([4, 8, -2.0])).tolist()
+        assert group.allreduce(ones, op="average", dtype="bfloat16").tolist() == ones.tolist()
+
+    on_ranks(4, work)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda g: g.broadcast(np.zeros(1), root=2), ValueError, "root=2: expected a rank of 0"),
+        (lambda g: g.broadcast([1.0]), TypeError, "array is a list"),
+        (lambda g: g.send(np.zeros(1), g.rank), ValueError, "this rank itself"),
+        (lambda g: g.receive(np.zeros(1), 5), ValueError, "peer=5"),
+        (lambda g: g.reduce_scatter(np.zeros(3)), ValueError, "3 rows: expected a multiple of 2, or"),
+        (lambda g: g.reduce_scatter(np.zeros(3), counts=[1, 1]), ValueError, "are 2 rows, array has 3"),
+        (lambda g: g.reduce_scatter(np.zeros(3), counts=[3]), ValueError, "expected 2 numbers of rows"),
+        (lambda g: g.reduce_scatter(np.zeros(())), ValueError, "no axis to cut"),
+        (lambda g: g.all_gather(np.zeros(())), ValueError, "single number"),
+        (lambda g: g.all_gather(np.zeros(1), counts=[2, 2]), ValueError, "has 1 rows"),
+        (lambda g: g.all_gather(np.zeros(1), out=np.zeros(3)), ValueError, r"float64\[3\]: expected float64\[2\]"),
+        (lambda g: g.scatter(None, np.zeros(1), root=g.rank), ValueError, "expected an array, got None"),
+        (lambda g: g.scatter(np.zeros(3), np.zeros(1), root=g.rank), ValueError, r"expected float64\[2\]"),
+        (lambda g: g.all_to_all(np.zeros(3), counts=[1, 2]), ValueError, "need out_counts"),
+        (lambda g: g.all_to_all(np.zeros(2), counts=[1, 1], out_counts=[2, 0]), ValueError, "what it gives itself"),
+        (lambda g: g.allreduce(np.zeros(1), algorithm="magic"), ValueError, "expected one of auto, byteps"),
+        (lambda g: g.group([1 - g.rank]), ValueError, "not in its own subset"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_sent(
+    call: Callable[[Group], Any], error: type[Exception], message: str
+) -> None:
+    """Each names what was expected; the group works on."""
+
+    def work(group: Group) -> float:
+        with pytest.raises(error, match=message):
+            call(group)
+        return float(group.allreduce(np.ones(1))[0])
+
+    assert on_ranks(2, work) == [2.0, 2.0]
+
+
+# ---- over sockets ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rail", ["innet", "tcp"])
+def test_a_communicator_offers_all_collectives(rail: Any) -> None:
+    """Folding or not: what the switches cannot do goes over TCP, and explain() says so."""
+
+    def work(comm: Communicator) -> None:
+        x = np.full(1000, comm.rank + 1.0)
+        assert comm.allreduce(x)[0] == 6
+        assert comm.allreduce(x.astype(np.float32), op="max")[0] == 3
+        assert comm.allreduce(x.astype(np.float32))[0] == 6
+        assert comm.allreduce(x.astype(np.uint8), op="product", algorithm="halving_doubling")[0] == 6
+        assert comm.broadcast(x, root=1)[0] == 2
+        assert comm.all_gather(np.array([comm.rank])).tolist() == [0, 1, 2]
+        comm.barrier()
+        if comm.rank:
+            pair = comm.group([2, 1])
+            assert (pair.rank, pair.size) == (2 - comm.rank, 2)
+            assert pair.allreduce(np.array([comm.rank]))[0] == 3
+        if comm.rank == 0:
+            comm.send(np.arange(5), 2, tag=9)
+        if comm.rank == 2:
+            assert comm.receive(np.zeros(5, np.int64), 0, tag=9).tolist() == [0, 1, 2, 3, 4]
+        comm.barrier()
+
+    with loopback_job(3, rail=rail) as comms:
+        for result in everyone(comms, work):
+            if result is not None:
+                raise AssertionError("a rank failed") from result
+        folds = "does not fold" in comms[0].explain(4000, op="product")
+        assert folds == (rail == "innet")
+        assert "predicted" in comms[0].explain(4000, op="product")
+
+
+def test_asynchronous_operations_keep_their_order() -> None:
+    """Several in flight at once, waited for in any order; a synchronous one after them comes after them."""
+
+    def work(comm: Communicator) -> list[float]:
+        works = [comm.iallreduce(np.full(3000, i + comm.rank, np.float64)) for i in range(8)]
+        ranks = comm.later(lambda: comm.all_gather(np.array([comm.rank])).tolist(), "who is there")
+        last = comm.allreduce(np.ones(1))[0]
+        assert all(one.done() for one in works)
+        assert ranks.wait(0) == [0, 1]
+        return [*[float(one.wait(60)[0]) for one in reversed(works)][::-1], float(last)]
+
+    with loopback_job(2, rail="tcp") as comms:
+        assert everyone(comms, work) == [[2.0 * i + 1 for i in range(8)] + [2.0]] * 2
+
+
+def test_callbacks_come_once_the_work_is_done() -> None:
+    """In the order in which they were added, also where it is done already or failed; one that raises harms nobody."""
+    with loopback_job(2, rail="tcp", timeout=60) as comms:
+        called: list[object] = []
+        work = comms[0].iallreduce(np.ones(3))
+        work.add_done_callback(lambda done: called.append(done.wait(0).tolist()))
+        work.add_done_callback(lambda done: 1 // 0)
+        work.add_done_callback(lambda done: called.append(done.done()))
+        comms[1].allreduce(np.ones(3))
+        work.wait(20)
+        late: list[bool] = []
+        work.add_done_callback(lambda done: late.append(done.done()))
+        assert late == [True]
+        failed = comms[0].iallreduce(np.ones(3))
+        failed.add_done_callback(called.append)
+        comms[1].close()
+        with pytest.raises(PeerLost):
+            failed.wait(20)
+        comms[0].close()  # the thread that calls them has ended
+        assert called == [[2.0] * 3, True, failed]
+
+
+def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:
+    """wait(timeout) gives up alone; the operation's own timeout ends it, named; later calls repeat that error."""
+    with loopback_job(2, rail="tcp", timeout=60) as comms:
+        work = comms[0].iallreduce(np.ones(10))
+        with pytest.raises(CollectiveTimeout, match=r"sum of 10 x float64: not done within the 0.01 s of wait"):
+            work.wait(0.01)
+        comms[1].allreduce(np.ones(10))
+        assert work.wait(20).tolist() == [2.0] * 10
+    with loopback_job(2, rail="tcp", timeout=0.5) as comms:
+        work = comms[0].iallreduce(np.ones(10))
+        with pytest.raises(CollectiveTimeout, match=r"rank 1 gone, stopped, or never called"):
+            work.wait(20)
+        assert work.done()
+        with pytest.raises(NetFoldError, match="never called"):
+            comms[0].barrier()
+        comms[0].close()
+        with pytest.raises(Closed):
+            comms[0].iallreduce(np.ones(10))

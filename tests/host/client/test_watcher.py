@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A blocked collective ends when the controller says that a rank is gone: real controller, real sockets, switches in
+memory, so that no result ever comes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+
+from netfold.controller import client
+from netfold.controller.controller import Controller
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Fabric
+from netfold.host.api.communicator import Communicator
+from netfold.host.client.jobs import JobClient
+from netfold.host.errors import JobEnded, JoinRefused, PeerLost
+from support.controller import MemorySwitch
+from support.host import subnet
+
+TIMEOUT = 120.0
+"""Of collectives: far more than a death takes to be noticed."""
+BOUND = 60.0
+"""Seconds for all else."""
+
+
+def loopback(folder: Path, token: str | None = None) -> Fabric:
+    """One leaf whose hosts are addresses of this machine."""
+    fabric, net = leafspine(1, 0, 3, rundir=folder), subnet()
+    hosts = tuple(msgspec.structs.replace(host, address=f"{net}.{n}") for n, host in enumerate(fabric.hosts, 1))
+    return msgspec.structs.replace(fabric, hosts=hosts, probe=0, token=token)
+
+
+class Serving:
+    """A controller on a thread with a loop of its own."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.switch = MemorySwitch("leaf1")
+        self.controller = Controller(fabric, connect=lambda _: self.switch.connect(), rng=random.Random(5),
+                                     start_timeout=BOUND)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="controller")
+
+    def __enter__(self) -> Serving:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.controller.start(), self._loop).result(BOUND)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.controller.stop(), self._loop).result(BOUND)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(BOUND)
+        self._loop.close()
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    """A running controller."""
+    with Serving(loopback(tmp_path)) as made:
+        yield made
+
+
+RANK = """
+import sys
+from netfold.host.api.communicator import Communicator
+with Communicator.join("j", 1, 2, address=sys.argv[2], controller=sys.argv[1]):
+    print("joined", flush=True)
+    sys.stdin.read()
+"""
+
+
+def join(fabric: Fabric, rank: int, world: int = 2, **options: object) -> Communicator:
+    """A rank of this process."""
+    return Communicator.join("j", rank, world, address=fabric.hosts[rank].address, controller=fabric.jobs,
+                             timeout=TIMEOUT, **{"rail": "innet", **options})  # type: ignore[arg-type]
+
+
+def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
+    """PeerLost instead of a time-out, with rank, address and host; the operation after it says the same."""
+    fabric = serving.fabric
+    other = subprocess.Popen([sys.executable, "-c", RANK, fabric.jobs, fabric.hosts[1].address],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        with join(fabric, 0) as comm, ThreadPoolExecutor(1) as pool:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "joined\n"
+            assert comm.rail == "innet"
+            blocked = pool.submit(comm.allreduce, np.ones(1000, np.float32))
+            os.kill(other.pid, signal.SIGKILL)
+            with pytest.raises(PeerLost, match=r"rank 0 of 2, operation 1 .*lost rank 1 at 127\.[0-9.]+\.2 \(h2\)"):
+                blocked.result(TIMEOUT / 2)
+            with pytest.raises(PeerLost, match="lost rank 1"):
+                comm.allreduce(np.ones(1, np.float32))
+    finally:
+        other.kill()
+        other.communicate(timeout=BOUND)
+    assert set(serving.controller._ledger.used().values()) == {0}
+
+
+def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
+    """The ranks learn that the switches have nothing of their job any more."""
+    fabric = serving.fabric
+    with ThreadPoolExecutor(2) as pool:
+        comms = list(pool.map(lambda rank: join(fabric, rank), range(2)))
+        blocked = pool.submit(comms[0].allreduce, np.ones(1000, np.int32))
+        assert asyncio.run(client.drop(fabric.jobs, "j"))
+        with pytest.raises(JobEnded, match="dropped by the operator"):
+            blocked.result(TIMEOUT / 2)
+        for comm in comms:
+            comm.close()
+
+
+def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    """Ranks that close say goodbye first: nobody is told of a loss, nothing is warned of, and the slots are free."""
+    caplog.set_level(logging.WARNING, logger="netfold")
+    with ThreadPoolExecutor(3) as pool:
+        comms = list(pool.map(lambda rank: join(serving.fabric, rank, 3), range(3)))
+        for comm in comms:
+            comm.close()
+    (job,) = serving.controller.jobs.all()
+    assert (job.state, job.lost, job.reason) == ("finished", {}, "")
+    assert caplog.records == []
+    assert set(serving.controller._ledger.used().values()) == {0}
+
+
+def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:
+    """rail="tcp" asks for no trees, and its allreduce is right without."""
+    with ThreadPoolExecutor(2) as pool:
+        comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
+        assert all(comm.plan.trees == [] for comm in comms)
+        assert set(serving.controller._ledger.used().values()) == {0}
+        sums = list(pool.map(lambda comm: comm.allreduce(np.full(5, comm.rank + 1, np.int32)), comms))
+        assert [list(s) for s in sums] == [[3] * 5] * 2
+        for comm in comms:
+            comm.close()
+
+
+def test_a_controller_that_goes_away_is_said(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    """The job goes on, but only time-outs tell of deaths from then on: one warning."""
+    with ThreadPoolExecutor(2) as pool:
+        comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
+        caplog.set_level(logging.WARNING, logger="netfold")
+        asyncio.run_coroutine_threadsafe(serving.controller.stop(), serving._loop).result(BOUND)
+        for comm in comms:
+            assert comm._watcher is not None
+            comm._watcher._listening._thread.join(BOUND)
+        assert sum("only time-outs tell now" in record.getMessage() for record in caplog.records) == 2
+        sums = list(pool.map(lambda comm: comm.allreduce(np.ones(5, np.int32)), comms))
+        assert [list(s) for s in sums] == [[2] * 5] * 2
+        list(pool.map(lambda comm: comm.close(), comms))
+
+
+def test_a_rank_needs_the_fabrics_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By argument or by NETFOLD_TOKEN; without, the refusal says what to give."""
+    monkeypatch.delenv("NETFOLD_TOKEN", raising=False)
+    with Serving(loopback(tmp_path, token="a secret")) as serving:
+        with pytest.raises(JoinRefused, match=r"UNAUTHENTICATED: token: expected .* got none.*NETFOLD_TOKEN"):
+            join(serving.fabric, 0)
+        monkeypatch.setenv("NETFOLD_TOKEN", "wrong")
+        with pytest.raises(JoinRefused, match="got another one"):
+            join(serving.fabric, 0)
+        with ThreadPoolExecutor(2) as pool:
+            for comm in list(pool.map(lambda rank: join(serving.fabric, rank, token="a secret"), range(2))):
+                comm.close()
+        (job,) = serving.controller.jobs.all()
+        assert job.state == "finished"
+
+
+def test_a_closed_line_leaves_nothing_to_the_garbage_collector(serving: Serving) -> None:
+    """A call of gRPC that is collected when the interpreter ends may wait forever for the lock of a thread that is not
+    there any more: closed communicators have none, and need no collection for that."""
+
+    def calls() -> list[object]:
+        kinds = ((thing, type(thing)) for thing in gc.get_objects())
+        return [thing for thing, kind in kinds if issubclass(kind, grpc.RpcError) and hasattr(kind, "__del__")]
+
+    gc.collect()
+    gc.disable()
+    before = calls()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            comms = list(pool.map(lambda rank: join(serving.fabric, rank), range(2)))
+            for comm in comms:
+                assert comm._client is not None
+                comm._client.suspect(comm.plan, {})
+            list(pool.map(Communicator.close, comms))
+        assert [call for call in calls() if not any(call is old for old in before)] == []
+    finally:
+        gc.enable()
+
+
+def test_a_connection_that_does_not_close_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC may hang in its goodbye: the rank says so and goes on."""
+    client = JobClient("127.0.0.1:9")
+    real, never = client.channel, threading.Event()
+
+    class Hangs:
+        def close(self) -> None:
+            never.wait(60)
+
+    monkeypatch.setattr("netfold.host.client.jobs.CLOSE_SECONDS", 0.01)
+    client.channel = Hangs()
+    client.close()
+    never.set()
+    real.close()
+    assert "127.0.0.1:9 did not close within 0.01 s" in caplog.text

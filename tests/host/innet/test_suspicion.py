@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a rank asks whether a link is to blame, and when it says that it needs nobody any more."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.host.client.line import Line
+from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.suspicion import RARELY, SOON, Suspicion
+from support.host import everyone, loopback_job
+
+MS = 1_000_000
+
+
+def test_a_stream_that_flows_is_never_suspect() -> None:
+    """However long an operation takes."""
+    suspicion = Suspicion()
+    assert not any(suspicion.look({8: step}, step * 50 * MS, step * 50 * MS + 1) for step in range(100))
+
+
+def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
+    """First after SOON, then with twice the pause, up to RARELY."""
+    suspicion, asked = Suspicion(), []
+    for now in range(0, 10_000 * MS, 50 * MS):
+        if suspicion.look({8: 5, 16: 9}, 0, now):
+            asked.append(now)
+    pauses = [later - before for before, later in pairwise(asked)]
+    assert asked[0] == SOON
+    assert pauses[:4] == [SOON, 2 * SOON, 4 * SOON, 8 * SOON]
+    assert set(pauses[4:]) == {RARELY}
+
+
+def test_one_stuck_stream_among_others_that_flow_is_noticed() -> None:
+    """A tree that is gone while the other one brings results."""
+    suspicion = Suspicion()
+    looks = [suspicion.look({8: 5, 16: step}, step * 50 * MS, step * 50 * MS) for step in range(4)]
+    assert looks == [False, False, True, False]
+
+
+def test_progress_makes_it_impatient_again() -> None:
+    """A new silence is asked about as soon as the first one was."""
+    suspicion = Suspicion()
+    for now in range(0, 5000 * MS, 50 * MS):
+        suspicion.look({8: 5}, 0, now)
+    assert not suspicion.look({8: 6}, 5000 * MS, 5001 * MS)
+    assert suspicion.look({8: 6}, 5000 * MS, 5000 * MS + SOON)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=60))
+def test_it_asks_only_when_something_waits_and_never_twice_within_the_pause(steps: list[tuple[int, int]]) -> None:
+    """Whatever comes and goes."""
+    suspicion, now, last, progress = Suspicion(), 0, -SOON, 0
+    psn = 0
+    for results, wait in steps:
+        if results:
+            psn, progress = psn + results, now
+        now += wait * MS
+        waits = {8: psn} if results != 3 else {}
+        if suspicion.look(waits, progress, now):
+            assert waits
+            assert now - progress >= SOON
+            assert now - last >= SOON
+            last = now
+
+
+def test_a_rail_settles_when_its_operation_is_over() -> None:
+    """Not while another rank has yet to come: what it waits for may still be lost, and be needed of others."""
+    with loopback_job(2, timeout=30) as comms:
+        rail = cast(FoldRail, comms[0]._lanes)
+        settled = threading.Event()
+        first = threading.Thread(target=lambda: comms[0].allreduce(np.ones(1000, np.int32)), daemon=True)
+        first.start()
+        while not rail._turn.locked():
+            assert first.is_alive()
+        rail.settle(settled.set)
+        assert not settled.wait(0.1)
+        comms[1].allreduce(np.ones(1000, np.int32))
+        assert settled.wait(20)
+        first.join(20)
+
+
+def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
+    """It tells which of its queue pairs wait for which PSN, and the sum is right in the end."""
+    with loopback_job(2, timeout=30) as comms:
+        told = threading.Event()
+        rail = cast(FoldRail, comms[0]._lanes)
+        waits: list[dict[int, int]] = []
+
+        def suspect(found: dict[int, int]) -> None:
+            waits.append(found)
+            told.set()
+
+        rail._line = Line(suspect=suspect)
+        results: list[object] = []
+        first = threading.Thread(target=lambda: results.append(comms[0].allreduce(np.ones(500, np.int32))), daemon=True)
+        first.start()
+        assert told.wait(20)
+        everyone(comms[1:], lambda comm: comm.allreduce(np.ones(500, np.int32)))
+        first.join(20)
+        assert np.array_equal(results[0], np.full(500, 2, np.int32))  # type: ignore[arg-type]
+        (tree,) = comms[0].plan.trees
+        assert waits[0] == {stream.qp: stream.psn for stream in (tree.agreement, tree.data)}

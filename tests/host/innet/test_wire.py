@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native engine's packets against the written-down format, and what becomes of messages."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netfold.host.innet.native import Core
+from netfold.host.native.library import Run
+from netfold.wire import roce
+from netfold.wire.jobs import Stream, Tree
+from support.slot_model import check_icrc, ip_packet
+
+HEADER = Path(__file__).resolve().parents[3] / "host/native/roce.h"
+SOURCE = "10.1.2.3"
+SUM_QP, MAX_QP = 0x123450, 0x654320
+
+
+def c_defines() -> dict[str, int]:
+    """Plain numeric #defines of native/roce.h."""
+    found = re.findall(r"^#define NF_(\w+)\s+(0x[0-9a-f]+|\d+)u?\b", HEADER.read_text(), re.M)
+    return {name: int(text, 0) for name, text in found}
+
+
+def test_c_sizes_equal_the_python_ones() -> None:
+    """host/native/roce.h and wire/roce.py name the same numbers."""
+    c = c_defines()
+    assert c["UDP_PORT"] == roce.UDP_PORT
+    assert c["MAX_PATH_MTU"] == roce.PATH_MTUS[-1]
+    assert c["PKEY"] == roce.PKEY
+    assert c["PSN_MASK"] == roce.PSN_MASK
+    assert c["ECN_CE"] == roce.ECN_CE
+    assert c["RESULT_TTL"] == roce.RESULT_TTL
+    assert c["OPERATION_BITS"] == roce.OPERATION_BITS
+    for operation in roce.Operation:
+        assert c[operation.name] == operation
+    for name in ("IPV4_BYTES", "UDP_BYTES", "BTH_BYTES", "RETH_BYTES", "ICRC_BYTES"):
+        assert c[name] == getattr(roce, name)
+    for opcode in (roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY):
+        assert c[opcode.name] == opcode
+
+
+def sum_runs(elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60) -> list[Run]:
+    """Runs of an int32 operation's data stream; the signature's is left out."""
+    tree = Tree(
+        name="t",
+        weight=1.0,
+        data=Stream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16),
+        agreement=Stream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64),
+    )
+    core = Core(SOURCE, 4, [tree], max_run=max_run)
+    source = np.arange(elements, dtype=np.int32)
+    core.start(number, source, np.empty_like(source), 1.0, 0)
+    runs = []
+    while run := core.send(0):
+        if run.source_port == 50123:
+            runs.append(run)
+    return runs
+
+
+MESSAGE = 4096
+"""Packets of the longest message."""
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.one_of(st.integers(1, 256 * 600), st.integers(256 * (MESSAGE - 1), 256 * (MESSAGE + 2))),
+    st.integers(0, roce.PSN_MASK),
+    st.sampled_from([1, 2, 60]),
+)
+def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) -> None:
+    """FIRST (RETH) MIDDLE... LAST or ONLY, at most MESSAGE packets, PSNs in a row, full payloads padded with zeros."""
+    packets = [packet for run in sum_runs(elements, psn=psn, max_run=max_run) for packet in run.packets()]
+    count = -(-elements // roce.LANES)
+    assert len(packets) == count
+    data = b""
+    for i, packet in enumerate(packets):
+        opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(packet)
+        assert (flags, pkey, qp) == (0, roce.PKEY, SUM_QP)
+        assert ack_psn & roce.PSN_MASK == (psn + i) & roce.PSN_MASK
+        place, message = i % MESSAGE, i // MESSAGE
+        length = min(MESSAGE, count - MESSAGE * message)
+        expected = (
+            roce.Opcode.WRITE_ONLY if length == 1
+            else roce.Opcode.WRITE_FIRST if place == 0
+            else roce.Opcode.WRITE_LAST if place == length - 1
+            else roce.Opcode.WRITE_MIDDLE
+        )
+        assert opcode == expected
+        assert len(packet) == roce.data_packet_bytes(expected)
+        assert ack_psn >> 31 == (place == length - 1), "acknowledgement is asked for at a message's end"
+        start = roce.BTH_BYTES
+        if expected.has_reth:
+            assert roce.RETH.unpack_from(packet, start) == (3 << 32 | message * MESSAGE * 1024, 0, length * 1024)
+            start += roce.RETH_BYTES
+        data += packet[start:-4]
+    lanes = np.frombuffer(data, ">i4")
+    assert (lanes[:elements] == np.arange(elements)).all()
+    assert (lanes[elements:] == 0).all()
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 256 * 300), st.sampled_from([1, 2, 60]))
+def test_icrcs_hold_for_the_ids_that_the_kernel_writes(elements: int, max_run: int) -> None:
+    """Segment i of a super-packet leaves with IPv4 ID i: its ICRC is the one of wire.roce for that header."""
+    for run in sum_runs(elements, max_run=max_run):
+        for ip_id, packet in enumerate(run.packets()):
+            check_icrc(packet, ip_id, SOURCE, run.source_port, run.destination)
+
+
+def test_super_packets_stay_within_what_udp_takes() -> None:
+    """At most 60 segments and 64 KiB; every segment but the last has the segment size, the last is no longer."""
+    runs = sum_runs(256 * 1000)
+    assert max(len(run.packets()) for run in runs) == 60
+    for run in runs:
+        assert len(run.data) <= 65_507
+        sizes = [len(packet) for packet in run.packets()]
+        assert all(size == run.segment for size in sizes[:-1])
+        assert sizes[-1] <= run.segment
+        assert sizes[-1] in (1040, 1056)
+    assert len(runs) <= 4 * -(-256 // 60) + 4, "a FIRST costs no more than one short run a message"
+
+
+def test_scapy_builds_the_same_packet() -> None:
+    """Scapy, from its own layers, comes to the same bytes, ICRC included."""
+    scapy = pytest.importorskip("scapy.all")
+    from scapy.contrib.roce import BTH
+
+    from netfold.wire.scapy_roce import RETH
+
+    run = sum_runs(256 * 3)[0]
+    for ip_id, packet in enumerate(run.packets()):
+        opcode, _, pkey, qp, ack_psn = roce.BTH.unpack_from(packet)
+        inner = BTH(opcode=opcode, pkey=pkey, dqpn=qp, ackreq=ack_psn >> 31, psn=ack_psn & roce.PSN_MASK)
+        start = roce.BTH_BYTES
+        if roce.Opcode(opcode).has_reth:
+            address, rkey, length = roce.RETH.unpack_from(packet, start)
+            inner = inner / RETH(address=address, rkey=rkey, length=length)
+            start += roce.RETH_BYTES
+        ip = scapy.IP(src=SOURCE, dst=run.destination, id=ip_id, flags="DF", tos=2, ttl=64)
+        built = bytes(ip / scapy.UDP(sport=run.source_port, dport=4791) / inner / packet[start:-4])
+        assert built[28:] == packet
+        kernel = ip_packet(packet, ip_id, SOURCE, run.source_port, run.destination)
+        assert struct.unpack_from("!H", kernel, 4) == struct.unpack_from("!H", built, 4)

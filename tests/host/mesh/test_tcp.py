@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes over real TCP on loopback, and what goes wrong there.  Nothing hangs, all is named."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from netfold.host.collectives import ALLREDUCE
+from netfold.host.collectives.barrier import barrier
+from netfold.host.collectives.flow import run
+from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
+from netfold.host.mesh.handshake import connect
+from netfold.host.mesh.link import CONGESTION_VARIABLE, listen
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Call, Mesh, Subset
+from netfold.host.operation.arrays import Flat
+from support.collectives import TcpRanks, allreduce, expected, inputs, values
+
+
+# ---- TCP ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_every_algorithm_sums_over_tcp(ranks: int) -> None:
+    """One mesh carries all algorithms one after another, small and large, as a job does."""
+    sizes = [0, 1, 1000, 300_001]
+    with TcpRanks(ranks) as tcp:
+        for number, (name, size) in enumerate((name, size) for name in sorted(ALLREDUCE) for size in sizes):
+            arrays = inputs(ranks, size, "float32", number)
+            results = tcp.run(lambda mesh, a=arrays, n=name, i=number: allreduce(mesh, a[mesh.rank].copy(), n, i))  # type: ignore[misc]
+            for result in values(results):
+                np.testing.assert_array_equal(result, expected(arrays, "sum", "float32"))
+
+
+def test_messages_larger_than_all_buffers_cross_each_other() -> None:
+    """Both ranks send 32 MB before either receives: the mesh moves both ways at once."""
+    arrays = inputs(2, 4 << 20, "float64", 1)
+
+    def work(mesh: Mesh) -> Flat:
+        got = np.empty_like(arrays[0])
+        with mesh.operation(Call(1, "swap")):
+            mesh.send(1 - mesh.rank, arrays[mesh.rank])
+            mesh.wait([mesh.receive(1 - mesh.rank, got)])
+        return got
+
+    with TcpRanks(2) as tcp:
+        for rank, got in enumerate(values(tcp.run(work))):
+            np.testing.assert_array_equal(got, arrays[1 - rank])
+
+
+def test_tags_overtake_each_other() -> None:
+    """A message that nobody wants yet is put aside when another tag is wanted; within a tag the order stays."""
+
+    def work(mesh: Mesh) -> list[int]:
+        with mesh.operation(Call(1, "tags")):
+            if mesh.rank == 0:
+                for tag, value in ((1, 10), (1, 11), (2, 20), (1, 12), (2, 21)):
+                    mesh.send(1, np.array([value]), tag=tag)
+                return []
+            got = []
+            for tag in (2, 2, 1, 1, 1):
+                into = np.zeros(1, np.int64)
+                mesh.wait([mesh.receive(0, into, tag=tag)])
+                got.append(int(into[0]))
+            return got
+
+    with TcpRanks(2) as tcp:
+        assert values(tcp.run(work))[1] == [20, 21, 10, 11, 12]
+
+
+def test_a_subset_is_a_mesh_of_its_own() -> None:
+    """Ranks 3, 1, 2 of four reduce among themselves in that order; rank 0 stays out."""
+    arrays = inputs(4, 50, "float32", 1)
+
+    def work(mesh: Mesh) -> Flat | None:
+        return None if mesh.rank == 0 else allreduce(Subset(mesh, [3, 1, 2]), arrays[mesh.rank].copy())
+
+    with TcpRanks(4) as tcp:
+        for result in values(tcp.run(work))[1:]:
+            np.testing.assert_array_equal(result, expected(arrays[1:], "sum", "float32"))
+
+
+def test_strangers_are_sent_away() -> None:
+    """Connections that say nothing, nonsense, or another job's hello do not disturb a collective."""
+    with TcpRanks(3) as tcp:
+        address = tcp.meshes[0]._door.listener.getsockname()
+        strangers = [socket.create_connection(address, timeout=30) for _ in range(3)]
+        strangers[0].sendall(b"GET / HTTP/1.1\r\n" * 10)
+        strangers[1].sendall(tcp.meshes[1]._door.hello(1)[:-1] + b"!")
+        results = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)))
+        for sock in strangers:
+            sock.close()
+
+    for result in values(results):
+        np.testing.assert_array_equal(result, np.full(10, 3, np.float32))
+
+
+def test_ranks_that_call_different_things_learn_of_it() -> None:
+    """The message names both calls; ranks that did nothing wrong are told who gave up."""
+
+    def work(mesh: Mesh) -> Flat:
+        return allreduce(mesh, np.ones(100 if mesh.rank == 2 else 101, np.float32))
+
+    with TcpRanks(4, timeout=20) as tcp:
+        results = tcp.run(work)
+    assert all(isinstance(result, NetFoldError) for result in results)
+    mismatch = [str(result) for result in results if isinstance(result, RankMismatch)]
+    assert any("float32 x 100" in text and "float32 x 101" in text for text in mismatch)
+
+
+def test_sizes_that_differ_under_one_name_are_a_mismatch() -> None:
+    """The bytes of each message are checked too."""
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "same")):
+            if mesh.rank:
+                mesh.send(0, np.zeros(3, np.uint8))
+            else:
+                mesh.wait([mesh.receive(1, np.zeros(4, np.uint8))])
+
+    for results in (TcpRanksRun(2).run(work), MemoryFabric(2).run(work)):
+        assert isinstance(results[0], RankMismatch)
+        assert "3 bytes" in str(results[0])
+
+
+class TcpRanksRun:
+    """Opens, runs once, closes."""
+
+    def __init__(self, ranks: int, *, timeout: float = 20.0) -> None:
+        self._ranks, self._timeout = ranks, timeout
+
+    def run(self, work) -> list[object]:  # type: ignore[no-untyped-def]
+        with TcpRanks(self._ranks, timeout=self._timeout) as tcp:
+            return tcp.run(work)
+
+
+@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+def test_a_rank_that_never_calls_is_named_by_all(name: str) -> None:
+    """Also by those that do not talk to it: news of who waits for whom goes round."""
+    with TcpRanks(6, timeout=0.6) as tcp:
+        results = tcp.run(lambda mesh: allreduce(mesh, np.ones(5000, np.float32), name), only=[0, 1, 2, 4, 5])
+
+    for rank in (0, 1, 2, 4, 5):
+        assert isinstance(results[rank], CollectiveTimeout), results[rank]
+        assert ": rank 3 gone, stopped, or never called" in str(results[rank]), results[rank]
+
+
+@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+def test_a_rank_that_dies_is_named_by_all(name: str) -> None:
+    """Its connections close in the middle of a job: every other rank's error names it, long before the timeout."""
+
+    def work(mesh: Mesh) -> Flat:
+        allreduce(mesh, np.ones(5000, np.float32), name)
+        if mesh.rank == 3:
+            mesh.close()
+            return np.zeros(0)
+        return allreduce(mesh, np.ones(5000, np.float32), name, number=2)
+
+    with TcpRanks(6, timeout=90) as tcp:
+        results = tcp.run(work, timeout=60)
+
+    for rank in (0, 1, 2, 4, 5):
+        assert isinstance(results[rank], PeerLost), results[rank]
+        assert "rank 3" in str(results[rank]), results[rank]
+
+
+def test_who_comes_after_the_others_gave_up_still_hears_of_whom() -> None:
+    """Rank 1 has not even connected when rank 0 finds rank 2 dead: it hears of rank 2, and does not blame rank 0."""
+    gave_up = threading.Event()
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "late")):
+            if mesh.rank == 0:
+                hear = mesh._learn  # type: ignore[attr-defined]
+
+                def learn(whom: int, why: str) -> None:
+                    gave_up.set()
+                    hear(whom, why)
+
+                mesh._learn = learn  # type: ignore[attr-defined]
+                mesh.wait([mesh.receive(peer, np.empty(9, np.uint8)) for peer in (2, 1)])
+            elif mesh.rank == 1:
+                assert gave_up.wait(30)
+                mesh.wait([mesh.send(0, np.ones(9, np.uint8)), mesh.receive(0, np.empty(9, np.uint8))])
+            else:
+                mesh.wait([mesh.send(0, np.ones(9, np.uint8), tag=1)])  # not what it waits for
+                mesh.close()
+
+    with TcpRanks(3, timeout=60) as tcp:
+        results = tcp.run(work)
+    for rank in (0, 1):
+        assert isinstance(results[rank], PeerLost), results[rank]
+        assert "rank 2 is lost" in str(results[rank]), results[rank]
+
+
+def test_news_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
+    """PeerLost is an OSError: raised while a rank that has timed out hears the others, it names whom the news names,
+    and not the good peer that it was read from."""
+
+    def work(mesh: Mesh) -> None:
+        if mesh.rank == 0:
+            with mesh.operation(Call(1, "news")):
+                mesh.send(1, np.zeros(1, np.uint8))
+                mesh.wait([mesh.receive(1, np.empty(1, np.uint8))])
+        with mesh.operation(Call(1, "news")):
+            mesh.wait([mesh.receive(0, np.empty(1, np.uint8))])
+        one = tcp.meshes[1]
+        while 0 not in one._news.waits:
+            one._poll(5)
+        one._tell(1, 2, "is lost: a test")
+        while not one._links[0].lost:
+            one._poll(5)
+
+    with TcpRanks(3, timeout=1) as tcp:
+        error = tcp.run(work, only=[0, 1], timeout=60)[0]
+    assert isinstance(error, PeerLost), error
+    assert "rank 2 is lost: a test" in str(error)
+
+
+def test_an_address_where_nobody_listens_is_named() -> None:
+    """Connection refused is an error at once, with rank and address."""
+    with TcpRanks(2, timeout=90) as tcp:
+        tcp.meshes[0].close()
+        error = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[1], timeout=60)[1]
+
+    assert isinstance(error, PeerLost)
+    assert "rank 0" in str(error)
+    assert "refused" in str(error).lower()
+
+
+def test_an_interrupted_rank_tells_the_others() -> None:
+    """An exception of the caller's own inside an operation is news for the peers, not a silence until the timeout."""
+
+    def work(mesh: Mesh) -> None:
+        allreduce(mesh, np.ones(8, np.float32))
+        with mesh.operation(Call(2, "barrier")):
+            if mesh.rank == 1:
+                raise KeyError("a bug of the caller's")
+            run(mesh, barrier(mesh))
+
+    with TcpRanks(3, timeout=90) as tcp:
+        results = tcp.run(work, timeout=60)
+    assert isinstance(results[1], KeyError)
+    for rank in (0, 2):
+        assert isinstance(results[rank], PeerLost)
+        assert "rank 1 gave up: KeyError" in str(results[rank])
+
+
+def test_a_broken_or_closed_mesh_repeats_its_error() -> None:
+    """After a failure nothing is sent any more."""
+    with TcpRanks(2, timeout=0.2) as tcp:
+        first = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[0])[0]
+        second = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[0])[0]
+        tcp.meshes[1].close()
+        tcp.meshes[1].close()
+        closed = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[1])[1]
+    assert isinstance(first, CollectiveTimeout)
+    assert second is first
+    assert isinstance(closed, Closed)
+
+
+@pytest.mark.parametrize("fabric", ["tcp", "memory"])
+def test_impossible_messages_are_refused(fabric: str) -> None:
+    """Peers that do not exist, and memory that cannot be sent as it is."""
+    tcp = TcpRanks(2)
+    with tcp:
+        mesh: Mesh = tcp.meshes[0] if fabric == "tcp" else MemoryFabric(2).meshes[0]
+        for peer in (0, 2, -1):
+            with pytest.raises(ValueError, match="expected another rank of 0"):
+                mesh.send(peer, np.zeros(1))
+        with pytest.raises(ValueError, match="expected one dimension, contiguous"):
+            mesh.receive(1, np.zeros((2, 2)))
+        with pytest.raises(ValueError, match="expected one dimension, contiguous"):
+            mesh.send(1, np.zeros(6)[::2])
+        with pytest.raises(ValueError, match="rank 0 is not in its own subset"):
+            Subset(mesh, [1])
+        with pytest.raises(ValueError, match="expected different ranks"):
+            Subset(mesh, [0, 0])
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+RANK_PROGRAM = """
+import os, signal, socket, sys
+import numpy as np
+from netfold.host.api.communicator import Communicator
+from netfold.wire.jobs import Peer, Plan
+
+rank, fd = int(sys.argv[1]), int(sys.argv[2])
+peers = [Peer(r, where.rpartition(":")[0], where) for r, where in enumerate(sys.argv[3:])]
+listener = socket.socket(fileno=fd)
+plan = Plan("killed", 1, rank, len(peers), peers, [], "a test")
+with Communicator(plan, address=peers[rank].address, rail="tcp", timeout=60, listener=listener) as comm:
+    assert comm.allreduce(np.full(100_000, rank + 1.0), algorithm="hierarchical")[-1] == 10
+    data = np.ones(300_000)
+    works = [comm.iallreduce(data, data, 'max') for _ in range(200)]
+    works[1].wait()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        works[-1].wait()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
+    """Four processes share memory once, then have many allreduces in flight when one is killed by SIGKILL."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(listen("127.0.0.1")) for _ in range(4)]
+        wheres = ["{}:{}".format(*listener.getsockname()) for listener in listeners]
+        ranks = []
+        for rank, listener in enumerate(listeners):
+            fd = listener.fileno()
+            command = [sys.executable, "-c", RANK_PROGRAM, str(rank), str(fd), *wheres]
+            pipe, out = subprocess.PIPE, subprocess.STDOUT
+            process = subprocess.Popen(command, pass_fds=[fd], stdout=pipe, stderr=out, text=True)
+            stack.callback(process.kill)
+            ranks.append(process)
+        for listener in listeners:
+            listener.close()  # only its own rank keeps it
+        said = [process.communicate(timeout=60)[0] for process in ranks]
+
+    assert ranks[2].returncode == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        assert ranks[rank].returncode == 0, said[rank]
+        assert said[rank].startswith("PeerLost"), said[rank]
+        assert "rank 2 is lost" in said[rank]
+
+
+def test_connections_have_the_congestion_control_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends get it; one that the kernel does not have is refused by name before anybody listens."""
+    monkeypatch.setenv(CONGESTION_VARIABLE, "reno")
+    with listen("127.0.0.1") as listener, connect("{}:{}".format(*listener.getsockname())) as ours:
+        listener.settimeout(60)
+        theirs, _ = listener.accept()
+        with theirs:
+            for end in (ours, theirs):
+                assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0] == b"reno"
+    monkeypatch.setenv(CONGESTION_VARIABLE, "nosuch")
+    with pytest.raises(ValueError, match=f"{CONGESTION_VARIABLE}='nosuch'.*tcp_allowed_congestion_control"):
+        listen("127.0.0.1")

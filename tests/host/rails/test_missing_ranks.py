@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are missing where several rails are one: named on every other rank, whoever looks first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question
+from netfold.host.rails.missing_ranks import Roll
+from netfold.host.rails.multirail import MultiRail
+from support.rails import Plane, Ranks, Sidelines, on_ranks
+
+pytestmark = pytest.mark.timeout(60)
+SIZES = [1000, 1_500_000]
+"""Elements of a call on one rail, and of one that is cut."""
+
+
+def impatient(world: int, seconds: float) -> Ranks:
+    """Ranks that wait so long for others; but not while they come together themselves, on a busy machine."""
+    ranks = Ranks([Plane(world, quiet=True), Plane(world, quiet=True)], stall=0.05)
+    for rails in ranks.rails:
+        rails._roll.timeout = seconds
+    return ranks
+
+
+def fails(rails: MultiRail, size: int) -> NetFoldError:
+    """What an allreduce ends with."""
+    with pytest.raises(NetFoldError) as caught:
+        rails.allreduce(np.ones(size, np.int32), np.empty(size, np.int32), "sum", 17)
+    return caught.value
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("lost", "kind", "says"),
+    [
+        ("gone", PeerLost, "rank 2 is gone: nobody listens there any more"),
+        ("deaf", CollectiveTimeout, r"rank 2 does not answer \(stopped, or cut off\)"),
+        ("", CollectiveTimeout, "rank 2 answers, and has not called this operation"),
+    ],
+)
+def test_a_missing_rank_is_named_with_operation_size_and_rails(
+    size: int, lost: str, kind: type[NetFoldError], says: str
+) -> None:
+    """On every other rank, and no other rank is blamed."""
+    ranks = impatient(3, 1.0)
+    if lost:
+        getattr(ranks.lines, lost).add(2)
+    errors = on_ranks(3, lambda rank: fails(ranks.rails[rank], size) if rank < 2 else None)
+    for rank, error in enumerate(errors[:2]):
+        assert isinstance(error, kind)
+        assert error.args[0].startswith(f"rank {rank} of 3, operation 17 ({size} x int32, {4 * size} bytes): ")
+        with pytest.raises(kind, match=says):
+            raise error
+        assert f"rank {1 - rank} " not in str(error).partition("(so rank")[0].partition("bytes): ")[2]
+        assert "rails: rail0 up, " in str(error)
+        assert "rail1 up, " in str(error)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_that_came_later_hears_what_the_first_found(size: int) -> None:
+    """Rank 0 gives up and would be gone soon; rank 1, whose own patience is long, names rank 2 all the same."""
+    ranks = impatient(3, 0.6)
+    ranks.rails[1]._roll.timeout = 1000.0
+    over = threading.Event()
+
+    def call(rank: int) -> str:
+        if rank == 2:
+            return ""
+        if rank == 1:
+            assert over.wait(20)
+        error = fails(ranks.rails[rank], size)
+        over.set()
+        return str(error)
+
+    first, later, _ = on_ranks(3, call)
+    assert "rank 2 answers, and has not called this operation" in first
+    assert "rank 2 answers, and has not called this operation (so rank 0 found)" in later
+
+
+def test_a_closing_rank_that_gave_up_stays_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers longer than after a good end: long enough for whoever asks every quarter of a second."""
+    slept: list[float] = []
+    own_time = SimpleNamespace(monotonic=time.monotonic, sleep=slept.append)  # other threads sleep as they like
+    monkeypatch.setattr("netfold.host.rails.multirail.time", own_time)
+    good, bad = impatient(2, 0.3), impatient(2, 0.3)
+    good.rails[0].close()
+    fails(bad.rails[0], 1000)
+    slept_before = list(slept)
+    bad.rails[0].close()
+    assert all(seconds <= 0.3 for seconds in slept_before)
+    assert slept[-1] > 0.5
+
+
+def test_a_rank_that_is_behind_is_not_to_blame() -> None:
+    """Rank 1 still waits in the ranges, for rank 2: to rank 0, which is at the settlement after them, it is behind."""
+    ledgers = [Ledger(), Ledger(), Ledger()]
+    for ledger in ledgers[:2]:
+        ledger.enter(1, [0, 1])
+    ledgers[0].settle(2, 0)
+    question = Question(Ask.AGE, 2, 0)
+    assert [ledger.answer(question).outcome for ledger in ledgers[1:]] == [Outcome.BEHIND, Outcome.ABSENT]
+    roll = Roll(ledgers[0], Sidelines(3), [1, 2], timeout=1.0)
+    answers = {rank: ledgers[rank].answer(question) for rank in (1, 2)}
+    with pytest.raises(CollectiveTimeout, match=r"^nothing moved for 1 s: rank 2 answers, and has not called"):
+        roll.check(answers, [1, 2], 1.5)
+    roll.check({1: answers[1]}, [1], 1.5)
+    with pytest.raises(CollectiveTimeout, match="rank 1 is behind"):
+        roll.check({1: answers[1]}, [1], 2.5)
+    assert ledgers[0].gave_up

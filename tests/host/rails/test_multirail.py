@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several rails as one, over planes that die at any moment: every sum exact, every rank of one mind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import PeerLost, RailDown
+from netfold.host.rails import planes
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.planes import RailSpec
+from netfold.host.rails.shares import Figure
+from support.ports import wait_for
+from support.rails import Death, Plane, Ranks, on_ranks
+
+pytestmark = pytest.mark.timeout(120)
+LONG = 1_500_000
+"""Elements that are cut over the rails; 1000 are not."""
+
+
+def test_long_and_short_sums_are_exact_in_place_or_not() -> None:
+    """Sizes around every border: none, one, a block, a settlement, several chunks."""
+    ranks = Ranks([Plane(3), Plane(3)])
+    for seed, size in enumerate([0, 1, 255, 257, 10_000, 524_288, 524_289, LONG]):
+        ranks.sum(size, seed, in_place=seed % 2 == 1)
+    assert ranks.rails[0].stats().operations == 8
+    ranks.close()
+
+
+def test_averages_are_the_same_bits_on_every_rank() -> None:
+    """float32 averages over two rails."""
+    ranks = Ranks([Plane(4), Plane(4)])
+
+    def call(rail: MultiRail, rank: int) -> bytes:
+        data = np.random.default_rng(rank).standard_normal(LONG).astype(np.float32)
+        rail.allreduce(data, data, "average", 1)
+        return data.tobytes()
+
+    assert len(set(ranks.each(call))) == 1
+    ranks.close()
+
+
+deaths = st.builds(
+    Death,
+    call=st.integers(0, 8),
+    told=st.sets(st.integers(0, 2), max_size=2),
+    errors=st.sets(st.integers(0, 2), max_size=2),
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(deaths, st.integers(0, 1), st.lists(st.sampled_from([1000, LONG]), min_size=2, max_size=5), st.booleans())
+def test_a_rail_may_die_at_any_moment(death: Death, dead: int, sizes: list[int], in_place: bool) -> None:
+    """Whoever got the result, whoever saw an error and whoever waits: all sums are exact, all ranks agree who died."""
+    planes = [Plane(3, [death] if i == dead else []) for i in range(2)]
+    planes[dead].up.clear()
+    ranks = Ranks(planes)
+    for seed, size in enumerate(sizes):
+        ranks.sum(size, seed, in_place=in_place)
+    uses = [rail.use() for rail in ranks.rails]
+    assert len({tuple((use.state, use.deaths) for use in use_) for use_ in uses}) == 1
+    assert uses[0][1 - dead].state == "up"
+    ranks.close()
+
+
+def test_a_rail_that_is_back_is_used_again_and_may_die_again() -> None:
+    """The second life carries bytes; it dies as well, in a later call, which ends well too."""
+    plane = Plane(3, [Death(1, told=[0]), Death(2, errors=[1])])
+    ranks = Ranks([Plane(3), plane])
+    for seed in range(6):
+        ranks.sum(LONG, seed, in_place=True)
+    use = ranks.rails[0].use()[1]
+    assert use.deaths == 2
+    assert use.state == "up"
+    assert use.nbytes > LONG
+    ranks.close()
+
+
+def test_while_a_rail_is_down_the_other_carries_all() -> None:
+    """No call tries a dead rail."""
+    plane = Plane(2, [Death(0)])
+    plane.up.clear()
+    ranks = Ranks([Plane(2), plane])
+    before = ranks.rails[0].use()[1].nbytes
+    for seed in range(3):
+        ranks.sum(LONG, seed)
+    assert ranks.rails[0].use()[1].nbytes == before
+    assert "rail1 is down" in ranks.rails[0].describe(1 << 20)
+    plane.up.set()
+    ranks.sum(LONG, 3)
+    ranks.sum(LONG, 4)
+    assert ranks.rails[0].use()[1].state == "up"
+    ranks.close()
+
+
+def test_a_rail_that_dies_while_it_is_measured_is_one_that_died() -> None:
+    """At the start as later: the other one carries all, and the dead one comes back."""
+    plane = Plane(2, [Death(2, errors=[0])])
+    plane.armed = 0
+    plane.up.clear()
+    ranks = Ranks([Plane(2), plane])
+    ranks.sum(LONG, 1)
+    assert [use.state for use in ranks.rails[0].use()] == ["up", "down"]
+    plane.up.set()
+    ranks.sum(LONG, 2)
+    ranks.sum(LONG, 3)
+    assert [(use.state, use.deaths) for use in ranks.rails[0].use()] == [("up", 0), ("up", 1)]
+    ranks.close()
+
+
+def test_three_rails_lose_two() -> None:
+    """Two of three die in one call."""
+    planes = [Plane(3), Plane(3, [Death(1, errors=[2])]), Plane(3, [Death(1, told=[1])])]
+    for plane in planes:
+        plane.up.clear()
+    ranks = Ranks(planes)
+    for seed in range(3):
+        ranks.sum(LONG, seed, in_place=True)
+    assert [use.state for use in ranks.rails[1].use()] == ["up", "down", "down"]
+    ranks.close()
+
+
+def test_no_rail_left_is_an_error_on_every_rank() -> None:
+    """It names both rails, and what each died of."""
+    ranks = Ranks([Plane(2, [Death(0, errors=[0, 1])]), Plane(2, [Death(0, errors=[0, 1])])])
+
+    def call(rail: MultiRail, rank: int) -> str:
+        with pytest.raises(RailDown, match=r"no rail is left: rail0: the fake plane is dead; rail1: ") as caught:
+            rail.allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
+        return str(caught.value).partition(", ")[2]
+
+    assert len(set(ranks.each(call))) == 1
+    ranks.close()
+
+
+def test_a_late_rank_is_no_dead_rail() -> None:
+    """One rank comes when the others have found both rails quiet for longer than a stall, and have asked for it again
+    and again: nothing dies, the sum is exact."""
+    ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)])
+    data = np.ones(LONG, np.int32)
+    before = len(ranks.lines.asked)
+
+    def call(rank: int) -> int:
+        if rank == 2:
+            wait_for(lambda: len(ranks.lines.asked) >= before + 20)
+        out = np.empty_like(data)
+        ranks.rails[rank].allreduce(data, out, "sum", 1)
+        return int(out.min())
+
+    assert on_ranks(3, call) == [3, 3, 3]
+    assert [use.deaths for use in ranks.rails[0].use()] == [0, 0]
+    ranks.close()
+
+
+def test_a_rank_that_is_gone_is_named() -> None:
+    """Its rails are dead and nobody listens there: PeerLost, long before the timeout."""
+    ranks = Ranks([Plane(3, [Death(0)]), Plane(3, [Death(0)])], timeout=30.0)
+    ranks.lines.gone.add(2)
+
+    def call(rank: int) -> None:
+        if rank == 2:
+            return
+        with pytest.raises(PeerLost, match=r"rank 2 is gone"):
+            ranks.rails[rank].allreduce(np.ones(LONG, np.int32), np.empty(LONG, np.int32), "sum", 1)
+
+    on_ranks(3, call)
+
+
+def test_cold_and_hot_starts_both_end_with_known_rates() -> None:
+    """A cold start begins on one rail with trials, and knows both rails' rates after the first long call."""
+    ranks = Ranks([Plane(2), Plane(2)], start="cold")
+    assert all(use.bandwidth is None for use in ranks.rails[0].use())
+    ranks.sum(LONG, 1)
+    assert all(use.bandwidth is not None for use in ranks.rails[0].use())
+    ranks.close()
+
+
+def test_all_ranks_split_alike_whatever_each_measured() -> None:
+    """After calls that took every rank another time, predictions, shares and what joining costs are the same on all."""
+    known = [Figure(0.001, 3e6)] * 2
+    ranks = Ranks([Plane(4), Plane(4)], known_by={0: known})
+    for seed in range(4):
+        ranks.sum(LONG + seed, seed)
+        ranks.sum(20_000 + seed, seed)
+        assert len({rail.describe(4 * 20_000) for rail in ranks.rails}) == 1
+    assert len({rail.describe(64 << 20) for rail in ranks.rails}) == 1
+    ranks.close()
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    ({"algorithm": "ring"}, "algorithm='ring'"), ({"helpers": [1]}, "helpers="),
+])
+def test_what_several_rails_cannot_heed_is_refused(asked: dict[str, object], says: str) -> None:
+    """Before anybody is asked to join; one rail heeds both."""
+    rails = [RailSpec("innet", planes.Plane(f"10.{n}.0.1", "unix:/nowhere")) for n in (1, 2)]
+    with pytest.raises(ValueError, match=f"{says}.*several rails choose for themselves"):
+        Communicator.join("j", 0, 2, address="", rails=rails, **asked)  # type: ignore[arg-type]
+
+
+def test_figures_of_the_last_run_need_no_measurement() -> None:
+    """Known to one rank only, all begin with the shares that follow from them, and no rail is measured."""
+    kept: list[list[Figure]] = []
+    first = Ranks([Plane(3), Plane(3)], keep=kept.append)
+    first.close()
+    assert len(kept) == 3
+    known = [Figure(0.001, 3e8), Figure(0.002, 1e8)]
+    again = Ranks([Plane(3), Plane(3)], known_by={1: known})
+    for rails in again.rails:
+        assert [(use.latency, use.bandwidth) for use in rails.use()] == [
+            (figure.latency, pytest.approx(figure.bandwidth, rel=0.01)) for figure in known
+        ]
+        assert [use.nbytes for use in rails.use()] == [0, 0]
+        assert "75% rail0 + 25% rail1" in rails.describe(64 << 20)
+    again.sum(LONG, 1)
+    again.close()
+
+
+def test_the_flight_recorder_hears_shares_and_reasons() -> None:
+    """Of a short call the rail and why; of a long one the parts; and what went again over which rail after a death."""
+    known = [Figure(0.001, 1e8), Figure(0.001, 1e8)]
+    ranks = Ranks([Plane(2), Plane(2, [Death(0, errors=[0])])], known_by={0: known, 1: known})
+    ranks.planes[1].up.clear()
+    notes: list[str] = []
+    ranks.rails[0].note = notes.append
+    ranks.sum(1000, 1)
+    ranks.sum(LONG, 2)
+    assert notes == [
+        "rail0 (soonest, 1.04 ms predicted)",
+        "50% rail0 + 50% rail1 (32.3 ms predicted, 61 ms on rail0 alone)",
+        "2999680 bytes again over rail0 (soonest, 31 ms predicted), died: rail1: the fake plane is dead",
+    ]
+    ranks.close()

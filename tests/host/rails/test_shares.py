@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of rails: costs from measured calls, equal finish, no flapping, trials."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netfold.host.rails.shares import BLOCK, GAIN, LONG, TRIAL, Estimate, Figure, Shares
+from netfold.host.selection.cost import RailCost
+
+MB = 1 << 20
+costs = st.builds(RailCost, st.floats(0, 0.05), st.floats(1e5, 1e10))
+
+
+def shares(*rails: tuple[float, float | None]) -> Shares:
+    made = Shares([f"rail{i}" for i in range(len(rails))], join=0.0)
+    made.learn([Figure(*rail) for rail in rails], range(len(rails)))
+    return made
+
+
+@settings(deadline=None)
+@given(st.lists(costs, min_size=2, max_size=3), st.integers(1, 64 * MB).map(lambda n: n * 4))
+def test_shares_are_whole_blocks_add_up_and_beat_every_rail(rails: list[RailCost], nbytes: int) -> None:
+    """Cuts lie between blocks; all rails used finish together within a block; no rail alone would be sooner."""
+    made = shares(*((c.latency, c.bandwidth) for c in rails))
+    split = made.preview(nbytes, range(len(rails)))
+    assert sum(split.nbytes) == nbytes
+    assert min(split.nbytes) >= 0
+    assert all(n % BLOCK == 0 for n in split.nbytes[: split.used[-1]])
+    alone = min(cost.seconds(nbytes) for cost in rails)
+    assert split.single[1] == pytest.approx(alone)
+    if len(split.used) > 1:
+        finishes = [rails[i].seconds(split.nbytes[i]) for i in split.used]
+        assert max(finishes) <= alone * GAIN + BLOCK * max(1 / c.bandwidth for c in rails)
+        assert max(finishes) - min(finishes) <= BLOCK * sum(1 / rails[i].bandwidth for i in split.used)
+
+
+def test_a_short_tensor_takes_the_quickest_rail_and_a_long_one_both() -> None:
+    """At 1 KB latency decides, at 16 MB bandwidth; a rail three times as fast gets three quarters."""
+    made = shares((0.0005, 1e7), (0.005, 3e7))
+    assert made.preview(1024, [0, 1]).used == [0]
+    split = made.preview(16 * MB, [0, 1])
+    assert split.nbytes[1] / 16 / MB == pytest.approx(0.75, abs=0.01)
+
+
+def test_what_the_second_rail_gains_must_be_worth_the_join() -> None:
+    """A rail with a hundredth of the bandwidth is left alone."""
+    assert shares((0.001, 1e9), (0.001, 1e7)).preview(64 * MB, [0, 1]).used == [0]
+
+
+def test_feedback_converges_from_wrong_figures_to_equal_finish() -> None:
+    """Both rails are believed to be alike and one is four times slower: after three calls they finish together."""
+    truth = [RailCost(0.001, 4e7), RailCost(0.002, 1e7)]
+    made, estimates = shares((0.001, 2e7), (0.002, 2e7)), [Estimate(), Estimate()]
+    for estimate, cost in zip(estimates, truth, strict=True):
+        estimate.add(1024, cost.seconds(1024))
+    for _ in range(3):
+        split = made.split(32 * MB, [0, 1])
+        for rail, nbytes in enumerate(split.nbytes):
+            estimates[rail].add(nbytes, truth[rail].seconds(nbytes))
+        made.learn([Figure(e.latency() or 0.0, e.bandwidth()) for e in estimates], [0, 1])
+    finishes = [truth[rail].seconds(nbytes) for rail, nbytes in enumerate(made.split(32 * MB, [0, 1]).nbytes)]
+    assert max(finishes) / min(finishes) < 1.02
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.992, 1.008), min_size=5, max_size=10))
+def test_noise_moves_no_shares(noise: list[float]) -> None:
+    """Figures that wander by 0.8 % leave the shares as they are: what that costs is below REGRET."""
+    made = shares((0.001, 1e8), (0.002, 3e7))
+    before = made.preview(16 * MB, [0, 1]).nbytes
+    for factor in noise:
+        adopted = made.learn([Figure(0.001, 1e8 * factor), Figure(0.002, 3e7 / factor)], [0, 1])
+        assert not adopted
+    assert made.preview(16 * MB, [0, 1]).nbytes == before
+
+
+def test_a_real_change_moves_them_at_once() -> None:
+    """A rail that falls to half of its rate gets half as much from the next exchange on."""
+    made = shares((0.001, 1e8), (0.001, 1e8))
+    assert made.learn([Figure(0.001, 1e8), Figure(0.001, 5e7)], [0, 1])
+    first, second = made.preview(16 * MB, [0, 1]).nbytes
+    assert first / second == pytest.approx(2, rel=0.01)
+
+
+def test_one_late_call_in_five_changes_no_estimate() -> None:
+    """A call that waited a second for a late rank is an outlier, long or short."""
+    estimate, cost = Estimate(), RailCost(0.001, 1e7)
+    rng = np.random.default_rng(1)
+    for i in range(20):
+        late = 1.0 if i % 5 == 2 else 0.0
+        for nbytes in (2048, LONG * int(rng.integers(1, 100))):
+            estimate.add(nbytes, cost.seconds(nbytes) + late)
+    assert estimate.latency() == pytest.approx(0.001, rel=0.3)
+    assert estimate.bandwidth() == pytest.approx(1e7, rel=0.05)
+
+
+def test_a_rail_of_unknown_rate_gets_a_trial_and_a_slow_one_sometimes() -> None:
+    """A cold rail carries a trial of every long call; one too slow to be used, of every 32nd."""
+    cold = shares((0.001, 1e8), (0.0, None))
+    assert cold.split(16 * MB, [0, 1]).nbytes[1] == TRIAL
+    assert cold.split(TRIAL, [0, 1]).used == [0]
+    slow = shares((0.001, 1e9), (0.001, 1e6))
+    tried = [slow.split(16 * MB, [0, 1]).nbytes[1] for _ in range(64)]
+    assert sum(n > 0 for n in tried) == 2
+
+
+def test_cold_rails_begin_with_the_lowest_latency() -> None:
+    """Where no rate is known, the quickest rail takes all but the trials."""
+    cold = shares((0.002, None), (0.001, None), (0.003, None))
+    split = cold.split(16 * MB, [0, 1, 2])
+    assert split.nbytes == (TRIAL, 16 * MB - 2 * TRIAL, TRIAL)
+    assert split.seconds is None

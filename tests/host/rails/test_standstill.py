@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Silence that is nobody's fault: machines that stand still lose no rail, and the last rail is lost to no timer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+import pytest
+
+from netfold.host.errors import NetFoldError, RailDown
+from netfold.host.rails.ledger import LOOK, Ask, Ledger, Outcome, Question
+from netfold.host.rails.missing_ranks import Roll
+from netfold.host.rails.rail_set import STALL, RailSet
+from support.rails import FakeRail as Fake
+from support.rails import Plane, Sidelines
+
+TIMEOUT = 10.0
+EVERY = 0.01
+"""Seconds between two looks at a rail that waits."""
+
+
+class Machine:
+    """Ranks in the ranges of one long call on a clock that only tests move; every rail of every rank waits."""
+
+    def __init__(self, world: int, rails: int) -> None:
+        self.now = 100.0
+        self.lines = Sidelines(world, clock=lambda: self.now)
+        self.sets = [
+            RailSet(
+                [Fake(Plane(world), rank) for _ in range(rails)], [f"rail{i}" for i in range(rails)],
+                self.lines.ledgers[rank],
+                Roll(self.lines.ledgers[rank], self.lines, [r for r in range(world) if r != rank], timeout=TIMEOUT),
+                None, stall=STALL, clock=lambda: self.now,
+            )
+            for rank in range(world)
+        ]
+        self.moved = {(rank, rail): self.now for rank in range(world) for rail in range(rails)}
+        self.lost: dict[tuple[int, int], NetFoldError] = {}
+        """(rank, rail) -> why it was given up there."""
+        for rails_ in self.sets:
+            rails_.position = 1
+        for ledger in self.lines.ledgers:
+            ledger.enter(1, range(rails))
+
+    def look(self, order: Callable[[Collection[tuple[int, int]]], list[tuple[int, int]]] = sorted) -> None:
+        """Every waiting rail of every rank looks once."""
+        for rank, rail in order([key for key in self.moved if key not in self.lost]):
+            watch = self.sets[rank][rail].watch
+            assert watch is not None
+            try:
+                watch(self.moved[rank, rail])
+            except NetFoldError as error:
+                self.lost[rank, rail] = error
+                self.lines.ledgers[rank].left(rail, failure=error)
+
+    def passes(self, seconds: float, moving: Collection[int] = ()) -> None:
+        """Time in which all look every 10 ms, and on these rails something moves on every rank."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += EVERY
+            for key in self.moved:
+                if key[1] in moving:
+                    self.moved[key] = self.now
+            self.look()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 30.0])
+def test_ranks_that_stood_still_give_up_nothing(seconds: float) -> None:
+    """Nobody looked meanwhile, so nobody knows of silence, however often they look afterwards at once."""
+    machine = Machine(4, 2)
+    machine.passes(0.05, moving=[0, 1])
+    for _ in range(5):
+        machine.now += seconds
+        machine.look()
+        machine.passes(0.02, moving=[0, 1])
+    assert machine.lost == {}
+    assert all(ledger.quiet(rail) <= LOOK for ledger in machine.lines.ledgers for rail in (0, 1))
+
+
+def test_some_ranks_that_stood_still_give_up_nothing() -> None:
+    """Rank 2 was stopped, the others were not: they wait for it, and it finds nothing dead when it is back."""
+    machine = Machine(3, 2)
+    machine.passes(0.05, moving=[0, 1])
+    machine.lines.deaf.add(2)
+    for _ in range(100):
+        machine.now += EVERY
+        machine.look(lambda keys: [key for key in keys if key[0] != 2])
+    machine.lines.deaf.clear()
+    machine.look()
+    machine.passes(0.05, moving=[0, 1])
+    assert machine.lost == {}
+
+
+def test_a_rail_that_falls_silent_beside_one_that_moves_is_given_up_at_once() -> None:
+    """After one STALL, on every rank; the other carries on."""
+    machine = Machine(4, 2)
+    machine.passes(0.05, moving=[0, 1])
+    machine.passes(STALL + 0.03, moving=[0])
+    assert sorted(machine.lost) == [(rank, 1) for rank in range(4)]
+    assert all(isinstance(error, RailDown) for error in machine.lost.values())
+
+
+@pytest.mark.parametrize("rails", [2, 3])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_when_all_is_silent_one_rail_is_kept_until_the_timeout(rails: int, backwards: bool) -> None:
+    """Ranks look while nothing moves anywhere: they may lose rails, never the last one before the call's timeout."""
+    machine = Machine(4, rails)
+    for _ in range(round((TIMEOUT - 1) / EVERY)):
+        machine.now += EVERY
+        machine.look(lambda keys: sorted(keys, key=lambda key: (key[0], key[1] if key[0] % 2 else -key[1]),
+                                         reverse=backwards))
+    dead = {rail for _, rail in machine.lost}
+    assert len(dead) == rails - 1, machine.lost
+    (last,) = set(range(rails)) - dead
+    for key in machine.moved:  # what carries on is used again
+        machine.moved[key] = machine.now
+    machine.look()
+    assert last not in {rail for _, rail in machine.lost}
+    with suppress(NetFoldError):
+        machine.passes(TIMEOUT + 1)
+    assert {rail for _, rail in machine.lost} == set(range(rails)), "the timeout ends the call"
+
+
+def test_the_arbiter_grants_all_rails_but_the_last() -> None:
+    """Whoever asks first; a grant stays until every rank has told what it gave up, and does not outlive the rail."""
+    ledger = Ledger()
+    ledger.alive([0, 1, 2])
+
+    def may(rail: int) -> bool:
+        return ledger.answer(Question(Ask.GIVE_UP, 1, rail)).outcome is Outcome.VOID
+
+    assert [may(1), may(1), may(0), may(2)] == [True, True, True, False]
+    ledger.alive([1, 2])
+    assert [may(2), may(1)] == [False, True], "rail 1 stays granted"
+    ledger.alive([1, 2], told=True)
+    assert [may(2), may(1)] == [True, False]
+    assert may(0), "it is down already"
+    ledger.alive([0, 1, 2])
+    assert may(1), "rail 0 is back, and counts"

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queue pairs that leave dead paths: on a simulated network, with a clock of its own, and hosts that look rarely."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netfold.host.roce.failover import Detours
+from netfold.host.roce.native import ANSWERED, STALLED, Endpoint, Pair
+from netfold.host.roce.source_ports import Ways
+from netfold.wire.paths import Paths, Reach
+from netfold.wire.roce import Opcode
+from support.roce import PORT, Datagram, Wires, Writer, address, some_bytes
+from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
+
+
+class Leaf:
+    """Endpoint 0 writes to ``peers`` others under one leaf; ``ports`` are the paths there.
+
+    look  nanoseconds between the moments at which endpoint 0's owner sees what happened: processes do not always run
+    """
+
+    def __init__(self, *, peers: int, ports: int, look: int, nbytes: int = 400_000) -> None:
+        self.look, self.next_look = look, 0
+        self.ports = [PORT + n for n in range(ports)]
+        self.wires = Wires(TerribleNetwork(random.Random(1), packet_time=10 * MICROSECOND),
+                           [Endpoint(address(n), window=64) for n in range(peers + 1)])
+        for end in self.wires.endpoints:
+            end.ports(self.ports)
+        sender = self.wires.endpoints[0]
+        ways = Ways(self.ports, range(1, peers + 1))
+        ways.adopt(Paths(1, self.ports, [], [Reach(peer, "leaf2", self.ports) for peer in range(1, peers + 1)]))
+        self.detours = Detours(sender, ways, me="test", quiet=nullcontext, clock=lambda: self.wires.network.now)
+        self.writers = []
+        self.blamed: list[tuple[int, int]] = []
+        self.handled = 0
+        for peer in range(1, peers + 1):
+            psn, other, port = peer * 1000, peer * 2000, self.ports[0]
+            sender.connect(Pair(address(peer), 0x800000 + peer, 0x700000 + peer, port, psn, other))
+            self.wires.endpoints[peer].connect(
+                Pair(address(0), 0x700000 + peer, 0x800000 + peer, self.ports[0], other, psn))
+            self.detours.add(peer - 1, peer, port)
+            self.writers.append(Writer(self.wires, 0, peer, peer - 1, [some_bytes(peer, nbytes)]))
+        self.paths: Callable[[Datagram], int | None] = lambda datagram: 0
+        """Nanoseconds that a packet takes longer, by its path; None: it is swallowed."""
+        network = self.wires.network
+
+        def path(datagram: Datagram) -> Datagram | None:
+            late = self.paths(datagram)
+            if late is None:
+                return None
+            if not late:
+                return datagram
+            to = self._towards
+            network.at(network.now + late, lambda: to(datagram))
+            return None
+
+        self.wires.path = path
+
+    @property
+    def _towards(self) -> Callable[[Datagram], None]:
+        """Whoever the packet being sent is for: requests go to their queue pair's owner, answers to endpoint 0."""
+        payload = self.wires.sent[-1]
+        number = int.from_bytes(payload[5:8], "big")
+        return self.wires.deliver[max(0, number - 0x800000)]
+
+    def run(self) -> None:
+        """Until everything has arrived and is acknowledged, and every byte is right."""
+
+        def done() -> bool:
+            if self.wires.network.now >= self.next_look:
+                self.next_look = self.wires.network.now + self.look
+                self._look()
+                self.wires.drain()
+            return all(writer.done() for writer in self.writers)
+
+        self.wires.run(done, limit=20_000 * MILLISECOND)
+        self._look()
+        for writer in self.writers:
+            writer.check()
+
+    def _look(self) -> None:
+        for event in self.wires.events[0][self.handled :]:
+            if event.what == STALLED:
+                self.detours.stalled(event)
+            elif event.what == ANSWERED:
+                self.detours.answered(event)
+        self.handled = len(self.wires.events[0])
+        self.blamed += self.detours.proven()
+
+    def stalled(self) -> float:
+        """Milliseconds, the longest that any queue pair stood still."""
+        return max(self.wires.endpoints[0].standing(n).stalled for n in range(len(self.writers))) / MILLISECOND
+
+
+@pytest.mark.parametrize("peers", [1, 2, 5])
+@pytest.mark.parametrize("look", [0, 30 * MILLISECOND])
+def test_all_that_share_a_dead_path_leave_it_once(peers: int, look: int) -> None:
+    """Queue pairs that stall together are told of in one go.  The second one's news is of the path that the first
+    one's made it leave: taken for news of the path it was on by then, it led straight back, for ever."""
+    leaf = Leaf(peers=peers, ports=2, look=look)
+    leaf.paths = lambda datagram: None if datagram.source_port == PORT else 0
+    leaf.run()
+    assert {port for _, port in leaf.blamed} == {PORT}
+    assert leaf.stalled() < 200
+
+
+def test_what_others_found_out_is_not_waited_for() -> None:
+    """The controller says that a path is gone before this rank can tell: all leave it then, what was in flight goes
+    again, and nobody is blamed."""
+    leaf = Leaf(peers=3, ports=2, look=0)
+    cut, told = 5 * MILLISECOND, 25 * MILLISECOND
+    leaf.paths = lambda d: None if d.source_port == PORT and leaf.wires.network.now >= cut else 0
+    news = Paths(2, leaf.ports, [], [Reach(peer, "leaf2", leaf.ports[1:]) for peer in (1, 2, 3)])
+    leaf.wires.network.at(told, lambda: leaf.detours.narrow(news))
+    leaf.run()
+    assert not leaf.blamed
+    assert leaf.wires.count(0, STALLED) == 0
+    assert leaf.stalled() < 50
+
+
+def test_a_slow_path_is_not_blamed_to_the_controller() -> None:
+    """A link breaks, and what is left is so slow that it seems dead as well: its answers, when they come, clear it, the
+    flow comes back to it, and the controller hears of the broken one alone."""
+    leaf = Leaf(peers=2, ports=2, look=5 * MILLISECOND, nbytes=40_000)
+    leaf.paths = lambda datagram: None if datagram.source_port == PORT else 90 * MILLISECOND
+    leaf.run()
+    assert leaf.wires.count(0, ANSWERED) > 0, "the slow path was given up, then answered"
+    assert {port for _, port in leaf.blamed} == {PORT}
+
+
+def test_a_path_that_answers_anybody_is_not_dead() -> None:
+    """One peer under a leaf is silent, another one is not: the path is alive, and nothing leaves it."""
+    leaf = Leaf(peers=2, ports=2, look=0, nbytes=8_000_000)
+    until = 200 * MILLISECOND
+
+    def silent(datagram: Datagram) -> int | None:
+        to_first = leaf._towards is leaf.wires.deliver[1]
+        return None if to_first and leaf.wires.network.now < until else MILLISECOND
+
+    leaf.paths = silent
+    leaf.run()
+    assert leaf.stalled() >= 200
+    assert leaf.wires.count(0, STALLED) == 0
+    assert set(leaf.wires.ports) == {PORT}
+
+
+class SlowLinks:
+    """Paths, one a source port, on which a packet of data takes ``packet_time`` nanoseconds of a link, after those that
+    were sent before it; and every packet ``delay`` more.  The path of ``dead`` swallows everything from then on."""
+
+    def __init__(self, leaf: Leaf, *, packet_time: int = 0, delay: int = 0, dead: dict[int, int] | None = None) -> None:
+        self.leaf, self.packet_time, self.delay, self.dead = leaf, packet_time, delay, dead or {}
+        self.free: dict[int, int] = {}
+
+    def __call__(self, datagram: Datagram) -> int | None:
+        now, port = self.leaf.wires.network.now, datagram.source_port
+        if now >= self.dead.get(port, now + 1):
+            return None
+        if datagram.payload[0] == Opcode.ACKNOWLEDGE:
+            return self.delay
+        self.free[port] = max(now, self.free.get(port, 0)) + self.packet_time
+        return self.free[port] - now + self.delay
+
+
+@pytest.mark.parametrize("delay", [0, 145])
+@pytest.mark.parametrize("peers", [1, 3])
+def test_a_path_slower_than_any_timer_is_not_flooded(peers: int, delay: int) -> None:
+    """Round trips of 300 ms, in the queue of the windows themselves or in the cables: a window is not sent again while
+    its answers are under way.  A first round trip and a path that is silent for 75 ms are asked about with a packet."""
+    leaf = Leaf(peers=peers, ports=1, look=0, nbytes=600_000)
+    leaf.paths = SlowLinks(leaf, packet_time=0 if delay else 300 * MILLISECOND // (64 * peers),
+                           delay=delay * MILLISECOND)
+    leaf.run()
+    for pair in range(peers):
+        s = leaf.wires.endpoints[0].standing(pair)
+        print(f"{s.sent=} {s.retransmitted=} {s.timeouts=} {s.srtt=} {leaf.wires.network.now=}")
+        assert s.srtt >= 200 * MILLISECOND
+        assert s.retransmitted < s.posted / 10
+
+
+@pytest.mark.parametrize("at", [200, 400, 1200])
+def test_a_slow_path_that_dies_is_left_as_soon(at: int) -> None:
+    """Where round trips take 300 ms, so does the retransmission timer; what leaves a dead path does not wait for it."""
+    leaf = Leaf(peers=2, ports=2, look=0, nbytes=800_000)
+    leaf.paths = SlowLinks(leaf, packet_time=300 * MILLISECOND // 128, dead={PORT: at * MILLISECOND})
+    leaf.run()
+    print(f"{at=} {leaf.wires.network.now=} {leaf.stalled()=}")
+    assert {port for _, port in leaf.blamed} == {PORT}
+    assert leaf.stalled() < 200
+
+
+@given(ports=st.integers(2, 4), peers=st.integers(1, 3), look=st.sampled_from([0, 7, 40, 110]), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_everything_arrives_while_any_path_lives(ports: int, peers: int, look: int, data: st.DataObject) -> None:
+    """Whichever paths die, whenever, and however rarely the host looks: every byte arrives, and whoever is blamed is
+    dead."""
+    leaf = Leaf(peers=peers, ports=ports, look=look * MILLISECOND, nbytes=100_000)
+    dead = data.draw(st.dictionaries(st.sampled_from(leaf.ports), st.integers(0, 300), max_size=ports - 1))
+    leaf.paths = lambda d: None if leaf.wires.network.now >= dead.get(d.source_port, 10**6) * MILLISECOND else 0
+    leaf.run()
+    assert {port for _, port in leaf.blamed} <= set(dead)

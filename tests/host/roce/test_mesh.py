@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The roce rail on loopback: collectives over real sockets, port 4791 shared with folding, errors by name."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.collectives import ALLREDUCE
+from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch, TransportError
+from netfold.host.innet.fold import FoldRail
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.operation.reduction import Reduction
+from netfold.host.roce.mesh import RoceMesh
+from netfold.host.roce.sockets import OURS
+from netfold.host.selection.peers import Peers
+from netfold.wire import roce
+from netfold.wire.jobs import Peer, Plan
+from support.collectives import TcpRanks, expected, inputs, values
+from support.host import LoopbackSwitch
+
+SUM = Reduction("sum", "float32")
+_subnets = count(1)
+
+
+class RoceRanks(TcpRanks):
+    """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager."""
+
+    def __init__(self, ranks: int, *, timeout: float = 30.0, **options: Any) -> None:
+        number = os.getpid() * 16 + next(_subnets) % 16
+        net = f"127.{192 + (number >> 8) % 63}.{number & 255}"
+        self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
+        listeners = [listen(address) for address in self.addresses]
+        peers = [Peer(r, self.addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
+        self.roce = [
+            RoceMesh(Plan("loop", 1, rank, ranks, peers, []), listeners[rank], timeout=timeout, **options)
+            for rank in range(ranks)
+        ]
+        self.meshes = list(self.roce)
+
+    def __enter__(self) -> RoceRanks:
+        return self
+
+
+def lose(sock: socket.socket, share: float) -> None:
+    """Has the kernel drop a share of a socket's datagrams, before they are merged or queued."""
+    instruction = struct.Struct("=HBBI")
+    program = ctypes.create_string_buffer(
+        instruction.pack(0x20, 0, 0, 0xFFFFF000 + 56)  # A = a random number (SKF_AD_RANDOM)
+        + instruction.pack(0x35, 0, 1, int(share * 2**32))  # at or above: keep
+        + instruction.pack(0x06, 0, 0, 0xFFFFFFFF)
+        + instruction.pack(0x06, 0, 0, 0)
+    )
+    sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack("@HP", 4, ctypes.addressof(program)))  # SO_ATTACH_FILTER
+
+
+def receivers(ranks: RoceRanks) -> list[socket.socket]:
+    """Their sockets at port 4791."""
+    found = []
+    for mesh in ranks.roce:
+        assert mesh._io is not None
+        found.append(mesh._io._sockets[0])
+    return found
+
+
+def allreduce(name: str, sizes: Sequence[int], ranks: int) -> Callable[[Mesh], list[Any]]:
+    """Work for every rank: one allreduce for each size."""
+
+    def work(mesh: Mesh) -> list[Any]:
+        peers = Peers(mesh, algorithm=name)
+        outs = []
+        for size in sizes:
+            source = inputs(ranks, size, "float32", size)[mesh.rank]
+            out = np.empty_like(source)
+            peers.allreduce(source, out, SUM)
+            outs.append(out)
+        return outs
+
+    return work
+
+
+def check_sums(results: Sequence[Any], sizes: Sequence[int]) -> None:
+    """Every rank has numpy's sums."""
+    for outs in values(results):
+        for size, out in zip(sizes, outs, strict=True):
+            assert (out == expected(inputs(len(results), size, "float32", size), "sum", "float32")).all()
+
+
+@pytest.mark.parametrize("name", sorted(ALLREDUCE))
+def test_allreduce_algorithms_run_over_queue_pairs(name: str) -> None:
+    """Sizes from nothing to many windows, on a number of ranks that is no power of two."""
+    sizes = [0, 1, 255, 1000, 40_001, 300_000]
+    with RoceRanks(3) as ranks:
+        check_sums(ranks.run(allreduce(name, sizes, 3)), sizes)
+
+
+@pytest.mark.parametrize("options", [{"queue_pairs": 4}, {"path_mtu": 4096}, {"window": 16, "path_mtu": 256}])
+def test_messages_split_over_queue_pairs_and_other_packet_sizes(options: dict[str, int]) -> None:
+    """A message is the same however it is cut; with several queue pairs each carries its part."""
+    sizes = [100_003, 7, 50_000]
+    with RoceRanks(4, **options) as ranks:
+        check_sums(ranks.run(allreduce("ring", sizes, 4)), sizes)
+        data = ranks.roce[0].standings()[1][1:]
+        assert len(data) == options.get("queue_pairs", 1)
+        assert all(pair.acknowledged > 0 for pair in data)
+
+
+def test_all_to_all_and_barriers_run_over_queue_pairs() -> None:
+    """Everybody writes to everybody at once."""
+
+    def work(mesh: Mesh) -> Any:
+        peers = Peers(mesh)
+        piece = 20_000
+        given = [slice(piece * r, piece * (r + 1)) for r in range(mesh.size)]
+        source = np.repeat(np.arange(mesh.size, dtype=np.int32) + 10 * mesh.rank, piece)
+        out = np.empty_like(source)
+        peers.all_to_all(source, given, out, given)
+        peers.barrier()
+        return out[::piece]
+
+    with RoceRanks(5) as ranks:
+        for rank, column in enumerate(values(ranks.run(work))):
+            assert column.tolist() == [rank + 10 * other for other in range(5)]
+
+
+def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
+    """One datagram in fifty, super-packets as a whole, acknowledgements too: all ranks finish, exact, and close."""
+    sizes = [100_000, 3, 30_000, 1, 200_000]
+    with RoceRanks(3) as ranks:
+        for sock in receivers(ranks):
+            lose(sock, 0.02)
+        check_sums(ranks.run(allreduce("ring", sizes, 3)), sizes)
+        pairs = [pair for mesh in ranks.roce for ends in mesh.standings().values() for pair in ends]
+        assert sum(pair.retransmitted for pair in pairs) > 0
+
+
+def test_a_rank_that_computes_still_answers() -> None:
+    """Rank 1 has what was sent and never calls again; its lost acknowledgement is repeated nevertheless."""
+    with RoceRanks(2) as ranks:
+        data, into = np.arange(1000, dtype=np.int32), np.zeros(1000, np.int32)
+
+        def work(mesh: Mesh) -> None:
+            with mesh.operation(Call(1, "a message")):
+                if mesh.rank == 0:
+                    lose(receivers(ranks)[0], 0.5)
+                    mesh.send(1, data)
+                else:
+                    mesh.receive(0, into)
+
+        values(ranks.run(work))
+        assert (into == data).all()
+
+
+def test_port_4791_is_shared_by_destination_queue_pair() -> None:
+    """A second socket on the address, as the folding engine's, gets trees' packets, and the mesh all of its own."""
+    with RoceRanks(2, shared=True) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as fold:
+        fold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        fold.bind((ranks.addresses[0], roce.UDP_PORT))
+        fold.settimeout(30)
+        sizes = [50_000]
+        check_sums(ranks.run(allreduce("ring", sizes, 2)), sizes)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as tree:
+            tree.bind((ranks.addresses[1], 0))
+            packets = [roce.BTH.pack(7, 0, roce.PKEY, qp, n) for n, qp in enumerate([1, OURS | 1, OURS - 1, 2])]
+            for packet in packets:
+                tree.sendto(packet, (ranks.addresses[0], roce.UDP_PORT))
+            assert [fold.recv(2048) for _ in range(3)] == [packets[0], packets[2], packets[3]]
+        check_sums(ranks.run(allreduce("ring", sizes, 2)), sizes)
+        fold.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            fold.recv(2048)
+
+
+def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
+    """Both rails of each rank at port 4791: operations of both in turn, every sum right."""
+    with RoceRanks(2, shared=True) as ranks, ExitStack() as stack:
+        net = ranks.addresses[0].rpartition(".")[0]
+        switch = LoopbackSwitch(f"{net}.200", ranks.addresses, slots=64)
+        stack.callback(switch.close)
+        folds = []
+        for rank, mesh in enumerate(ranks.roce):
+            plan = msgspec.structs.replace(mesh._plan, trees=switch.trees(rank, slots=64))
+            folds.append(FoldRail(plan, ranks.addresses[rank], timeout=30, shared=True))
+            stack.callback(folds[-1].close)
+        source = np.arange(20_000, dtype=np.int32)
+
+        def fold(mesh: Mesh) -> Any:
+            out = np.empty_like(source)
+            folds[mesh.rank].allreduce(source, out, "sum", 1)
+            return out
+
+        check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])
+        for out in values(ranks.run(fold)):
+            assert (out == 2 * source).all()
+        check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])
+
+
+def test_ranks_that_call_different_things_find_out() -> None:
+    """Sizes and operations differ: one rank sees what both called, the other hears of it."""
+
+    def work(mesh: Mesh) -> None:
+        array = np.zeros(10 + mesh.rank, np.float32)
+        with mesh.operation(Call(1, f"a message of {array.size}")):
+            if mesh.rank:
+                mesh.receive(0, array)
+            else:
+                mesh.send(1, array)
+
+    with RoceRanks(2) as ranks:
+        results = ranks.run(work)
+    assert isinstance(results[0], RankMismatch), results
+    assert "message of 11" in str(results[0])
+    assert isinstance(results[1], PeerLost), results
+    assert "rank 0 gave up: RankMismatch" in str(results[1])
+
+
+def test_ranks_with_other_settings_find_out() -> None:
+    """Queue pairs and path MTU travel with the first clear-to-send."""
+    with RoceRanks(2) as ranks:
+        ranks.roce[1].queue_pairs = 2
+        results = ranks.run(allreduce("ring", [1000], 2))
+    assert any(isinstance(result, RankMismatch) and "queue_pairs=" in str(result) for result in results), results
+
+
+def test_a_rank_that_never_calls_is_named() -> None:
+    """All others give up after the timeout, and say who is missing."""
+    with RoceRanks(3, timeout=0.5) as ranks:
+        results = ranks.run(allreduce("ring", [1000], 3), only=[0, 1])
+    for rank in (0, 1):
+        assert isinstance(results[rank], CollectiveTimeout), results[rank]
+        assert "rank 2 gone, stopped, or never called" in str(results[rank])
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_that_a_path_stands_still_is_no_movement(stay: bool) -> None:
+    """Where the network swallows everything, the timeout counts from the last packet that came, whatever queue pairs
+    tell of their paths meanwhile; and who is to stay on a path stays."""
+    with RoceRanks(2, queue_pairs=2, stay=stay) as ranks:
+        check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
+        for mesh in ranks.roce:
+            mesh._timeout = 1.0
+        for sock in receivers(ranks):
+            lose(sock, 1 - 2**-32)
+        results = ranks.run(allreduce("ring", [1000], 2), timeout=60)
+        left = [port for mesh in ranks.roce for port in mesh.ports if mesh.ways.is_suspect(1 - mesh.rank, port)]
+    for result in results:
+        assert isinstance(result, CollectiveTimeout), results
+    assert stay == (not left)
+
+
+def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
+    """Its peers learn it from the TCP connection, at once, wherever they wait."""
+
+    def work(mesh: Mesh) -> Any:
+        allreduce("ring", [1000], 3)(mesh)
+        if mesh.rank == 1:
+            mesh.close()
+            return None
+        return allreduce("ring", [1000], 3)(mesh)
+
+    with RoceRanks(3, timeout=90.0) as ranks:
+        results = ranks.run(work, timeout=60)
+    for rank in (0, 2):
+        assert isinstance(results[rank], PeerLost), results[rank]
+        assert "rank 1 is lost" in str(results[rank])
+
+
+def test_an_address_in_use_is_named() -> None:
+    """Two ranks on one address."""
+    with RoceRanks(1) as ranks:
+        listener = listen(ranks.addresses[0])
+        plan = Plan("other", 1, 0, 1, [Peer(0, ranks.addresses[0], "x:1")], [])
+        with pytest.raises(TransportError, match="one rank a fabric address") as caught:
+            RoceMesh(plan, listener, timeout=1)
+        assert caught.value.errno == errno.EADDRINUSE
+        listener.close()
+
+
+def test_impossible_settings_are_refused() -> None:
+    """At the border, with what was expected."""
+    with RoceRanks(2) as ranks:
+        settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 32}, {"ports": [7000, 7000]}]
+        for bad in settings:
+            with pytest.raises(ValueError, match="expected"):
+                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._door.listener, timeout=1, **bad)
+        twice = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.9", "x:1"), Peer(1, "127.0.0.9", "x:2")], [])
+        with pytest.raises(PlanError, match="one for each rank"):
+            RoceMesh(twice, ranks.roce[0]._door.listener, timeout=1)
+        with pytest.raises(ValueError, match="expected another rank"):
+            ranks.roce[0].pin(0, 0, ranks.roce[0].ports[0])
+
+
+def test_flows_move_to_another_source_port_on_demand() -> None:
+    """The entropy of a queue pair is changed between operations, and in the middle nothing is lost."""
+    with RoceRanks(2, queue_pairs=2) as ranks:
+        mesh = ranks.roce[0]
+        check_sums(ranks.run(allreduce("ring", [90_000], 2)), [90_000])
+        mesh.pin(1, 0, mesh.ports[1])
+        check_sums(ranks.run(allreduce("ring", [90_000], 2)), [90_000])
+
+
+def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
+    """rail="roce" sums over queue pairs, and says so."""
+    addresses = [f"127.191.{os.getpid() & 255}.{rank + 1}" for rank in range(3)]
+    listeners = [listen(address) for address in addresses]
+    peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(3)]
+
+    def rank(r: int) -> tuple[str, str, list[float]]:
+        plan = Plan("loop", 1, r, 3, peers, [])
+        with Communicator(plan, address=addresses[r], rail="roce", algorithm="ring", listener=listeners[r]) as comm:
+            total = comm.allreduce(np.full(5000, r + 1, np.float32))
+            comm.barrier()
+            return comm.rail, comm.explain(20000), sorted(set(total.tolist()))
+
+    with ThreadPoolExecutor(3) as pool:
+        for rail, why, total in pool.map(rank, range(3)):
+            assert rail == "roce"
+            assert "queue pairs" in why
+            assert "rail='roce'" in why
+            assert total == [6.0]
+
+
+def test_a_message_over_tcp_where_queue_pairs_are_is_named_at_once() -> None:
+    """One rank has the rail tcp and the other roce: both learn of it, without waiting for their timeout."""
+
+    def work(mesh: Mesh) -> None:
+        with mesh.operation(Call(1, "sum")):
+            mesh.send(1 - mesh.rank, np.ones(9, np.uint8))
+            mesh.wait([mesh.receive(1 - mesh.rank, np.empty(9, np.uint8))])
+
+    with TcpRanks(2, timeout=100) as ranks:
+        plan, listener = ranks.meshes[0]._plan, ranks.meshes[0]._door.listener
+        ranks.meshes[0] = RoceMesh(plan, listener, timeout=100)
+        roce, tcp = ranks.run(work, timeout=90)
+    assert isinstance(roce, RankMismatch)
+    assert "rank 1 sends a message of operation 1 (sum) over TCP; expected it by queue pairs" in str(roce)
+    assert isinstance(tcp, PeerLost)
+    assert "rank 0 gave up: RankMismatch" in str(tcp)

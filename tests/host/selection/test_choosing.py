@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which algorithm a group of ranks takes: as asked for, or by figures that all of them have alike; and those that go by
+the ranks' places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from netfold.host.api.group import Group
+from netfold.host.api.work import Turns
+from netfold.host.client.plans import check_plan, ring_order
+from netfold.host.collectives.flow import run
+from netfold.host.collectives.machines import find as machines
+from netfold.host.errors import PlanError
+from netfold.host.mesh.memory import MemoryFabric
+from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import Reduction
+from netfold.host.selection import choice, chooser
+from netfold.host.selection.calibration import share
+from netfold.host.selection.cost import Link
+from netfold.host.selection.measure import Measured, measure, time_algorithms
+from netfold.host.selection.peers import KNOWN, Peers
+from netfold.wire.jobs import Peer, Plan
+from support.collectives import values
+from support.host import everyone, loopback_job
+
+SLOW = Measured(Link(1e-4, 1e-8), 1.0)
+
+
+def test_all_ranks_measure_the_same_and_choose_alike() -> None:
+    """Clocks differ from rank to rank, figures do not: the worst of all."""
+
+    def work(mesh: Mesh) -> Measured:
+        ticks = iter(range(10**6))
+        with mesh.operation(Call(1, "measure")):
+            return measure(mesh, clock=lambda: next(ticks) * 1e-3 * (mesh.rank + 1))
+
+    got = values(MemoryFabric(5).run(work))
+    assert got == [got[0]] * 5
+    assert got[0].link.alpha == pytest.approx(5e-3)
+    assert got[0].contention >= 1
+    assert got[0].link.beta > 0
+
+
+def test_figures_are_kept_for_the_next_run_on_the_same_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NETFOLD_COST: written once, read by the next run, by ranks and fabric; measured again where it is spoilt."""
+    file = tmp_path / "cost.json"
+    monkeypatch.setenv("NETFOLD_COST", str(file))
+    calls: list[int] = []
+
+    def figures(mesh: Mesh) -> Measured:
+        calls.append(mesh.rank)
+        return Measured(Link(mesh.size / 1024, 1e-8), 1.0)
+
+    monkeypatch.setattr(chooser, "measure", figures)
+    timed = {"ring": {4096: 0.5}}
+    monkeypatch.setattr(chooser, "time_algorithms", lambda *_: timed)
+
+    def measured(ranks: int, fabric: str = "a") -> Measured:
+        got = values(MemoryFabric(ranks).run(lambda mesh: Peers(mesh, fabric=fabric).choice(64).seconds))
+        assert got == [got[0]] * ranks
+        known = msgspec.json.decode(file.read_bytes(), type=dict[str, Measured])
+        return known[f"{ranks} ranks, TCP, fabric {fabric}"]
+
+    first = measured(3)
+    assert sorted(calls) == [0, 1, 2]
+    assert measured(3) == first == Measured(Link(3 / 1024, 1e-8), 1.0, timed=timed)
+    assert len(calls) == 3, "read, not measured"
+    assert measured(4).link.alpha == 4 / 1024
+    assert len(calls) == 7
+    assert measured(3) == first
+    assert len(calls) == 7, "figures of other sizes stay"
+    measured(3, "b")
+    assert len(calls) == 10, "another fabric's links are others"
+    file.write_text("{")
+    measured(3)
+    assert len(calls) == 13
+    assert str(file) in caplog.text
+
+
+@pytest.mark.parametrize("known", [[], [0], [1, 2], [0, 1, 2]])
+def test_figures_that_one_rank_has_are_everybodys(known: list[int]) -> None:
+    """Ranks that chose differently would end the job: all use what the first rank that has figures has, or none."""
+
+    def work(mesh: Mesh) -> Measured | None:
+        alpha = (mesh.rank + 1) / 1024
+        ours = Measured(Link(alpha, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if mesh.rank in known else None
+        with mesh.operation(Call(1, "sharing")):
+            return share(mesh, ours)
+
+    first = Measured(Link((known[0] + 1) / 1024, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if known else None
+    assert values(MemoryFabric(3).run(work)) == [first] * 3
+
+
+def test_the_environment_and_arguments_override_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argument of the call, then of the communicator, then NETFOLD_ALGO, then by cost; explain() says which."""
+    mesh = MemoryFabric(4).meshes[0]
+    assert Peers(mesh, measured=SLOW).pick(64) == "recursive_doubling"
+    assert "4 ranks: " in Peers(mesh, measured=SLOW).explain(1 << 20)
+    assert "once the first operation has measured" in Peers(mesh).explain(64)
+    monkeypatch.setenv("NETFOLD_ALGO", "mesh2d")
+    assert Peers(mesh).pick(64) == "mesh2d"
+    assert "mesh2d, as asked for" in Peers(mesh).explain(64)
+    assert Peers(mesh, algorithm="ring").pick(64) == "ring"
+    assert Peers(mesh, algorithm="ring").pick(64, "byteps") == "byteps"
+    monkeypatch.setenv("NETFOLD_ALGO", "magic")
+    with pytest.raises(ValueError, match=r"NETFOLD_ALGO.*expected one of auto"):
+        Peers(mesh)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_algorithm_is_selectable(name: str) -> None:
+    """By the argument of allreduce, on a communicator over TCP; hierarchical finds that all ranks share a machine."""
+    with loopback_job(3, rail="tcp") as comms:
+        got = everyone(comms, lambda comm: float(comm.allreduce(np.full(77, 1.5), algorithm=name)[76]))
+    assert got == [4.5] * 3
+
+
+@pytest.mark.parametrize("name", ["auto", "byteps", "parameter_server"])
+def test_helpers_add_for_the_others(name: str) -> None:
+    """Two of five ranks have no data: sums and averages are the other three's; other algorithms are refused."""
+
+    def one(mesh: Mesh) -> Any:
+        group = Group(Peers(mesh, algorithm=name, helpers=[1, 4]), Turns(f"rank {mesh.rank}"))
+        total = group.allreduce(np.full(1000, mesh.rank, np.float32))
+        mean = group.allreduce(np.full(7, mesh.rank, np.float64), op="average")
+        with pytest.raises(ValueError, match=r"'ring' with helpers \[1, 4\]: expected one of auto, byteps, param"):
+            group.allreduce(np.zeros(1), algorithm="ring")
+        return None if mesh.rank in (1, 4) else (total.tolist(), mean.tolist())
+
+    got = values(MemoryFabric(5).run(one))
+    assert [got[rank] for rank in (0, 2, 3)] == [([5.0] * 1000, [5 / 3] * 7)] * 3
+    with pytest.raises(ValueError, match="not all, each once"):
+        Peers(MemoryFabric(2).meshes[0], helpers=[0, 1])
+
+
+def test_the_ring_goes_by_address() -> None:
+    """Ranks under one leaf have neighbouring addresses, and follow each other in the ring."""
+    addresses = ["10.0.2.10", "10.0.1.1", "10.0.2.9", "10.0.1.2"]
+    plan = Plan("j", 1, 0, 4, [Peer(rank, address, "") for rank, address in enumerate(addresses)], [])
+    assert ring_order(plan) == [1, 3, 2, 0]
+    assert ring_order(msgspec.structs.replace(plan, ring=[0, 2, 1, 3])) == [0, 2, 1, 3]
+    with pytest.raises(PlanError, match=r"the ring visits \[0, 2, 1\]: expected each of 0\.\.3 once"):
+        check_plan(msgspec.structs.replace(plan, ring=[0, 2, 1]))
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2, 3, 4, 5], [5, 3, 1, 0]])
+def test_everything_that_goes_round_follows_the_order(ranks: list[int]) -> None:
+    """Allreduce, reduce_scatter and all_gather by ring, of all ranks and of a group: neighbours in the order alone
+    talk to each other, and the results are as they should be."""
+    order = [0, 4, 2, 5, 1, 3]
+
+    def one(mesh: Mesh) -> None:
+        everyone_ = Group(Peers(mesh, algorithm="ring", order=order), Turns(f"rank {mesh.rank}"))
+        if mesh.rank not in ranks:
+            return
+        group = everyone_.group(ranks) if len(ranks) < mesh.size else everyone_
+        n = group.size
+        assert group.allreduce(np.ones(100)).tolist() == [n] * 100
+        part = group.reduce_scatter(np.repeat(np.arange(float(n)), 2))
+        assert part.tolist() == [group.rank * n] * 2
+        assert group.all_gather(part).tolist() == np.repeat(np.arange(float(n)) * n, 2).tolist()
+
+    fabric = MemoryFabric(6)
+    values(fabric.run(one))
+    ring = [rank for rank in order if rank in ranks]
+    assert set(fabric.bytes) == set(zip(ring, ring[1:] + ring[:1], strict=True))
+
+
+def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.MonkeyPatch, shared_folder: Path) -> None:
+    """Two machines of two: "hierarchical" maps rows on each, keeps them for the next operation, and gives them back."""
+    seen: list[tuple[int, bool]] = []
+
+    def one(mesh: Mesh) -> float:
+        peers = Peers(mesh, algorithm="hierarchical")
+        group = Group(peers, Turns(f"rank {mesh.rank}"))
+        group.allreduce(np.ones(10))
+        rows = peers.machines.rows()
+        total = float(group.allreduce(np.full(100_000, mesh.rank, np.float32))[99_999])
+        seen.append((len(peers.machines.groups), rows is not None and rows is peers.machines.rows()))
+        peers.close()
+        return total
+
+    fabric = MemoryFabric(4)
+    names = {id(mesh): bytes([mesh.rank // 2]) * 16 for mesh in fabric.meshes}
+    monkeypatch.setattr("netfold.host.collectives.machines.find", lambda mesh: machines(mesh, names[id(mesh)]))
+    assert values(fabric.run(one)) == [6.0] * 4
+    assert seen == [(2, True)] * 4
+    assert list(shared_folder.iterdir()) == []
+
+
+def way(peers: Peers, name: str) -> Callable[[Flat], None]:
+    """Sums in place by an algorithm, in an operation that is under way."""
+    return lambda data: run(peers.mesh, peers._allreduce(name, data, Reduction("sum", "float32")))
+
+
+def test_a_group_times_its_algorithms_and_all_ranks_read_the_same() -> None:
+    """Each rank has a clock of its own; what they choose from is the slowest rank's, at sizes that are worth it."""
+
+    def work(mesh: Mesh) -> Measured:
+        ticks = count()
+        peers = Peers(mesh)
+        links = Measured(Link(1e-4, 1e-9), 1.0)
+        ways = {name: way(peers, name) for name in ("ring", "recursive_doubling", "parameter_server")}
+        with mesh.operation(Call(1, "timing")):
+            timed = time_algorithms(
+                mesh, ways, lambda nbytes: {"ring": nbytes * 1e-9, "recursive_doubling": nbytes * 2e-9},
+                clock=lambda: next(ticks) * 1e-3 * (mesh.rank + 1),
+            )
+        return replace(links, timed=timed)
+
+    got = values(MemoryFabric(4).run(work))
+    assert got == [got[0]] * 4
+    assert got[0].timed["ring"] == pytest.approx(dict(zip(choice.TIMED, (1e-3, 1e-3, 1e-3, 1e-3, 4e-3), strict=True)))
+    assert set(got[0].timed) == {"ring", "recursive_doubling"}
+
+    def patient(mesh: Mesh) -> dict[str, dict[int, float]]:
+        ticks = count()
+        with mesh.operation(Call(1, "timing")):  # at 0.8 Mb/s 16 KB take 160 ms
+            return time_algorithms(
+                mesh, {"ring": way(Peers(mesh), "ring")}, lambda nbytes: {"ring": nbytes * 1e-5},
+                clock=lambda: next(ticks) * 0.04,
+            )
+
+    assert [set(timed["ring"]) for timed in values(MemoryFabric(2).run(patient))] == [{4096}] * 2

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DistributedDataParallel and FSDP offer works over NetFold as over gloo."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import RANKS as PROGRAMS
+from support.host import subnet
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
+
+from support.torch import loopback_jobs, torchrun
+
+RANKS = 4
+FEATURES = [
+    "gradients_added_up", "parameters_unused", "a_static_graph", "uneven_inputs", "a_checkpoint", "a_compiled_model",
+    "sharded_moments", "sharded_parameters", "the_hook",
+]
+"""Functions of rank_torch_features.py."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What every rank of rank_torch_features.py found."""
+    folder, net = tmp_path_factory.mktemp("torch"), subnet()
+    where = f"unix:{folder}/jobs"
+    with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where):
+        script = PROGRAMS / "rank_torch_features.py"
+        torchrun(script, net, where, str(folder), ranks=RANKS, environment={}, timeout=200)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_losses_are_those_of_gloo(found: list[dict[str, Any]], feature: str) -> None:
+    """no_sync, find_unused_parameters, static_graph, Join, checkpoints, torch.compile, ZeRO, FSDP, the hook: losses
+    over TCP and in the network are those over gloo, within rounding."""
+    for rank, results in enumerate(found):
+        assert set(results) == {*FEATURES, "resumed"}
+        ways = dict(results[feature])
+        gloo = ways.pop("gloo")
+        assert len(gloo) == (4 + rank if feature == "uneven_inputs" else 4)
+        assert ways
+        for way, losses in ways.items():
+            np.testing.assert_allclose(losses, gloo, rtol=1e-4, err_msg=f"rank {rank}, {way}")
+
+
+def test_a_resumed_run_is_the_one_without_a_break(found: list[dict[str, Any]]) -> None:
+    """The hook in 8 bits: a checkpoint holds what lanes have left out, and the losses after it are the same to the
+    last bit; without that they are others."""
+    for results in found:
+        runs = results["resumed"]
+        assert runs["resumed"] == runs["whole"]
+        assert runs["forgotten"] != runs["whole"]

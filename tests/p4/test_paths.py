@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""p4src/paths.p4: which uplink a packet takes, by mode and destination leaf, in process and beside BMv2."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netfold.controller.paths.steering import Steering
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry
+from netfold.controller.switch.tables import Mode
+from netfold.fabric import routes
+from netfold.fabric.generate import leafspine
+from netfold.wire import roce
+from softswitch.engine.engine import Engine
+from softswitch.engine.local import LocalEngine
+from support.bmv2 import HAVE_BMV2, Bmv2, by_port
+from support.program import PROGRAM, checksum, library, mac, native
+from support.slot_model import ip_packet
+
+FABRIC = leafspine(3, 4, 6)
+LEAF = "leaf1"
+UPLINKS = (3, 4, 5, 6)
+PINNED = [roce.PATH_PORT + number for number, switch in enumerate(FABRIC.switches, 1) if switch.role == "spine"]
+INSIDE, NEAR, FAR = (FABRIC.host(name) for name in ("h1", "h3", "h5"))  # on leaf1, leaf2, leaf3
+
+
+def entries(modes: dict[str, Mode] | None = None) -> list[Entry]:
+    """What the controller gives leaf1."""
+    steering = Steering(FABRIC)
+    steering.modes |= modes or {}
+    graph = FABRIC.graph()
+    made = tables.merge([tables.routing(FABRIC, routes.plan(graph)), steering.entries(graph)])[LEAF]
+    return [entity for entity in made if isinstance(entity, Entry)]
+
+
+def frame(source_port: int, to: str = FAR.address, *, dport: int = roce.UDP_PORT, psn: int = 0) -> bytes:
+    """A small WRITE ONLY from h1; with another destination port it is somebody else's UDP."""
+    inner = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, 0x800001, psn) + roce.RETH.pack(0, 1, 8) + bytes(8)
+    packet = bytearray(ip_packet(inner + bytes(4), 0, INSIDE.address, source_port, to))
+    packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
+    packet[22:24] = struct.pack("!H", dport)
+    return mac("02:00:00:00:00:01") + mac(INSIDE.mac) + b"\x08\x00" + bytes(packet)
+
+
+@pytest.fixture
+def leaf() -> Iterator[LocalEngine]:
+    """leaf1, all leaves in the mode that Steering begins with: pinned."""
+    with Engine.in_process(library(), cpu_port=510) as engine:
+        for entry in entries():
+            engine.insert(native(engine, entry))
+        yield engine
+
+
+def switch_to(engine: LocalEngine, mode: Mode, leaf: str) -> None:
+    """The one write that changes a leaf's mode at run time."""
+    wanted = {entry.identity: entry for entry in entries({leaf: mode})}
+    (changed,) = [entry for key, entry in wanted.items() if entry not in entries() and key[0] == tables.POLICY]
+    engine.modify(native(engine, changed))
+
+
+def out(engine: LocalEngine, data: bytes) -> int:
+    """The port where a frame from h1 leaves, as one."""
+    ((port, _),) = engine.inject(1, data)
+    return port
+
+
+def unpinned(engine: LocalEngine, leaf: str) -> int:
+    """Packets to a leaf that no pin was for."""
+    number = tables.leaf_numbers(FABRIC)[leaf]
+    return engine.read_counter(engine.counter(tables.UNPINNED), number, 1)[0].packets
+
+
+def test_a_source_port_of_the_plan_takes_its_uplink(leaf: LocalEngine) -> None:
+    """Each to its own spine, to both leaves alike, with the MAC addresses of that link; none is counted as unpinned."""
+    for to in (NEAR.address, FAR.address):
+        assert [out(leaf, frame(port, to)) for port in PINNED] == list(UPLINKS)
+    ((_, data),) = leaf.inject(1, frame(PINNED[2]))
+    assert data[:12] == mac(FABRIC.switch("spine3").mac) + mac(FABRIC.switch(LEAF).mac)
+    assert unpinned(leaf, "leaf3") == 0
+
+
+def test_other_source_ports_are_hashed_and_counted(leaf: LocalEngine) -> None:
+    """One flow keeps its uplink, many flows find them all; counted for their leaf alone."""
+    taken = [out(leaf, frame(port)) for port in range(50_000, 50_200)]
+    assert set(taken) == set(UPLINKS)
+    assert taken == [out(leaf, frame(port)) for port in range(50_000, 50_200)]
+    assert (unpinned(leaf, "leaf3"), unpinned(leaf, "leaf2")) == (400, 0)
+
+
+def test_hashing_pays_no_heed_to_pins(leaf: LocalEngine) -> None:
+    """In mode ecmp the plan's ports are flows like others, and the hash is the one that unpinned packets get."""
+    before = [out(leaf, frame(port)) for port in range(50_000, 50_050)]
+    switch_to(leaf, "ecmp", "leaf3")
+    assert before == [out(leaf, frame(port)) for port in range(50_000, 50_050)]
+    assert unpinned(leaf, "leaf3") == 50
+    assert [out(leaf, frame(port, NEAR.address)) for port in PINNED] == list(UPLINKS), "leaf2 is as it was"
+
+
+def test_spraying_spreads_one_flow_evenly(leaf: LocalEngine) -> None:
+    """4000 packets of one flow: every uplink within 5 sigma of its quarter; other leaves keep their pins."""
+    switch_to(leaf, "spray", "leaf3")
+    taken = Counter(out(leaf, frame(PINNED[0], psn=psn)) for psn in range(4000))
+    print(taken)
+    assert set(taken) == set(UPLINKS)
+    assert all(abs(count - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5 for count in taken.values())
+    assert {out(leaf, frame(PINNED[0], NEAR.address)) for _ in range(50)} == {UPLINKS[0]}
+
+
+@pytest.mark.parametrize("mode", ["pinned", "ecmp", "spray"])
+def test_what_is_not_roce_is_hashed_in_every_mode(leaf: LocalEngine, mode: Mode) -> None:
+    """A flow of TCP or other UDP is never reordered, whatever its ports are."""
+    before = [out(leaf, frame(port, dport=4000)) for port in (*PINNED, 50_000)]
+    if mode != "pinned":
+        switch_to(leaf, mode, "leaf3")
+    for _ in range(20):
+        assert before == [out(leaf, frame(port, dport=4000)) for port in (*PINNED, 50_000)]
+
+
+def test_a_pin_that_is_taken_away_falls_to_the_hash(leaf: LocalEngine) -> None:
+    """As the controller does when a path dies: the packet is not lost."""
+    pins = [entry for entry in entries() if entry.table == tables.PIN]
+    for entry in pins:
+        leaf.delete(native(leaf, entry))
+    assert out(leaf, frame(PINNED[0])) in UPLINKS
+    assert unpinned(leaf, "leaf3") == 1
+
+
+@pytest.mark.bmv2
+@pytest.mark.skipif(not HAVE_BMV2, reason="p4c-bm2-ss and simple_switch_grpc are not on PATH")
+def test_bmv2_takes_the_same_uplinks(tmp_path: Path) -> None:
+    """Pinned to leaf2 and hashed to leaf3, RoCE or not: the same bytes at the same ports.  Sprayed: the same shares."""
+    rng = random.Random(11)
+    ports = [rng.choice([*PINNED, rng.randrange(1024, 0xFFFF)]) for _ in range(200)]
+    for part, modes, to in (("fixed", {"leaf3": "ecmp"}, [NEAR, FAR]), ("random", {"leaf3": "spray"}, [FAR])):
+        folder = tmp_path / part
+        folder.mkdir()
+        frames = [(1, frame(port, rng.choice(to).address, dport=roce.UDP_PORT if part == "random" else
+                            rng.choice([roce.UDP_PORT, 4000]), psn=psn)) for psn, port in enumerate(ports)]
+        with Engine.in_process(library(), cpu_port=510) as engine, Bmv2(PROGRAM, folder, ports=7) as bmv2:
+            for entry in entries(modes):  # type: ignore[arg-type]
+                engine.insert(native(engine, entry))
+                assert bmv2.write_entry("insert", native(engine, entry))
+            sent = [engine.inject(port, data) for port, data in frames]
+            ours = by_port(sent)
+            bmv2.inject(frames, sent)
+            theirs = bmv2.outputs({port: len(left) for port, left in ours.items()} if part == "fixed" else {})
+        assert sum(map(len, theirs.values())) == len(frames)
+        assert set(theirs) == set(ours) == set(UPLINKS)
+        if part == "fixed":
+            assert {p: sorted(sent) for p, sent in ours.items()} == {p: sorted(sent) for p, sent in theirs.items()}
+        else:
+            for counted in (ours, theirs):
+                assert all(abs(len(sent) - 50) < 5 * (200 * 0.25 * 0.75) ** 0.5 for sent in counted.values())

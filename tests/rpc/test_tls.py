@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job service over TLS, with a certificate that signs itself; and the secrets in the fabric file."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+
+from netfold.controller import client
+from netfold.controller.controller import Controller, StartError
+from netfold.fabric import file as fabric_file
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Fabric, FabricError
+from netfold.rpc import channel as tls
+from netfold.rpc.rpc import Unreachable
+from netfold.wire.jobs import SERVICE, Join, Plan
+from support.controller import BOUND, MemorySwitch, run
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A fresh self-signed certificate for 127.0.0.1 and its key, or a skip without openssl."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    made, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(made), "-keyout", str(key)],
+        check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60,
+    )
+    return made, key
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment, and that the kernel gives to nobody who asks for any."""
+    while True:
+        port = random.randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def tls_fabric(folder: Path) -> Fabric:
+    """A fabric file with TLS on a port of loopback, read from disk; its files are named relative to it."""
+    certificate(folder, "controller")
+    settings = {"jobs": f"127.0.0.1:{free_port()}", "certificate": "controller.pem", "key": "controller.key"}
+    file = folder / "lab.toml"
+    fabric_file.save(msgspec.structs.replace(leafspine(1, 0, 2, rundir=folder), **settings), file)
+    return fabric_file.load(file)
+
+
+def controller(fabric: Fabric) -> Controller:
+    """Of switches in memory."""
+    return Controller(fabric, connect=lambda switch: MemorySwitch(switch.name).connect(), rng=random.Random(5),
+                      start_timeout=BOUND)
+
+
+def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NETFOLD_CA makes ranks and operators speak TLS; without it, or with another one, nobody is served and the error
+    says what to set."""
+    fabric = tls_fabric(tmp_path)
+    other, _ = certificate(tmp_path, "other")
+
+    async def story() -> None:
+        async with controller(fabric):
+            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller.pem"))
+            assert (await client.status(fabric.jobs)).fabric == fabric.name
+            async with tls.aio_channel(fabric.jobs) as channel:
+                join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
+                assert (await join(Join("j", 1, 0, fabric.hosts[0].address, "10.0.0.1:1", 1024), timeout=BOUND)).epoch
+            monkeypatch.setenv(tls.CA_VARIABLE, str(other))
+            with pytest.raises(Unreachable, match=r"NETFOLD_CA is .*other\.pem"):
+                await client.status(fabric.jobs, timeout=2)
+            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "nowhere.pem"))
+            with pytest.raises(Unreachable, match=r"NETFOLD_CA=.*nowhere\.pem: No such file"):
+                await client.status(fabric.jobs)
+            monkeypatch.delenv(tls.CA_VARIABLE)
+            with pytest.raises(Unreachable, match="set NETFOLD_CA"):
+                await client.status(fabric.jobs, timeout=2)
+
+    run(story())
+
+
+def test_a_key_of_another_certificate_is_an_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller says so instead of serving nobody."""
+    fabric = tls_fabric(tmp_path)
+    _, key = certificate(tmp_path, "other")
+    monkeypatch.delenv(tls.CA_VARIABLE, raising=False)
+
+    async def story() -> None:
+        broken = controller(msgspec.structs.replace(fabric, key=str(key)))
+        with pytest.raises(StartError, match=r"cannot serve jobs at 127\.0\.0\.1"):
+            await broken.start()
+        await broken.stop()
+
+    run(story())
+
+
+def test_unix_sockets_go_without_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where NETFOLD_CA is set for other controllers: not even its file is read."""
+    monkeypatch.setenv(tls.CA_VARIABLE, "/nonexistent")
+    fabric = leafspine(1, 0, 2, rundir=tmp_path)
+
+    async def story() -> None:
+        async with controller(fabric):
+            assert (await client.status(fabric.jobs)).fabric == fabric.name
+
+    run(story())
+
+
+def test_who_asked_too_early_does_not_hold_up_who_asks_now(tmp_path: Path) -> None:
+    """A channel that found nobody leaves no back-off for the next one in its process."""
+    fabric = leafspine(1, 0, 2, rundir=tmp_path)
+
+    async def story() -> None:
+        async with tls.aio_channel(fabric.jobs) as early:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await early.unary_unary("/nobody/here", bytes, bytes)(b"")
+            async with controller(fabric):
+                assert (await client.status(fabric.jobs)).fabric == fabric.name
+
+    run(story())
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ('token = "a"\ntoken_file = "b"', "expected either a token or a token_file"),
+    ('token = ""', "fabric.token: expected at least one character"),
+    ('certificate = "c.pem"', "fabric.key: TLS needs both"),
+    ('key = "c.key"', "fabric.certificate: TLS needs both"),
+    ('certificate = "c.pem"\nkey = "c.key"', "TLS goes with fabric.jobs = \"host:port\""),
+])
+def test_contradicting_secrets_are_refused(line: str, says: str, tmp_path: Path) -> None:
+    """The error names the field and what to do."""
+    text = fabric_file.dumps(leafspine(1, 0, 2, rundir=tmp_path)).replace("[fabric]\n", f"[fabric]\n{line}\n")
+    with pytest.raises(FabricError) as caught:
+        fabric_file.loads(text)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"token_file": "none"}, "fabric.token_file: cannot read .*none: No such file"),
+    ({"token_file": "empty"}, "fabric.token_file: .*empty is empty"),
+    ({"certificate": "none", "key": "none", "jobs": "127.0.0.1:1"}, "fabric.key: cannot read"),
+])
+def test_files_that_are_not_there_are_named_at_the_start(
+    tmp_path: Path, settings: dict[str, str], says: str
+) -> None:
+    """Before any switch is touched."""
+    (tmp_path / "empty").write_text("\n")
+    file = tmp_path / "lab.toml"
+    fabric_file.save(msgspec.structs.replace(leafspine(1, 0, 2, rundir=tmp_path), **settings), file)
+    broken = controller(fabric_file.load(file))
+    with pytest.raises(FabricError, match=says):
+        run(broken.start())

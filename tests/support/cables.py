@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cables between switches in memory: what one sends, the other gets, unless the cable is cut."""
+
+from __future__ import annotations
+
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import Entry
+from netfold.fabric.graph import CPU_PORT, End, Fabric
+from support.controller import MemorySwitch
+
+
+def number(fabric: Fabric, a: str, b: str) -> int:
+    """Of the link between two nodes."""
+    return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
+
+
+class Cables:
+    """Between switches in memory: what a switch sends arrives at its neighbour, if that routes it to the CPU port."""
+
+    def __init__(self, fabric: Fabric, switches: dict[str, MemorySwitch]) -> None:
+        self.cut: set[int] = set()
+        for n, link in enumerate(fabric.links):
+            for a, b in (link.ends, link.ends[::-1]):
+                if a.node in switches and b.node in switches:
+                    self._lay(n, a, b, switches)
+
+    def _lay(self, n: int, a: End, b: End, switches: dict[str, MemorySwitch]) -> None:
+        before = switches[a.node].sends
+
+        def sends(port: int, frame: bytes) -> None:
+            if port != a.port:
+                before(port, frame)
+            elif n not in self.cut and self._to_cpu(switches[b.node]):
+                switches[b.node].arrives(b.port, frame)
+
+        switches[a.node].sends = sends
+
+    @staticmethod
+    def _to_cpu(switch: MemorySwitch) -> bool:
+        key = (tables.ROUTE, (("dst", (0xE0000002, 32)),))
+        entry = switch.state.get(key)
+        return isinstance(entry, Entry) and dict(entry.params)["port"] == CPU_PORT

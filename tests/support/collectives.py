@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reference results of collectives, arrays to try them on, and meshes over real loopback TCP."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from netfold.host.collectives import ALLREDUCE
+from netfold.host.collectives.flow import run
+from netfold.host.mesh.link import listen
+from netfold.host.mesh.mesh import Call, Mesh
+from netfold.host.mesh.tcp import TcpMesh
+from netfold.host.operation.arrays import Flat
+from netfold.host.operation.reduction import BFLOAT16, NATIVE, ReduceOp, Reduction
+from netfold.wire.jobs import Peer, Plan
+
+_subnets = count(1)
+
+
+def inputs(ranks: int, size: int, element: str, seed: int) -> list[Flat]:
+    """One array for each rank whose sums and products over all ranks are exact in every dtype, in any order."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(np.float32) if element == BFLOAT16 else NATIVE[element]
+    # Small powers of two and few of them: no rounding even in bfloat16, no overflow in float16.
+    arrays = [rng.choice([1, 2], size).astype(dtype) for _ in range(ranks)]
+    return [as_bfloat16(array) if element == BFLOAT16 else array for array in arrays]
+
+
+def expected(arrays: Sequence[Flat], op: ReduceOp, element: str) -> Flat:
+    """numpy's reduction, computed wide."""
+    wide = np.stack([from_bfloat16(a) if element == BFLOAT16 else a for a in arrays])
+    if element == BFLOAT16 or wide.dtype.kind == "f":
+        wide = wide.astype(np.float64)
+    function = {"sum": np.add, "average": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}[op]
+    result = function.reduce(wide, axis=0, dtype=wide.dtype)
+    total = as_bfloat16(result.astype(np.float32)) if element == BFLOAT16 else result.astype(NATIVE[element])
+    Reduction(op, element).finish(total, len(arrays))
+    return total
+
+
+def as_bfloat16(array: Flat) -> Flat:
+    """Values that bfloat16 holds exactly, as their bits."""
+    bits = array.astype(np.float32).view(np.uint32)
+    assert not (bits & 0xFFFF).any(), "a value that bfloat16 cannot hold"
+    return (bits >> 16).astype(np.uint16)
+
+
+def from_bfloat16(array: Flat) -> Flat:
+    """As float32."""
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+class Awake:
+    """Seconds, of which a standstill of the machine takes next to none: who looks every few milliseconds sees it as one
+    long look, and what the others did not do meanwhile is no silence of theirs."""
+
+    LOOK = 0.05
+
+    def __init__(self) -> None:
+        self._seconds, self._last = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self._seconds += min(now - self._last, self.LOOK)
+        self._last = now
+        return self._seconds
+
+
+class TcpRanks:
+    """Meshes of all ranks of a job over loopback TCP; a context manager."""
+
+    def __init__(self, ranks: int, *, timeout: float = 30.0) -> None:
+        number = os.getpid() * 16 + next(_subnets) % 16
+        net = f"127.{64 + (number >> 8) % 128}.{number & 255}"
+        listeners = [listen(f"{net}.{rank + 1}") for rank in range(ranks)]
+        peers = [Peer(r, f"{net}.{r + 1}", "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
+        self.meshes = [
+            TcpMesh(Plan("loop", 1, rank, ranks, peers, []), listeners[rank], timeout=timeout, clock=Awake())
+            for rank in range(ranks)
+        ]
+        for mesh in self.meshes:
+            mesh.watch = lambda moved: None  # it looks often, as it does where there are several rails
+
+    def __enter__(self) -> TcpRanks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ThreadPoolExecutor(len(self.meshes)) as pool:  # as processes do: one that lingers holds up no other
+            list(pool.map(lambda mesh: mesh.close(), self.meshes))
+
+    def run(self, work: Callable[[Mesh], Any], *, only: Sequence[int] | None = None, timeout: float = 60) -> list[Any]:
+        """Runs ``work`` on every rank at once (or on ``only`` some); returns results or exceptions, by rank."""
+        results: list[Any] = [None] * len(self.meshes)
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(self.meshes[rank])
+            except Exception as error:
+                results[rank] = error
+
+        ranks = range(len(self.meshes)) if only is None else only
+        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout)
+            assert not thread.is_alive(), f"a rank hangs for {timeout} s"
+        return results
+
+
+def values(results: Sequence[Any]) -> list[Any]:
+    """The results, where none of them is an exception."""
+    for rank, result in enumerate(results):
+        if isinstance(result, BaseException):
+            raise AssertionError(f"rank {rank} failed") from result
+    return list(results)
+
+
+def allreduce(mesh: Mesh, data: Flat, name: str = "ring", number: int = 1) -> Flat:
+    """One sum of float32 by name, in place."""
+    with mesh.operation(Call(number, f"allreduce {data.dtype} x {data.size}")):
+        run(mesh, ALLREDUCE[name](mesh, data, Reduction("sum", "float32")))
+    return data

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native hosts on the compiled program, in process: the controller's own entries, frames as they stand on a wire."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.controller.jobs import jobs
+from netfold.controller.switch import tables
+from netfold.fabric import slots, trees
+from netfold.fabric.generate import leafspine
+from netfold.fabric.slots import Stream
+from netfold.host.innet.native import Core
+from netfold.host.operation.coding import PLAIN, Coding
+from netfold.host.operation.rail import Op
+from support.slot_model import Call, TerribleNetwork, run
+from support.wires import Wires
+
+
+class P4Fabric(Wires):
+    """Leaf-spine switches with hosts' cores at their ports; stands in for slot_model.Fabric.  ``apart``: the places of
+    the hosts of each job; by default one job has all."""
+
+    def __init__(
+        self, leaves: int, spines: int, hosts: int, network: TerribleNetwork, *, apart: Sequence[Sequence[int]] = ()
+    ) -> None:
+        super().__init__(leafspine(leaves, spines, hosts), network)
+        sizes = slots.Sizes(data=64, agreement=16)
+        self.ledger = slots.Ledger(self.engines, sizes, random.Random(5))
+        self.frozen: set[int] = set()
+        self._core: dict[int, Core] = {}
+        for members in apart or [range(hosts)]:
+            self.admit(members)
+
+    @property
+    def cores(self) -> list[Core]:
+        """By host."""
+        return [self._core[place] for place in range(len(self.hosts))]
+
+    def admit(
+        self, members: Sequence[int], agreed: Callable[[Stream], Stream] = lambda stream: stream
+    ) -> None:
+        """A job of these hosts, which have no other any more; ``agreed`` may change its streams before anybody hears of
+        them."""
+        mine = [self.hosts[place] for place in members]
+        planned = trees.plan(self.fabric.graph(), [host.name for host in mine])
+        streams = self.ledger.admit(self.ledger.open(), planned, [range(len(mine))])
+        self.streams = streams = [agreed(stream) for stream in streams]
+        self.write(tables.merge(tables.folding(self.fabric, mine, stream) for stream in streams))
+        for rank, place in enumerate(members):
+            self._core[place] = Core(self.hosts[place].address, len(mine), jobs._trees(streams, mine, rank))
+
+    def drain(self, rank: int, source: str) -> None:
+        """Frames as the host's kernel makes them of a core's runs."""
+        while out := self._core[rank].send(self.network.now):
+            for ip_id, payload in enumerate(out.packets()):
+                self.send(rank, ip_id, payload, out.source_port, out.destination)
+
+    def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
+        """A result, or what stands in for one."""
+        self._core[rank].receive(payload, self.network.now, marked=marked)
+
+
+def reduce(
+    fabric: P4Fabric, sources: Sequence[NDArray[Any]], number: int, *, op: Op = "sum", coding: Coding = PLAIN
+) -> list[NDArray[Any]]:
+    """One allreduce of every host, each in its job."""
+    outs = [np.empty_like(source) for source in sources]
+    calls = [[Call(s, o, 1.0, number, op, coding)] for s, o in zip(sources, outs, strict=True)]
+    for _ in run(fabric, calls):  # type: ignore[arg-type]  # has what run() uses
+        pass
+    return outs

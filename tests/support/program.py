@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of p4src: compiled once for all tests, its numbers, and its entries as engines take them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from functools import cache
+from pathlib import Path
+
+from netfold.controller.switch.entities import Entry
+from softswitch.compiler.driver import compile_file
+from softswitch.engine.engine import entities, linking, local
+
+PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
+
+
+@cache
+def library() -> Path:
+    """The program, compiled once for all tests."""
+    return linking.build(compile_file(PROGRAM))
+
+
+def checksum(data: bytes) -> int:
+    """The Internet checksum (RFC 1071): 0 over data that holds its own."""
+    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def mac(text: str) -> bytes:
+    """Six bytes."""
+    return bytes.fromhex(text.replace(":", ""))
+
+
+def native(switch: local.LocalEngine, entity: Entry) -> entities.Entry:
+    """One of the controller's entries as engines take them; keys are exact values, or (value, prefix length)."""
+    table = switch.table(entity.table)
+    pairs = []
+    for key, (_, value) in zip(table.keys, entity.key, strict=True):
+        number, length = value if isinstance(value, tuple) else (value, key.bits)
+        pairs.append((number, (1 << key.bits) - (1 << key.bits - length)))
+    packed, mask = table.pack_key(pairs)
+    action = table.action(entity.action)
+    do = entities.DoAction(action.index, action.pack([value for _, value in entity.params]))
+    return entities.Entry(table, packed, mask, do)
+
+
+def p4_defines() -> dict[str, int]:
+    """Numeric #defines of p4src/sizes.p4."""
+    known: dict[str, int] = {}
+    for name, text in re.findall(r"^#define\s+(\w+)[ \t]+([^/\n]+)", PROGRAM.with_name("sizes.p4").read_text(), re.M):
+        known[name] = int(eval(text, {"__builtins__": {}}, dict(known)))
+    return known

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planes in one process: ranks are threads, a rail's allreduce is a meeting, and it fails where a test says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from netfold.host.errors import RailDown
+from netfold.host.operation.rail import Flat, Op, RailStats
+from netfold.host.rails.ledger import Answer, Ledger, Question
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.rail_set import Revival, Track
+
+T = TypeVar("T")
+TICK = 0.001
+STALL = 0.25
+
+
+@dataclass
+class _Meeting:
+    """One allreduce: what came, and who may have the result."""
+
+    parts: dict[int, Flat] = field(default_factory=dict)
+    result: Flat | None = None
+    told: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Death:
+    """The plane dies in its call ``call``, from 0 in this life: these ranks still get the result, these see an error
+    at once, and the others wait in vain."""
+
+    call: int
+    told: Collection[int] = ()
+    errors: Collection[int] = ()
+
+
+class Plane:
+    """Where the rails of all ranks meet.
+
+    deaths  by life: the plane of life n dies as ``deaths[n]`` says; the first life's calls count from ``arm``
+    quiet   rails say that nothing moves while they wait; else only a dead plane's do, however busy the machine is
+    """
+
+    def __init__(self, world: int, deaths: Sequence[Death] = (), *, quiet: bool = False) -> None:
+        self.world = world
+        self.quiet = quiet
+        self.deaths = list(deaths)
+        self.armed: int | None = None
+        self.changed = threading.Condition()
+        self.meetings: dict[tuple[int, int], _Meeting] = {}
+        self.open: dict[int, set[int]] = {}
+        self.up = threading.Event()
+        """Whether a dead plane can be opened again."""
+        self.up.set()
+
+    def arm(self) -> None:
+        """The first death counts from here."""
+        self.armed = max((call + 1 for life, call in self.meetings if life == 0), default=0)
+
+    def death(self, life: int) -> tuple[int, Death] | None:
+        """The call in which this life ends, and how."""
+        if life >= len(self.deaths) or self.armed is None:
+            return None
+        return self.deaths[life].call + (self.armed if life == 0 else 0), self.deaths[life]
+
+
+class FakeRail:
+    """A rank's end of a plane.  ``cost``: (latency, bandwidth) charged to ``charge``, if given."""
+
+    name = "fake"
+
+    def __init__(
+        self, plane: Plane, rank: int, life: int = 0, charge: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
+        self.watch: Callable[[float], None] | None = None
+        self.plane, self.rank, self.life = plane, rank, life
+        self.calls = 0
+        self.charge = charge
+        self.closed = False
+        self.numbers: list[int] = []
+
+    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+        assert not self.closed
+        plane, death = self.plane, self.plane.death(self.life)
+        call, self.calls = self.calls, self.calls + 1
+        begin = time.monotonic()
+        with plane.changed:
+            meeting = plane.meetings.setdefault((self.life, call), _Meeting())
+            last, how = death or (1 << 62, Death(0))
+            dead = call >= last
+            meeting.parts[self.rank] = source.copy()
+            out[...] = 0 if out.dtype.kind == "i" else np.nan  # a rail may leave anything behind
+            if call > last or (dead and self.rank in how.errors):
+                raise RailDown("the fake plane is dead")
+            if len(meeting.parts) == plane.world:
+                order = [meeting.parts[rank] for rank in range(plane.world)]
+                total = np.sum(order, axis=0, dtype=source.dtype)
+                meeting.result = total / plane.world if op == "average" else total
+                meeting.told = how.told if dead else range(plane.world)
+            plane.changed.notify_all()
+            while meeting.result is None or self.rank not in meeting.told:
+                plane.changed.wait(TICK)
+                if self.watch is not None:
+                    plane.changed.release()
+                    try:
+                        self.watch(begin if dead or plane.quiet else time.monotonic())
+                    finally:
+                        plane.changed.acquire()
+            out[...] = meeting.result
+        self.charge(source.nbytes)
+
+    @property
+    def retransmissions(self) -> int:
+        return 0
+
+    def stats(self) -> RailStats:
+        return RailStats(operations=self.calls)
+
+    def describe(self, nbytes: int) -> str:
+        return "fake"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeRevival:
+    """Opens the next life as soon as the plane is up and all ranks ask."""
+
+    def __init__(self, plane: Plane, rank: int, life: int) -> None:
+        self.plane, self.rank, self.life = plane, rank, life
+        with plane.changed:
+            plane.open.setdefault(life, set()).add(rank)
+
+    @property
+    def mark(self) -> int:
+        everybody = len(self.plane.open[self.life]) == self.plane.world
+        return self.life if everybody and self.plane.up.is_set() else 0
+
+    def take(self) -> Track:
+        return FakeRail(self.plane, self.rank, self.life)
+
+    def cancel(self) -> None:
+        pass
+
+
+class Sidelines:
+    """Every rank's line to the others' ledgers.  A rank in ``deaf`` answers nobody; in ``gone``, neither ever again."""
+
+    def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ledgers = [Ledger(clock) for _ in range(world)]
+        self.deaf: set[int] = set()
+        self.gone: set[int] = set()
+        self.asked: list[Question] = []
+
+    def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
+        self.asked.append(question)
+        return {rank: self.ledgers[rank].answer(question) for rank in ranks if rank not in self.deaf | self.gone}
+
+    def refused(self) -> Collection[int]:
+        return self.gone
+
+    def close(self) -> None:
+        pass
+
+
+def on_ranks(world: int, call: Callable[[int], T], within: float = 30.0) -> list[T]:
+    """Runs ``call(rank)`` on a thread for every rank; results by rank, or the first error."""
+    with ThreadPoolExecutor(world) as pool:
+        futures = [pool.submit(call, rank) for rank in range(world)]
+        return [future.result(within) for future in futures]
+
+
+class Ranks:
+    """MultiRails of all ranks over fake planes."""
+
+    def __init__(self, planes: Sequence[Plane], **options: Any) -> None:
+        self.planes = list(planes)
+        self.world = planes[0].world
+        self.lines = Sidelines(self.world)
+        charges = options.pop("charges", [lambda nbytes: None] * len(planes))
+        options.setdefault("stall", STALL)
+        options.setdefault("timeout", 1000.0)  # nothing here may need it
+        ledgers = self.lines.ledgers
+        known = options.pop("known_by", {})
+
+        def revive(rank: int) -> Callable[[int, int], Revival]:
+            return lambda rail, deaths: FakeRevival(planes[rail], rank, deaths)
+
+        def make(rank: int) -> MultiRail:
+            return MultiRail(
+                [FakeRail(plane, rank, charge=charge) for plane, charge in zip(planes, charges, strict=True)],
+                [f"rail{i}" for i in range(len(planes))], rank, self.world,
+                ledger=ledgers[rank], sideline=self.lines, revive=revive(rank), known=known.get(rank, ()),
+                **options,
+            )
+
+        self.rails = on_ranks(self.world, make)
+        for plane in planes:
+            plane.arm()
+
+    def each(self, call: Callable[[MultiRail, int], T]) -> list[T]:
+        """``call(rail, rank)`` on every rank at once."""
+        return on_ranks(self.world, lambda rank: call(self.rails[rank], rank))
+
+    def sum(self, size: int, seed: int, *, in_place: bool = False) -> None:
+        """One exact allreduce of random int32, checked on every rank."""
+        data = [np.random.default_rng([seed, rank]).integers(-1000, 1000, size, np.int32) for rank in range(self.world)]
+        expected = np.sum(data, axis=0, dtype=np.int32)
+
+        def call(rail: MultiRail, rank: int) -> None:
+            out = data[rank] if in_place else np.full(size, -1, np.int32)
+            before = data[rank].copy()
+            rail.allreduce(data[rank], out, "sum", seed)
+            wrong = int(np.sum(out != expected))
+            assert wrong == 0, f"rank {rank}: {wrong} of {size} elements are wrong"
+            assert in_place or np.array_equal(data[rank], before), f"rank {rank}: the source was changed"
+
+        self.each(call)
+
+    def close(self) -> None:
+        self.each(lambda rail, rank: rail.close())

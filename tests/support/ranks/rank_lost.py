@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the tests on lost ranks: the last one dies, stops or stays away in the middle of a job.
+
+    rank_lost.py RAIL kill|stop|stay TIMEOUT FOLDER     each other rank prints what it was told, as JSON
+
+Nobody leaves before all have been told: the others' questions are about this rank's slots, too.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from netfold.host.api.communicator import Communicator
+from netfold.host.errors import NetFoldError
+
+ELEMENTS = 100_000
+STAY = 120.0
+BOUND = 60.0
+"""Seconds for the others to be told."""
+
+
+def main(rail: str, way: str, timeout: float, folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    job, address = os.environ["NETFOLD_JOB"], os.environ["NETFOLD_ADDRESS"]
+    with Communicator.join(job, rank, world, address=address, rail=rail, timeout=timeout) as comm:  # type: ignore[arg-type]
+        array = np.ones(ELEMENTS, np.float32)
+        comm.allreduce(array)
+        if rank == world - 1:
+            if way == "stay":
+                time.sleep(STAY)
+            number = signal.SIGKILL if way == "kill" else signal.SIGSTOP
+            threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+        begin = time.monotonic()
+        try:
+            while True:
+                begin = time.monotonic()
+                comm.allreduce(array)
+        except NetFoldError as error:
+            seconds = time.monotonic() - begin
+            last = comm.flight()[-1]
+            told = {"kind": type(error).__name__, "text": str(error), "seconds": seconds, "number": last.number,
+                    "state": last.state, "path": last.path}
+            print(json.dumps(told), flush=True)
+            (folder / f"told {rank}").touch()
+            until = time.monotonic() + BOUND
+            while len(list(folder.glob("told *"))) < world - 1 and time.monotonic() < until:
+                time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]))

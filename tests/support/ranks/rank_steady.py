@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that sums without a break, so that a test can break things under it.
+
+    python rank_steady.py SEED ELEMENTS ENOUGH
+
+Every operation is in place, of alternating dtypes, and checked: int32 exactly, float32 to the bit of what all ranks can
+compute.  Once the file ENOUGH is there, rank 0 says so in the last element: all end with the same operation.
+
+Prints {"began"}, when (CLOCK_MONOTONIC) an operation began that is over, ten times a second; at the end {"rail",
+"operations", "longest", "median", "rounds", "retransmissions", "trees"}: seconds that operations took, how often the
+trees were planned anew, and which carried anything.
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import netfold
+
+
+def main(seed: int, elements: int, enough: Path) -> None:
+    with netfold.init(rail="innet", timeout=60.0) as comm:
+        rngs = [np.random.default_rng([seed, rank]) for rank in range(comm.size)]
+        base = [rng.integers(-(2**20), 2**20, elements, np.int32) for rng in rngs]
+        gaps: list[float] = []
+        number, over, told = 0, False, time.monotonic()
+        while not over:
+            number += 1
+            dtype = np.int32 if number % 3 else np.float32
+            # whole numbers below 2^24 in all: exact in float32, and other ones each time
+            data = np.add(base[comm.rank], number, dtype=np.int32) % 4096
+            expected = np.sum([np.add(own, number, dtype=np.int32) % 4096 for own in base], axis=0)
+            last = comm.rank == 0 and enough.exists()
+            array = np.append(data, last).astype(dtype)
+            before = time.monotonic()
+            comm.allreduce(array, out=array)
+            gaps.append(time.monotonic() - before)
+            wrong = np.count_nonzero(array[:-1] != expected)
+            assert wrong == 0, f"operation {number}, {dtype.__name__}: {wrong} of {elements} sums are wrong"
+            over = array[-1] > 0
+            if time.monotonic() - told > 0.1:
+                told = time.monotonic()
+                print(json.dumps({"began": before}), flush=True)
+        stats = comm.stats()
+        print(json.dumps({
+            "rail": comm.rail, "operations": number, "longest": max(gaps), "median": statistics.median(gaps),
+            "rounds": comm.plan.round, "retransmissions": stats.retransmissions, "trees": sorted(stats.by_tree),
+        }), flush=True)
+
+
+main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

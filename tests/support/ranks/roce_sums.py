@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the end-to-end test of queue pairs: int32 sums over a ring, exact, without any tree.
+
+    python roce_sums.py SEED         prints {"trees", "retransmissions", "digest"}; exits 1 where a sum is wrong
+"""
+
+import hashlib
+import json
+import os
+import sys
+
+import numpy as np
+
+from netfold.host.client.jobs import JobClient
+from netfold.host.mesh.link import listen
+from netfold.host.operation.reduction import Reduction
+from netfold.host.roce.mesh import RoceMesh
+from netfold.host.selection.peers import Peers
+from netfold.wire import roce
+from netfold.wire.jobs import Join, Report
+
+LENGTHS = (1, 255, 5_000, 100_003)
+
+
+def main(seed: int) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    job, address = os.environ["NETFOLD_JOB"], os.environ["NETFOLD_ADDRESS"]
+    client = JobClient(os.environ["NETFOLD_CONTROLLER"])
+    listener = listen(address)
+    where = "{}:{}".format(*listener.getsockname())
+    plan = client.join(Join(job, world, rank, address, where, roce.PATH_MTU, token=client.token, fold=False))
+    mesh = RoceMesh(plan, listener, timeout=30.0, queue_pairs=2)
+    peers = Peers(mesh, algorithm="ring")
+    digest = hashlib.sha256()
+    for length in LENGTHS:
+        integers = [
+            np.random.default_rng([seed, other, length]).integers(-(2**31), 2**31, length, np.int32)
+            for other in range(world)
+        ]
+        total = np.empty_like(integers[rank])
+        peers.allreduce(integers[rank], total, Reduction("sum", "int32"))
+        expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
+        assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
+        digest.update(total.tobytes())
+    again = sum(pair.retransmitted for pairs in mesh.standings().values() for pair in pairs)
+    mesh.close()
+    client.leave(Report(job, rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, again))
+    client.close()
+    print(json.dumps({"trees": len(plan.trees), "retransmissions": again, "digest": digest.hexdigest()}))
+
+
+main(int(sys.argv[1]))

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks and switches do when something goes away under a running job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from netfold.controller.switch import tables
+from netfold.wire import roce
+from netfold.wire.jobs import Plan, Resume, Stream
+from support.jobs import Rig
+
+
+def streams(plan: Plan) -> list[Stream]:
+    """All of a rank's, in order."""
+    return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
+
+
+def resume(plan: Plan, *, ahead: int = 0, timeout: float = 30.0) -> Resume:
+    """What a rank says that has ``ahead`` results of every stream since its plan."""
+    missing = {stream.qp: (stream.psn + ahead) & roce.PSN_MASK for stream in streams(plan)}
+    return Resume(plan.job, plan.rank, plan.epoch, missing, timeout)
+
+
+async def all_resume(r: Rig, plans: list[Plan], ahead: Mapping[int, int] = {}) -> list[Plan]:
+    """All ranks stop, each where it is."""
+    return list(await asyncio.gather(*(
+        r.call("Resume", resume(plan, ahead=ahead.get(plan.rank, 0))) for plan in plans
+    )))
+
+
+def lose(r: Rig, name: str) -> None:
+    """A switch goes away."""
+    r.switches[name].unreachable = True
+    r.switches[name].break_session()
+
+
+def restart(r: Rig, name: str) -> None:
+    """It comes back with nothing."""
+    switch = r.switches[name]
+    switch.has_pipeline, switch.state, switch.unreachable = False, {}, False
+
+
+def connections(r: Rig, name: str) -> set[Any]:
+    """Keys of what folds on a switch."""
+    return {dict(key[1])["connection"] for key in r.switches[name].state if key[0] == tables.CONNECTION}

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs with a runtime under ASan and UBSan, fed with hostile frames and requests (native/hostile.c)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cbuild import cc
+from softswitch.engine.linking import CORE, RUNTIME
+from support.probe import PROBE
+
+HOSTILE = PROBE.with_name("hostile.c")
+FLAGS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+SEED = "20261121"
+
+
+@cache
+def runtime() -> tuple[Path, cc.Compiler]:
+    """The runtime with hostile.c, built once; a test without a compiler that has sanitizers is skipped."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("needs gcc with its sanitizers")
+    compiler = cc.Compiler((gcc,), "sanitized")
+    try:
+        return cc.build([HOSTILE, *(RUNTIME / file for file in CORE)], kind="shared", name="hostile-runtime",
+                        include=[RUNTIME], flags=FLAGS, compiler=compiler), compiler
+    except cc.BuildError as error:
+        if "san" in str(error) and "cannot find" in str(error):
+            pytest.skip("this gcc has no sanitizer libraries")
+        raise
+
+
+def build(program: str | Path) -> Path:
+    """An executable: a program with the sanitized runtime and hostile.c."""
+    library, compiler = runtime()
+    return cc.build([program], kind="exe", name="hostile", include=[RUNTIME], flags=FLAGS, libs=[str(library)],
+                    compiler=compiler)
+
+
+def run(program: Path, *args: str) -> None:
+    """Feed it; fails where a sanitizer complains."""
+    done = subprocess.run([program, SEED, *args], capture_output=True, text=True, timeout=100)
+
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    assert "frames" in done.stdout

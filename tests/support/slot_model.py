@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slot protocol in plain Python, straight from DESIGN 3.2, and a network that loses, repeats and reorders.
+
+``SlotSwitch`` is one switch's part in one stream of a tree.  ``Fabric`` joins switches to trees of any depth over
+``TerribleNetwork``; ``run`` drives native cores over it in simulated time.  Everything draws from one seeded RNG.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.innet.native import Core, Credits
+from netfold.host.native.library import NEVER
+from netfold.host.operation.coding import PLAIN, Coding
+from netfold.host.operation.rail import Op
+from netfold.wire import roce
+from netfold.wire.jobs import Stream, Tree
+
+MICROSECOND = 1_000
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+Layout = int | list["Layout"]
+"""A tree: a rank, or a switch with its children."""
+
+
+@dataclass(frozen=True)
+class Packet:
+    """A data packet without what switches rewrite: addresses, and the connection in the queue pair."""
+
+    operation: int
+    opcode: int
+    ack: int
+    psn: int
+    reth: bytes
+    lanes: NDArray[np.uint32]
+    marked: bool = False
+
+    @staticmethod
+    def parse(payload: bytes) -> Packet:
+        """From a UDP payload; its length must fit its opcode."""
+        opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
+        assert flags == 0
+        assert pkey == roce.PKEY
+        path_mtu = len(payload) - roce.data_packet_bytes(roce.Opcode(opcode), 0)
+        assert path_mtu in roce.PATH_MTUS
+        data = roce.BTH_BYTES + (roce.RETH_BYTES if roce.Opcode(opcode).has_reth else 0)
+        lanes = np.frombuffer(payload, ">u4", path_mtu // roce.LANE_BYTES, data).astype(np.uint32)
+        reth = payload[roce.BTH_BYTES : data]
+        return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, lanes)
+
+    def build(self, connection: int) -> bytes:
+        """The UDP payload for this operation's queue pair of a connection, which operation 0's names; with an ICRC of
+        zeros: hosts do not look at it (native/roce.h says why)."""
+        head = roce.BTH.pack(self.opcode, 0, roce.PKEY, connection + self.operation, self.ack << 24 | self.psn)
+        return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
+
+
+@dataclass
+class Slot:
+    """Free until an epoch is in it."""
+
+    epoch: int = 0
+    psn: int = 0
+    done: bool = False
+    marked: bool = False
+    children: frozenset[int] = frozenset()
+    lanes: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(roce.LANES, np.uint32))
+
+
+Target = Literal["parent", "all"] | int
+"""Where a packet goes on: up, to every child, or to the child that asked."""
+
+
+def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """What a switch makes of a slot's lanes and a packet's: p4src/lanes.p4."""
+    narrow: dict[int, Any] = {roce.Operation.SUM16: np.uint16, roce.Operation.SUM8: np.uint8}
+    lanes = narrow.get(operation, np.uint32)
+    if operation == roce.Operation.MAX32:
+        return np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32)
+    if operation != roce.Operation.SAT32:
+        return np.asarray(a.view(lanes) + b.view(lanes)).view(np.uint32)
+    x, y = a.view(np.int32).astype(np.int64), b.view(np.int32).astype(np.int64)
+    low, high = -(2**31), 2**31 - 1
+    total = np.where((y == low) | (y == high), y, np.clip(x + y, low, high))
+    return np.where((x == low) | (x == high), x, total).astype(np.int32).view(np.uint32)
+
+
+class SlotSwitch:
+    """One switch's slots for one stream of one tree; see the table in DESIGN 3.2 and p4src/fold.p4."""
+
+    def __init__(self, children: int, slots: int, *, root: bool, epoch: int = 1) -> None:
+        self.all = frozenset(range(children))
+        self.slots = [Slot() for _ in range(slots)]
+        self.root = root
+        self.epoch = epoch
+
+    def up(self, child: int, packet: Packet) -> tuple[Target, Packet] | None:
+        """A contribution of a child."""
+        slot = self.slots[packet.psn % len(self.slots)]
+        age = roce.psn_age(packet.psn, slot.psn)
+        if slot.epoch != self.epoch or age > 0:
+            slot.epoch, slot.psn, slot.done = self.epoch, packet.psn, False
+            slot.marked, slot.children, slot.lanes = packet.marked, frozenset([child]), packet.lanes
+        elif age < 0:
+            return None
+        elif slot.done:
+            return child, replace(packet, lanes=slot.lanes, marked=slot.marked)
+        elif child in slot.children:
+            if slot.children != self.all:
+                return None
+            return "parent", replace(packet, lanes=slot.lanes, marked=slot.marked)
+        else:
+            slot.children |= {child}
+            slot.marked |= packet.marked
+            slot.lanes = combine(packet.operation, slot.lanes, packet.lanes)
+        if slot.children != self.all:
+            return None
+        slot.done = self.root
+        return ("all" if self.root else "parent"), replace(packet, lanes=slot.lanes, marked=slot.marked)
+
+    def down(self, packet: Packet) -> tuple[Target, Packet] | None:
+        """A result from the parent."""
+        slot = self.slots[packet.psn % len(self.slots)]
+        if slot.epoch != self.epoch or slot.psn != packet.psn or slot.done or slot.children != self.all:
+            return None
+        slot.done, slot.lanes = True, packet.lanes
+        slot.marked |= packet.marked
+        return "all", replace(packet, marked=slot.marked)
+
+
+@dataclass
+class TerribleNetwork:
+    """Delivers calls later, or never, or twice, and out of order.  Probabilities are per link and packet."""
+
+    rng: random.Random
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    mark: float = 0.0
+    delay: int = 20 * MICROSECOND
+    packet_time: int = 0
+    """Time that a packet takes a link for; 0: links are infinitely fast."""
+    late: int = 500 * MICROSECOND
+    """Extra delay of a packet that is reordered, at most."""
+    now: int = 0
+    lost: int = 0
+
+    def __post_init__(self) -> None:
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = count()
+        self._free: dict[Callable[[Any], None], int] = {}
+
+    def send(self, packet: Any, deliver: Callable[[Any], None]) -> None:
+        """Puts a packet on a link."""
+        leaves = max(self.now, self._free.get(deliver, 0)) + self.packet_time
+        self._free[deliver] = leaves
+        if self.rng.random() < self.loss:
+            self.lost += 1
+            return
+        if self.rng.random() < self.mark:
+            packet = replace(packet, marked=True)
+        for _ in range(2 if self.rng.random() < self.duplicate else 1):
+            late = self.rng.randrange(self.late) if self.rng.random() < self.reorder else 0
+            self.at(leaves + self.delay + late, lambda: deliver(packet))
+
+    def at(self, when: int, call: Callable[[], None]) -> None:
+        """Calls at a time."""
+        heapq.heappush(self._queue, (when, next(self._order), call))
+
+    def next_time(self) -> int:
+        """When something happens next."""
+        return self._queue[0][0] if self._queue else NEVER
+
+    def step(self, until: int) -> None:
+        """Lets everything happen that is due by then."""
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, call = heapq.heappop(self._queue)
+            call()
+        self.now = max(self.now, until)
+
+
+def address(rank: int) -> str:
+    """Of a rank's host."""
+    return f"10.0.{rank >> 8}.{rank & 255}"
+
+
+def plan_trees(
+    rank: int, world: int, *, trees: int = 1, slots: int = 64, psn: int = 0, weights: Sequence[float] = (),
+    again: int = 0,
+) -> list[Tree]:
+    """What a controller would plan, and plan again: queue pair = 0x10000 * (tree + 1) + 0x8000 for sums + 8 * rank."""
+
+    def stream(tree: int, base: int) -> Stream:
+        qp = 0x10000 * (tree + 1 + again * trees) + base
+        peer = (rank + 1) % world
+        return Stream(
+            peer=address(peer), peer_qp=qp + 8 * peer, qp=qp + 8 * rank, source_port=50000 + tree, psn=psn, slots=slots
+        )
+
+    return [
+        Tree(name=f"spine{t}", weight=weights[t] if weights else 1.0, data=stream(t, 0x8000), agreement=stream(t, 0))
+        for t in range(trees)
+    ]
+
+
+class Fabric:
+    """Switches of one shape for every tree and stream, with the cores as leaves."""
+
+    def __init__(self, layout: list[Layout], network: TerribleNetwork, cores: Sequence[Core], slots: int) -> None:
+        self.network = network
+        self.cores = list(cores)
+        self.entry: dict[int, Callable[[bytes, int, str, int, str], None]] = {}
+        """What a rank's host is plugged into."""
+        self.switches: list[SlotSwitch] = []
+        self.frozen: set[int] = set()
+        """Ranks that wait for new trees: nothing leaves them, nothing reaches them."""
+        self._layout, self.slots = layout, slots
+        self.grow()
+
+    def die(self) -> None:
+        """Nothing that a rank sends arrives any more; what is on its way already does."""
+        self.entry = dict.fromkeys(self.entry, lambda *_: None)
+
+    def grow(self) -> None:
+        """Switches without state for the cores' present trees; those before them are gone."""
+        self.entry.clear()
+        layout, slots = self._layout, self.slots
+        for core in self.cores[:1]:
+            for tree in core.trees:
+                for stream in (tree.data, tree.agreement):
+                    self._grow(layout, stream.qp & ~0x7FFF, slots)
+
+    def _grow(self, layout: list[Layout], base: int, slots: int) -> None:
+        up_from: dict[int, Callable[[Packet], None]] = {}
+        down_to: dict[int, Callable[[Packet], None]] = {}
+        for rank, core in enumerate(self.cores):
+            down_to[rank] = self._to_host(rank, core, base + 8 * rank)
+
+        def build(node: list[Layout], send_up: Callable[[Packet], None] | None) -> Callable[[Packet], None]:
+            """Returns how a result enters this switch from above."""
+            switch = SlotSwitch(len(node), slots, root=send_up is None)
+            self.switches.append(switch)
+            child_down: list[Callable[[Packet], None]] = []
+
+            def go(verdict: tuple[Target, Packet] | None) -> None:
+                if verdict is None:
+                    return
+                target, packet = verdict
+                if target == "parent":
+                    assert send_up is not None, "a root has no parent"
+                    self.network.send(packet, send_up)
+                elif target == "all":
+                    for down in child_down:
+                        self.network.send(packet, down)
+                else:
+                    assert isinstance(target, int)
+                    self.network.send(packet, child_down[target])
+
+            def from_child(index: int) -> Callable[[Packet], None]:
+                return lambda packet: go(switch.up(index, packet))
+
+            for index, child in enumerate(node):
+                if isinstance(child, int):
+                    up_from[child] = from_child(index)
+                    child_down.append(down_to[child])
+                else:
+                    child_down.append(build(child, from_child(index)))
+            return lambda packet: go(switch.down(packet))
+
+        build(layout, None)
+        for rank in range(len(self.cores)):
+            self.entry[base + 8 * ((rank + 1) % len(self.cores))] = self._from_host(up_from[rank])
+
+    def _to_host(self, rank: int, core: Core, connection: int) -> Callable[[Packet], None]:
+        def deliver(packet: Packet) -> None:
+            if rank in self.frozen:
+                return
+            core.receive(packet.build(connection), self.network.now, marked=packet.marked)
+
+        return deliver
+
+    def _from_host(self, up: Callable[[Packet], None]) -> Callable[[bytes, int, str, int, str], None]:
+        def enter(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> None:
+            check_icrc(payload, ip_id, source, source_port, destination)
+            self.network.send(Packet.parse(payload), up)
+
+        return enter
+
+    def drain(self, rank: int, source: str) -> None:
+        """Puts on the wire what a core has to send."""
+        while run := self.cores[rank].send(self.network.now):
+            for ip_id, payload in enumerate(run.packets()):
+                qp = struct.unpack_from("!I", payload, 4)[0]
+                self.entry[qp & ~7](payload, ip_id, source, run.source_port, run.destination)
+
+
+def ip_packet(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> bytes:
+    """The IPv4 packet that a kernel makes of a UDP payload (checksums left zero: the ICRC does not cover them)."""
+    udp = struct.pack("!HHHH", source_port, roce.UDP_PORT, roce.UDP_BYTES + len(payload), 0)
+    length = roce.IPV4_BYTES + len(udp) + len(payload)
+    ip = struct.pack("!BBHHHBBH", 0x45, roce.ECN_ECT0, length, ip_id, 0x4000, 64, 17, 0)
+    return ip + socket.inet_aton(source) + socket.inet_aton(destination) + udp + payload
+
+
+def check_icrc(payload: bytes, ip_id: int, source: str, source_port: int, destination: str) -> None:
+    """Fails where a contribution's ICRC is not what its kernel-made IP header asks for."""
+    packet = ip_packet(payload, ip_id, source, source_port, destination)
+    assert packet[-4:] == roce.icrc(packet[:-4]), f"ICRC of a packet with IPv4 ID {ip_id}"
+
+
+@dataclass
+class Call:
+    """One allreduce of one rank."""
+
+    source: NDArray[Any]
+    out: NDArray[Any]
+    divisor: float = 1.0
+    number: int = 0
+    op: Op = "sum"
+    coding: Coding = PLAIN
+    feedback: NDArray[Any] | None = None
+
+
+def run(
+    fabric: Fabric, calls: Sequence[Sequence[Call]], *, late: Sequence[int] = (), limit: int = 60 * SECOND
+) -> Iterator[int]:
+    """Runs every rank's calls, one after another, in simulated time; yields that time as ranks finish or fail.
+
+    late: nanoseconds by which each rank starts its first call later.  Ends when all are done; fails at the limit.
+    """
+    network, cores = fabric.network, fabric.cores
+    todo = [list(own) for own in calls]
+    busy = [False] * len(cores)
+    start = [late[rank] if late else 0 for rank in range(len(cores))]
+
+    def active(rank: int) -> bool:
+        # one that is done may have to repeat what others lack, over trees that were planned anew
+        core = cores[rank]
+        return rank not in fabric.frozen and (busy[rank] or not (core.finished() or core.failure().error))
+
+    while True:
+        for rank, core in enumerate(cores):
+            if busy[rank] and core.failure().error:
+                busy[rank], todo[rank] = False, []
+                yield network.now
+            if busy[rank] and core.finished() and rank not in fabric.frozen:
+                busy[rank] = False
+                yield network.now
+            if not busy[rank] and todo[rank] and network.now >= start[rank] and core.finished():
+                call = todo[rank].pop(0)
+                core.start(
+                    call.number, call.source, call.out, call.divisor, network.now, op=call.op, coding=call.coding,
+                    feedback=call.feedback, rank=rank,
+                )
+                busy[rank] = True
+            if active(rank):
+                core.tick(network.now)
+                fabric.drain(rank, address(rank))
+        if not any(busy) and not any(todo) and not any(active(rank) for rank in range(len(cores))):
+            return
+        times = [network.next_time()]
+        times += [core.deadline() for rank, core in enumerate(cores) if active(rank)]
+        times += [start[rank] for rank in range(len(cores)) if todo[rank] and not busy[rank]]
+        then = max(min(times), network.now)
+        assert then < limit, f"not done after {limit / SECOND:g} s: {[c.standing(0, 1).results for c in cores]}"
+        network.step(then)
+
+
+def fold(
+    fabric: Fabric, sources: Sequence[NDArray[Any]], *, divisor: float = 1.0, number: int = 1
+) -> list[NDArray[Any]]:
+    """One allreduce of every rank's array; returns every rank's result."""
+    outs = [np.empty_like(source) for source in sources]
+    calls = [[Call(source, out, divisor, number)] for source, out in zip(sources, outs, strict=True)]
+    for _ in run(fabric, calls):
+        pass
+    return outs
+
+
+def make_fabric(
+    layout: list[Layout], network: TerribleNetwork, *, trees: int = 1, slots: int = 64, psn: int = 0,
+    weights: Sequence[float] = (), max_run: int = 60, path_mtu: int = roce.PATH_MTU, credits: Credits | None = None,
+) -> Fabric:
+    """A fabric with a core for every rank that the layout names."""
+    world = count_ranks(layout)
+    cores = [
+        Core(
+            address(rank), world, plan_trees(rank, world, trees=trees, slots=slots, psn=psn, weights=weights),
+            max_run=max_run, path_mtu=path_mtu, credits=credits,
+        )
+        for rank in range(world)
+    ]
+    return Fabric(layout, network, cores, slots)
+
+
+def count_ranks(layout: Layout) -> int:
+    """Ranks below a node."""
+    return 1 if isinstance(layout, int) else sum(count_ranks(child) for child in layout)

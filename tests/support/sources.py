@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks contribute to a fold over the slot model, and what that cost."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.innet.abi import AGREEMENT, DATA
+from support.slot_model import (
+    Fabric,
+)
+
+
+def integers(world: int, size: int, seed: int) -> list[NDArray[Any]]:
+    """An int32 array for every rank."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-(2**31), 2**31, size, dtype=np.int64).astype(np.int32) for _ in range(world)]
+
+
+def floats(world: int, size: int, seed: int) -> list[NDArray[Any]]:
+    """A float32 array for every rank, over many magnitudes."""
+    rng = np.random.default_rng(seed)
+    scale = np.exp2(rng.integers(-20, 20, size))
+    return [(rng.standard_normal(size) * scale).astype(np.float32) for _ in range(world)]
+
+
+def retransmissions(fabric: Fabric) -> int:
+    """Of all ranks."""
+    return sum(
+        core.standing(tree, kind).counters.retransmitted
+        for core in fabric.cores
+        for tree, kind in product(range(len(core.trees)), (AGREEMENT, DATA))
+    )

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that sum without a break on a fabric, and a test that goes on when it has seen what it waits for.
+
+    with Steady(network, seed=5) as steady:
+        disasters.kill("spine1")
+        steady.round(1)                 # the controller has planned anew, and the ranks go on
+        ends = steady.end()             # what each rank says, after the same number of operations
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from netfold.wire.operator import JobStatus, Status
+from support.topo import program
+
+if TYPE_CHECKING:  # Mininet may be absent
+    from netfold.topo.net import Network
+
+BOUND: Final = 150.0
+"""Seconds for all of it: what never comes is an error by then, and a machine that stands still for long is none."""
+LOOK: Final = 0.1
+"""Seconds between looks at what the controller tells nobody by itself."""
+PATIENCE: Final = 70
+"""`Fabric.misses` for such tests: a link that ranks suspect gets a probe each 30 ms, and a machine that stands still
+for 2 s must not cost a round that nobody asked for."""
+ELEMENTS: Final = {"softswitch": 60_000, "bmv2": 8_000}
+
+
+class Steady:
+    """``each`` host of the network has so many ranks."""
+
+    def __init__(self, network: Network, *, seed: int, each: int = 1) -> None:
+        self._network = network
+        self._until = time.monotonic() + BOUND
+        self._enough = network.logs / "enough"
+        command = [*program("rank_steady.py"), str(seed), str(ELEMENTS[network.fabric.engine]), str(self._enough)]
+        hosts = [host for host in network.fabric.hosts for _ in range(each)]
+        self._ranks = network.launch(command, job="steady", hosts=hosts)
+        self._lines = self._ranks.lines(within=BOUND)
+
+    def __enter__(self) -> Steady:
+        self.go_on()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+    def go_on(self) -> None:
+        """Wait until rank 0 has ended operations that began after this call.  Raises RankFailed."""
+        now, seen = time.monotonic(), 0
+        for rank, line in self._lines:
+            if rank == 0:
+                seen += json.loads(line)["began"] > now
+            if seen == 2:
+                return
+        raise AssertionError("all ranks have ended before they were told to")
+
+    def until(self, what: str, seen: Callable[[Status], bool]) -> Status:
+        """Wait until the controller's status is so.  ``what``: in words, for the error."""
+        while not seen(status := self._network.status()):
+            assert time.monotonic() < self._until, f"not seen in {BOUND:g} s: {what}; it is {status}"
+            time.sleep(LOOK)
+        return status
+
+    def all_up(self) -> None:
+        """Wait until every switch and link is."""
+        self.until("all switches and links up",
+                   lambda status: all(part.up for part in (*status.switches, *status.links)))
+
+    def round(self, number: int) -> JobStatus:
+        """Wait until the job has got its trees for the so-many-th time since its start, and its ranks go on."""
+        def over(status: Status) -> bool:
+            last = status.jobs[0].round
+            return last is not None and last.number >= number and last.took is not None
+
+        job = self.until(f"round {number} is over", over).jobs[0]
+        assert job.round is not None
+        assert job.round.number == number, f"expected round {number}: {job.round}"
+        self.go_on()
+        return job
+
+    def end(self) -> list[dict[str, Any]]:
+        """Tell the ranks that it is enough; what each says then."""
+        self._enough.touch()
+        said = [json.loads(line) for _, line in self._lines]
+        ends = [end for end in said if "rail" in end]
+        assert len(ends) == len(self._ranks.processes)
+        return ends

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchrun on loopback, and a job service that gives ranks a loopback switch to fold in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+from netfold.rpc import rpc
+from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, Report, Watch, Watching
+from support.host import LoopbackSwitch
+
+SLOTS = 64
+
+
+def torchrun(script: Path, *arguments: str, ranks: int, environment: Mapping[str, str], timeout: float = 240) -> str:
+    """Runs a script on so many ranks of this host; what they printed.  Fails where one of them does."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NETFOLD_")}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    with subprocess.Popen(
+        [*command, str(script), *arguments],
+        env=clean | {"OMP_NUM_THREADS": "1"} | dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its workers then
+            try:
+                said, _ = process.communicate(timeout=20)
+            finally:
+                process.kill()
+            raise AssertionError(f"{script.name} on {ranks} ranks: not done in {timeout:g} s\n{said}") from None
+    assert process.returncode == 0, f"{script.name} on {ranks} ranks: exit status {process.returncode}\n{said}"
+    return said
+
+
+class LoopbackJobs:
+    """The job service of one job, whose ranks all fold in one switch."""
+
+    def __init__(self, switch: LoopbackSwitch, world: int) -> None:
+        self._switch = switch
+        self._joins: dict[int, Join] = {}
+        self._world = world
+        self._complete = asyncio.Event()
+        self.left: dict[int, asyncio.Event] = {rank: asyncio.Event() for rank in range(world)}
+        self.reports: dict[int, Report] = {}
+
+    async def join(self, request: Join) -> Plan:
+        self._joins[request.rank] = request
+        if len(self._joins) == self._world:
+            self._complete.set()
+        await asyncio.wait_for(self._complete.wait(), request.timeout)
+        return Plan(
+            job=request.job,
+            epoch=1,
+            rank=request.rank,
+            world=request.world,
+            peers=[Peer(r, join.address, join.tcp) for r, join in sorted(self._joins.items())],
+            trees=self._switch.trees(request.rank, slots=SLOTS),
+        )
+
+    async def report(self, request: Report) -> Done:
+        self.reports[request.rank] = request
+        return Done()
+
+    async def leave(self, request: Leave) -> Done:
+        self.left[request.rank].set()
+        return Done()
+
+    async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
+        yield Watching()
+        await self.left[request.rank].wait()
+
+
+@contextmanager
+def loopback_jobs(address: str, ranks: Sequence[str], where: str) -> Iterator[LoopbackJobs]:
+    """A switch at ``address`` for ranks at these, and their job service at ``where``, on a thread of its own."""
+    switch = LoopbackSwitch(address, ranks, slots=SLOTS)
+    loop = asyncio.new_event_loop()
+    ready, stop = threading.Event(), asyncio.Event()
+    jobs = LoopbackJobs(switch, len(ranks))
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        methods: dict[str, rpc.Method] = {
+            "Join": (Join, jobs.join), "Report": (Report, jobs.report), "Leave": (Leave, jobs.leave)
+        }
+        server.add_generic_rpc_handlers((rpc.service(SERVICE, methods, {"Watch": (Watch, jobs.watch)}),))
+        server.add_insecure_port(where)
+        await server.start()
+        ready.set()
+        await stop.wait()
+        await server.stop(1)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(60), "the job service did not start in 60 s"
+        yield jobs
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
+        loop.close()
+        switch.close()

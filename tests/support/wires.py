@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled program on every switch of a fabric, in process, and a network between their ports and the hosts'."""
+
+from __future__ import annotations
+
+import abc
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from netfold.controller.switch.entities import Entity, Entry, Multicast
+from netfold.fabric.graph import CPU_PORT, End, Fabric
+from softswitch.engine.engine import engine, entities, local
+from support.program import checksum, library, mac, native
+from support.slot_model import TerribleNetwork, ip_packet
+
+
+def write(switch: local.LocalEngine, entity: Entity) -> None:
+    """One of the controller's entries or groups into a switch."""
+    if isinstance(entity, Multicast):
+        switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
+    else:
+        assert isinstance(entity, Entry)
+        switch.insert(native(switch, entity))
+
+
+def as_sent(mac_address: str, address: str, ip_id: int, payload: bytes, source_port: int, destination: str) -> bytes:
+    """A UDP datagram as a host's kernel puts it on the wire."""
+    packet = bytearray(ip_packet(payload, ip_id, address, source_port, destination))
+    packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
+    return mac("02:00:00:00:00:01") + mac(mac_address) + b"\x08\x00" + bytes(packet)
+
+
+class Wires(abc.ABC):
+    """Switches and wires; who derives from it has the hosts.  Times are nanoseconds, as the network's."""
+
+    def __init__(self, fabric: Fabric, network: TerribleNetwork) -> None:
+        self.fabric, self.network = fabric, network
+        self.hosts = list(fabric.hosts)
+        self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=CPU_PORT) for s in fabric.switches}
+        self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
+        self._arrive = {end: partial(self._deliver, end) for end in self.ends}
+        self.seen: list[tuple[str, bytes]] = []
+        """(receiving node, frame) of every frame on every link."""
+
+    def close(self) -> None:
+        """Gives the engines back."""
+        for one in self.engines.values():
+            one.close()
+
+    def write(self, wanted: Mapping[str, Iterable[Entity]]) -> None:
+        """The controller's entries, by switch."""
+        for switch, all_of_it in wanted.items():
+            for entity in all_of_it:
+                write(self.engines[switch], entity)
+
+    def send(self, rank: int, ip_id: int, payload: bytes, source_port: int, destination: str) -> None:
+        """A host sends a datagram."""
+        host = self.hosts[rank]
+        self.transmit(End(host.name, 0), as_sent(host.mac, host.address, ip_id, payload, source_port, destination))
+
+    def transmit(self, end: End, data: bytes) -> None:
+        """A frame leaves here, for the other end of the wire."""
+        self.network.send(data, self._arrive[self.ends[end]])
+
+    @abc.abstractmethod
+    def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
+        """What a host does with a datagram that is addressed to it."""
+
+    def _deliver(self, end: End, data: bytes) -> None:
+        self.seen.append((end.node, data))
+        if end.node in self.engines:
+            for port, out in self.engines[end.node].inject(end.port, data, now_us=self.network.now // 1000):
+                self.transmit(End(end.node, port), out)
+            return
+        rank, host = next((rank, host) for rank, host in enumerate(self.hosts) if host.name == end.node)
+        assert data[:6] == mac(host.mac)
+        assert socket.inet_ntoa(data[30:34]) == host.address
+        self.hear(rank, data[42:], marked=data[15] & 3 == 3)

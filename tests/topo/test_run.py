@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold run`: ranks in the foreground, their output, their ends, and what cannot be."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from netfold.cli.app import app
+from netfold.cli.common import CANNOT
+from netfold.fabric.file import save
+from netfold.fabric.generate import leafspine
+from support.ports import wait_for
+from support.topo import why_no_sandbox
+
+pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+
+from netfold.topo import console, net, run
+from netfold.topo.net import environment
+
+UNTIL = "until [ -e %s ]; do sleep 0.05; done"
+"""A shell's wait for a file."""
+NETFOLD = [sys.executable, "-m", "netfold.cli"]
+
+
+class Ranks:
+    """Shell commands as the ranks of a console."""
+
+    def __init__(self, *commands: str) -> None:
+        self.out, self.errors = io.BytesIO(), io.BytesIO()
+        self.console = console.Console(self.out, self.errors)
+        self.processes = []
+        for rank, command in enumerate(commands):
+            process = subprocess.Popen(
+                ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            self.processes.append(process)
+            self.console.add(f"h{rank + 1}", process)
+
+    def run(self, *, grace: float = 20, timeout: float | None = 60) -> int:
+        try:
+            return self.console.run(grace=grace, timeout=timeout)
+        finally:
+            self.console.kill()
+
+    @property
+    def said(self) -> list[str]:
+        return self.errors.getvalue().decode().splitlines()
+
+
+def test_every_line_has_its_rank_in_front() -> None:
+    """Output and errors stay apart; a last line without its end is a line, too."""
+    ranks = Ranks("echo a; echo bad >&2; printf b", *["true"] * 9, "echo c")
+    assert ranks.run() == 0
+    assert sorted(ranks.out.getvalue().splitlines()) == [b"[ 0] a", b"[ 0] b", b"[10] c"]
+    assert ranks.said == ["[ 0] bad"]
+
+
+def test_the_first_failure_is_the_status_and_the_others_may_speak(tmp_path: Path) -> None:
+    """Others end by themselves within the grace, and what they say then is still shown."""
+    told = tmp_path / "told"
+    ranks = Ranks(f"{UNTIL % told}; echo lost rank 1; exit 7", "exit 3", "true")
+
+    def when_said() -> None:
+        wait_for(lambda: b"ended with status 3" in ranks.errors.getvalue())
+        told.touch()
+
+    threading.Thread(target=when_said, daemon=True).start()
+    assert ranks.run() == 3
+    assert ranks.out.getvalue() == b"[0] lost rank 1\n"
+    assert "netfold: run: rank 1 on h2 ended with status 3" in ranks.said
+    assert "netfold: run: rank 0 on h1 ended with status 7" in ranks.said
+
+
+def test_a_failure_ends_those_who_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """After the grace they are asked, told, and killed, in this order, with everything that they started."""
+    monkeypatch.setattr(console, "STEPS", tuple((name, number, 0.2) for name, number, _ in console.STEPS))
+    deaf = tmp_path / "deaf"
+    ranks = Ranks(f"trap '' INT TERM; touch {deaf}; while :; do sleep 0.1; done", f"{UNTIL % deaf}; kill -KILL $$")
+    assert ranks.run(grace=0.1) == 128 + signal.SIGKILL
+    assert ranks.processes[0].returncode == -signal.SIGKILL
+    said = "\n".join(ranks.said)
+    assert "rank 1 on h2 was killed by SIGKILL" in said
+    assert said.index("rank 0 asked to end") < said.index("rank 0 told to end") < said.index("rank 0 killed (SIGKILL)")
+
+
+def test_time_is_bounded_where_asked() -> None:
+    """--timeout ends all ranks with the status of timeout(1)."""
+    ranks = Ranks("exec sleep 600", "exec sleep 600")
+    assert ranks.run(timeout=0.2) == 124
+    assert "netfold: run: 0.2 s are over" in ranks.said
+
+
+def test_a_program_left_behind_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's own child that keeps its pipes is not waited for, and does not outlive the run."""
+    monkeypatch.setattr(console, "DRAIN", 0.1)
+    ranks = Ranks("sleep 600 & echo done $!")
+    assert ranks.run(timeout=None) == 0
+    (line,) = ranks.out.getvalue().splitlines()
+    assert line.startswith(b"[0] done ")
+    child = int(line.split()[-1])
+    wait_for(lambda: net._state(child).startswith(("gone", "Z")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM: all ranks get SIGINT, and the status says which signal it was."""
+
+    def when_up() -> None:
+        wait_for(lambda: b"up" in ranks.out.getvalue())
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=when_up, daemon=True)
+    with console.stopping():  # ranks start inside, as in `netfold run`: a background shell's ignored SIGINT ends here
+        ranks = Ranks("trap 'exit 5' INT; echo up; while :; do sleep 0.1; done", "exec sleep 600")
+        thread.start()
+        assert ranks.run() == 128 + number
+    assert [process.returncode for process in ranks.processes] == [5, -signal.SIGINT]
+
+
+def test_hosts_are_found_by_the_names_of_their_shells(tmp_path: Path) -> None:
+    """Mininet's hosts say who they are in /proc; a missing one and two of one name are errors that say what to do."""
+    for pid, words in ((11, "bash\0-is\0mininet:h1\0"), (12, "bash\0-is\0mininet:h12\0"), (13, "vi\0h2\0")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_text(words)
+    assert run.mininet_hosts(["h12", "h1"], tmp_path) == [12, 11]
+    with pytest.raises(run.CannotRun, match="no Mininet host here is called h2"):
+        run.mininet_hosts(["h1", "h2"], tmp_path)
+    (tmp_path / "13" / "cmdline").write_text("bash\0mininet:h1\0")
+    with pytest.raises(run.CannotRun, match=r"2 Mininet hosts are called h1 \(processes 1[13], 1[13]\)"):
+        run.mininet_hosts(["h1"], tmp_path)
+
+
+def test_a_rank_is_told_all_it_needs() -> None:
+    """torchrun's variables, gloo's interface and ours; jobs of other names meet at other ports."""
+    fabric = leafspine(2, 1, 4)
+    told = environment(fabric, fabric.hosts[1:3], 1, job="a")
+    assert {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.1.2", "NETFOLD_JOB": "a",
+            "GLOO_SOCKET_IFNAME": "h3-eth0", "NETFOLD_ADDRESS": "10.0.2.1"}.items() <= told.items()
+    assert told["MASTER_PORT"] != environment(fabric, fabric.hosts, 0, job="b")["MASTER_PORT"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--", "true"], "on which hosts"),
+        (["--topo", "leafspine,1,0,2", "-np", "3", "--", "true"], "expected 1 to 2"),
+        (["--topo", "leafspine,1,0,2", "--grace", "-1", "--", "true"], "--grace -1"),
+        (["--loss", "0.5", "--", "true"], "go with --topo"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 2 and one paragraph, before anything is started."""
+    monkeypatch.delenv(run.FABRIC_VARIABLE, raising=False)
+    result = CliRunner().invoke(app, ["run", *arguments])
+    assert (result.exit_code, says in result.output) == (CANNOT, True), result.output
+
+
+def test_a_job_service_that_hosts_cannot_reach_is_refused(tmp_path: Path) -> None:
+    """A loopback address is another one in every network namespace."""
+    save(leafspine(1, 0, 2), tmp_path / "lab.toml")
+    result = CliRunner().invoke(app, ["run", "--fabric", str(tmp_path / "lab.toml"), "--", "true"])
+    assert (result.exit_code, "give it a unix socket" in result.output) == (CANNOT, True), result.output
+
+
+PROGRAM = """
+import os, sys
+import numpy as np
+import netfold
+with netfold.init() as comm:
+    total = comm.allreduce(np.full(1000, comm.rank, np.int32))
+    print(comm.rail, total[0])
+sys.exit(4 if comm.rank == 1 else 0)
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(120)
+def test_a_program_runs_on_the_hosts_of_a_fabric_of_its_own() -> None:
+    """From the command line: a fabric comes up, three ranks fold, one fails on purpose, and its status comes out."""
+    if (reason := why_no_sandbox()) is not None:
+        pytest.skip(reason)
+    command = [*NETFOLD, "run", "-np", "3", "--topo", "leafspine,2,1,4", "--", sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] innet 3" for rank in range(3)]
+    assert "rank 1 on h2 ended with status 4" in done.stderr
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(120)
+def test_the_prompt_of_a_fabric_runs_programs_on_it() -> None:
+    """`sh netfold run` at the prompt of `netfold up --topo` finds the fabric and its hosts by itself."""
+    if (reason := why_no_sandbox()) is not None:
+        pytest.skip(reason)
+    typed = f"sh {sys.executable} -m netfold.cli run -np 2 -- sh -c 'echo $RANK of $WORLD_SIZE'\nexit\n"
+    done = subprocess.run(
+        [*NETFOLD, "up", "--topo", "leafspine,1,0,2"], input=typed, capture_output=True, text=True, timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[0] 0 of 2" in done.stdout
+    assert "[1] 1 of 2" in done.stdout
+
+
+def test_more_ranks_than_hosts_share_them_equally() -> None:
+    """Side by side, so that local ranks count up; what leaves a rest is refused with the figures."""
+    fabric = leafspine(2, 2, 4)
+    names = [host.name for host in run.chosen(fabric, 8)]
+    assert names == ["h1", "h1", "h2", "h2", "h3", "h3", "h4", "h4"]
+    assert [host.name for host in run.chosen(fabric, 3)] == ["h1", "h2", "h3"]
+    told = [environment(fabric, run.chosen(fabric, 8), rank, job="a") for rank in range(8)]
+    assert [env["LOCAL_RANK"] for env in told] == ["0", "1"] * 4
+    assert {env["LOCAL_WORLD_SIZE"] for env in told} == {"2"}
+    assert told[0]["NETFOLD_ADDRESS"] == told[1]["NETFOLD_ADDRESS"] != told[2]["NETFOLD_ADDRESS"]
+    for wrong in (0, 6):
+        with pytest.raises(run.CannotRun, match=f"-np {wrong}: expected 1 to 4.*multiple of 4"):
+            run.chosen(fabric, wrong)

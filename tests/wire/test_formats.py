@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packet format is written down in several languages; these tests hold them against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netfold.wire import jobs, roce
+from support.program import p4_defines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_p4_sizes_equal_the_python_ones() -> None:
+    """p4src/sizes.p4 and wire/roce.py name the same numbers."""
+    p4 = p4_defines()
+    assert p4["PATH_MTU"] == roce.PATH_MTU
+    assert p4["ROCE_PORT"] == roce.UDP_PORT
+    for opcode in (
+        roce.Opcode.WRITE_FIRST,
+        roce.Opcode.WRITE_MIDDLE,
+        roce.Opcode.WRITE_LAST,
+        roce.Opcode.WRITE_ONLY,
+    ):
+        assert p4[opcode.name] == opcode
+        length = p4["UDP_LEN_RETH" if opcode.has_reth else "UDP_LEN_DATA"]
+        assert length == roce.UDP_BYTES + roce.data_packet_bytes(opcode)
+    assert p4["ECN_CE"] == roce.ECN_CE
+    assert p4["OPERATION_BITS"] == roce.OPERATION_BITS
+    operations = {op.name: op.value for op in roce.Operation}
+    assert {name: p4[f"OP_{name}"] for name in operations} == operations
+    assert max(operations.values()) == p4["OP_LAST"] < roce.QUEUE_PAIRS
+
+
+@given(st.binary(min_size=0, max_size=64), st.integers(0, 0xFFFF), st.integers(0, roce.PSN_MASK), st.integers(0, 255))
+def test_icrc_equals_scapys(payload: bytes, ip_id: int, psn: int, ttl: int) -> None:
+    """Our plain ICRC and scapy's independent one agree on any packet, with and without RETH."""
+    scapy = pytest.importorskip("scapy.all")
+    from scapy.contrib.roce import BTH
+
+    from netfold.wire.scapy_roce import RETH
+
+    head = scapy.IP(src="10.0.1.1", dst="10.0.2.1", id=ip_id, ttl=ttl, flags="DF") / scapy.UDP(sport=50000, dport=4791)
+    for inner in (
+        BTH(opcode=int(roce.Opcode.WRITE_MIDDLE), dqpn=77, psn=psn),
+        BTH(opcode=int(roce.Opcode.WRITE_FIRST), dqpn=77, psn=psn) / RETH(address=4096, rkey=1, length=9),
+    ):
+        packet = bytes(head / inner / payload)
+        assert roce.icrc(packet[:-4]) == packet[-4:]
+
+
+@given(st.integers(0, roce.PSN_MASK), st.integers(-(1 << 23), (1 << 23) - 1))
+def test_psn_age_undoes_addition_across_the_wrap(psn: int, distance: int) -> None:
+    """A PSN moved by any distance under half the space has just that age."""
+    assert roce.psn_age((psn + distance) & roce.PSN_MASK, psn) == distance
+
+
+def test_messages_survive_json_and_refuse_what_is_not_theirs() -> None:
+    """A Join comes back equal, and an unknown or ill-typed field is an error that names it."""
+    join = jobs.Join(job="a", world=2, rank=0, address="10.0.1.1", tcp="10.0.1.1:1", path_mtu=1024)
+    assert msgspec.json.decode(msgspec.json.encode(join), type=jobs.Join) == join
+    with pytest.raises(msgspec.ValidationError, match="colour"):
+        msgspec.json.decode(b'{"job":"a","colour":1}', type=jobs.Join)
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.rank"):
+        msgspec.json.decode(msgspec.json.encode(join).replace(b'"rank":0', b'"rank":"zero"'), type=jobs.Join)
