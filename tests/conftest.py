@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.processes import switches  # noqa: F401  (a fixture of several rooms)
 from support.topo import SECONDS
 
 # Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in

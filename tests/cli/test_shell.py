@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_controller_live import BOUND, Switches, switches  # noqa: F401  (a fixture)
 from typer.testing import CliRunner
 
 from netfold.cli.app import app
@@ -23,6 +22,7 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from support.controller import run
 from support.jobs import rig
+from support.processes import BOUND, Switches
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 
@@ -82,7 +82,7 @@ def test_a_switch_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
 
 
 @pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no Python with p4runtime-shell")
-def test_it_reads_beside_a_controller_and_takes_nothing_from_it(switches: Switches) -> None:  # noqa: F811
+def test_it_reads_beside_a_controller_and_takes_nothing_from_it(switches: Switches) -> None:
     """The real one: it reads a table's entries, its write is refused, and the controller keeps the switch."""
     file = switches.folder / "lab.toml"
     fabric_file.save(switches.fabric, file)

@@ -7,12 +7,10 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import grpc
 import msgspec
@@ -26,71 +24,13 @@ from netfold.controller.switch.entities import Entry
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import Session
 from netfold.fabric import file as fabric_file
-from netfold.fabric.generate import leafspine
-from netfold.fabric.graph import Engine, Fabric, Switch
+from netfold.fabric.graph import Fabric
 from netfold.rpc import rpc
 from netfold.wire import operator
 from netfold.wire.jobs import SERVICE, Done, Join, Leave, Plan
+from support.processes import BOUND, Switches
 
 pytestmark = pytest.mark.timeout(180)
-BOUND = 120.0
-"""Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
-
-
-def command(engine: Engine, switch: Switch) -> list[str]:
-    """How a switch without interfaces is started."""
-    if engine == "bmv2":
-        # it insists on a Thrift port: 0 is any
-        return ["simple_switch_grpc", "--no-p4", "--log-level", "off", "--device-id", str(switch.device_id),
-                "--thrift-port", "0", "--", "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
-    return [sys.executable, "-m", "softswitch", "--no-p4", "--device-id", str(switch.device_id),
-            "--grpc-server-addr", switch.grpc, "--cpu-port", "510"]
-
-
-class Switches:
-    """The processes of a fabric's switches."""
-
-    def __init__(self, fabric: Fabric, folder: Path) -> None:
-        self.fabric = fabric
-        self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str) -> None:
-        """Start one."""
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command(self.fabric.engine, self.fabric.switch(name)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-
-    def kill(self, name: str) -> None:
-        """End one without warning."""
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait(10)
-        Path(self.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
-
-
-ENGINES = [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"]
-
-
-@pytest.fixture(params=ENGINES)
-def switches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Switches]:
-    """Four running switches of a 2x2x4 fabric with losses."""
-    engine: Engine = request.param
-    if engine == "bmv2" and not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")):
-        pytest.skip("simple_switch_grpc and p4c-bm2-ss are not on PATH")
-    # there are no cables to probe
-    fabric = msgspec.structs.replace(leafspine(2, 2, 4, engine=engine, loss=0.01, rundir=tmp_path), probe=0)
-    made = Switches(fabric, tmp_path)
-    try:
-        for switch in made.fabric.switches:
-            made.start(switch.name)
-        yield made
-    finally:
-        for name in list(made.processes):
-            made.kill(name)
-
-
 async def together(fabric: Fabric, world: int) -> list[Plan]:
     """All ranks join."""
     async with grpc.aio.insecure_channel(fabric.jobs) as channel:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.controller.health.links import ROUTERS
+from netfold.controller.switch.tables import ROUTERS
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox

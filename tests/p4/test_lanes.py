@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from netfold.wire import roce
 from netfold.wire.roce import Operation
 from softswitch.compiler.driver import compile_file
-from softswitch.engine.engine import engine, entities, linking
+from softswitch.engine import engine, entities, linking
 from support.slot_model import combine
 
 P4SRC = Path(__file__).resolve().parents[2] / "p4src"

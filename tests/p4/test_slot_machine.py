@@ -33,7 +33,7 @@ from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
 from netfold.wire import roce
 from netfold.wire.jobs import Stream
-from softswitch.engine.engine import engine, local
+from softswitch.engine import engine, local
 from support.program import library
 from support.slot_model import Packet, SlotSwitch
 from support.wires import as_sent, write

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from netfold.controller.switch.entities import Entry
 from softswitch.compiler.driver import compile_file
-from softswitch.engine.engine import entities, linking, local
+from softswitch.engine import entities, linking, local
 
 PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Fabric
-from softswitch.engine.engine import engine, entities, local
+from softswitch.engine import engine, entities, local
 from support.program import checksum, library, mac, native
 from support.slot_model import TerribleNetwork, ip_packet
 

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -32,30 +31,9 @@ from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import TcpRanks, expected, inputs, values
 from support.host import LoopbackSwitch
+from support.roce_ranks import RoceRanks
 
 SUM = Reduction("sum", "float32")
-_subnets = count(1)
-
-
-class RoceRanks(TcpRanks):
-    """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager."""
-
-    def __init__(self, ranks: int, *, timeout: float = 30.0, **options: Any) -> None:
-        number = os.getpid() * 16 + next(_subnets) % 16
-        net = f"127.{192 + (number >> 8) % 63}.{number & 255}"
-        self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
-        listeners = [listen(address) for address in self.addresses]
-        peers = [Peer(r, self.addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
-        self.roce = [
-            RoceMesh(Plan("loop", 1, rank, ranks, peers, []), listeners[rank], timeout=timeout, **options)
-            for rank in range(ranks)
-        ]
-        self.meshes = list(self.roce)
-
-    def __enter__(self) -> RoceRanks:
-        return self
-
-
 def lose(sock: socket.socket, share: float) -> None:
     """Has the kernel drop a share of a socket's datagrams, before they are merged or queued."""
     instruction = struct.Struct("=HBBI")

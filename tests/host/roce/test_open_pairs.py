@@ -19,6 +19,7 @@ from netfold.host.roce.native import Endpoint
 from netfold.host.roce.queue_pairs import OPEN
 from netfold.wire.jobs import Peer, Plan
 from support.roce import Wires, Writer, address, connect, some_bytes
+from support.roce_ranks import RoceRanks
 from support.slot_model import MICROSECOND, TerribleNetwork
 
 Burst = list[tuple[int, int, int]]
@@ -144,8 +145,6 @@ def test_how_many_is_the_environments_choice(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_rank_that_needs_more_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """Once for each new height: how many were open, and how many should have been."""
-    from test_roce_mesh import RoceRanks
-
     with RoceRanks(2, queue_pairs=3, open_pairs=1) as ranks, caplog.at_level(logging.WARNING, "netfold"):
         source, into = np.arange(300_000, dtype=np.uint8), np.zeros(300_000, np.uint8)
 

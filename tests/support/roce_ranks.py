@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes of queue pairs between ranks of one process, on loopback addresses."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import Any
+
+from netfold.host.mesh.link import listen
+from netfold.host.roce.mesh import RoceMesh
+from netfold.wire.jobs import Peer, Plan
+from support.collectives import TcpRanks
+
+_subnets = count(1)
+
+
+class RoceRanks(TcpRanks):
+    """Meshes of all ranks of a job over queue pairs on loopback addresses; a context manager."""
+
+    def __init__(self, ranks: int, *, timeout: float = 30.0, **options: Any) -> None:
+        number = os.getpid() * 16 + next(_subnets) % 16
+        net = f"127.{192 + (number >> 8) % 63}.{number & 255}"
+        self.addresses = [f"{net}.{rank + 1}" for rank in range(ranks)]
+        listeners = [listen(address) for address in self.addresses]
+        peers = [Peer(r, self.addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(ranks)]
+        self.roce = [
+            RoceMesh(Plan("loop", 1, rank, ranks, peers, []), listeners[rank], timeout=timeout, **options)
+            for rank in range(ranks)
+        ]
+        self.meshes = list(self.roce)
+
+    def __enter__(self) -> RoceRanks:
+        return self
