@@ -231,10 +231,11 @@ def theory(nbytes: int) -> float:
 
 
 def _show(rows: Sequence[Row], spec: Spec) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=120)
+    from netfold import terminal
+
+    console = terminal.console()
     console.print(
         f"{spec.topo} on {spec.engine}, {spec.rate} links, {spec.nbytes} bytes of int32; {spec.rounds} rounds "
         f"of {spec.operations} operations. The job's slots take {rows[0].slot_bytes / 2**20:.2f} MiB of a switch. "

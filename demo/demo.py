@@ -77,14 +77,13 @@ def demo(
             return 1
     sandbox.enter()
     # from here on we are inside, where imports may take their time
-    from rich.console import Console
-
+    from netfold import terminal
     from netfold.rpc.rpc import Unreachable
 
     options["rundir"] = sandbox.rundir()
     fabric = leafspine(leaves, spines, ranks, **options)
     try:
-        report = _run(fabric, scale, steps or scale.steps, lane_bits, out, Console())
+        report = _run(fabric, scale, steps or scale.steps, lane_bits, out, terminal.console())
     except (FabricFailed, Unreachable) as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1

@@ -14,9 +14,9 @@ from netfold.cli.app import app
 from netfold.cli.common import CANNOT, FAILED
 from netfold.cli.show import show
 from netfold.cli.top import screen
+from netfold.controller import client
 from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
-from netfold.wire import operator
 from netfold.wire.jobs import Report
 from netfold.wire.operator import (
     JobStatus,
@@ -188,7 +188,7 @@ def test_top_in_a_pipe_prints_every_look(monkeypatch: pytest.MonkeyPatch) -> Non
         switch = SwitchStatus(f"leaf{len(asked)}", "leaf", "unix:/a", True, "", 12, 1, 0, 16384, 0)
         return Status("lab", "softswitch", 61.0, [switch], [], [])
 
-    monkeypatch.setattr(operator, "status", status)
+    monkeypatch.setattr(client, "status", status)
     slept: list[float] = []
     monkeypatch.setattr("netfold.cli.top.time.sleep", slept.append)
     result = CliRunner().invoke(app, ["top", "--controller", "unix:/a", "-n", "2", "-d", "7"])

@@ -19,6 +19,7 @@ from netfold.controller.web import picture
 from netfold.demo import demo, report, train
 from netfold.fabric.generate import leafspine, threetier
 from netfold.wire.operator import LinkStatus, Traffic
+from support.demo import a_report
 
 SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)
 
@@ -124,20 +125,6 @@ def test_traffic_of_a_phase_is_the_difference_of_two_looks() -> None:
 def test_sizes_read_well(count: float, text: str) -> None:
     """Three digits and a unit."""
     assert report.size(count) == text
-
-
-def a_report(**changes: object) -> report.Report:
-    fields: dict[str, object] = {
-        "engine": "softswitch", "ranks": 2, "leaves": 1, "spines": 0, "rate": None, "loss_rate": 0.0, "seed": 0,
-        "steps": 1, "seconds": 1.0, "seconds_in_allreduce": 0.5, "rail": "innet", "lane_bits": 32, "explain": "",
-        "loss": 0.1, "loss_single": 0.1, "accuracy": 0.9, "accuracy_single": 0.9,
-        "final_weights_equal": True, "weights_sha256": "ab" * 32, "max_abs_diff_vs_single": 1e-7,
-        "gradient_bytes": 1000, "bytes_per_host_link": 1100.0, "ring_bytes_per_host_link": 1100.0,
-        "retransmissions": 0, "packets_sent": 2, "packets_lost": 0,
-        "trees": [report.Carried("leaf1", 1000, 2, 0)], "times": [report.Time("in the network", 0.01)],
-        "links": [report.Load("leaf1:1", "h1:0", 1, 2, 3, 4, 0)],
-    }
-    return msgspec.convert({**msgspec.to_builtins(fields), **changes}, report.Report)
 
 
 def shown(record: report.Report) -> str:

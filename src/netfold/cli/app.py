@@ -24,6 +24,7 @@ from netfold.cli.status import drop, slots, stall, status
 from netfold.cli.top import top
 from netfold.cli.trace import flight, timeline
 from netfold.cli.up import up
+from netfold.terminal import help_settings
 
 PANELS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
     "Begin": {"demo": demo, "run": run, "up": up, "doctor": doctor},
@@ -72,4 +73,4 @@ for _panel, _commands in PANELS.items():
 
 def main() -> None:
     """Entry point."""
-    app()
+    app(**help_settings())

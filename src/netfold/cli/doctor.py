@@ -24,6 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from netfold import terminal
 from netfold.cli import shell
 from netfold.cli.common import FAILED
 
@@ -112,7 +113,7 @@ def checks() -> list[Check]:
 
 def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
     """Print a line for each; True where nothing that is required is missing."""
-    console = console or Console()
+    console = console or terminal.console()
     findings = list(findings)
     table = Table("", "what", "found", box=None)
     table.columns[2].overflow = "fold"  # what is to be typed comes whole

@@ -40,12 +40,12 @@ def links(file: FabricFile = None, controller: Address = None, json: Json = Fals
 
 def show(found: Cables, console: Console | None = None) -> None:
     """A line a cable, then what is wrong."""
-    from rich.console import Console
     from rich.table import Table
 
+    from netfold import terminal
     from netfold.cli.show import words
 
-    console = console or Console()
+    console = console or terminal.console()
     table = Table("link", "state", "there", "back", box=None)
     for cable in found.cables:
         state = words(cable.up, cable.drained) + (f": {cable.why}" if cable.why else "")

@@ -97,10 +97,11 @@ def _ask(
 
 
 def _print(answer: path_service.Table, *, pins: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from netfold import terminal
+
+    console = terminal.console()
     leaves = Table("to leaf", "mode", "unpinned packets", box=None)
     for leaf in answer.leaves:
         strays = ", ".join(f"{switch} {count}" for switch, count in leaf.unpinned.items())

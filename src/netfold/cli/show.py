@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from netfold import terminal
 from netfold.wire.operator import (
     JobSlots,
     JobStatus,
@@ -22,7 +23,7 @@ from netfold.wire.operator import (
 
 def show(status: Status, console: Console | None = None) -> None:
     """Print a status."""
-    console = console or Console()
+    console = console or terminal.console()
     up = sum(switch.up for switch in status.switches)
     console.print(f"fabric [bold]{status.fabric}[/bold] on {status.engine}, controller up {status.uptime:.0f} s, "
                   f"{up} of {len(status.switches)} switches up")
@@ -52,7 +53,7 @@ def words(up: bool, drained: bool) -> str:
 
 def show_slots(switch: str, jobs: Sequence[JobSlots], console: Console | None = None) -> None:
     """Print the open slots of a switch."""
-    console = console or Console()
+    console = console or terminal.console()
     if not jobs:
         console.print(f"no job holds slots of {switch}")
     for job in jobs:

@@ -30,9 +30,9 @@ def top(
 
     In a pipe or a file every look is printed below the one before.
     """
-    from rich.console import Console
     from rich.live import Live
 
+    from netfold import terminal
     from netfold.controller import client
 
     address, token = address_of(file, controller), token_of(file)
@@ -41,7 +41,7 @@ def top(
         status: Status = awaited(client.status(address, token=token))
         return time.monotonic(), status
 
-    before, console = look(), Console()
+    before, console = look(), terminal.console()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError))
         live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
