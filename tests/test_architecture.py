@@ -4,23 +4,57 @@
 from __future__ import annotations
 
 import ast
-import tomllib
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FORBIDDEN = {
-    "wire": ("netfold.controller", "netfold.host", "netfold.topo", "netfold.sim", "softswitch"),
-    "host": ("netfold.controller", "netfold.topo", "netfold.sim", "softswitch.compiler", "softswitch.p4runtime"),
-    "controller": ("netfold.host",),
-    "softswitch": ("netfold",),
-    "sim": ("netfold.host", "netfold.topo"),
+SOURCES = ROOT / "src"
+
+ROOMS = {
+    "cbuild": (),
+    "wire": (),
+    "rpc": (),
+    "fabric": ("wire",),
+    "softswitch": ("cbuild",),
+    "host": ("cbuild", "rpc", "wire"),
+    "controller": ("fabric", "rpc", "softswitch", "wire"),
+    "sim": ("cbuild", "fabric"),
+    "topo": ("controller", "fabric", "host", "rpc", "wire"),
+    "demo": ("controller", "fabric", "host", "rpc", "topo", "wire"),
+    "bench": ("cbuild", "controller", "demo", "fabric", "host", "rpc", "sim", "topo", "wire"),
+    "cli": ("bench", "cbuild", "controller", "demo", "fabric", "rpc", "sim", "topo", "wire"),
 }
+"""The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""
+INSIDE = {
+    "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "selection", "innet", "roce",
+             "rails", "api", "torch"),
+    "controller": ("switch", "health", "jobs", "paths", "operations", "web", ""),
+    "softswitch": ("runtime", "engine", "compiler", "p4runtime", ""),
+}
+"""The folders of a room, lowest first: each may import those before it.  "" is the room's own top level."""
 
 
+def modules() -> Iterator[tuple[str, bool, Path]]:
+    """Every module below src/ by its import name, whether it is a package, and its file."""
+    for folder, folders, files in os.walk(SOURCES, followlinks=True):
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.endswith(".egg-info")]
+        for file in files:
+            if file.endswith(".py"):
+                path = Path(folder, file)
+                parts = path.relative_to(SOURCES).with_suffix("").parts
+                package = parts[-1] == "__init__"
+                yield ".".join(parts[:-1] if package else parts), package, path
+
+
+@cache
 def imports(path: Path) -> set[str]:
-    """Every module that a file imports, wherever in it."""
+    """Every module, and every name of a module, that a file imports, wherever in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -30,43 +64,71 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", FORBIDDEN)
-def test_rooms_talk_through_their_contracts(room: str) -> None:
-    """No module imports what its room must not know."""
-    files = sorted((ROOT / room).rglob("*.py"))
-    assert files
+@cache
+def folder_imports() -> dict[tuple[str, str], list[str]]:
+    """Which folder (package) imports from which other one, and the modules that do."""
+    known = {name: name if package else name.rpartition(".")[0] for name, package, _ in modules()}
+    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, _, path in modules():
+        for target in sorted(imports(path) & known.keys()):
+            if known[target] != known[name]:
+                edges[known[name], known[target]].append(f"{name} imports {target}")
+    return edges
+
+
+def room(package: str) -> str:
+    """The room of a package: "host" for netfold.host.mesh, "softswitch" for softswitch.engine, "" for netfold."""
+    parts = package.split(".")
+    return parts[0] if parts[0] != "netfold" else parts[1] if len(parts) > 1 else ""
+
+
+def test_folders_form_a_graph_without_cycles() -> None:
+    """No folder imports, over however many others, one that imports it."""
+    edges = folder_imports()
+    assert len(edges) > 100
+    graph = nx.DiGraph(edges.keys())
+    cycles = [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1]
+    assert not cycles, [edges[edge] for edge in graph.subgraph(cycles[0]).edges]
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_rooms_import_only_those_below_them(name: str) -> None:
+    """No module imports from a room that its own must not know."""
+    below = list(ROOMS)[: list(ROOMS).index(name)]
+    assert set(ROOMS[name]) <= set(below)
+    scripts = name in ("bench", "demo", "cli")
     wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in files
-        for name in sorted(imports(path))
-        for banned in FORBIDDEN[room]
-        if name == banned or name.startswith(banned + ".")
+        said
+        for (package, target), why in folder_imports().items()
+        for said in why
+        if room(package) == name and room(target) not in (name, *ROOMS[name], *([""] if scripts else []))
     ]
     assert not wrong
 
 
+@pytest.mark.parametrize("name", INSIDE)
+def test_folders_of_a_room_import_only_those_below_them(name: str) -> None:
+    """Inside a room, too, imports go one way, as docs/architecture.md lists its folders."""
+    top = name if name == "softswitch" else f"netfold.{name}"
+    order = {f"{top}.{folder}".rstrip("."): place for place, folder in enumerate(INSIDE[name])}
+    inside = {name for name, package, _ in modules() if package and f"{name}.".startswith(f"{top}.")}
+    assert inside == set(order)
+    wrong = [
+        said
+        for (package, target), why in folder_imports().items()
+        for said in why
+        if package in order and target in order and order[target] > order[package]
+    ]
+    assert not wrong
+
+
+def test_every_room_is_in_the_table() -> None:
+    """A new folder under src/ states what it may import."""
+    rooms = {room(name) for name, package, _ in modules() if package} - {""}
+    assert rooms - {"p4src", "testing"} == set(ROOMS)
+
+
 def test_only_one_optional_module_imports_scapy() -> None:
     """scapy is GPL-2.0-only: tests may use it, the product must not need it."""
-    rooms = ("netfold", "wire", "host", "controller", "softswitch", "topo", "sim", "examples")
-    users = {
-        str(path.relative_to(ROOT))
-        for room in rooms
-        for path in (ROOT / room).rglob("*.py")
-        if any(name.split(".")[0] == "scapy" for name in imports(path))
-    }
-    assert users == {"wire/scapy_roce.py"}
-
-
-def test_what_is_no_python_is_installed_too() -> None:
-    """Sources that are compiled on first use lie in the package data, or an installed NetFold lacks them."""
-    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = tool["package-dir"]
-    patterns = tool["package-data"]["*"]
-    homes = [ROOT / folders.get(name, name.replace(".", "/")) for name in tool["packages"]]
-    sources = [path for home in homes for path in home.rglob("*") if path.suffix in (".c", ".h", ".p4", ".typed")]
-    assert len(sources) > 50
-    missed = {
-        str(path.relative_to(ROOT)) for path in sources
-        if not any(path in home.glob(pattern) for home in homes if path.is_relative_to(home) for pattern in patterns)
-    }
-    assert not missed
+    users = {name for name, _, path in modules() if any(used.split(".")[0] == "scapy" for used in imports(path))}
+    assert users == {"netfold.wire.scapy_roce"}
