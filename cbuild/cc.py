@@ -33,8 +33,7 @@ COMPILE_TIMEOUT = 300.0
 LOCK_TIMEOUT = 330.0
 """Seconds to wait for another process that builds the same thing."""
 
-INCLUDE = Path(__file__).resolve().parent
-"""For #include "crc32.h", the CRC-32 that host, simulator and switch share."""
+HERE = Path(__file__).resolve().parent
 
 _PROBE = "#include <stdint.h>\n#include <string.h>\nuint64_t probe(uint64_t x) { return x + 1; }\n"
 
@@ -95,7 +94,8 @@ def build(
     sources         paths of C files, or C text (str)
     kind            "shared" (a library for ctypes/dlopen) or "exe"
     name            stem of the result's file name, for people who look into the cache or a profile
-    include         directories for #include; every *.h directly in them is part of the cache key
+    include         directories for #include, besides this one, which has crc32.h; every *.h directly in them is part
+                    of the cache key
     flags           further flags; -O2 is always given first
     optional_flags  flags used only where the compiler takes them, for example -march=native
     libs            linker flags that follow the sources, for example -lpthread
@@ -104,6 +104,7 @@ def build(
     cache = cache_dir or default_cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
     cc = compiler or find_compiler(cache)
+    include = [*include, HERE]
     accepted = [flag for flag in optional_flags if _takes_flag(cc, flag, cache)]
     all_flags = ["-O2", "-std=gnu11", *flags, *accepted]
     if kind == "shared":

@@ -64,7 +64,6 @@ def load(
         [HOME / source for source in sources],
         kind="shared",
         name=name,
-        include=[cc.INCLUDE],
         flags=["-O3", *flags, "-fvisibility=default"],
         optional_flags=["-march=native"],
         libs=["-lpthread"],

@@ -43,7 +43,7 @@ def build(
     # Lanes and byte swaps as vectors: -O3 and the machine's own instructions make a fold a third faster than -O2.
     def link(sources: Sequence[cc.Source], kind: cc.Kind, name: str, libs: Sequence[str] = ()) -> Path:
         return cc.build(
-            sources, kind=kind, name=name, include=[RUNTIME, cc.INCLUDE], flags=["-g", "-O3", *flags],
+            sources, kind=kind, name=name, include=[RUNTIME], flags=["-g", "-O3", *flags],
             optional_flags=["-march=native"], libs=libs, cache_dir=cache_dir,
         )
 

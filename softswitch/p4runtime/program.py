@@ -77,7 +77,7 @@ class Compiler:
         digest = hashlib.sha256(text.encode() + b"\0" + " ".join(self._flags).encode() + b"\0")
         digest.update(f"{os.environ.get('SOFTSWITCH_CC')}\0{os.environ.get('PATH')}\0".encode())
         root = Path(__file__).resolve().parent.parent
-        for folder in (cc.INCLUDE, root, *(root / name for name in ("compiler", "engine", "runtime", "include"))):
+        for folder in (cc.HERE, root, *(root / name for name in ("compiler", "engine", "runtime", "include"))):
             for file in sorted(folder.iterdir()):
                 if file.suffix in (".py", ".c", ".h", ".p4"):
                     stat = file.stat()
