@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 SOON: Final = 100_000_000
-"""Nanoseconds without a result that are suspicious: two of the longest time-outs (NF_RTO_MAX of native/stream.h)."""
+"""Nanoseconds without a result that are suspicious: two of the longest time-outs (NF_RTO_MOST of native/rtt.h)."""
 RARELY: Final = 1_600_000_000
 """Nanoseconds between two suspicions at most: what breaks while everybody waits for a late rank is noticed as well."""
 

@@ -158,8 +158,8 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
         data->base = data->history.high;
         data->packets = tr->pieces;
         for (uint32_t other = 0; other < f->n_trees; other++) { /* paths of one fabric are much alike */
-            nf_stream_borrow(&agreement->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
-            nf_stream_borrow(&data->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
+            nf_stream_seed_rtt(&agreement->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
+            nf_stream_seed_rtt(&data->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
         }
     }
     return true;
@@ -224,8 +224,8 @@ int64_t nf_fold_deadline(const nf_fold *f)
     int64_t first = NF_NEVER;
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
-            if (f->trees[t].channels[kind].stream.deadline < first)
-                first = f->trees[t].channels[kind].stream.deadline;
+            if (f->trees[t].channels[kind].stream.timer.deadline < first)
+                first = f->trees[t].channels[kind].stream.timer.deadline;
     return first;
 }
 
@@ -266,6 +266,6 @@ void nf_fold_standing(const nf_fold *f, uint32_t t, nf_kind kind, nf_standing *s
     const nf_channel *c = &f->trees[t].channels[kind];
     *standing = (nf_standing){ .sent_ahead = c->history.high - c->base, .results = c->history.got - c->base,
                                .packets = c->packets, .una_psn = nf_stream_psn(&c->stream, c->stream.una),
-                               .window = c->stream.window, .rto = c->stream.rto, .srtt = c->stream.srtt,
+                               .window = c->stream.window, .rto = c->stream.timer.rto, .srtt = c->stream.rtt.srtt,
                                .counters = c->stream.counters };
 }

@@ -71,5 +71,5 @@ void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment,
         receive_packet(f, bytes + done, n - done < segment ? n - done : segment, marked, now);
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
-            nf_stream_settle(&f->trees[t].channels[kind].stream, now);
+            nf_stream_end_batch(&f->trees[t].channels[kind].stream, now);
 }

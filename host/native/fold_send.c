@@ -35,7 +35,7 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c)
     }
     if (f->credits && c->kind == NF_DATA_STREAM) {
         /* what was found lost is not under way: where holes held messages up, every loss would cost a round trip */
-        uint64_t unknown = nf_stream_unknown(&c->stream), through = unknown > c->base ? unknown - c->base : 0;
+        uint64_t unknown = nf_stream_first_unknown(&c->stream), through = unknown > c->base ? unknown - c->base : 0;
         uint64_t credit = (through / f->message + f->credits) * f->message;
         ready = credit < ready ? credit : ready;
     }

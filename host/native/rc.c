@@ -17,6 +17,7 @@ nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t
     rc->path_mtu = path_mtu;
     rc->window = window;
     rc->reorder = reorder;
+    rc->rules = nf_requester_rules(window);
     rc->open_bound = UINT32_MAX;
     uint32_t packet = NF_BTH_BYTES + NF_RETH_BYTES + path_mtu + NF_ICRC_BYTES;
     uint32_t fit = (65535 - NF_IPV4_BYTES - NF_UDP_BYTES) / packet;         /* a super-packet is one IP packet */
@@ -112,7 +113,7 @@ int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan)
     nf_qp *qp = &rc->qps[rc->n_qps];
     memset(qp, 0, sizeof *qp);
     qp->plan = *plan;
-    nf_requester_open(&qp->out, rc->window);
+    nf_requester_open(rc, &qp->out);
     if (!nf_path_take(rc, qp, plan->peer, (uint16_t)plan->source_port) || !nf_rc_reserve_events(rc, 1))
         return -2;
     rc->owed++;
@@ -169,7 +170,7 @@ void nf_rc_break(nf_rc *rc, nf_qp *qp, uint8_t syndrome, bool by_peer)
     qp->out.count = 0;
     qp->out.una = qp->out.next = qp->out.limit;
     qp->out.n_lost = 0;
-    qp->out.deadline = qp->out.look = NF_RC_NEVER;
+    qp->out.timer.deadline = qp->out.look = NF_NEVER;
     nf_rc_event event = { .what = NF_RC_BROKEN, .qp = nf_rc_index(rc, qp), .syndrome = syndrome, .by_peer = by_peer };
     rc->owed++;                                     /* nf_rc_emit takes it */
     nf_rc_emit(rc, &event);
@@ -256,10 +257,10 @@ void nf_rc_tick(nf_rc *rc, int64_t now)
 
 int64_t nf_rc_deadline(const nf_rc *rc)
 {
-    int64_t least = NF_RC_NEVER;
+    int64_t least = NF_NEVER;
     for (uint32_t i = 0; i < rc->n_active; i++) {
         const nf_qp *qp = &rc->qps[rc->active[i]];
-        int64_t one = qp->reps || qp->out.deadline < qp->out.look ? qp->out.deadline : qp->out.look;
+        int64_t one = qp->reps || qp->out.timer.deadline < qp->out.look ? qp->out.timer.deadline : qp->out.look;
         least = one < least ? one : least;
     }
     return least;
@@ -278,7 +279,7 @@ bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s)
     const nf_requester *o = &rc->qps[index].out;
     const nf_responder *i = &rc->qps[index].in;
     *s = (nf_rc_standing){ o->limit, o->next, o->una, o->sent, o->retransmitted, o->timeouts, o->naks, o->marks,
-                           i->expected, i->received, i->duplicates, i->refused, o->rto, o->srtt, o->allowed, o->longest,
+                           i->expected, i->received, i->duplicates, i->refused, o->timer.rto, o->rtt.srtt, o->congestion.allowed, o->longest,
                            rc->qps[index].open };
     return true;
 }

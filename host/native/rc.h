@@ -19,11 +19,11 @@
 #ifndef NF_RC_H
 #define NF_RC_H
 #include "roce.h"
+#include "rtt.h"
 
 #define NF_RC_ACKNOWLEDGE 0x11
 #define NF_RC_AETH_BYTES 4
 #define NF_RC_RUN 60                   /* packets of one super-packet at most */
-#define NF_RC_NEVER INT64_MAX
 /* Nanoseconds without an answer after which a path is blamed: where anything else came from the peer just now, and where
  * nothing did, so that maybe its process just does not run.  Where queues are long, two round trips, but no more than MOST. */
 #define NF_RC_STALL 70000000ll

@@ -2,6 +2,7 @@
  * What the parts of rc.h share.  Sequence numbers are PSNs without their wrap, from 0. */
 #ifndef NF_RC_INSIDE_H
 #define NF_RC_INSIDE_H
+#include "congestion.h"
 #include "rc.h"
 #include "reps.h"
 
@@ -42,17 +43,13 @@ typedef struct {
     uint64_t lost_from;                /* none is lost below */
     uint32_t n_lost;
     nf_flight *flights;                /* by sequence number modulo window */
-    /* timer, RFC 6298 */
-    int64_t srtt, rttvar, rto, deadline;
+    nf_rtt rtt;
+    nf_timer timer;
     int64_t look;                      /* when rc_paths.c looks at the path again */
     uint32_t silent;                   /* repetitions since anything was acknowledged */
     int64_t since, longest;            /* last acknowledgement, or first packet after idling; longest wait for one */
     int64_t blamed;                    /* the same, or when a path was blamed last */
-    /* congestion */
-    double allowed, marked_share;
-    bool slow_start;
-    uint64_t round_end, cut_end;       /* once a round: adapt; halve */
-    uint32_t round_acks, round_marks;
+    nf_congestion congestion;
     uint64_t sent, retransmitted, timeouts, naks, marks;
 } nf_requester;
 
@@ -108,6 +105,7 @@ typedef struct {
 
 struct nf_rc {
     uint32_t address, path_mtu, window, max_run, reorder;
+    nf_congestion_rules rules;         /* of all queue pairs */
     nf_qp *qps;
     uint32_t n_qps, room_qps;
     uint32_t *by_number, n_buckets;    /* open addressing; index + 1, 0: empty */
@@ -156,7 +154,8 @@ static inline uint64_t nf_rc_packets(const nf_rc *rc, uint32_t length)
 void nf_context_use(nf_rc *, nf_qp *);
 
 /* rc_requester.c */
-void nf_requester_open(nf_requester *, uint32_t window);
+nf_congestion_rules nf_requester_rules(uint32_t window);
+void nf_requester_open(nf_rc *, nf_requester *);
 void nf_requester_close(nf_requester *);
 bool nf_requester_post(nf_rc *, nf_qp *, nf_write);
 uint32_t nf_requester_sendable(const nf_rc *, const nf_requester *);

@@ -146,7 +146,7 @@ static void *keep_house(void *argument)
             continue;
         turn(io);                      /* its error, if any, is the next nf_rc_io_run's */
         uint64_t progress = nf_rc_progress(io->rc);
-        bool quiet = progress == seen && nf_rc_deadline(io->rc) == NF_RC_NEVER;
+        bool quiet = progress == seen && nf_rc_deadline(io->rc) == NF_NEVER;
         pthread_mutex_unlock(&io->lock);
         look = !quiet ? LOOK_FIRST : 2 * look < LOOK_LAST ? 2 * look : LOOK_LAST;
         seen = progress;

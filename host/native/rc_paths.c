@@ -89,7 +89,7 @@ void nf_path_watch(nf_rc *rc, nf_qp *qp, int64_t now)
     if (now < r->look || r->una == r->next)
         return;
     nf_path *path = &rc->paths[qp->path];
-    int64_t far = 2 * r->srtt < NF_RC_STALL_MOST ? 2 * r->srtt : NF_RC_STALL_MOST;
+    int64_t far = 2 * r->rtt.srtt < NF_RC_STALL_MOST ? 2 * r->rtt.srtt : NF_RC_STALL_MOST;
     int64_t early = far > NF_RC_STALL ? far : NF_RC_STALL, late = far > NF_RC_STALL_ALONE ? far : NF_RC_STALL_ALONE;
     int64_t since = r->blamed > path->answered ? r->blamed : path->answered, waited = now - since;
     if (waited < early / 2) {                       /* it has answered somebody since */

@@ -12,19 +12,25 @@
 
 #include "rc_inside.h"
 
-#define RTO_FIRST 20000000ll
-#define RTO_LEAST 2000000ll            /* the peer's process may not be running just now */
-#define RTO_MOST 1000000000ll          /* the most that round trips ask for: queues of slow links */
 #define RTO_SILENT 100000000ll         /* the most that back-off adds: bounds how long a repaired path stays unused */
 #define WRITES_FIRST 16
 
-void nf_requester_open(nf_requester *r, uint32_t window)
+/* Other flows may share the path, so a queue pair starts slowly.  alpha begins at 0, since the first mark ends slow start
+ * already. */
+nf_congestion_rules nf_requester_rules(uint32_t window)
 {
-    r->rto = RTO_FIRST;
-    r->deadline = r->look = NF_RC_NEVER;
-    r->allowed = window < 32 ? window : 32;
-    r->slow_start = true;
+    double floor = window / 8 > 2 ? window / 8 : 2;
+    return (nf_congestion_rules){ .start = window < 32 ? window : 32, .least = 2, .most = window, .loss_floor = floor,
+                                  .growth = 1 + floor / 8,      /* a window's worth in some tens of round trips */
+                                  .alpha = 0, .slow_start = true, .halve_at_once = true };
+}
+
+void nf_requester_open(nf_rc *rc, nf_requester *r)
+{
+    r->timer = (nf_timer){ .rto = NF_RTO_FIRST, .deadline = NF_NEVER };
+    r->look = NF_NEVER;
     r->burst = 1;
+    nf_congestion_open(&r->congestion, &rc->rules, 0);
 }
 
 void nf_requester_close(nf_requester *r)
@@ -85,7 +91,7 @@ static nf_flight *flight(const nf_rc *rc, const nf_requester *r, uint64_t seq)
 /* Lost packets may always go: what arrived behind a hole counts as in flight until the hole is filled. */
 uint32_t nf_requester_sendable(const nf_rc *rc, const nf_requester *r)
 {
-    uint64_t in_flight = r->next - r->una, allowed = (uint64_t)r->allowed;
+    uint64_t in_flight = r->next - r->una, allowed = (uint64_t)r->congestion.allowed;
     uint64_t end = r->una + rc->window < r->limit ? r->una + rc->window : r->limit, fresh = end - r->next;
     uint64_t room = allowed > in_flight ? allowed - in_flight : 0;
     return r->n_lost + (uint32_t)(fresh < room ? fresh : room);
@@ -116,8 +122,8 @@ void nf_requester_send(nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
     f->lost = false;
     f->at = now;
     r->sent++;
-    if (r->deadline == NF_RC_NEVER) {
-        r->deadline = now + r->rto;
+    if (r->timer.deadline == NF_NEVER) {
+        nf_timer_start(&r->timer, now);
         r->look = now + NF_RC_STALL / 2;
         r->since = r->blamed = now;
     }
@@ -140,63 +146,13 @@ void nf_requester_unsent(nf_rc *rc, nf_requester *r, uint64_t seq)
         lose(rc, r, seq);
 }
 
-static double least(const nf_rc *rc) { return rc->window / 8 > 2 ? rc->window / 8 : 2; }
-
-/* For a loss: half, once a round trip. */
-static void cut(const nf_rc *rc, nf_requester *r)
-{
-    if (r->una < r->cut_end)
-        return;
-    r->allowed = r->allowed / 2 > least(rc) ? r->allowed / 2 : least(rc);
-    r->slow_start = false;
-    r->cut_end = r->next;
-}
+static void set_rto(nf_requester *r) { r->timer.rto = nf_rtt_timeout(&r->rtt, NF_RTO_LEAST, NF_RTO_MOST); }
 
 /* An ACK told of congestion that so many packets met. */
 static void mark(nf_requester *r, uint32_t packets)
 {
     r->marks++;
-    r->slow_start = false;
-    r->round_marks += packets;
-}
-
-static void adapt(const nf_rc *rc, nf_requester *r, uint32_t packets)
-{
-    r->round_acks += packets;
-    if (r->slow_start)
-        r->allowed += packets;
-    if (r->una >= r->round_end) {                   /* a round trip has passed */
-        double share = r->round_marks < r->round_acks ? (double)r->round_marks / r->round_acks : r->round_marks > 0;
-        r->marked_share += (share - r->marked_share) / 16;
-        if (r->round_marks)
-            r->allowed *= 1 - r->marked_share / 2;
-        else if (!r->slow_start)
-            r->allowed += 1 + least(rc) / 8;        /* a window's worth in some tens of round trips */
-        r->round_acks = r->round_marks = 0;
-        r->round_end = r->next;
-    }
-    if (r->allowed > rc->window)
-        r->allowed = rc->window;
-    if (r->allowed < 2)
-        r->allowed = 2;
-}
-
-static void measure(nf_requester *r, int64_t rtt)
-{
-    if (!r->srtt) {
-        r->srtt = rtt;
-        r->rttvar = rtt / 2;
-    } else {
-        int64_t off = r->srtt > rtt ? r->srtt - rtt : rtt - r->srtt;
-        r->rttvar += (off - r->rttvar) / 4;
-        r->srtt += (rtt - r->srtt) / 8;
-    }
-}
-
-static void set_rto(nf_requester *r)
-{
-    r->rto = r->srtt ? r->srtt + 4 * r->rttvar : RTO_FIRST;
-    r->rto = r->rto < RTO_LEAST ? RTO_LEAST : r->rto > RTO_MOST ? RTO_MOST : r->rto;
+    nf_congestion_marked(&r->congestion, packets);
 }
 
 /* The oldest packet goes again, and what answers it tells about the others in flight. */
@@ -217,7 +173,7 @@ static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now)
 {
     if (!r->answer)
         age = now - r->asked;                       /* of several repetitions the first may be what was answered */
-    int64_t usual = r->doubted || r->answer > r->srtt ? r->answer : r->srtt;
+    int64_t usual = r->doubted || r->answer > r->rtt.srtt ? r->answer : r->rtt.srtt;
     if (r->una > r->repeated || age < usual / 2) {
         r->recover = r->una;                        /* what was repeated had arrived, the time-out was vain */
         r->doubted = true;
@@ -237,7 +193,7 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     const nf_flight *last = flight(rc, r, end - 1);
     int64_t age = now - last->at;
     if (!last->again && !last->lost) {              /* Karn; until then the back-off stands */
-        measure(r, age);
+        nf_rtt_measure(&r->rtt, age);
         r->doubted = false;
         set_rto(r);
     }
@@ -252,12 +208,13 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     r->longest = now - r->since > r->longest ? now - r->since : r->longest;
     r->since = r->blamed = now;
     r->silent = 0;
-    r->deadline = r->una < r->next ? now + r->rto : NF_RC_NEVER;
+    nf_timer_restart(&r->timer, r->una < r->next, now);
     if (r->una == r->next)
-        r->look = NF_RC_NEVER;
+        r->look = NF_NEVER;
     if (marked)
         mark(r, qp->reps ? 1 : (uint32_t)(end - before));  /* one ACK a packet, or one for all of them */
-    adapt(rc, r, (uint32_t)(end - before));
+    nf_congestion_acknowledged(&r->congestion, &rc->rules, (uint32_t)(end - before));
+    nf_congestion_round(&r->congestion, &rc->rules, r->una, r->next);
     if (r->una < r->recover)
         recover(rc, r, age, now);
     while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {
@@ -281,7 +238,7 @@ void nf_requester_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, b
     } else if (syndrome == NF_AETH_SEQUENCE) {
         r->naks++;
         lose(rc, r, (uint64_t)seq);
-        cut(rc, r);
+        nf_congestion_lost(&r->congestion, &rc->rules, r->una, r->next);
     } else if (syndrome >> 5 == 3) {
         nf_rc_break(rc, qp, syndrome, true);
     }
@@ -289,14 +246,13 @@ void nf_requester_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, b
 
 bool nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
 {
-    if (now < r->deadline)
+    if (!nf_timer_expired(&r->timer, now))
         return false;
     r->timeouts++;
-    int64_t most = r->rto > RTO_SILENT ? r->rto : RTO_SILENT;
-    r->rto = 2 * r->rto < most ? 2 * r->rto : most;
-    r->deadline = now + r->rto;
+    nf_timer_back_off(&r->timer, r->timer.rto > RTO_SILENT ? r->timer.rto : RTO_SILENT);
+    nf_timer_restart(&r->timer, true, now);
     nf_requester_ask(rc, r, now);
-    cut(rc, r);
+    nf_congestion_lost(&r->congestion, &rc->rules, r->una, r->next);
     return true;
 }
 
@@ -307,7 +263,7 @@ void nf_requester_moved(nf_rc *rc, nf_requester *r, bool lost, int64_t now)
         return;
     set_rto(r);                                     /* the back-off was the old path's */
     r->silent = 0;
-    r->deadline = now + r->rto;
+    nf_timer_restart(&r->timer, true, now);
     r->look = now + NF_RC_STALL / 2;
     r->doubted = true;                              /* and so was the round trip */
     nf_requester_ask(rc, r, now);

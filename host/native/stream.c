@@ -5,12 +5,25 @@
 
 static inline nf_sent *at(const nf_stream *s, uint64_t seq) { return &s->ring[seq & (s->window - 1)]; }
 
+/* Everything but where it stands: nothing is in flight, and the window is whole. */
+static void begin(nf_stream *s, uint32_t window)
+{
+    double floor = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
+    s->window = window;
+    s->timer = (nf_timer){ .rto = NF_RTO_FIRST, .deadline = NF_NEVER };
+    s->sample = -1;
+    s->round_least = NF_NEVER;
+    /* A fold has the fabric's slots to itself and starts with the whole window.  Loss leaves a quarter of it, or 64: a
+     * repair then queues behind fewer packets, and the rest of the window is room to go on while holes are open. */
+    s->rules = (nf_congestion_rules){ .start = window, .least = 1, .most = window, .loss_floor = floor,
+                                      .growth = 1 + window / 32, .alpha = 1 };
+    nf_congestion_open(&s->congestion, &s->rules, s->next);
+}
+
 bool nf_stream_open(nf_stream *s, uint32_t first_psn, uint32_t window)
 {
-    *s = (nf_stream){ .first_psn = first_psn, .window = window, .rto = NF_RTO_FIRST, .deadline = NF_NEVER,
-                      .sample = -1, .round_least = NF_NEVER, .allowed = window, .marked_share = 1 };
-    s->least = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
-    s->ring = calloc(window, sizeof *s->ring);
+    *s = (nf_stream){ .first_psn = first_psn, .ring = calloc(window, sizeof *s->ring) };
+    begin(s, window);
     return s->ring != NULL;
 }
 
@@ -21,14 +34,11 @@ bool nf_stream_restart(nf_stream *s, uint64_t seq, uint32_t window)
     nf_sent *ring = calloc(window, sizeof *ring);
     if (!ring)
         return false;
-    nf_stream old = *s;
-    free(old.ring);
-    /* `order` goes on counting; what was measured still tells more than nothing */
-    *s = (nf_stream){ .first_psn = old.first_psn, .window = window, .una = seq, .next = seq, .top = seq, .ring = ring,
-                      .order = old.order, .srtt = old.srtt, .rttvar = old.rttvar, .rto = NF_RTO_FIRST,
-                      .deadline = NF_NEVER, .sample = -1, .round_least = NF_NEVER, .allowed = window,
-                      .marked_share = 1, .round_end = seq, .counters = old.counters };
-    s->least = window / 4 > 64 ? window / 4 : window < 64 ? window : 64;
+    free(s->ring);
+    /* `order` goes on counting; the round trips that were measured still tell more than nothing */
+    *s = (nf_stream){ .first_psn = s->first_psn, .una = seq, .next = seq, .top = seq, .ring = ring, .order = s->order,
+                      .rtt = s->rtt, .counters = s->counters };
+    begin(s, window);
     return true;
 }
 
@@ -37,7 +47,8 @@ uint64_t nf_stream_sendable(const nf_stream *s, uint64_t limit)
     uint64_t end = s->una + s->window, fresh, room;
     end = end < limit ? end : limit;
     fresh = end > s->next ? end - s->next : 0;
-    room = s->allowed > s->in_flight + s->n_lost ? (uint64_t)s->allowed - s->in_flight - s->n_lost : 0;
+    double allowed = s->congestion.allowed;
+    room = allowed > s->in_flight + s->n_lost ? (uint64_t)allowed - s->in_flight - s->n_lost : 0;
     return s->n_lost + (fresh < room ? fresh : room);
 }
 
@@ -50,7 +61,7 @@ uint64_t nf_stream_peek(const nf_stream *s)
     return seq;
 }
 
-uint64_t nf_stream_unknown(nf_stream *s)
+uint64_t nf_stream_first_unknown(nf_stream *s)
 {
     s->unknown = s->unknown > s->una ? s->unknown : s->una;
     while (s->unknown < s->next && (at(s, s->unknown)->state != NF_FLIGHT || at(s, s->unknown)->again))
@@ -58,14 +69,14 @@ uint64_t nf_stream_unknown(nf_stream *s)
     return s->unknown;
 }
 
+/* Before any back-off.  While results flow, the shortest round trip of late bounds it: the smoothed one holds other ranks'
+ * troubles. */
 static int64_t base_rto(const nf_stream *s)
 {
-    int64_t rto = s->srtt ? s->srtt + 4 * s->rttvar : NF_RTO_FIRST;
-    if (s->flowing && s->least_rtt && rto > 4 * s->least_rtt)
-        rto = 4 * s->least_rtt;
-    int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_IDLE;
-    least = least < s->slow ? s->slow : least;
-    return rto < least ? least : rto > NF_RTO_MAX ? NF_RTO_MAX : rto;
+    int64_t least = s->flowing ? NF_RTO_FLOWING : NF_RTO_LEAST, most = NF_RTO_MOST;
+    if (s->flowing && s->least_rtt && most > 4 * s->least_rtt)
+        most = 4 * s->least_rtt;
+    return nf_rtt_timeout(&s->rtt, least < s->spurious_rto ? s->spurious_rto : least, most);
 }
 
 void nf_stream_send(nf_stream *s, int64_t now)
@@ -81,7 +92,7 @@ void nf_stream_send(nf_stream *s, int64_t now)
         if (s->next++ == s->una) {                              /* an operation begins: other ranks may be late */
             s->flowing = false;
             s->burst = 0;
-            s->rto = base_rto(s);
+            s->timer.rto = base_rto(s);
         }
     }
     sent->at = now;
@@ -89,8 +100,7 @@ void nf_stream_send(nf_stream *s, int64_t now)
     sent->state = NF_FLIGHT;
     s->in_flight++;
     s->counters.sent++;
-    if (s->deadline == NF_NEVER)
-        s->deadline = now + s->rto;
+    nf_timer_start(&s->timer, now);
 }
 
 static void lose(nf_stream *s, uint64_t seq, bool probe)
@@ -104,15 +114,14 @@ static void lose(nf_stream *s, uint64_t seq, bool probe)
     s->in_flight--;
 }
 
-/* What a time-out repeated was not lost: the second result is here. */
-static void fired_too_soon(nf_stream *s)
+/* What a time-out repeated was not lost: its second result is here.  Round trips so long are our own queue. */
+static void spurious_timeout(nf_stream *s)
 {
-    s->asked--;
-    if (s->slow > s->fired)
+    s->probes--;
+    if (s->spurious_rto > s->expired_rto)
         return;                                                 /* known already */
-    s->slow = 2 * s->fired < NF_RTO_MAX ? 2 * s->fired : NF_RTO_MAX;
-    double half = s->allowed / 2 > NF_PROBES ? s->allowed / 2 : NF_PROBES;
-    s->allowed = half < s->allowed ? half : s->allowed;         /* round trips so long are our own queue */
+    s->spurious_rto = 2 * s->expired_rto < NF_RTO_MOST ? 2 * s->expired_rto : NF_RTO_MOST;
+    nf_congestion_halve(&s->congestion, NF_FIRST_PROBES);
 }
 
 bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
@@ -123,8 +132,8 @@ bool nf_stream_find(nf_stream *s, uint32_t psn, uint64_t *seq)
     *seq = s->una + (uint64_t)(int64_t)ahead;
     if (ahead < 0 || *seq >= s->next || at(s, *seq)->state == NF_DONE) {
         s->counters.duplicates++;
-        if (s->asked)
-            fired_too_soon(s);
+        if (s->probes)
+            spurious_timeout(s);
         return false;
     }
     return true;
@@ -152,10 +161,10 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
         if (now - sent->at < s->round_least)
             s->round_least = now - sent->at;
         s->burst = 0;
-        if (sent->at > s->asked_at)
-            s->asked = 0;
+        if (sent->at > s->expired_at)
+            s->probes = 0;
         overtake(s, sent, seq);
-    } else if (!sent->probe && sent->state == NF_FLIGHT && s->srtt && now - sent->at >= s->srtt) {
+    } else if (!sent->probe && sent->state == NF_FLIGHT && s->rtt.srtt && now - sent->at >= s->rtt.srtt) {
         /* Old enough to be the repetition's result (RFC 8985, 6.2).  A probe's is none: what answers it is mostly a late
          * rank, and nothing was lost. */
         overtake(s, sent, s->next);
@@ -165,51 +174,29 @@ void nf_stream_result(nf_stream *s, uint64_t seq, bool marked, int64_t now)
     while (s->una < s->next && at(s, s->una)->state == NF_DONE)
         at(s, s->una++)->state = NF_FREE;
     s->flowing = s->batch = true;
-    s->quiet = 0;
-    s->round_results++;
+    s->fruitless = 0;
+    nf_congestion_acknowledged(&s->congestion, &s->rules, 1);
     if (marked) {
-        s->round_marks++;
+        nf_congestion_marked(&s->congestion, 1);
         s->counters.marks++;
     }
 }
 
 static void measure(nf_stream *s)
 {
-    if (s->sample >= 0 && s->sample <= NF_RTO_MAX) {            /* longer: some rank was late, the network was not */
-        if (s->srtt == 0) {
-            s->srtt = s->sample;
-            s->rttvar = s->sample / 2;
-        } else {
-            int64_t error = s->sample - s->srtt;
-            s->rttvar += ((error < 0 ? -error : error) - s->rttvar) / 4;
-            s->srtt += error / 8;
-        }
-    }
+    if (s->sample >= 0 && s->sample <= NF_RTO_MOST)             /* longer: some rank was late, the network was not */
+        nf_rtt_measure(&s->rtt, s->sample);
     s->sample = -1;
-    s->rto = base_rto(s);
+    s->timer.rto = base_rto(s);
 }
 
-static void adapt_window(nf_stream *s)
+static void end_round(nf_stream *s)
 {
-    if (s->una < s->round_end || s->round_results == 0)
-        return;
-    double share = (double)s->round_marks / s->round_results;
-    s->marked_share += (share - s->marked_share) / 16;
-    if (s->round_lost && s->allowed > s->least)
-        s->allowed = s->allowed / 2 > s->least ? s->allowed / 2 : s->least;
-    if (s->round_marks)
-        s->allowed *= 1 - s->marked_share / 2;
-    else if (!s->round_lost)
-        s->allowed += 1 + s->window / 32;
-    s->allowed = s->allowed < 1 ? 1 : s->allowed > s->window ? s->window : s->allowed;
     if (s->round_least != NF_NEVER)
         s->least_rtt = s->least_rtt && s->round_least > 2 * s->least_rtt ? 2 * s->least_rtt : s->round_least;
-    if (s->asked == 0)
-        s->slow /= 2;
+    if (s->probes == 0)
+        s->spurious_rto /= 2;
     s->round_least = NF_NEVER;
-    s->round_end = s->next;
-    s->round_results = s->round_marks = 0;
-    s->round_lost = false;
 }
 
 /* New packets leave every rank in the same order, and so their results come: who is overtaken there is lost.  Repeated
@@ -226,42 +213,43 @@ static bool overtaken(const nf_stream *s, const nf_sent *sent, int64_t now)
     return false;
 }
 
-void nf_stream_settle(nf_stream *s, int64_t now)
+void nf_stream_end_batch(nf_stream *s, int64_t now)
 {
     if (!s->batch)
         return;
     s->batch = false;
     measure(s);
-    adapt_window(s);
+    if (nf_congestion_round(&s->congestion, &s->rules, s->una, s->next))
+        end_round(s);
     for (uint64_t seq = s->una; seq < s->suspects; seq++)
         if (at(s, seq)->state == NF_FLIGHT && overtaken(s, at(s, seq), now))
             lose(s, seq, false);
-    s->round_lost |= s->n_lost > 0;
+    if (s->n_lost)
+        nf_congestion_lost(&s->congestion, &s->rules, s->una, s->next);
     s->suspects = 0;
-    s->deadline = s->una < s->next ? now + s->rto : NF_NEVER;
+    nf_timer_restart(&s->timer, s->una < s->next, now);
 }
 
 void nf_stream_tick(nf_stream *s, int64_t now)
 {
-    if (now < s->deadline)
+    if (!nf_timer_expired(&s->timer, now))
         return;
     s->counters.timeouts++;
-    s->asked_at = now;
-    s->fired = s->rto;
+    s->expired_at = now;
+    s->expired_rto = s->timer.rto;
     bool holes = s->top > s->una;
-    s->quiet++;
+    s->fruitless++;
     if (holes)
         s->burst = s->window;                                   /* all holes: somebody lost them, surely */
-    else if (s->quiet == 1 && s->burst)
+    else if (s->fruitless == 1 && s->burst)
         s->burst = s->burst < s->window ? 2 * s->burst : s->window;
-    else if (s->quiet > NF_PATIENCE && !s->flowing)
+    else if (s->fruitless > NF_TIMEOUTS_BEFORE_BACKOFF && !s->flowing)
         s->burst = 1;
-    else if (s->burst < NF_PROBES)
-        s->burst = NF_PROBES;
-    if (s->quiet > NF_PATIENCE) {
+    else if (s->burst < NF_FIRST_PROBES)
+        s->burst = NF_FIRST_PROBES;
+    if (s->fruitless > NF_TIMEOUTS_BEFORE_BACKOFF) {
         int64_t base = base_rto(s), most = s->flowing && 4 * base < NF_RTO_SILENT ? 4 * base : NF_RTO_SILENT;
-        most = most < base ? base : most;
-        s->rto = 2 * s->rto < most ? 2 * s->rto : most;
+        nf_timer_back_off(&s->timer, most < base ? base : most);
     }
     uint64_t end = holes ? s->top : s->next;
     uint32_t left = s->burst;
@@ -271,20 +259,19 @@ void nf_stream_tick(nf_stream *s, int64_t now)
             left--;
         } else if (sent->state == NF_FLIGHT) {
             lose(s, seq, !holes);
-            s->asked++;
+            s->probes++;
             left--;
         }
     }
-    s->deadline = now + s->rto;
+    nf_timer_restart(&s->timer, true, now);
 }
 
-void nf_stream_borrow(nf_stream *s, const nf_stream *from)
+void nf_stream_seed_rtt(nf_stream *s, const nf_stream *from)
 {
-    if (s->srtt || !from->srtt)
+    if (s->rtt.srtt || !from->rtt.srtt)
         return;
-    s->srtt = from->srtt;
-    s->rttvar = from->srtt / 2;
-    s->rto = base_rto(s);
+    nf_rtt_measure(&s->rtt, from->rtt.srtt);
+    s->timer.rto = base_rto(s);
 }
 
 void nf_stream_unsent(nf_stream *s, uint64_t seq)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One queue pair's window: what was sent, what has its result, what must be sent again, and when.
+ * The sending side of one queue pair of a fold: what was sent, what has its result, what must be sent again, and when.
  *
  *        una                next            una + window
  *   done  |  done . lost . in flight  |  may be sent  |  must wait
@@ -11,30 +11,27 @@
  *
  * Loss is noticed in two ways.  A packet sent well before another whose result is here has lost its way, or somebody
  * else's has: it is sent again (fast retransmit; order of sending, not of PSN, so that a repeated packet can be found
- * lost again).  Otherwise the timer of RFC 6298 runs out, and all holes, or else the earliest few packets, go again; each
+ * lost again).  Otherwise the timer (rtt.h) runs out, and all holes, or else the earliest few packets, go again; each
  * time-out that brings a result doubles how many.  Lasting silence before the first result means that another rank is
- * late: the timer then backs off all the way, and one packet asks; later on it backs off only a little.
+ * late: the timer then backs off all the way, and one packet probes; later on it backs off only a little.
  *
- * A slow network looks the same.  What tells them apart: a slot that waits for a late rank swallows what it is asked, but
- * who repeats what was not lost gets its result twice.  Then the timer was too short, and waits twice as long from there
- * on; else the repetitions of all ranks would fill the very queue that they wait for.
+ * A slow network looks the same.  What tells them apart: a slot that waits for a late rank swallows the packets that come
+ * again, but who repeats what was not lost gets its result twice.  Then the time-out was spurious, and the timer waits
+ * twice as long from there on; else the repetitions of all ranks would fill the very queue that they wait for.
  *
- * Nothing here knows packets or clocks: times are nanoseconds handed in.
+ * How many may be in flight is congestion.h's matter.  Nothing here knows packets or clocks: times are nanoseconds handed
+ * in.
  */
 #ifndef NF_STREAM_H
 #define NF_STREAM_H
-#include <stdbool.h>
-#include <stdint.h>
+#include "congestion.h"
+#include "rtt.h"
 
-#define NF_NEVER INT64_MAX
 #define NF_REORDER 3                   /* packets sent later that may overtake, as RFC 5681's three duplicates */
-#define NF_RTO_FIRST 20000000ll        /* before the first round trip is known */
-#define NF_PATIENCE 3                  /* time-outs without a result before the timer backs off */
-#define NF_PROBES 4                    /* packets that go again at the first time-out */
-#define NF_RTO_IDLE 2000000ll          /* least while other ranks may be late: they may share cores with us */
-#define NF_RTO_FLOWING 1000000ll       /* least while results come */
+#define NF_TIMEOUTS_BEFORE_BACKOFF 3   /* time-outs without a result before the timer backs off */
+#define NF_FIRST_PROBES 4              /* packets that go again at the first time-out */
+#define NF_RTO_FLOWING 1000000ll       /* least while results come: all ranks are in.  Before that, NF_RTO_LEAST */
 #define NF_RTO_SILENT 50000000ll       /* the most that silence adds: bounds how long a repaired path stays unused */
-#define NF_RTO_MAX 1000000000ll        /* the most that round trips ask for; longer ones are a late rank's */
 
 typedef enum { NF_FREE, NF_FLIGHT, NF_LOST, NF_DONE } nf_state;
 
@@ -59,31 +56,27 @@ typedef struct {
     uint32_t first_psn, window;        /* window: a power of two, at most half of the slots */
     uint64_t una, next;                /* lowest sequence number without result; lowest never sent */
     uint64_t top;                      /* above the highest with a result: what is missing below it is a hole */
-    uint64_t unknown;                  /* all below have a result, or were found lost once: nf_stream_unknown */
+    uint64_t unknown;                  /* all below have a result, or were found lost once */
     nf_sent *ring;                     /* of `window` entries, by sequence number modulo window */
     uint32_t n_lost, in_flight;        /* entries in these states */
     uint64_t lost_from;                /* none is lost below this */
     uint64_t order;                    /* packets sent so far */
     nf_overtaker overtakers[2];        /* of packets sent once, of repeated ones */
-    uint64_t suspects;                 /* packets below this may have been overtaken since nf_stream_settle */
-    /* timer */
-    int64_t srtt, rttvar, rto, deadline;
+    uint64_t suspects;                 /* packets below this may have been overtaken by results of this batch */
+    bool batch;                        /* results came since nf_stream_end_batch */
+    /* the timer, and what time-outs are told apart by */
+    nf_rtt rtt;
+    nf_timer timer;
     int64_t sample;                    /* round trip seen in this batch, or -1 */
     int64_t least_rtt, round_least;    /* shortest of the last round, of this one: long ones hold other ranks' troubles */
     uint32_t burst;                    /* packets to repeat at the next time-out, if this one brings something */
     bool flowing;                      /* results since the stream was last idle: all ranks are in */
-    uint32_t quiet;                    /* time-outs since the last result */
-    uint32_t asked;                    /* packets that time-outs repeated, and whose second result may come yet */
-    int64_t asked_at, fired;           /* when the timer ran out last, and after how long */
-    int64_t slow;                      /* the timer waits at least so long: a shorter one was too short */
-    bool batch;                        /* results since nf_stream_settle */
-    /* How many may be in flight, adapted once a round trip.  Marks: DCTCP (RFC 8257), less by half the share of marked
-     * results.  Loss: half, but no less than `least` (a quarter of the window, or 64); a repair then queues behind
-     * fewer packets, and the rest of the window is room to go on while holes are open. */
-    double allowed, least, marked_share;
-    bool round_lost;
-    uint64_t round_end;
-    uint32_t round_results, round_marks;
+    uint32_t fruitless;                /* time-outs since the last result */
+    uint32_t probes;                   /* packets that time-outs repeated, and whose second result may come yet */
+    int64_t expired_at, expired_rto;   /* when the timer ran out last, and after how long */
+    int64_t spurious_rto;              /* the timer waits at least so long: after less, time-outs were spurious */
+    nf_congestion congestion;
+    nf_congestion_rules rules;
     nf_counters counters;
 } nf_stream;
 
@@ -98,22 +91,21 @@ static inline uint32_t nf_stream_psn(const nf_stream *s, uint64_t seq) { return 
 uint64_t nf_stream_sendable(const nf_stream *, uint64_t limit);
 /* The next one: lost ones first.  Only after nf_stream_sendable() > 0. */
 uint64_t nf_stream_peek(const nf_stream *);
-/* The lowest one whose fate is unknown: it left once, and neither its result came nor was it found lost; `next` where
- * there is none. */
-uint64_t nf_stream_unknown(nf_stream *);
-/* It leaves. */
+/* The lowest packet that left once, and neither its result came nor was it found lost; `next` where there is none. */
+uint64_t nf_stream_first_unknown(nf_stream *);
+/* The packet that nf_stream_peek named leaves. */
 void nf_stream_send(nf_stream *, int64_t now);
 
 /* Which outstanding packet a result answers; false for a repeated one, or one that was never asked for. */
 bool nf_stream_find(nf_stream *, uint32_t psn, uint64_t *seq);
 /* Takes its result in. */
 void nf_stream_result(nf_stream *, uint64_t seq, bool marked, int64_t now);
-/* After a batch of results: round trip, timer, and whom they overtook. */
-void nf_stream_settle(nf_stream *, int64_t now);
-/* Does what is due by now; the next time is s->deadline. */
+/* After a batch of results: updates round trip and timer, and finds the packets lost that the results overtook. */
+void nf_stream_end_batch(nf_stream *, int64_t now);
+/* Does what is due by now; the next time is s->timer.deadline. */
 void nf_stream_tick(nf_stream *, int64_t now);
 /* A stream that has not measured its round trip yet starts from another's. */
-void nf_stream_borrow(nf_stream *, const nf_stream *from);
+void nf_stream_seed_rtt(nf_stream *, const nf_stream *from);
 /* The kernel did not take a packet that left: it is to be sent again. */
 void nf_stream_unsent(nf_stream *, uint64_t seq);
 #endif

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
 
 SOURCES = (
-    "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_contexts.c", "rc_owner.c",
+    "congestion.c", "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_contexts.c", "rc_owner.c",
     "reps.c", "udp.c", "rc_io.c",
 )
 POLLIN = select.POLLIN
