@@ -33,8 +33,10 @@ from netfold.host.tracing.spans import Span
 from netfold.wire import roce
 from netfold.wire.jobs import Stream, Tree
 
-SOURCES = ("crc.c", "lanes.c", "quantise.c", "narrow.c", "congestion.c", "stream.c", "history.c", "fold.c", "fold_payload.c",
-           "fold_send.c", "fold_receive.c", "udp.c", "io.c", "abi.c")
+SOURCES = (
+    "crc.c", "lanes.c", "quantise.c", "narrow.c", "congestion.c", "stream.c", "history.c", "fold.c", "fold_payload.c",
+    "fold_send.c", "fold_receive.c", "udp.c", "io.c", "abi.c",
+)
 MESSAGE_PACKETS = 4096
 """NF_MESSAGE_PACKETS: of the longest message."""
 CREDITS_VARIABLE = "NETFOLD_CREDITS"
