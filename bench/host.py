@@ -39,7 +39,7 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
         return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
 
     core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
-    run = abi.RunStruct()
+    run = abi.FoldRunStruct()
 
     def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006
         """Every packet made and read back as its own result: all that a rank does but the kernel's part."""

@@ -114,9 +114,9 @@ def run(
         raise ValueError(f"--machines {machines} --members {members} --rounds {rounds}: expected 2 machines or more, "
                          "2 ranks or more on each, and a round")
     sandbox.enter()
-    from netfold.host.innet import sufficient
+    from netfold.host.innet import netreduce_conditions
     from netfold.host.selection import cost
-    from netfold.host.selection.cost import Link
+    from netfold.host.selection.cost import LinkCost
     from netfold.topo.net import Network
 
     inter = bits_per_second(rate) / 8
@@ -131,7 +131,7 @@ def run(
             sharers = 1 if way == ALONE else members
             seconds, multiple, cell = measure(network, way, nbytes, sharers, rounds)
             inside = cell.inside or inside
-            shared, across = Link(0.0, 1e-9 / inside if inside else 0.0), Link(0.0, 1 / inter)
+            shared, across = LinkCost(0.0, 1e-9 / inside if inside else 0.0), LinkCost(0.0, 1 / inter)
             model = {
                 "folded": cost.netreduce_parallel(nbytes, machines, members, shared, across),
                 "hierarchical": cost.hierarchical(nbytes, machines, members, shared, across),
@@ -141,10 +141,10 @@ def run(
             took = f"{seconds * 1e3:>9.1f} {model * 1e3:>9.1f}"
             print(f"{nbytes / 1e6:>6g} {way:<14} {took} {multiple:>19.2f}", flush=True)
             rows.append({"nbytes": nbytes, "way": way, "seconds": seconds, "model": model, "multiple": multiple})
-    ratio, needed = inside * 1e9 / inter, sufficient.ratio(ranks, members)
+    ratio, needed = inside * 1e9 / inter, netreduce_conditions.ratio(ranks, members)
     print(f"shared memory {inside:.2f} GB/s, {ratio:.3g} times the link: more than {needed:.3g} suffices against the "
           f"ring ({'holds' if ratio > needed else 'fails'}); against Tencent's more than 2 machines "
-          f"({'holds' if sufficient.beats_tencent(machines) else 'fails'})")
+          f"({'holds' if netreduce_conditions.beats_tencent(machines) else 'fails'})")
     if json is not None:
         document = {"ranks": ranks, "members": members, "rate": rate, "inside_gb_s": inside, "rows": rows}
         json.write_bytes(msgspec.json.format(msgspec.json.encode(document)))

@@ -195,15 +195,17 @@ class Rank:
 
     @staticmethod
     def _stalled(mesh: RoceMesh) -> float:
-        return max(pair.stalled for pairs in mesh.standings().values() for pair in pairs) / 1e9
+        return max(pair.stalled for pairs in mesh.queue_pair_states().values() for pair in pairs) / 1e9
 
     @staticmethod
     def _again(mesh: RoceMesh) -> int:
-        return sum(pair.retransmitted for pairs in mesh.standings().values() for pair in pairs)
+        return sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
 
     @staticmethod
     def _pairs(mesh: RoceMesh) -> int:
-        return sum(bool(pair.sent or pair.received) for pairs in mesh.standings().values() for pair in pairs[1:])
+        return sum(
+            bool(pair.sent or pair.received) for pairs in mesh.queue_pair_states().values() for pair in pairs[1:]
+        )
 
 
 def _same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: str) -> None:

@@ -112,7 +112,7 @@ def main(spec: Spec) -> None:
             begins.append(begin)
             ends.append(end)
     assert all((memory[n] == n % 251).all() for n in mine), "a flow arrived damaged"
-    resent = sum(one.retransmitted for ends_ in mesh.standings().values() for one in ends_)
+    resent = sum(one.retransmitted for ends_ in mesh.queue_pair_states().values() for one in ends_)
     print(msgspec.json.encode(Times(begins[1:], ends[1:], resent)).decode(), flush=True)
     mesh.close()
     client.leave(Report(plan.job, rank, plan.epoch, 0, 0, 0, resent))

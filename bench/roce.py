@@ -71,7 +71,7 @@ def measure(kind: str, number: int, ranks: int, sizes: list[int], repeat: int) -
         rows = work(mesh, sizes, repeat)
         again = 0
         if isinstance(mesh, RoceMesh):
-            again = sum(pair.retransmitted for pairs in mesh.standings().values() for pair in pairs)
+            again = sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
         answer.send((rows, again))
         mesh.close()
 

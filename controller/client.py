@@ -8,9 +8,9 @@ from typing import Final
 from netfold.rpc import rpc
 from netfold.wire.operator import (
     SERVICE,
-    Ask,
     AskSlots,
     AskStall,
+    AskStatus,
     Drained,
     Drop,
     Dropped,
@@ -29,8 +29,8 @@ SLOTS_TIMEOUT: Final = 60.0
 
 
 async def status(address: str, timeout: float = TIMEOUT, token: str = "") -> Status:
-    """Ask the controller at this gRPC address.  Raises rpc.Unreachable."""
-    return await rpc.call(address, f"{SERVICE}/Status", Ask(token), Status, timeout)
+    """Asks the controller at this gRPC address.  Raises rpc.Unreachable."""
+    return await rpc.call(address, f"{SERVICE}/Status", AskStatus(token), Status, timeout)
 
 
 async def drop(address: str, job: str, timeout: float = TIMEOUT, token: str = "") -> bool:

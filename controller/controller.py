@@ -283,7 +283,7 @@ class Controller:
                 "Watch": (wire.Watch, self.jobs.watch),
             }, token=self._token),
             rpc.service(operator.SERVICE, {
-                "Status": (operator.Ask, self._answer_status),
+                "Status": (operator.AskStatus, self._answer_status),
                 "Drop": (operator.Drop, self._answer_drop),
                 "Drain": (operator.SetDrain, self.maintenance.drain),
                 "Wiring": (wiring.AskWiring, wiring.Discovery(self.fabric, self.liveness, self.drains).answer),
@@ -314,7 +314,7 @@ class Controller:
         up = {number for *_, number in self.liveness.graph().edges(keys=True)}
         return await self.inspection.status(up, time.monotonic() - self._ready)
 
-    async def _answer_status(self, _: operator.Ask) -> Status:
+    async def _answer_status(self, _: operator.AskStatus) -> Status:
         return await self.status()
 
     async def _answer_drop(self, request: operator.Drop) -> operator.Dropped:

@@ -27,7 +27,7 @@ log = logging.getLogger("netfold")
 
 
 @dataclass(frozen=True)
-class Place:
+class RankIdentity:
     """A process among its job's."""
 
     rank: int
@@ -36,12 +36,12 @@ class Place:
     """Among those of the same machine; 0 where the launcher does not say."""
 
 
-def place(environment: Mapping[str, str] | None = None) -> Place:
+def place(environment: Mapping[str, str] | None = None) -> RankIdentity:
     """This process's place.  Raises ValueError where no launcher says it, or what it says is no number."""
     environment = os.environ if environment is None else environment
     for rank, world, local in LAUNCHERS.values():
         if rank in environment and world in environment:
-            return Place(number(environment, rank), number(environment, world), number(environment, local, "0"))
+            return RankIdentity(number(environment, rank), number(environment, world), number(environment, local, "0"))
     said = f"RANK={environment.get('RANK')!r}, WORLD_SIZE={environment.get('WORLD_SIZE')!r}"
     raise ValueError(
         f"which rank is this, of how many? {said}: expected both as integers, or those of {', '.join(LAUNCHERS)}; "

@@ -64,7 +64,7 @@ class Stall(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AskStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing more to say: asks for the status."""
 
     token: str = ""

@@ -25,8 +25,8 @@ import numpy as np
 from netfold.host.api.group import Group
 from netfold.host.api.open_mesh import open_mesh
 from netfold.host.api.work import Turns
+from netfold.host.client.fold_control import NO_CONTROLLER
 from netfold.host.client.jobs import JobClient
-from netfold.host.client.line import ALONE
 from netfold.host.client.plans import MAX_WORLD, check_plan, fabric_of, path_reason, ring_order, sharing
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.innet.fold import FoldRail
@@ -127,10 +127,10 @@ class Communicator(Group):
             opened: Callable[..., LaneRail]
             opened = partial(ParallelFold, plan, peers, address) if shared else partial(FoldRail, plan, address)
             try:
-                line = ALONE
+                control = NO_CONTROLLER
                 if client is not None and self._watcher is not None:
-                    line = client.line(plan, self._watcher.news, timeout, self._go_on_by)
-                self._lanes = opened(timeout=timeout, line=line, timeline=timeline)
+                    control = client.fold_control(plan, self._watcher.job_error, timeout, self._go_on_by)
+                self._lanes = opened(timeout=timeout, control=control, timeline=timeline)
             except BaseException:
                 mesh.close()
                 raise

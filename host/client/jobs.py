@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import msgspec
 
-from netfold.host.client.line import Line
-from netfold.host.client.listening import CLOSE_SECONDS
+from netfold.host.client.fold_control import FoldControl
+from netfold.host.client.stream_listener import CLOSE_SECONDS
 from netfold.host.client.watcher import Watcher
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
 from netfold.rpc import channel as tls
@@ -40,7 +40,7 @@ MAX_RESUME = 600.0
 """Seconds that ranks wait for other trees at most."""
 REPORT_TIMEOUT = 2.0
 """Seconds for what needs no answer: a finished rank does not wait for a controller that hangs."""
-GOODBYE_TIMEOUT = 12.0
+LEAVE_TIMEOUT = 12.0
 """Seconds until nobody needs this rank any more: the controller waits for 10 at most."""
 
 log = logging.getLogger("netfold")
@@ -111,16 +111,16 @@ class JobClient:
         settled = Settled(plan.job, plan.rank, plan.epoch, self.token)
         return Watcher(
             self._watch(request), f"job {plan.job!r}, rank {plan.rank} of {plan.world}",
-            lambda: self._tell(self._settled, settled),
+            lambda: self._notify(self._settled, settled),
         )
 
     def leave(self, report: Report, reason: str = "") -> None:
-        """Sends totals and goodbye, and waits until no other rank may need this one; a controller that is gone is
+        """Sends totals and leave, and waits until no other rank may need this one; a controller that is gone is
         logged, never raised."""
         try:
             self._report(msgspec.structs.replace(report, token=self.token), timeout=REPORT_TIMEOUT)
-            goodbye = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, token=self.token)
-            self._leave(goodbye, timeout=GOODBYE_TIMEOUT)
+            leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, token=self.token)
+            self._leave(leave, timeout=LEAVE_TIMEOUT)
         except grpc.RpcError as error:
             log.warning(
                 "job %r, rank %d: left, but %s did not take the report: %s %s",
@@ -145,10 +145,10 @@ class JobClient:
 
         waits  as in AskMissing
         """
-        self._tell(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token))
+        self._notify(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token))
 
-    def tell(self, method: Any, request: msgspec.Struct, unheard: Callable[[str], None]) -> None:
-        """Without waiting for the answer; ``unheard`` is called with why there was none.
+    def notify(self, method: Any, request: msgspec.Struct, on_failure: Callable[[str], None]) -> None:
+        """Without waiting for the answer; ``on_failure`` is called with why there was none.
 
         On a thread: the future of a call has the same trouble as a stream (`Listening.close`).
         """
@@ -157,15 +157,15 @@ class JobClient:
             try:
                 method(request, timeout=REPORT_TIMEOUT)
             except grpc.RpcError as error:
-                unheard(f"{error.code().name}: {error.details()}")
+                on_failure(f"{error.code().name}: {error.details()}")
             except ValueError as error:  # the channel is closed: we have left
-                unheard(str(error))
+                on_failure(str(error))
 
         threading.Thread(target=say, name="netfold-tell", daemon=True).start()
 
-    def _tell(self, method: Any, request: msgspec.Struct) -> None:
+    def _notify(self, method: Any, request: msgspec.Struct) -> None:
         """The same; that nobody heard it is logged where anybody looks."""
-        self.tell(method, request, lambda why: log.debug("%s: nobody heard %s: %s", self.controller, request, why))
+        self.notify(method, request, lambda why: log.debug("%s: nobody heard %s: %s", self.controller, request, why))
 
     def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
         """Stands still until all ranks do, and other trees are there: the plan to go on by.  Raises TreesLost.
@@ -181,13 +181,13 @@ class JobClient:
             said = f"{error.code().name}: {error.details() or 'no details'}"
             raise TreesLost(f"job {plan.job!r}, rank {plan.rank}: {self.controller} says {said}") from error
 
-    def line(
+    def fold_control(
         self,
         plan: Plan,
-        news: Callable[[], NetFoldError | None],
+        job_error: Callable[[], NetFoldError | None],
         timeout: float,
         follow: Callable[[Plan], None],
-    ) -> Line:
+    ) -> FoldControl:
         """What a fold hears and asks.
 
         news     of the plan's ``Watcher``
@@ -202,10 +202,12 @@ class JobClient:
             follow(now)
             return now
 
-        return Line(news, lambda waits: self.suspect(now, waits), lambda waits: self.missing(now, waits), resume)
+        return FoldControl(
+            job_error, lambda waits: self.suspect(now, waits), lambda waits: self.missing(now, waits), resume
+        )
 
     def close(self) -> None:
-        """Ends the connection.  gRPC sets no bound to that, and what has left the job must not hang in its goodbye."""
+        """Ends the connection.  gRPC sets no bound to that, and what has left the job must not hang in its leave."""
         closing = threading.Thread(target=self.channel.close, name="netfold-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netfold.host import errors
-from netfold.host.client.listening import Listening
+from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.wire.jobs import Event, Halt, JobEnded, RankLost, Settle
 
@@ -31,17 +31,17 @@ class Watcher:
     def __init__(self, call: Any, me: str, settled: Callable[[], None]) -> None:
         self._settled = settled
         self._me = me
-        self._news: NetFoldError | None = None
+        self._job_error: NetFoldError | None = None
         self._closing = False
         self._lock = threading.Lock()
         self._halt = 0
         self._on_halt: Callable[[int], None] = lambda number: None
         self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
-        self._listening = Listening(call, "netfold-watch", self._hear, self._over)
+        self._listening = StreamListener(call, "netfold-watch", self._hear, self._over)
 
-    def news(self) -> NetFoldError | None:
+    def job_error(self) -> NetFoldError | None:
         """What ended the job for this rank: the first thing that the controller said, or None while all is well."""
-        return self._news
+        return self._job_error
 
     def on_halt(self, call: Callable[[int], None]) -> None:
         """Calls it, on our thread, with the number of each round in which the trees are planned anew; it must return at
@@ -66,7 +66,7 @@ class Watcher:
         self._listening.close()
 
     def _over(self, why: str) -> None:
-        if not self._closing and self._news is None:
+        if not self._closing and self._job_error is None:
             log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
 
     def _hear(self, event: Event) -> None:
@@ -77,14 +77,14 @@ class Watcher:
                 self._on_halt(event.round)
         elif isinstance(event, Settle):
             self._on_settle(self._settled)
-        if self._news is not None:
+        if self._job_error is not None:
             return
         if isinstance(event, RankLost):
-            self._news = PeerLost(
+            self._job_error = PeerLost(
                 f"lost rank {event.rank} at {event.address} ({event.host}): {event.why}. Look at that rank's own "
                 "error; then join anew"
             )
-            log.warning("%s: %s", self._me, self._news)
+            log.warning("%s: %s", self._me, self._job_error)
         elif isinstance(event, JobEnded):
-            self._news = errors.JobEnded(f"the controller ended the job: {event.why}; join anew")
-            log.warning("%s: %s", self._me, self._news)
+            self._job_error = errors.JobEnded(f"the controller ended the job: {event.why}; join anew")
+            log.warning("%s: %s", self._me, self._job_error)

@@ -44,7 +44,7 @@ def byteps_shares(workers: int, helpers: int) -> BytepsShares:
     return BytepsShares((n - k) / d, 2 * (n - 1) / d, 2 * n * (n - 1) / d)
 
 
-def shares(count: int, workers: Sequence[int], helpers: Sequence[int]) -> parameter_server.Shares:
+def shares(count: int, workers: Sequence[int], helpers: Sequence[int]) -> parameter_server.ServerLayout:
     """``count`` elements in the paper's optimal parts, rounded so that they add up."""
     both = set(workers) & set(helpers)
     if both:
@@ -56,7 +56,7 @@ def shares(count: int, workers: Sequence[int], helpers: Sequence[int]) -> parame
         edges.append(min(count, round(at * count)))
     edges[-1] = count
     counts = [b - a for a, b in pairwise(edges)]
-    return parameter_server.Shares(workers, dict(zip([*workers, *helpers], by_counts(counts), strict=True)))
+    return parameter_server.ServerLayout(workers, dict(zip([*workers, *helpers], by_counts(counts), strict=True)))
 
 
 def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, helpers: Sequence[int] = (), tag: int = 0) -> Strand:

@@ -23,14 +23,14 @@ TREE_SEGMENT = 64 << 10
 
 
 @dataclass(frozen=True)
-class Place:
+class TreePosition:
     """Where a rank stands in a tree."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
-def places(size: int, shift: int) -> dict[int, Place]:
+def places(size: int, shift: int) -> dict[int, TreePosition]:
     """The tree in which number v is rank (v + shift - 1) mod size; shift 0 and 1 are the two trees."""
     parents: dict[int, int | None] = {}
 
@@ -48,7 +48,7 @@ def places(size: int, shift: int) -> dict[int, Place]:
         return (v + shift - 1) % size
 
     return {
-        rank(v): Place(None if p is None else rank(p), tuple(rank(c) for c, q in parents.items() if q == v))
+        rank(v): TreePosition(None if p is None else rank(p), tuple(rank(c) for c, q in parents.items() if q == v))
         for v, p in parents.items()
     }
 
@@ -65,7 +65,7 @@ def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> 
     yield from together(*strands)
 
 
-def _up(mesh: Mesh, data: Flat, half: slice, place: Place, reduction: Reduction, tag: int) -> Strand:
+def _up(mesh: Mesh, data: Flat, half: slice, place: TreePosition, reduction: Reduction, tag: int) -> Strand:
     cuts = segments(half, data.itemsize, TREE_SEGMENT)
     inbox = Inbox(mesh, data.dtype, [(child, length(cut)) for cut in cuts for child in place.children], tag=tag)
     for cut in cuts:
@@ -77,7 +77,7 @@ def _up(mesh: Mesh, data: Flat, half: slice, place: Place, reduction: Reduction,
             mesh.send(peer, data[cut], tag=tag)
 
 
-def _down(mesh: Mesh, data: Flat, half: slice, place: Place, tag: int) -> Strand:
+def _down(mesh: Mesh, data: Flat, half: slice, place: TreePosition, tag: int) -> Strand:
     if place.parent is None:  # the root sends down what it has reduced, in _up
         return
     cuts = segments(half, data.itemsize, TREE_SEGMENT)

@@ -21,7 +21,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 
 
-class Shares:
+class ServerLayout:
     """Who contributes, and who owns which part.
 
     workers  ranks that contribute and get the result
@@ -43,14 +43,16 @@ class Shares:
         self.count = at
 
 
-def shares(count: int, workers: Sequence[int], servers: Sequence[int]) -> Shares:
+def shares(count: int, workers: Sequence[int], servers: Sequence[int]) -> ServerLayout:
     """``count`` elements cut evenly over the servers."""
     if not servers or len(set(servers)) != len(servers):
         raise ValueError(f"servers={list(servers)}: expected at least one rank, each once")
-    return Shares(workers, dict(zip(servers, even(count, len(servers)), strict=True)))
+    return ServerLayout(workers, dict(zip(servers, even(count, len(servers)), strict=True)))
 
 
-def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, layout: Shares | None = None, tag: int = 0) -> Strand:
+def allreduce(
+    mesh: Mesh, data: Flat, reduction: Reduction, *, layout: ServerLayout | None = None, tag: int = 0
+) -> Strand:
     """Reduces the workers' ``data`` in place.  Default: every rank works and serves.  Uses ``tag`` and ``tag + 1``.
 
     Ranks that only serve call it too; their ``data`` gives the size, and holds parts of the result afterwards.
@@ -66,7 +68,7 @@ def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, layout: Shares | 
     yield from together(*strands)
 
 
-def _check(mesh: Mesh, data: Flat, layout: Shares) -> None:
+def _check(mesh: Mesh, data: Flat, layout: ServerLayout) -> None:
     ranks = {*layout.workers, *layout.owned}
     if not ranks <= set(range(mesh.size)):
         raise ValueError(f"workers and servers are ranks {sorted(ranks)}: expected some of 0 .. {mesh.size - 1}")
@@ -74,7 +76,7 @@ def _check(mesh: Mesh, data: Flat, layout: Shares) -> None:
         raise ValueError(f"the owners' parts hold {layout.count} elements, data holds {data.size}: expected the same")
 
 
-def _work(mesh: Mesh, data: Flat, layout: Shares, tag: int) -> Strand:
+def _work(mesh: Mesh, data: Flat, layout: ServerLayout, tag: int) -> Strand:
     # Each worker starts with another owner, so that not all push to one link at a time.
     others = sorted(layout.owned, key=lambda rank: (rank - mesh.rank) % mesh.size)
     results = []
@@ -88,7 +90,7 @@ def _work(mesh: Mesh, data: Flat, layout: Shares, tag: int) -> Strand:
     yield results
 
 
-def _serve(mesh: Mesh, data: Flat, layout: Shares, reduction: Reduction, tag: int) -> Strand:
+def _serve(mesh: Mesh, data: Flat, layout: ServerLayout, reduction: Reduction, tag: int) -> Strand:
     cuts = segments(layout.owned[mesh.rank], data.itemsize)
     others = [worker for worker in layout.workers if worker != mesh.rank]
     works = mesh.rank in layout.workers

@@ -28,7 +28,7 @@ class TreePlan(C.Structure):
     _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2)]
 
 
-class Operation(C.Structure):
+class FoldOperation(C.Structure):
     """nf_operation."""
 
     _fields_ = [
@@ -69,7 +69,7 @@ class Failure(C.Structure):
 
 
 COUNTERS = ("sent", "received", "retransmitted", "timeouts", "duplicates", "marks")
-STANDING = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", "srtt")
+STATE_FIELDS = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", "srtt")
 
 
 class Counters(C.Structure):
@@ -82,7 +82,7 @@ class Counters(C.Structure):
     _fields_ = [(name, C.c_uint64) for name in COUNTERS]
 
 
-class Standing(C.Structure):
+class StreamState(C.Structure):
     """nf_standing: where one stream is in the current operation.  Times in nanoseconds."""
 
     sent_ahead: int
@@ -93,17 +93,17 @@ class Standing(C.Structure):
     rto: int
     srtt: int
     counters: Counters
-    _fields_ = [*((name, C.c_int64) for name in STANDING), ("counters", Counters)]
+    _fields_ = [*((name, C.c_int64) for name in STATE_FIELDS), ("counters", Counters)]
 
 
-class Route(C.Structure):
+class StreamRoute(C.Structure):
     _fields_ = [("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16)]
 
 
-class RunStruct(C.Structure):
+class FoldRunStruct(C.Structure):
     _fields_ = [
         ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
-        ("route", Route), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
+        ("route", StreamRoute), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
     ]
 
 

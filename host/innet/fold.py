@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from netfold.host.client.line import ALONE, Line, Waits
+from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl, Waits
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PlanError, RankMismatch, TransportError
 from netfold.host.innet import abi, native
-from netfold.host.innet.abi import AGREEMENT, DATA, Standing
-from netfold.host.innet.halts import Halts
+from netfold.host.innet.abi import AGREEMENT, DATA, StreamState
 from netfold.host.innet.native import Core, Io
-from netfold.host.innet.suspicion import Suspicion
+from netfold.host.innet.recovery_rounds import RecoveryRounds
+from netfold.host.innet.stall_detector import StallDetector
 from netfold.host.mesh.mesh import ranks
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import open_sockets
@@ -64,7 +64,7 @@ class FoldRail:
         address: str,
         *,
         timeout: float,
-        line: Line = ALONE,
+        control: FoldControl = NO_CONTROLLER,
         timeline: Timeline | None = None,
         shared: bool = False,
         members: int | None = None,
@@ -72,8 +72,8 @@ class FoldRail:
         self.watch: Callable[[float], None] | None = None  # multirail.Track
         self._plan = plan
         self._first_trees = plan.trees  # statistics are told by these: later ones may share a root
-        self._line = line
-        self._suspicion = Suspicion()
+        self._control = control
+        self._stalls = StallDetector()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
         self._last = (np.empty(0, np.int32), 0)
@@ -106,14 +106,14 @@ class FoldRail:
                     "%d; for full speed: sysctl -w net.core.rmem_max=%d, or CAP_NET_ADMIN",
                     plan.job, plan.rank, sockets.room, 1 << (most.bit_length() - 1), planned, wanted,
                 )
-            self._windows = [self._core.standing(index, DATA).window for index in range(len(plan.trees))]
+            self._windows = [self._core.state(index, DATA).window for index in range(len(plan.trees))]
             self._io = Io(self._core, sockets.receiver, sockets.senders)
         except BaseException:
             sockets.close()
             raise
         self._receiver = sockets.receiver
-        self._halts = Halts(self._serve)
-        self._io.interrupt_by(self._halts.fd)
+        self._rounds = RecoveryRounds(self._serve)
+        self._io.interrupt_by(self._rounds.fd)
         self._timeline = timeline
         if timeline is not None:
             self._io.trace()
@@ -167,12 +167,12 @@ class FoldRail:
         slice_ns = int((SLICE if self.watch is None else WATCHED_SLICE) * 1e9)
         while True:
             timeout = int(self._timeout * 1e9)
-            if self._halts.due:
+            if self._rounds.pending:
                 self._go_on()
             now = native.library().nf_now()
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(source, number)
-            news = self._line.news()
+            news = self._control.job_error()
             if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
                 raise type(news)(f"{self._who(source, number)}: {news}")
             status, error = self._io.run(min(now + slice_ns, self._core.progress() + timeout))
@@ -182,8 +182,8 @@ class FoldRail:
                 return
             if self.watch is not None and status == native.AGAIN:
                 self.watch(self._core.progress() / 1e9)
-            if status == native.AGAIN and self._suspicion.look(waits := self._waits(), self._core.progress(), now):
-                self._line.suspect(waits)
+            if status == native.AGAIN and self._stalls.check(waits := self._waits(), self._core.progress(), now):
+                self._control.suspect(waits)
             if status == native.FAILED:
                 raise self._failed(source, number)
             if status == native.OS_ERROR:
@@ -195,20 +195,20 @@ class FoldRail:
 
     def halt(self, number: int) -> None:
         """The trees went away: stand still, and go on over others, also while no operation runs.  Returns at once."""
-        if self._line.resume is not None:
-            self._halts.ask(number)
+        if self._control.resume is not None:
+            self._rounds.request(number)
 
     def _go_on(self) -> None:
         """Over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
-        assert self._line.resume is not None
-        plan = self._line.resume(self._core.missing())
+        assert self._control.resume is not None
+        plan = self._control.resume(self._core.missing())
         try:
             self._core.resume(plan.trees, native.library().nf_now())
         except ValueError as error:
             raise PlanError(f"job {plan.job!r}, rank {plan.rank}: cannot go on as planned: {error}") from error
         self._io.forget()
         self._plan = plan
-        self._halts.served(plan.round)
+        self._rounds.complete(plan.round)
         log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
 
     def settle(self, done: Callable[[], None]) -> None:
@@ -227,7 +227,7 @@ class FoldRail:
             if self._lost is not None or self._final is not None:
                 return
             try:
-                if self._halts.due:
+                if self._rounds.pending:
                     self._go_on()
                 if not self._core.finished():
                     self._drive(*self._last)
@@ -245,7 +245,7 @@ class FoldRail:
             return self._final
         by_tree: dict[str, TreeStats] = {}
         for index, tree in enumerate(self._first_trees):
-            both = [self._core.standing(index, kind).counters for kind in (AGREEMENT, DATA)]
+            both = [self._core.state(index, kind).counters for kind in (AGREEMENT, DATA)]
             by_tree[tree.name] = TreeStats(
                 bytes_reduced=self._bytes[index],
                 packets_sent=sum(c.sent for c in both),
@@ -275,7 +275,7 @@ class FoldRail:
         return f"{nbytes} bytes fold in the network: {lanes}{packets} packets, {shares}, window {window} packets"
 
     def close(self) -> None:
-        self._halts.close()
+        self._rounds.close()
         if self._final is None:
             self._final = self.stats()
             self._io.close()
@@ -290,7 +290,7 @@ class FoldRail:
         )
 
     def _timed_out(self, source: Flat, number: int) -> NetFoldError:
-        missing = self._line.missing(self._waits())
+        missing = self._control.missing(self._waits())
         lines = [
             f"{self._who(source, number)}: no result from the network for {self._timeout:g} s: "
             + (f"{ranks(missing.ranks)} gone, stopped, or never called this operation" if missing.ranks else
@@ -299,7 +299,7 @@ class FoldRail:
         ]
         for index, tree in enumerate(self._plan.trees):
             for kind, label in ((AGREEMENT, "exponents"), (DATA, "sums")):
-                lines.append(f"  tree {tree.name}, {label}: {_where(self._core.standing(index, kind))}")
+                lines.append(f"  tree {tree.name}, {label}: {_where(self._core.state(index, kind))}")
         count, code = self._io.setbacks()
         if count:
             lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
@@ -318,9 +318,9 @@ class FoldRail:
         waits = {}
         for index, tree in enumerate(self._plan.trees):
             for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data)):
-                standing = self._core.standing(index, kind)
-                if standing.sent_ahead > standing.results:
-                    waits[stream.qp] = standing.una_psn
+                state = self._core.state(index, kind)
+                if state.sent_ahead > state.results:
+                    waits[stream.qp] = state.una_psn
         return waits
 
     def _failed(self, source: Flat, number: int) -> NetFoldError:
@@ -341,7 +341,7 @@ class FoldRail:
         )
 
 
-def _where(s: Standing) -> str:
+def _where(s: StreamState) -> str:
     if s.packets == 0:
         return "nothing to fold"
     if s.results == s.packets:

@@ -18,11 +18,11 @@ from netfold.host.innet.abi import (
     DTYPE_CODES,
     REDUCTIONS,
     Failure,
+    FoldOperation,
+    FoldRunStruct,
     Narrowing,
-    Operation,
-    RunStruct,
-    Standing,
     StreamPlan,
+    StreamState,
     TreePlan,
 )
 from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
@@ -65,11 +65,11 @@ def library() -> C.CDLL:
         "nf_fold_open": (pointer, u32, u32, u32, u32, C.POINTER(TreePlan), u32, C.POINTER(C.c_char_p)),
         "nf_fold_close": (None, pointer),
         "nf_fold_messages": (C.c_bool, pointer, u32, u32),
-        "nf_fold_start": (C.c_bool, pointer, C.POINTER(Operation), i64, C.POINTER(C.c_char_p)),
+        "nf_fold_start": (C.c_bool, pointer, C.POINTER(FoldOperation), i64, C.POINTER(C.c_char_p)),
         "nf_fold_resume": (C.c_bool, pointer, C.POINTER(TreePlan), i64, C.POINTER(C.c_char_p)),
         "nf_fold_missing": (u32, pointer, u32, C.c_int),
-        "nf_fold_send": (C.c_bool, pointer, i64, C.POINTER(RunStruct)),
-        "nf_fold_unsent": (None, pointer, C.POINTER(RunStruct), u32),
+        "nf_fold_send": (C.c_bool, pointer, i64, C.POINTER(FoldRunStruct)),
+        "nf_fold_unsent": (None, pointer, C.POINTER(FoldRunStruct), u32),
         "nf_fold_no_runs": (None, pointer),
         "nf_fold_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, i64),
         "nf_fold_tick": (None, pointer, i64),
@@ -81,7 +81,7 @@ def library() -> C.CDLL:
         "nf_fold_elements": (u64, pointer, u32),
         "nf_fold_retransmitted": (u64, pointer),
         "nf_fold_saturated": (u64, pointer),
-        "nf_fold_standing": (None, pointer, u32, C.c_int, C.POINTER(Standing)),
+        "nf_fold_standing": (None, pointer, u32, C.c_int, C.POINTER(StreamState)),
         "nf_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
         "nf_io_interrupt_by": (None, pointer, C.c_int),
         "nf_io_forget": (None, pointer),
@@ -95,7 +95,7 @@ def library() -> C.CDLL:
     }
     return load(
         "netfold-host", SOURCES, functions, sizes="nf_abi_size",
-        structures=(TreePlan, Failure, Standing, RunStruct, Sender, Span, Operation),
+        structures=(TreePlan, Failure, StreamState, FoldRunStruct, Sender, Span, FoldOperation),
         # -fno-math-errno, -fno-trapping-math: let loops with rintf become vectors; results stay IEEE's.
         flags=("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     )
@@ -147,7 +147,7 @@ class Core:
         if credits is not None and not self._lib.nf_fold_messages(self.handle, credits.packets, credits.messages):
             self.close()
             raise ValueError(f"fold engine: messages of {credits.packets} packets: expected 1 .. {MESSAGE_PACKETS}")
-        self._run = RunStruct()
+        self._run = FoldRunStruct()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
     def _plans(self, trees: Sequence[Tree]) -> C.Array[TreePlan]:
@@ -201,7 +201,7 @@ class Core:
         name = "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
         key = self._lib.nf_key(coding.seed, number, rank)
         self._keep = (source, out, feedback)
-        operation = Operation(
+        operation = FoldOperation(
             number, DTYPE_CODES[dtype_name(source.dtype)], REDUCTIONS.index(name), coding.lane_bits,
             coding.rounding == "stochastic", key, divisor, source.size, source.ctypes.data, out.ctypes.data,
             None if feedback is None else feedback.ctypes.data,
@@ -262,11 +262,11 @@ class Core:
         """Results of the current saturating sum that stand at an end of the range."""
         return int(self._lib.nf_fold_saturated(self.handle))
 
-    def standing(self, tree: int, kind: int) -> Standing:
+    def state(self, tree: int, kind: int) -> StreamState:
         """Where a stream stands."""
-        standing = Standing()
-        self._lib.nf_fold_standing(self.handle, tree, kind, C.byref(standing))
-        return standing
+        state = StreamState()
+        self._lib.nf_fold_standing(self.handle, tree, kind, C.byref(state))
+        return state
 
     def close(self) -> None:
         """Frees it; safe to call twice."""

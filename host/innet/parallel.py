@@ -24,14 +24,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
 
-from netfold.host.client.line import ALONE, Line
+from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import even, run
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet import native
 from netfold.host.innet.fold import FoldRail
-from netfold.host.innet.sufficient import beats_ring, ratio
+from netfold.host.innet.netreduce_conditions import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
 from netfold.host.native.reuseport import by_remainder, steer
 from netfold.host.native.sockets import check_free
@@ -62,10 +62,10 @@ class ParallelFold:
         address: str,
         *,
         timeout: float,
-        line: Line = ALONE,
+        control: FoldControl = NO_CONTROLLER,
         timeline: Timeline | None = None,
     ) -> None:
-        self._line = line
+        self._control = control
         self._timeline = timeline
         self._peers = peers
         self._rate = plan.rate
@@ -91,8 +91,15 @@ class ParallelFold:
         """In turn: the kernel numbers a machine's sockets in the order in which they are bound."""
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
-        fold = FoldRail(plan, address, timeout=timeout, line=replace(self._line, news=self._heard), shared=True,
-                        timeline=self._timeline, members=len(plan.machines))
+        fold = FoldRail(
+            plan,
+            address,
+            timeout=timeout,
+            control=replace(self._control, job_error=self._heard),
+            shared=True,
+            timeline=self._timeline,
+            members=len(plan.machines),
+        )
         if self._local.rank == 0:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold
@@ -109,7 +116,7 @@ class ParallelFold:
                 self._reduce(out, op, number, coding, feedback)
         except PeerLost as error:
             # A rank that gave up names the one that it lost only to its own machine; the controller names it to all.
-            news = self._line.news()
+            news = self._control.job_error()
             raise error if news is None else type(news)(f"{error}; {news}") from error
         self._operations += 1
         self._bytes += out.nbytes
@@ -152,7 +159,7 @@ class ParallelFold:
 
     def _heard(self) -> NetFoldError | None:
         """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""
-        return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._line.news()
+        return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._control.job_error()
 
     @property
     def retransmissions(self) -> int:

@@ -5,11 +5,11 @@ The higher rank connects, the lower one accepts, on the listener whose port stan
 something to say to each other; the first bytes say who it is (``HELLO``).  One poll loop moves everything that is
 posted, sending and receiving at once.
 
-    news = header: NEWS | whom | who | why          passed on to all connected ranks
+    news = header: FAILURE_REPORT | whom | who | why          passed on to all connected ranks
 
-News (``news``) is how a rank that died or never called is named everywhere.  A fact ends the operation on every rank
-that it reaches; after a timeout each rank tells whom it waits for, hears the others out, and follows the chains to
-those who said nothing.
+FailureReports (``news``) is how a rank that died or never called is named everywhere.  A fact ends the operation on
+every rank that it reaches; after a timeout each rank tells whom it waits for, hears the others out, and follows the
+chains to those who said nothing.
 
 Messages are ``tcp.TcpMesh``'s, over the same connections, or ``roce.mesh.RoceMesh``'s, which needs them for news alone.
 """
@@ -32,25 +32,25 @@ from netfold.host.errors import (
     RankMismatch,
     TransportError,
 )
-from netfold.host.mesh.handshake import Door, Unreachable, connect
-from netfold.host.mesh.link import HEADER, HELLO, NEWS, Link, Note, Receive, text_of
+from netfold.host.mesh.failure_reports import FailureReports
+from netfold.host.mesh.handshake import HandshakeAcceptor, PeerUnreachable, connect
+from netfold.host.mesh.link import FAILURE_REPORT, HEADER, HELLO, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, ranks
-from netfold.host.mesh.news import News
 from netfold.wire.jobs import Plan
 
 BURST = 4 << 20
 """Bytes that one connection moves before the others get their turn."""
-GRACE = 0.1
+GRACE_FRACTION = 0.1
 """Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss, and that one which gives up
-waits for those who have not connected yet; at least ``FAREWELL``."""
+waits for those who have not connected yet; at least ``REPORT_SECONDS``."""
 WATCHED_SLICE = 0.01
 """Seconds between looks of whoever watches (``watch``)."""
-FAREWELL = 0.2
+REPORT_SECONDS = 0.2
 """Seconds that a rank which gives up spends at most on getting its news out."""
 
-SAME = "call the same operations in the same order on every rank, then join anew"
+SAME_ORDER_HINT = "call the same operations in the same order on every rank, then join anew"
 """What to do about a RankMismatch."""
-LOOK = "Look at that rank's own error; then join anew"
+PEER_LOST_HINT = "Look at that rank's own error; then join anew"
 """What to do about a PeerLost."""
 
 
@@ -73,13 +73,13 @@ class ConnectedMesh(Mesh):
         self._clock = clock
         self._call = IDLE
         self._text = b""
-        self._links = {peer.rank: Link(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
-        self._by_fd: dict[int, Link] = {}
-        self._gone: set[Link] = set()
-        self._news = News(plan.rank)
+        self._links = {peer.rank: PeerConnection(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
+        self._by_fd: dict[int, PeerConnection] = {}
+        self._gone: set[PeerConnection] = set()
+        self._reports = FailureReports(plan.rank)
         self._error: NetFoldError | None = None
         self._poller = select.poll()
-        self._door = Door(plan, listener, self._poller)
+        self._acceptor = HandshakeAcceptor(plan, listener, self._poller)
         self.bytes_sent = 0
         """Payload bytes handed to the kernel so far."""
         self.watch: Callable[[float], None] | None = None
@@ -91,17 +91,17 @@ class ConnectedMesh(Mesh):
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
         if first:
             while not any(p.done for p in pending):
-                self._turn()
+                self._advance()
             return
         for one in pending:
             while not one.done:
-                self._turn()
+                self._advance()
 
-    def _turn(self) -> None:
+    def _advance(self) -> None:
         """Moves what can move; waits, for at most the timeout, until something does."""
         deadline = self._clock() + self._timeout
         most = self._timeout if self.watch is None else WATCHED_SLICE
-        while not self._move(min(most, deadline - self._clock())):
+        while not self._poll_once(min(most, deadline - self._clock())):
             if self.watch is not None:
                 self.watch(self._moved)
             if self._clock() >= deadline:
@@ -111,13 +111,13 @@ class ConnectedMesh(Mesh):
             self._looked = self._moved
             self.watch(self._moved)
 
-    def _move(self, seconds: float) -> bool:
+    def _poll_once(self, seconds: float) -> bool:
         """One poll and its consequences; says whether any byte or connection moved."""
         if self._error is not None:
             raise self._error
         for link in self._gone:
             if self._busy(link):
-                self._learn(link.rank, f"is lost: {link.lost}")
+                self._report_lost_rank(link.rank, f"is lost: {link.lost}")
         return self._poll(seconds)
 
     def _poll(self, seconds: float) -> bool:
@@ -127,7 +127,7 @@ class ConnectedMesh(Mesh):
         for fd, event in ready:
             link = self._by_fd.get(fd)
             if link is None:
-                moved |= self._stranger(fd)
+                moved |= self._admit_peer(fd)
                 continue
             if event & select.POLLOUT and link.sends:
                 with self.spanned("send"):
@@ -138,10 +138,10 @@ class ConnectedMesh(Mesh):
             self._watch(link)
         return moved
 
-    def _watch(self, link: Link) -> None:
+    def _watch(self, link: PeerConnection) -> None:
         if link.socket is None:
             return
-        events = link.wants()
+        events = link.poll_events()
         if events != link.events:
             if not link.events:
                 self._poller.register(link.socket, events)
@@ -152,7 +152,7 @@ class ConnectedMesh(Mesh):
             link.events = events
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
-    def _write(self, link: Link) -> bool:
+    def _write(self, link: PeerConnection) -> bool:
         try:
             return link.write(BURST) > 0
         except OSError as error:
@@ -162,7 +162,7 @@ class ConnectedMesh(Mesh):
             self._drop(link, link.lost)
             return True
 
-    def _read(self, link: Link) -> bool:
+    def _read(self, link: PeerConnection) -> bool:
         total = 0
         try:
             while link.socket is not None and total < BURST:
@@ -171,10 +171,10 @@ class ConnectedMesh(Mesh):
                     link.current.view = link.current.view[got:]
                     if not link.current.view:
                         self._arrived(link, link.current)
-                elif link.got < HEADER.size:
-                    got = link.socket.recv_into(memoryview(link.header)[link.got :])
-                    link.got += got
-                    if link.got == HEADER.size:
+                elif link.header_bytes < HEADER.size:
+                    got = link.socket.recv_into(memoryview(link.header)[link.header_bytes :])
+                    link.header_bytes += got
+                    if link.header_bytes == HEADER.size:
                         self._header(link)
                 else:
                     break  # held
@@ -183,22 +183,24 @@ class ConnectedMesh(Mesh):
                 total += got
         except (BlockingIOError, InterruptedError):
             pass
-        except NetFoldError:  # our own, from what the peer told us; some of them are OSErrors, but not the socket's
+        except (
+            NetFoldError
+        ):  # our own, from what the peer announced us; some of them are OSErrors, but not the socket's
             raise
         except OSError as error:
             self._drop(link, error.strerror or str(error))
         return total > 0
 
-    def _header(self, link: Link) -> None:
+    def _header(self, link: PeerConnection) -> None:
         """A header is in: of news, or of a message."""
         number, whom, who, why = HEADER.unpack(link.header)
-        if number == NEWS:
-            link.got = 0
-            self._hear(who, whom, text_of(why))
+        if number == FAILURE_REPORT:
+            link.header_bytes = 0
+            self._receive_report(who, whom, text_of(why))
         else:
             self._message(link)
 
-    def _message(self, link: Link) -> None:
+    def _message(self, link: PeerConnection) -> None:
         """A message's header is in; it is held, and nothing more is read, until ``link.current`` has room for the rest.
 
         Here no messages are expected.
@@ -208,13 +210,13 @@ class ConnectedMesh(Mesh):
             raise self._fail(RankMismatch, f"rank {link.rank} sends a message of {Call(number, text_of(text))} over "
                                            f"TCP; expected it by {self.kind}; give the same rail on every rank")
 
-    def _arrived(self, link: Link, receive: Receive) -> None:
+    def _arrived(self, link: PeerConnection, receive: Receive) -> None:
         """A message is in."""
-        link.current, link.got = None, 0
+        link.current, link.header_bytes = None, 0
         receive.done = True
 
     # ---- connections -----------------------------------------------------------------------------------------------
-    def _link(self, peer: int) -> Link:
+    def _link(self, peer: int) -> PeerConnection:
         if self._error is not None:
             raise self._error
         if peer not in self._links:
@@ -224,32 +226,32 @@ class ConnectedMesh(Mesh):
             self._connect(link)
         return link
 
-    def _connect(self, link: Link) -> None:
+    def _connect(self, link: PeerConnection) -> None:
         try:
-            sock = connect(link.where)
-        except Unreachable as error:
+            sock = connect(link.address)
+        except PeerUnreachable as error:
             self._drop(link, f"cannot connect: {error}")
             return
         except (OSError, ValueError) as error:
-            what = f"cannot connect to rank {link.rank} at {link.where!r}: {error}"
+            what = f"cannot connect to rank {link.rank} at {link.address!r}: {error}"
             raise self._fail(TransportError, what) from error
-        link.sends.appendleft(Note(memoryview(self._door.hello(self.rank))))
-        self._adopt(link, sock)
+        link.sends.appendleft(ControlMessage(memoryview(self._acceptor.hello(self.rank))))
+        self._attach(link, sock)
 
-    def _adopt(self, link: Link, sock: socket.socket) -> None:
+    def _attach(self, link: PeerConnection, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.socket = sock
-        link.events = link.wants()
+        link.events = link.poll_events()
         self._by_fd[sock.fileno()] = link
         self._poller.register(sock, link.events)
-        for who, whom, why in list(self._news.all()):  # telling may bring more
-            self._tell(who, whom, why, only=link)
+        for who, whom, why in list(self._reports.all()):  # telling may bring more
+            self._send_report(who, whom, why, only=link)
 
-    def _drop(self, link: Link, why: str) -> None:
+    def _drop(self, link: PeerConnection, why: str) -> None:
         """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
         link.lost = link.lost or why
         self._gone.add(link)
-        link.interrupt()
+        link.restart_receive()
         if link.socket is not None:
             if link.events:
                 self._poller.unregister(link.socket)
@@ -258,9 +260,9 @@ class ConnectedMesh(Mesh):
             link.socket.close()
             link.socket = None
 
-    def _stranger(self, fd: int) -> bool:
+    def _admit_peer(self, fd: int) -> bool:
         """Something happened at the door; says whether a peer has come in."""
-        came = self._door.knock(fd)
+        came = self._acceptor.on_readable(fd)
         if came is None:
             return False
         rank, sock = came
@@ -272,74 +274,74 @@ class ConnectedMesh(Mesh):
             self._drop(link, "")
             self._gone.discard(link)
             link.sends = deque(send for send in link.sends if len(send.parts[0]) != HELLO.size)
-        self._adopt(link, sock)
+        self._attach(link, sock)
         return True
 
     # ---- failure ---------------------------------------------------------------------------------------------------
     @abstractmethod
-    def _busy(self, link: Link) -> bool:
+    def _busy(self, link: PeerConnection) -> bool:
         """Something is posted for this peer, and not done."""
 
     @abstractmethod
-    def _missing(self) -> list[Link]:
+    def _peers_awaited(self) -> list[PeerConnection]:
         """Peers that owe us something: first those whose bytes we want, then those who do not take ours."""
 
     @abstractmethod
-    def _owed(self, link: Link) -> str:
+    def _describe_missing(self, link: PeerConnection) -> str:
         """What a peer owes, in words."""
 
-    def _hear(self, who: int, whom: int, why: str) -> None:
-        """News from a peer.  Between operations it only goes on the record: the next one will run into it."""
+    def _receive_report(self, who: int, whom: int, why: str) -> None:
+        """FailureReports from a peer.  Between operations it only goes on the record: the next one will run into it."""
         if why:
             if whom != self.rank:
-                self._learn(whom, why)
-        elif who != self.rank and self._news.waiting(who, whom):
-            self._tell(who, whom, "")
-            if self._call is not IDLE and self.rank not in self._news.waits and self._missing():
+                self._report_lost_rank(whom, why)
+        elif who != self.rank and self._reports.add_wait(who, whom):
+            self._send_report(who, whom, "")
+            if self._call is not IDLE and self.rank not in self._reports.waits and self._peers_awaited():
                 self._time_out()
 
-    def _learn(self, whom: int, why: str) -> None:
+    def _report_lost_rank(self, whom: int, why: str) -> None:
         """A fact: passes it on, and gives up."""
-        if not self._news.lost(whom, why):
+        if not self._reports.add_lost(whom, why):
             return
-        self._tell(self.rank, whom, why)
+        self._send_report(self.rank, whom, why)
         if self._call is not IDLE:
-            raise self._lost()
+            raise self._lost_error()
 
-    def _lost(self) -> NetFoldError:
-        rank, why = next(iter(self._news.facts.items()))
-        owed = "; ".join(self._owed(link) for link in self._missing())
-        return self._fail(PeerLost, f"rank {rank} {why}; {owed or 'nothing was owed'}. {LOOK}")
+    def _lost_error(self) -> NetFoldError:
+        rank, why = next(iter(self._reports.lost_ranks.items()))
+        owed = "; ".join(self._describe_missing(link) for link in self._peers_awaited())
+        return self._fail(PeerLost, f"rank {rank} {why}; {owed or 'nothing was owed'}. {PEER_LOST_HINT}")
 
     def _time_out(self) -> None:
         """Nothing moves, or others say so: tells all whom we miss, hears whom they miss, raises with the names."""
-        missing = self._missing()
-        owed = "; ".join(self._owed(link) for link in missing)
-        self._news.missed([link.rank for link in missing])
+        missing = self._peers_awaited()
+        owed = "; ".join(self._describe_missing(link) for link in missing)
+        self._reports.set_own_waits([link.rank for link in missing])
         for link in missing:
             if link.socket is None and not link.lost:  # it should have connected: only we can ask it why not
                 self._connect(link)
         for link in missing:
-            self._tell(self.rank, link.rank, "")
-        deadline = self._clock() + max(FAREWELL, GRACE * self._timeout)
+            self._send_report(self.rank, link.rank, "")
+        deadline = self._clock() + max(REPORT_SECONDS, GRACE_FRACTION * self._timeout)
         while (left := deadline - self._clock()) > 0:
             self._poll(left)
-        guilty = ranks(self._news.culprits())
+        guilty = ranks(self._reports.culprits())
         raise self._fail(
             CollectiveTimeout,
             f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {owed}. "
             "Expected: every rank calls within the timeout",
         )
 
-    def _tell(self, who: int, whom: int, why: str, only: Link | None = None) -> None:
+    def _send_report(self, who: int, whom: int, why: str, only: PeerConnection | None = None) -> None:
         """Passes news on to all who are connected: after a message that is on its way, before all others."""
-        news = HEADER.pack(NEWS, whom, who, why.encode()[:76])
+        news = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:76])
         for link in [only] if only else list(self._links.values()):
             if link.socket is None:
                 continue
             first = link.sends[0] if link.sends else None
-            begun = first is not None and (isinstance(first, Note) or first.begun)
-            link.sends.insert(1 if begun else 0, Note(memoryview(news)))
+            begun = first is not None and (isinstance(first, ControlMessage) or first.begun)
+            link.sends.insert(1 if begun else 0, ControlMessage(memoryview(news)))
             self._write(link)
             self._watch(link)
 
@@ -352,44 +354,44 @@ class ConnectedMesh(Mesh):
     def begin(self, call: Call) -> None:
         if self._error is not None:
             raise self._error
-        if self._news.facts:
-            raise self._lost()
-        if self._news.waits:
-            who, whom = next(iter(self._news.waits.items()))
-            raise self._fail(CollectiveTimeout, f"rank {who} waits in vain for {ranks(sorted(whom))}. {LOOK}")
+        if self._reports.lost_ranks:
+            raise self._lost_error()
+        if self._reports.waits:
+            who, whom = next(iter(self._reports.waits.items()))
+            raise self._fail(CollectiveTimeout, f"rank {who} waits in vain for {ranks(sorted(whom))}. {PEER_LOST_HINT}")
         self._call = call
         self._text = call.text.encode()[:76]
 
     def abort(self, error: BaseException) -> None:
-        told = self._news.told
+        announced = self._reports.announced
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
         self._call = IDLE
         # Those we wait for, or they for us, who have not come yet: whom they would find gone they would name.
         late = [link for link in self._links.values() if link.receives or link.sends]
         for link in self._links.values():
-            if not told and link.socket is None and not link.lost and (link.receives or link.sends):
+            if not announced and link.socket is None and not link.lost and (link.receives or link.sends):
                 self._connect(link)  # it waits for us, or will: without a connection it could not learn
             link.receives.clear()
-            link.sends = deque(send for send in link.sends if isinstance(send, Note) or send.begun)
-        if not told:
-            self._tell(self.rank, self.rank, f"gave up: {type(error).__name__}")
+            link.sends = deque(send for send in link.sends if isinstance(send, ControlMessage) or send.begun)
+        if not announced:
+            self._send_report(self.rank, self.rank, f"gave up: {type(error).__name__}")
         if not isinstance(error, RailDown):  # a rail that was found dead takes no news either
-            grace = max(FAREWELL, GRACE * self._timeout)
-            self._stay(grace, lambda: any(link.socket is None and not link.lost for link in late))
-            self._stay(FAREWELL, lambda: any(link.sends for link in self._links.values()))
-        self._shut()
+            grace = max(REPORT_SECONDS, GRACE_FRACTION * self._timeout)
+            self._poll_while(grace, lambda: any(link.socket is None and not link.lost for link in late))
+            self._poll_while(REPORT_SECONDS, lambda: any(link.sends for link in self._links.values()))
+        self._close_connections()
 
-    def _stay(self, seconds: float, while_: Callable[[], bool]) -> None:
+    def _poll_while(self, seconds: float, while_: Callable[[], bool]) -> None:
         deadline = self._clock() + seconds
         while (left := deadline - self._clock()) > 0 and while_():
             self._poll(left)
 
     def close(self) -> None:
         self._error = self._error or Closed(f"job {self._plan.job!r}, rank {self.rank}: the mesh was closed")
-        self._shut()
+        self._close_connections()
 
-    def _shut(self) -> None:
+    def _close_connections(self) -> None:
         """Closes everything: whoever depends on this rank learns of it at once."""
         for link in self._links.values():
             self._drop(link, "closed by this rank")
-        self._door.close()
+        self._acceptor.close()

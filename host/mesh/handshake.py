@@ -11,14 +11,14 @@ from netfold.host.mesh.link import HELLO, MAGIC, open_socket
 from netfold.wire.jobs import Plan
 
 
-class Unreachable(Exception):
+class PeerUnreachable(Exception):
     """Nobody can be reached at that address: says the kernel's reason."""
 
 
 def connect(where: str) -> socket.socket:
     """A connection that is being made to the door at ``ADDRESS:PORT``.
 
-    Raises Unreachable; OSError, ValueError for what is no address.
+    Raises PeerUnreachable; OSError, ValueError for what is no address.
     """
     host, _, port = where.rpartition(":")
     sock = open_socket()
@@ -26,14 +26,14 @@ def connect(where: str) -> socket.socket:
         sock.setblocking(False)
         code = sock.connect_ex((host, int(port)))
         if code not in (0, errno.EINPROGRESS):
-            raise Unreachable(errno.errorcode.get(code, str(code)))
+            raise PeerUnreachable(errno.errorcode.get(code, str(code)))
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-class Door:
+class HandshakeAcceptor:
     """Lets in the ranks of a plan; port scanners and other jobs' ranks are sent away.  Owns ``listener``.
 
     poller  watches the listener and the strangers; `knock` wants to hear of what it finds
@@ -42,7 +42,7 @@ class Door:
     def __init__(self, plan: Plan, listener: socket.socket, poller: select.poll) -> None:
         self._plan = plan
         self._poller = poller
-        self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._unidentified: dict[int, tuple[socket.socket, bytearray]] = {}
         self.listener = listener
         listener.setblocking(False)
         listener.listen(max(16, plan.world))  # every rank may connect at once: a full backlog costs them a second
@@ -55,16 +55,16 @@ class Door:
 
     def fds(self) -> list[int]:
         """What the poller watches here."""
-        return [self.listener.fileno(), *self._strangers]
+        return [self.listener.fileno(), *self._unidentified]
 
-    def knock(self, fd: int) -> tuple[int, socket.socket] | None:
+    def on_readable(self, fd: int) -> tuple[int, socket.socket] | None:
         """The poller found something at this descriptor: a rank and its connection, once it has said who it is."""
         if fd == self.listener.fileno():
             self._accept()
             return None
-        if fd not in self._strangers:  # dropped by an earlier event of the same poll
+        if fd not in self._unidentified:  # dropped by an earlier event of the same poll
             return None
-        sock, data = self._strangers[fd]
+        sock, data = self._unidentified[fd]
         try:
             more = sock.recv(HELLO.size - len(data))
         except (BlockingIOError, InterruptedError):
@@ -74,7 +74,7 @@ class Door:
         data += more
         if more and len(data) < HELLO.size:
             return None
-        del self._strangers[fd]
+        del self._unidentified[fd]
         self._poller.unregister(fd)
         rank = HELLO.unpack(data)[2] if len(data) == HELLO.size else -1
         if 0 <= rank < self._plan.world and bytes(data) == self.hello(rank):
@@ -84,9 +84,9 @@ class Door:
 
     def close(self) -> None:
         """The listener and the strangers; those whom `knock` has let in are their receiver's."""
-        for sock, _ in self._strangers.values():
+        for sock, _ in self._unidentified.values():
             sock.close()
-        self._strangers.clear()
+        self._unidentified.clear()
         self.listener.close()
 
     def _accept(self) -> None:
@@ -95,5 +95,5 @@ class Door:
         except OSError:  # it went away again before we looked
             return
         sock.setblocking(False)
-        self._strangers[sock.fileno()] = sock, bytearray()
+        self._unidentified[sock.fileno()] = sock, bytearray()
         self._poller.register(sock, select.POLLIN)

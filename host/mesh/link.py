@@ -22,7 +22,7 @@ HEADER = struct.Struct("!QQI76s")
 CONGESTION_VARIABLE: Final = "NETFOLD_TCP_CONGESTION"
 """Congestion control of the connections between ranks; default: the machine's own.  BBR spreads what is sent over time
 by rates that it estimates: between the short messages of a collective it may stand still for up to 40 ms."""
-NEWS = (1 << 64) - 1
+FAILURE_REPORT = (1 << 64) - 1
 """In place of a call number: the header is a message by itself (``connected``)."""
 
 
@@ -80,7 +80,7 @@ class Send(Pending):
         return len(self.parts) < 2 or len(self.parts[0]) < HEADER.size
 
 
-class Note(Send):
+class ControlMessage(Send):
     """A hello or news: goes out before what is posted, and nobody owes it."""
 
     __slots__ = ()
@@ -89,31 +89,31 @@ class Note(Send):
 class Receive(Pending):
     """Room for a message with this tag: the caller's, or ``aside``, for one that nobody has asked for yet."""
 
-    __slots__ = ("aside", "tag", "view")
+    __slots__ = ("buffer", "tag", "view")
 
-    def __init__(self, tag: int, view: memoryview, aside: bytearray | None = None) -> None:
+    def __init__(self, tag: int, view: memoryview, buffer: bytearray | None = None) -> None:
         super().__init__()
         self.tag = tag
         self.view = view
-        self.aside = aside
+        self.buffer = buffer
 
 
 @dataclass(eq=False)
-class Link:
+class PeerConnection:
     """One peer: its connection, what is posted for it, and how much of the next header is in."""
 
     rank: int
-    where: str
+    address: str
     socket: socket.socket | None = None
     lost: str = ""
     """Why there is no connection any more."""
     sends: deque[Send] = field(default_factory=deque)
     receives: list[Receive] = field(default_factory=list)
     header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
-    got: int = 0
+    header_bytes: int = 0
     """Bytes of ``header`` that are in.  A whole header without ``current`` is held until its receive is posted."""
     current: Receive | None = None
-    aside: list[Receive] = field(default_factory=list)
+    unexpected: list[Receive] = field(default_factory=list)
     """Messages that came before those which were wanted, whole, with memory of their own."""
     events: int = 0
     """What the poller looks for."""
@@ -140,24 +140,24 @@ class Link:
             pass
         return total
 
-    def interrupt(self) -> None:
+    def restart_receive(self) -> None:
         """The connection ended: what was coming in is to come anew."""
-        if self.current is not None and self.current.aside is None:
+        if self.current is not None and self.current.buffer is None:
             self.receives.insert(0, self.current)
-        self.current, self.got = None, 0
+        self.current, self.header_bytes = None, 0
 
-    def wants(self) -> int:
+    def poll_events(self) -> int:
         """What the poller should look for: to read, unless a header is held; to write, where something is posted."""
-        held = self.current is None and self.got == HEADER.size
+        held = self.current is None and self.header_bytes == HEADER.size
         return (0 if held else select.POLLIN) | (select.POLLOUT if self.sends else 0)
 
     @property
-    def owed(self) -> int:
+    def bytes_awaited(self) -> int:
         """Bytes that the peer is to send."""
-        current = [self.current] if self.current is not None and self.current.aside is None else []
+        current = [self.current] if self.current is not None and self.current.buffer is None else []
         return sum(len(receive.view) for receive in [*self.receives, *current])
 
     @property
-    def unsent(self) -> int:
+    def bytes_unsent(self) -> int:
         """Bytes that the peer is to take, notes left out."""
-        return sum(len(part) for send in self.sends if not isinstance(send, Note) for part in send.parts)
+        return sum(len(part) for send in self.sends if not isinstance(send, ControlMessage) for part in send.parts)

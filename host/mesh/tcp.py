@@ -10,8 +10,8 @@ each other.  Only a message that stands before a wanted one of another tag is pu
 from __future__ import annotations
 
 from netfold.host.errors import RankMismatch
-from netfold.host.mesh.connected import SAME, ConnectedMesh
-from netfold.host.mesh.link import HEADER, Link, Receive, Send, text_of
+from netfold.host.mesh.connected import SAME_ORDER_HINT, ConnectedMesh
+from netfold.host.mesh.link import HEADER, PeerConnection, Receive, Send, text_of
 from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
 from netfold.host.operation.arrays import Flat
 
@@ -47,19 +47,19 @@ class TcpMesh(ConnectedMesh):
                              "got a read-only one")
         pending = Receive(tag, view)
         link.receives.append(pending)
-        if link.aside:
-            self._take_aside(link)
-        if link.current is None and link.got == HEADER.size:
+        if link.unexpected:
+            self._match_unexpected(link)
+        if link.current is None and link.header_bytes == HEADER.size:
             self._message(link)
         self._watch(link)
         return pending
 
     def flush(self) -> None:
         while any(link.sends or link.receives for link in self._links.values()):
-            self._turn()
+            self._advance()
 
     # ---- matching --------------------------------------------------------------------------------------------------
-    def _message(self, link: Link) -> None:
+    def _message(self, link: PeerConnection) -> None:
         """A header is in: finds the receive that it is for, if that is posted already."""
         number, nbytes, tag, text = HEADER.unpack(link.header)
         if not link.receives:
@@ -67,7 +67,7 @@ class TcpMesh(ConnectedMesh):
         wanted = next((receive for receive in link.receives if receive.tag == tag), None)
         if number != self._call.number or text != self._text.ljust(76, b"\0"):
             theirs = Call(number, text_of(text))
-            raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME}")
+            raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME_ORDER_HINT}")
         if wanted is None:
             memory = bytearray(nbytes)
             link.current = Receive(tag, memoryview(memory), memory)
@@ -76,45 +76,47 @@ class TcpMesh(ConnectedMesh):
         link.receives.remove(wanted)
         link.current = wanted
 
-    def _arrived(self, link: Link, receive: Receive) -> None:
+    def _arrived(self, link: PeerConnection, receive: Receive) -> None:
         super()._arrived(link, receive)
-        if receive.aside is not None:
-            link.aside.append(receive)
-            self._take_aside(link)
+        if receive.buffer is not None:
+            link.unexpected.append(receive)
+            self._match_unexpected(link)
 
-    def _take_aside(self, link: Link) -> None:
+    def _match_unexpected(self, link: PeerConnection) -> None:
         """Gives messages that were put aside to receives that have been posted since."""
-        for early in list(link.aside):
+        for early in list(link.unexpected):
             wanted = next((receive for receive in link.receives if receive.tag == early.tag), None)
             if wanted is not None:
-                assert early.aside is not None
-                self._check_size(link, wanted, len(early.aside))
-                wanted.view[:] = early.aside
+                assert early.buffer is not None
+                self._check_size(link, wanted, len(early.buffer))
+                wanted.view[:] = early.buffer
                 wanted.done = True
                 link.receives.remove(wanted)
-                link.aside.remove(early)
+                link.unexpected.remove(early)
 
-    def _check_size(self, link: Link, wanted: Receive, nbytes: int) -> None:
+    def _check_size(self, link: PeerConnection, wanted: Receive, nbytes: int) -> None:
         if len(wanted.view) != nbytes:
             raise self._fail(
                 RankMismatch,
                 f"rank {link.rank} sends {nbytes} bytes where {len(wanted.view)} were expected "
-                f"(tag {wanted.tag}); {SAME}",
+                f"(tag {wanted.tag}); {SAME_ORDER_HINT}",
             )
 
     # ---- failure ---------------------------------------------------------------------------------------------------
-    def _busy(self, link: Link) -> bool:
-        return bool(link.owed or link.unsent)
+    def _busy(self, link: PeerConnection) -> bool:
+        return bool(link.bytes_awaited or link.bytes_unsent)
 
-    def _missing(self) -> list[Link]:
+    def _peers_awaited(self) -> list[PeerConnection]:
         links = self._links.values()
-        return [link for link in links if link.owed] + [link for link in links if link.unsent and not link.owed]
+        return [link for link in links if link.bytes_awaited] + [
+            link for link in links if link.bytes_unsent and not link.bytes_awaited
+        ]
 
-    def _owed(self, link: Link) -> str:
+    def _describe_missing(self, link: PeerConnection) -> str:
         parts = []
-        if link.owed:
-            parts.append(f"owes {link.owed} bytes")
-        if link.unsent:
-            parts.append(f"does not take {link.unsent} bytes")
+        if link.bytes_awaited:
+            parts.append(f"owes {link.bytes_awaited} bytes")
+        if link.bytes_unsent:
+            parts.append(f"does not take {link.bytes_unsent} bytes")
         state = "" if link.socket is not None else ", never connected" if not link.lost else f", {link.lost}"
-        return f"rank {link.rank} ({link.where}{state}) {' and '.join(parts) or 'owes nothing'}"
+        return f"rank {link.rank} ({link.address}{state}) {' and '.join(parts) or 'owes nothing'}"

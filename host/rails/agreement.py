@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A settlement: one short allreduce on one rail, which ends alike on all ranks whatever dies meanwhile (``ledger``).
+"""A agreement: one short allreduce on one rail, which ends alike on all ranks whatever dies meanwhile (``state``).
 
 The result goes to memory of our own first, which stays until the next but one, for ranks that may lack it.
 """
@@ -13,27 +13,27 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError, RankMismatch
 from netfold.host.operation.rail import Flat, Op
-from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question
-from netfold.host.rails.missing_ranks import Roll
+from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import Fenced, RailSet
+from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
 
 PAUSE = 0.002
 """Seconds between questions to ranks that answer, and have not come yet."""
 
 
-class Settlements:
+class Agreements:
     """Parameters as of ``MultiRail``.
 
     quickest  the rail for whatever has none
     """
 
     def __init__(
-        self, rails: RailSet, ledger: Ledger, roll: Roll, quickest: Callable[[], int],
+        self, rails: RailSet, state: RankState, detector: MissingRankDetector, quickest: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rails, self._ledger, self._roll, self._quickest, self._clock = rails, ledger, roll, quickest, clock
-        self._memories: list[Flat] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
-        self._kept: list[Flat] = [np.empty(0, np.int32), np.empty(0, np.int32)]
+        self._rails, self._state, self._detector, self._quickest, self._clock = rails, state, detector, quickest, clock
+        self._buffers: list[Flat] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self._results: list[Flat] = [np.empty(0, np.int32), np.empty(0, np.int32)]
         """The last results in them."""
         self._turn = 0
         self.carrier = 0
@@ -44,15 +44,15 @@ class Settlements:
         """Whether rails failed meanwhile."""
 
     def run(self, source: Flat, op: Op, rail: int) -> Flat:
-        """The reduction of every rank's ``source``, in memory that stays until the next settlement but one.
+        """The reduction of every rank's ``source``, in memory that stays until the next agreement but one.
 
         Over ``rail``, and over the quickest one left where that dies.  All ranks get it, or all raise.
         """
-        rails, ledger = self._rails, self._ledger
+        rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, None
         while True:
             position = rails.position = rails.position + 1
-            came = ledger.settle(position, rail)
+            came = state.enter_agreement(position, rail)
             begin = begin or came
             result = self._memory(source)
             try:
@@ -68,55 +68,55 @@ class Settlements:
                 if not isinstance(error, Fenced):
                     rails.broken.setdefault(rail, error)
             else:
-                if ledger.conclude(position, result):
-                    self.seconds = ledger.concluded - begin
+                if state.commit(position, result):
+                    self.seconds = state.last_outcome_at - begin
                     return result
                 failure = Fenced("another rank stopped it")
             self.failed = True
-            ledger.left(rail)
-            told = self._inquire(position, rail)
+            state.leave_rail(rail)
+            told = self._fence_everywhere(position, rail)
             if told is not None:
                 # somebody had it before the rail died: the rail is dead at the next use, by our not taking part
                 result.view(np.uint8)[:] = np.frombuffer(told, np.uint8)
-                ledger.adopt(position, result)
+                state.adopt_outcome(position, result)
                 rails.broken.setdefault(rail, failure)
-                self.seconds = ledger.concluded - begin
+                self.seconds = state.last_outcome_at - begin
                 return result
-            ledger.adopt(position, None)
-            rails.bury({rail: failure})
+            state.adopt_outcome(position, None)
+            rails.mark_down({rail: failure})
             self.carrier = rail = self._quickest()
 
-    def _inquire(self, position: int, rail: int) -> bytes | None:
-        """Fences a settlement on every rank.  Its result where any had it, None where none has it and none will."""
-        question = Question(Ask.FENCE, position, rail)
-        own = self._ledger.answer(question)
-        if own.outcome is Outcome.DONE:
+    def _fence_everywhere(self, position: int, rail: int) -> bytes | None:
+        """Fences a agreement on every rank.  Its result where any had it, None where none has it and none will."""
+        question = Question(QuestionKind.FENCE, position, rail)
+        own = self._state.answer(question)
+        if own.outcome is AgreementOutcome.COMMITTED:
             return own.result
-        left = set(self._roll.others)
+        left = set(self._detector.others)
         heard = self._clock()
         result: bytes | None = None
         while left:
             asked = frozenset(left)
-            answers = self._roll.ask(question, asked)
+            answers = self._detector.ask(question, asked)
             for rank, answer in answers.items():
-                if answer.outcome is Outcome.FORGOTTEN:
+                if answer.outcome is AgreementOutcome.FORGOTTEN:
                     raise NetFoldError(f"rank {rank} knows nothing of step {position} any more; join anew")
-                if answer.outcome is Outcome.DONE:
+                if answer.outcome is AgreementOutcome.COMMITTED:
                     result = answer.result
-                if answer.outcome not in (Outcome.NOT_YET, Outcome.ABSENT, Outcome.BEHIND):
+                if answer.outcome not in (AgreementOutcome.NOT_YET, AgreementOutcome.ABSENT, AgreementOutcome.BEHIND):
                     left.discard(rank)
             if len(left) < len(asked):
                 heard = self._clock()
-            self._roll.check(answers, asked, self._clock() - heard)
+            self._detector.check(answers, asked, self._clock() - heard)
             if left and answers:
                 time.sleep(PAUSE)
         return result
 
     def _memory(self, like: Flat) -> Flat:
         self._turn ^= 1
-        kept = self._kept[self._turn]
+        kept = self._results[self._turn]
         if kept.size != like.size or kept.dtype != like.dtype:
-            if self._memories[self._turn].nbytes < like.nbytes:
-                self._memories[self._turn] = np.empty(like.nbytes, np.uint8)
-            kept = self._kept[self._turn] = self._memories[self._turn][: like.nbytes].view(like.dtype)
+            if self._buffers[self._turn].nbytes < like.nbytes:
+                self._buffers[self._turn] = np.empty(like.nbytes, np.uint8)
+            kept = self._results[self._turn] = self._buffers[self._turn][: like.nbytes].view(like.dtype)
         return kept

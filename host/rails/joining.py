@@ -12,16 +12,15 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError
 from netfold.host.mesh.link import listen
-from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.multirail import MultiRail, Start
 from netfold.host.rails.open_rail import OpenRail
-from netfold.host.rails.out_of_band import TcpSideline, cookie
+from netfold.host.rails.out_of_band import TcpOutOfBand, cookie
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.rail_set import STALL
-from netfold.host.rails.reopening import Reopening
+from netfold.host.rails.rank_state import RankState
+from netfold.host.rails.reopening import BackgroundReopening
 from netfold.host.rails.shares import Figure
-from netfold.host.selection import calibration
-from netfold.host.selection import saved_figures as kept
+from netfold.host.selection import calibration, saved_figures
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline, asked
 from netfold.wire.jobs import Plan
@@ -71,10 +70,10 @@ def join_rails(
     start, stall = _said(start, stall)
     names = [str(spec) for spec in specs]
     file, key = os.environ.get(calibration.COST_VARIABLE), f"{'+'.join(names)}, {world} ranks"
-    known = kept.read(f"{file}.rails", key, list[Figure]) if file and start == "hot" else None
+    known = saved_figures.read(f"{file}.rails", key, list[Figure]) if file and start == "hot" else None
     timeline = asked(job, rank, world)
     rails: list[OpenRail] = []
-    sideline: TcpSideline | None = None
+    channel: TcpOutOfBand | None = None
 
     def open_rail(index: int, life: int, patience: float, seconds: float) -> OpenRail:
         name = (job if index == 0 else f"{job}+{index}") + (f".{life + 1}" if life else "")
@@ -82,30 +81,30 @@ def join_rails(
             specs[index], name, rank, world, timeout=seconds, join_timeout=patience, token=token, timeline=timeline
         )
 
-    def revive(index: int, deaths: int) -> Reopening:
-        return Reopening(lambda: open_rail(index, deaths, REJOIN, timeout))
+    def reopen(index: int, deaths: int) -> BackgroundReopening:
+        return BackgroundReopening(lambda: open_rail(index, deaths, REJOIN, timeout))
 
-    def news() -> NetFoldError | None:
-        told = [error for rail in rails if (error := rail.news()) is not None]
+    def job_error() -> NetFoldError | None:
+        told = [error for rail in rails if (error := rail.job_error()) is not None]
         return told[0] if len(told) == len(rails) else None  # a rank is gone where all planes say so
 
     try:
         rails += [open_rail(index, 0, join_timeout, timeout) for index in range(len(specs))]
-        ledger = Ledger()
-        sideline = TcpSideline(
-            [listen(spec.plane.address) for spec in specs], ledger.answer, cookie(job, rails[0].plan.epoch)
+        state = RankState()
+        channel = TcpOutOfBand(
+            [listen(spec.plane.address) for spec in specs], state.answer, cookie(job, rails[0].plan.epoch)
         )
-        _meet(sideline, rails, rank, world)
+        _meet(channel, rails, rank, world)
         multi = MultiRail(
-            rails, names, rank, world, ledger=ledger, sideline=sideline, revive=revive, start=start,
+            rails, names, rank, world, state=state, channel=channel, reopen=reopen, start=start,
             known=known if known is not None and len(known) == len(rails) else (), stall=stall, timeout=timeout,
-            news=news, timeline=timeline, me=f"job {job!r}, rank {rank} of {world}",
-            keep=(lambda figures: kept.write(f"{file}.rails", key, figures)) if file and rank == 0 else None,
+            job_error=job_error, timeline=timeline, me=f"job {job!r}, rank {rank} of {world}",
+            keep=(lambda figures: saved_figures.write(f"{file}.rails", key, figures)) if file and rank == 0 else None,
         )
         return Joined(rails[0].plan, multi, timeline)
     except BaseException:
-        if sideline is not None:
-            sideline.close()
+        if channel is not None:
+            channel.close()
         for rail in rails:
             rail.close()
         raise
@@ -126,16 +125,16 @@ def _said(start: Start | None, stall: float | None) -> tuple[Start, float]:
     return cast(Start, how), seconds
 
 
-def _meet(sideline: TcpSideline, rails: Sequence[OpenRail], rank: int, world: int) -> None:
-    """Tells all ranks where this one's sideline listens."""
+def _meet(channel: TcpOutOfBand, rails: Sequence[OpenRail], rank: int, world: int) -> None:
+    """Tells all ranks where this one's channel listens."""
     ports = np.zeros((world, len(rails)), np.int32)
-    ports[rank] = sideline.ports()
+    ports[rank] = channel.ports()
     flat = ports.reshape(-1)
     width = len(rails) * ports.itemsize
     pieces = [slice(r * width, (r + 1) * width) for r in range(world)]
     rails[0].others.all_gather(flat.view(np.uint8), pieces)
     addresses = [{peer.rank: peer.address for peer in rail.plan.peers} for rail in rails]
-    sideline.meet(
+    channel.set_addresses(
         {
             r: [(where[r], int(port)) for where, port in zip(addresses, ports[r], strict=True)]
             for r in range(world)

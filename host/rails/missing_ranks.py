@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roll call: which ranks are missing where nothing moves, so that every rank can name them.
+"""The detector call: which ranks are missing where nothing moves, so that every rank can name them.
 
     gone      its machine answers that nobody listens there any more
     silent    it does not answer: stopped, or cut off
@@ -7,9 +7,8 @@
 
 A rank that is behind, since it still waits for something itself, is not to blame: it will say who is.
 
-Whoever finds that out gives up, and tells all who ask him from then on (``Ledger.give_up``): ranks that came later, or
-looked a moment later, name the same ranks instead of the one that gave up before them.
-"""
+Whoever finds that out gives up, and tells all who ask him from then on (``RankState.give_up``): ranks that came later,
+or looked a moment later, name the same ranks instead of the one that gave up before them. """
 
 from __future__ import annotations
 
@@ -17,35 +16,43 @@ from collections.abc import Callable, Collection, Sequence
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.mesh.mesh import ranks
-from netfold.host.rails.ledger import ARBITER, Answer, Ask, Ledger, Outcome, Question, Sideline
+from netfold.host.rails.rank_state import (
+    ARBITER,
+    AgreementOutcome,
+    Answer,
+    OutOfBandChannel,
+    Question,
+    QuestionKind,
+    RankState,
+)
 
-GONE = 0.5
+GONE_SECONDS = 0.5
 """Seconds without progress after which a rank whose machine says that it does not listen is lost."""
-HEARING = 0.25
+ANSWER_SECONDS = 0.25
 """Seconds for the others' answers."""
 
 
-class Roll:
+class MissingRankDetector:
     """The other ranks, as this one can reach them beside the rails.
 
     others   their numbers
     timeout  seconds without progress after which ranks that are silent or absent are missing
-    news     what every plane's controller says has ended the job, if anything
+    job_error  what every plane's controller says has ended the job, if anything
     """
 
     def __init__(
-        self, ledger: Ledger, sideline: Sideline, others: Sequence[int], *, timeout: float,
-        news: Callable[[], NetFoldError | None] = lambda: None,
+        self, state: RankState, channel: OutOfBandChannel, others: Sequence[int], *, timeout: float,
+        job_error: Callable[[], NetFoldError | None] = lambda: None,
     ) -> None:
-        self._ledger, self._sideline, self._news = ledger, sideline, news
+        self._state, self._channel, self._job_error = state, channel, job_error
         self.others = others
         self.timeout = timeout
 
     def ask(self, question: Question, of: Collection[int]) -> dict[int, Answer]:
         """Answers by rank.  Raises what another rank has found out, where it has given up."""
-        answers = self._sideline.ask(question, of, HEARING)
+        answers = self._channel.ask(question, of, ANSWER_SECONDS)
         for rank, answer in answers.items():
-            if answer.outcome is Outcome.OVER:
+            if answer.outcome is AgreementOutcome.GAVE_UP:
                 kind, _, why = answer.result.decode(errors="replace").partition(" ")
                 said = f"{why} (so rank {rank} found)"
                 raise self._give_up(PeerLost(said) if kind == PeerLost.__name__ else CollectiveTimeout(said), why)
@@ -53,29 +60,29 @@ class Roll:
 
     def may_give_up(self, position: int, rail: int) -> bool:
         """Whether the arbiter lets a quiet rail go: not the last one.  Raises as ``ask``."""
-        question = Question(Ask.GIVE_UP, position, rail)
+        question = Question(QuestionKind.GIVE_UP, position, rail)
         if ARBITER not in self.others:
-            return self._ledger.answer(question).outcome is Outcome.VOID
+            return self._state.answer(question).outcome is AgreementOutcome.ABORTED
         answer = self.ask(question, [ARBITER]).get(ARBITER)
-        return answer is not None and answer.outcome is Outcome.VOID
+        return answer is not None and answer.outcome is AgreementOutcome.ABORTED
 
     def check(self, answers: dict[int, Answer], asked: Collection[int], quiet: float) -> None:
         """Raises where ranks are missing: PeerLost where they are gone, CollectiveTimeout.
 
         quiet  seconds since anything moved, or any rank came
         """
-        if quiet <= GONE:
+        if quiet <= GONE_SECONDS:
             return
         silent = sorted(set(asked) - set(answers))
-        gone = [rank for rank in self._sideline.refused() if rank in silent]
-        if (news := self._news()) is not None:
-            raise self._give_up(type(news)(str(news)), str(news))
+        gone = [rank for rank in self._channel.refused() if rank in silent]
+        if (error := self._job_error()) is not None:
+            raise self._give_up(type(error)(str(error)), str(error))
         if gone:
             raise self._give_up(PeerLost(why := f"{_are(gone)} gone: nobody listens there any more"), why)
         if quiet <= self.timeout:
             return
-        absent = [rank for rank, answer in sorted(answers.items()) if answer.outcome is Outcome.ABSENT]
-        behind = [rank for rank, answer in sorted(answers.items()) if answer.outcome is Outcome.BEHIND]
+        absent = [rank for rank, answer in sorted(answers.items()) if answer.outcome is AgreementOutcome.ABSENT]
+        behind = [rank for rank, answer in sorted(answers.items()) if answer.outcome is AgreementOutcome.BEHIND]
         missing = [f"{ranks([rank])} does not answer (stopped, or cut off)" for rank in silent]
         missing += [f"{ranks([rank])} answers, and has not called this operation" for rank in absent]
         if behind and quiet > 2 * self.timeout:
@@ -85,7 +92,7 @@ class Roll:
             raise self._give_up(CollectiveTimeout(why), why)
 
     def _give_up(self, error: NetFoldError, why: str) -> NetFoldError:
-        self._ledger.give_up(f"{type(error).__name__} {why}".encode())
+        self._state.give_up(f"{type(error).__name__} {why}".encode())
         return error
 
 

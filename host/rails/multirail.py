@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One allreduce over several rails at once (Nezha): cut so that all finish together, whole when one of them dies.
 
-    short   a *settlement*: one rail carries it all, whichever is predicted to be the soonest (``settlement``)
-    long    each rail carries a range, on a thread of its own (``ranges``); then a short settlement in which every rank
+    short   a *agreement*: one rail carries it all, whichever is predicted to be the soonest (``agreement``)
+    long    each rail carries a range, on a thread of its own (``ranges``); then a short agreement in which every rank
             tells how many chunks each rail got done, and what the rails cost (``status``).  Chunks that some rank lacks
             are cut over the rails that are left, in the same call
 
-A rail that fails on any rank is dead on all (``ledger``).  It is opened again behind the scenes (``Revive``); once it
-is open on all ranks, which a settlement tells too, it carries its share again (``rail_set``).  Ranks that are missing
-are named on all others (``roll``).
-"""
+A rail that fails on any rank is dead on all (``state``).  It is opened again behind the scenes (``ReopenRail``); once
+it is open on all ranks, which a agreement tells too, it carries its share again (``rail_set``).  Ranks that are missing
+are named on all others (``detector``). """
 
 from __future__ import annotations
 
@@ -24,19 +23,19 @@ import numpy as np
 from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.rail import Flat, Op, RailStats
-from netfold.host.rails import ranges, status
-from netfold.host.rails.agreement import Settlements
-from netfold.host.rails.ledger import Ledger, Sideline, first_line
-from netfold.host.rails.missing_ranks import Roll
-from netfold.host.rails.rail_set import STALL, RailSet, Revive, Track
-from netfold.host.rails.shares import LONG, Estimate, Figure, Shares, Split, shown
+from netfold.host.rails import rail_report, striping
+from netfold.host.rails.agreement import Agreements
+from netfold.host.rails.missing_ranks import MissingRankDetector
+from netfold.host.rails.rail_set import STALL, RailSet, ReopenRail, WatchedRail
+from netfold.host.rails.rank_state import OutOfBandChannel, RankState, first_line
+from netfold.host.rails.shares import LONG, Estimate, Figure, RailShares, Split, show_seconds
 from netfold.host.tracing.timeline import Timeline
 
 SHORT = 2 << 20
-"""Bytes of a settlement at most: its result is kept for ranks that may lack it."""
+"""Bytes of a agreement at most: its result is kept for ranks that may lack it."""
 LINGER = 0.3
-"""Seconds after its last settlement for which a closing rank still answers."""
-FAREWELL = 0.8
+"""Seconds after its last agreement for which a closing rank still answers."""
+GAVE_UP_LINGER = 0.8
 """The same after it gave up: whoever waits in vain asks every quarter of a second, and may wait as long for answers."""
 EVERY = 400
 """Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
@@ -78,8 +77,8 @@ class MultiRail:
     rails     one each, up; taken over
     names     of the rails, for people
     rank, world
-    ledger    answers for this rank; ``sideline`` asks the others
-    revive    opens a dead rail again; None: it stays dead
+    state    answers for this rank; ``channel`` asks the others
+    reopen    opens a dead rail again; None: it stays dead
     start     "hot": begins with the shares that follow from ``known``, and measures, all at the start, whatever no rank
               knows of; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
     known     each rail's figures from an earlier run, or None; ranks need not know the same
@@ -94,19 +93,19 @@ class MultiRail:
 
     def __init__(
         self,
-        rails: Sequence[Track],
+        rails: Sequence[WatchedRail],
         names: Sequence[str],
         rank: int,
         world: int,
         *,
-        ledger: Ledger,
-        sideline: Sideline,
-        revive: Revive | None = None,
+        state: RankState,
+        channel: OutOfBandChannel,
+        reopen: ReopenRail | None = None,
         start: Start = "hot",
         known: Sequence[Figure | None] = (),
         stall: float = STALL,
         timeout: float = 10.0,
-        news: Callable[[], NetFoldError | None] = lambda: None,
+        job_error: Callable[[], NetFoldError | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         join: float = 0.0003,
         timeline: Timeline | None = None,
@@ -121,14 +120,16 @@ class MultiRail:
         """Is told which rail carries what share of a call, and why."""
         self.retransmissions = 0
         """Packets sent again inside calls."""
-        self.shares = Shares(names, join=join)
-        roll = Roll(ledger, sideline, [other for other in range(world) if other != rank], timeout=timeout, news=news)
-        self._rails = RailSet(rails, names, ledger, roll, revive, stall=stall, clock=clock)
-        self._settlements = Settlements(
-            self._rails, ledger, roll, lambda: self.shares.quickest(self._rails.live), clock
+        self.shares = RailShares(names, join=join)
+        detector = MissingRankDetector(
+            state, channel, [other for other in range(world) if other != rank], timeout=timeout, job_error=job_error
         )
-        self._carriers = ranges.Carriers(self._rails, ledger, timeline=timeline, clock=clock)
-        self._ledger, self._sideline, self._roll, self._clock = ledger, sideline, roll, clock
+        self._rails = RailSet(rails, names, state, detector, reopen, stall=stall, clock=clock)
+        self._agreements = Agreements(
+            self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
+        )
+        self._stripes = striping.StripeThreads(self._rails, state, timeline=timeline, clock=clock)
+        self._state, self._channel, self._detector, self._clock = state, channel, detector, clock
         self._keep = keep
         self._me = me or f"rank {rank} of {world}"
         self._estimates = [Estimate(figure) for figure in known or [None] * len(rails)]
@@ -168,7 +169,7 @@ class MultiRail:
                 self._long(source, out, op, split)
         except NetFoldError as error:
             what = f"operation {number} ({source.size} x {source.dtype.name}, {nbytes} bytes)"
-            raise _told(error, f"{self._me}, {what}: {error}; rails: {self._rails.account()}") from error
+            raise _told(error, f"{self._me}, {what}: {error}; rails: {self._rails.describe_states()}") from error
         self._operations += 1
         self._bytes += nbytes
 
@@ -177,7 +178,7 @@ class MultiRail:
         """Rails that are up, as all ranks agree."""
         return self._rails.live
 
-    def track(self, index: int) -> Track:
+    def track(self, index: int) -> WatchedRail:
         """A rail that is up."""
         return self._rails[index]
 
@@ -219,7 +220,7 @@ class MultiRail:
     def describe(self, nbytes: int) -> str:
         split = self.shares.preview(nbytes, self.live)
         known = ", ".join(
-            f"{self._rails.names[rail]} {shown(figure.latency)} + {_rate(figure.bandwidth)}"
+            f"{self._rails.names[rail]} {show_seconds(figure.latency)} + {_rate(figure.bandwidth)}"
             for rail in self.live
             for figure in [self.shares.figures[rail]]
         )
@@ -230,24 +231,24 @@ class MultiRail:
         if self._closed:
             return
         self._closed = True
-        self._carriers.close()
+        self._stripes.close()
         if self._keep is not None and all(figure.bandwidth is not None for figure in self.shares.figures):
             self._keep(self.shares.figures)
-        end = self._clock() + FAREWELL if self._ledger.gave_up else self._ledger.concluded + LINGER
-        if end > self._clock() and self._roll.others:
-            time.sleep(min(end - self._clock(), FAREWELL))
-        self._sideline.close()
+        end = self._clock() + GAVE_UP_LINGER if self._state.gave_up else self._state.last_outcome_at + LINGER
+        if end > self._clock() and self._detector.others:
+            time.sleep(min(end - self._clock(), GAVE_UP_LINGER))
+        self._channel.close()
         self._rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
     def _short(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
         """On one rail.  Whatever is done here counts beside a third of a millisecond, which such a call may take."""
-        settlements = self._settlements
-        np.copyto(out, self._settle(source, op, split.single[0], tell=True))
+        agreements = self._agreements
+        np.copyto(out, self._agree(source, op, split.single[0], tell=True))
         usual = split.seconds or 1.0
-        self._seconds += settlements.seconds
-        if settlements.seconds > LATE * usual:  # in less nothing was sent again
-            self._count(settlements.carrier)
+        self._seconds += agreements.seconds
+        if agreements.seconds > LATE * usual:  # in less nothing was sent again
+            self._count(agreements.carrier)
         # nothing that only one rank knows: every rank must exchange figures after the same calls
         self._owed += usual
         if self._owed > self._due:
@@ -255,20 +256,20 @@ class MultiRail:
             live = self._rails.live
             self._exchange({}, live[self._exchanges % len(live)], together=True)
 
-    def _settle(self, source: Flat, op: Op, rail: int, *, tell: bool = False) -> Flat:
-        """A settlement.
+    def _agree(self, source: Flat, op: Op, rail: int, *, tell: bool = False) -> Flat:
+        """A agreement.
 
         tell  what the rail costs: all ranks come to it together
         """
-        settlements = self._settlements
-        result = settlements.run(source, op, rail)
-        carrier = settlements.carrier
+        agreements = self._agreements
+        result = agreements.run(source, op, rail)
+        carrier = agreements.carrier
         if carrier != rail:
             self.note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
         if tell:
             self._nbytes[carrier] += source.nbytes
-            if not settlements.failed:
-                self._estimates[carrier].add(source.nbytes, settlements.seconds)
+            if not agreements.failed:
+                self._estimates[carrier].add(source.nbytes, agreements.seconds)
         return result
 
     def _long(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
@@ -276,8 +277,8 @@ class MultiRail:
         begin, whole = self._clock(), True
         left = [slice(0, source.size)]
         while True:
-            parts = ranges.cut(left, split, self.shares.figures)
-            self._carriers.run(parts, source, out, op)
+            parts = striping.cut_stripes(left, split, self.shares.figures)
+            self._stripes.run(parts, source, out, op)
             for rail, part in parts.items():
                 if part.error is None:
                     self._estimates[rail].add(part.elements * source.itemsize, part.seconds)
@@ -286,12 +287,12 @@ class MultiRail:
                 self._nbytes[rail] += sum(source[chunk].nbytes for chunk in part.chunks[: done[rail]])
                 if rail in self._rails.live:
                     self._count(rail)
-            left = ranges.lacking(parts, done, source)
+            left = striping.missing_chunks(parts, done, source)
             if not left:
                 seconds = self._clock() - begin
                 self._seconds += seconds
                 if whole:
-                    self.shares.took(split, self._rails.live)
+                    self.shares.record_cut_call(split, self._rails.live)
                     self._took = seconds
                 return
             whole = False
@@ -311,26 +312,26 @@ class MultiRail:
         self._resent[rail] = resent
 
     # ---- what the ranks tell each other ------------------------------------------------------------------------------
-    def _exchange(self, parts: Mapping[int, ranges.Range], rail: int, *, together: bool = False) -> list[int]:
+    def _exchange(self, parts: Mapping[int, striping.Stripe], rail: int, *, together: bool = False) -> list[int]:
         """Tells all ranks what each has to tell: chunks done by rail, which are agreed on, returned; failures; costs.
 
-        rail      carries it.  Dead rails are buried, revived ones taken, shares learn
+        rail      carries it.  Dead rails are buried, reopened ones taken, shares learn
         together  no rank comes late to it, so it says what the rail costs: not after ranges
         """
-        table = status.tell(self.rank, self.world, self._rails, parts, self._estimates, self._took)
+        table = rail_report.encode(self.rank, self.world, self._rails, parts, self._estimates, self._took)
         self._took = None
-        total = self._settle(table, "sum", rail, tell=together)
-        told = status.hear(total, self.world, self._rails.live, parts)
+        total = self._agree(table, "sum", rail, tell=together)
+        told = rail_report.decode(total, self.world, self._rails.live, parts)
         names = self._rails.names
-        self._rails.bury({
+        self._rails.mark_down({
             rail: RailDown(f"{names[rail]}: {ranks(who)} lost it, and can say why") for rail, who in told.dead.items()
         })
-        for index in told.back:
-            self._rails.take_back(index)
+        for index in told.reopened:
+            self._rails.restore(index)
             self._resent[index] = 0
         live = self._rails.live
-        self._ledger.alive(live, told=True)
-        self.shares.told(told.took)
+        self._state.set_live(live, told=True)
+        self.shares.adopt_cut_seconds(told.cut_call_seconds)
         if self.shares.learn(told.figures, live):
             log.info("rails: %s", self.describe(64 << 20))
         self._exchanges += 1
@@ -348,7 +349,7 @@ class MultiRail:
         for tell, nbytes in [(False, 1024)] * WARM + [(True, nbytes) for nbytes in sizes]:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
-                    self._settle(np.zeros(nbytes // 4, np.int32), "sum", rail, tell=tell)
+                    self._agree(np.zeros(nbytes // 4, np.int32), "sum", rail, tell=tell)
         if strange:
             self._exchange({}, self._rails.live[0])
 

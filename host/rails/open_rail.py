@@ -11,8 +11,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+from netfold.host.client.fold_control import FoldControl
 from netfold.host.client.jobs import JobClient
-from netfold.host.client.line import Line
 from netfold.host.client.watcher import Watcher
 from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.innet.fold import FoldRail
@@ -22,7 +22,7 @@ from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.rail import Flat, Op, RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.rails.planes import RailSpec
-from netfold.host.rails.rail_set import Track
+from netfold.host.rails.rail_set import WatchedRail
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
@@ -42,7 +42,7 @@ class PeerRail:
 
     @property
     def watch(self) -> Callable[[float], None] | None:
-        """See ``multirail.Track``."""
+        """See ``multirail.WatchedRail``."""
         return self._mesh.watch
 
     @watch.setter
@@ -68,7 +68,8 @@ class PeerRail:
 
 
 class OpenRail:
-    """A rail that has joined its job, and all that belongs to it: a ``multirail.Track``.  Raises what joining raises.
+    """A rail that has joined its job, and all that belongs to it: a ``multirail.WatchedRail``.  Raises what joining
+    raises.
 
     job       the rail's own, see above
     timeout   seconds without progress after which ranks are missing
@@ -105,11 +106,15 @@ class OpenRail:
             mesh.timeline = None if timeline is None else timeline.part(self.name)
             self.others = Peers(mesh)
             """For collectives that are not cut."""
-            self._rail: Track = PeerRail(Peers(mesh, name="rail "), mesh, spec.kind)
+            self._rail: WatchedRail = PeerRail(Peers(mesh, name="rail "), mesh, spec.kind)
             if spec.kind == "innet":
                 try:
                     self._rail = FoldRail(
-                        self.plan, spec.plane.address, timeout=patience, line=Line(self.news), timeline=mesh.timeline
+                        self.plan,
+                        spec.plane.address,
+                        timeout=patience,
+                        control=FoldControl(self.job_error),
+                        timeline=mesh.timeline,
                     )
                 except BaseException:
                     mesh.close()
@@ -120,13 +125,13 @@ class OpenRail:
             self._leave(RailStats(), str(error))
             raise
 
-    def news(self) -> NetFoldError | None:
+    def job_error(self) -> NetFoldError | None:
         """What the plane's controller says has ended the rail."""
-        return None if self._watcher is None else self._watcher.news()
+        return None if self._watcher is None else self._watcher.job_error()
 
     @property
     def watch(self) -> Callable[[float], None] | None:
-        """See ``multirail.Track``."""
+        """See ``multirail.WatchedRail``."""
         return self._rail.watch
 
     @watch.setter

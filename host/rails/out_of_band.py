@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions between ranks beside the rails (``ledger``), over TCP, on every plane on which a rank has an address.
+"""Questions between ranks beside the rails (``state``), over TCP, on every plane on which a rank has an address.
 
     question   cookie 8 | ask 1 | position 8 | rail 4
     answer     outcome 1 | age in microseconds 8 (all ones: for ever) | bytes 8         then the bytes of a result
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from netfold.host.rails.ledger import Answer, Ask, Outcome, Question
+from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, QuestionKind
 
 QUESTION = struct.Struct("!8sBQI")
 ANSWER = struct.Struct("!BQQ")
@@ -37,7 +37,7 @@ def cookie(job: str, epoch: int) -> bytes:
     return hashlib.blake2b(f"{job}/{epoch}".encode(), digest_size=8).digest()
 
 
-class TcpSideline:
+class TcpOutOfBand:
     """This rank's line to the others.
 
     listeners  bound, listening sockets, one for each plane; taken over
@@ -51,22 +51,22 @@ class TcpSideline:
         self._listeners = list(listeners)
         self._answer = answer
         self._key = key
-        self._where: Mapping[int, Sequence[tuple[str, int]]] = {}
+        self._addresses: Mapping[int, Sequence[tuple[str, int]]] = {}
         self._lock = threading.Lock()
         self._links: dict[int, tuple[int, socket.socket]] = {}
         self._turn: dict[int, int] = {}
         self._refused: dict[int, set[int]] = {}
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="netfold-sideline", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="netfold-channel", daemon=True)
         self._thread.start()
 
     def ports(self) -> list[int]:
         """Where this rank listens, by plane."""
         return [listener.getsockname()[1] for listener in self._listeners]
 
-    def meet(self, where: Mapping[int, Sequence[tuple[str, int]]]) -> None:
+    def set_addresses(self, where: Mapping[int, Sequence[tuple[str, int]]]) -> None:
         """The other ranks' addresses and ports, by plane."""
-        self._where = where
+        self._addresses = where
 
     # ---- asking ------------------------------------------------------------------------------------------------------
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
@@ -77,7 +77,7 @@ class TcpSideline:
         with self._lock:
             asked = [rank for rank in ranks if self._send(rank, message, question.rail, deadline)]
             for rank in asked:
-                if (answer := self._hear(rank, deadline)) is not None:
+                if (answer := self._receive_answer(rank, deadline)) is not None:
                     answers[rank] = answer
         return answers
 
@@ -87,15 +87,15 @@ class TcpSideline:
             return [rank for rank, planes in self._refused.items() if planes and rank not in self._links]
 
     def _send(self, rank: int, message: bytes, avoid: int, deadline: float) -> bool:
-        if rank in self._links and self._links[rank][0] == avoid and len(self._where[rank]) > 1:
-            self._lose(rank)
+        if rank in self._links and self._links[rank][0] == avoid and len(self._addresses[rank]) > 1:
+            self._disconnect(rank)
             self._turn.pop(rank, None)
         if rank not in self._links:
-            planes = len(self._where[rank])
+            planes = len(self._addresses[rank])
             plane = self._turn.get(rank, avoid + 1) % planes
             left = max(0.001, min(CONNECT, deadline - time.monotonic()))
             try:
-                self._links[rank] = plane, socket.create_connection(self._where[rank][plane], timeout=left)
+                self._links[rank] = plane, socket.create_connection(self._addresses[rank][plane], timeout=left)
             except OSError as error:
                 if isinstance(error, ConnectionRefusedError):
                     self._refused.setdefault(rank, set()).add(plane)
@@ -108,22 +108,22 @@ class TcpSideline:
             link.settimeout(max(0.001, deadline - time.monotonic()))
             link.sendall(message)
         except OSError:
-            self._lose(rank)
+            self._disconnect(rank)
             return False
         return True
 
-    def _hear(self, rank: int, deadline: float) -> Answer | None:
+    def _receive_answer(self, rank: int, deadline: float) -> Answer | None:
         link = self._links[rank][1]
         try:
             outcome, micros, nbytes = ANSWER.unpack(_receive(link, ANSWER.size, deadline))
             # a result is long, and the way it takes may be slow: while it comes, it comes
             result = _receive(link, nbytes, deadline, idle=SEND)
-            return Answer(Outcome(outcome), math.inf if micros == FOREVER else micros / 1e6, result)
+            return Answer(AgreementOutcome(outcome), math.inf if micros == FOREVER else micros / 1e6, result)
         except (OSError, ValueError):
-            self._lose(rank)
+            self._disconnect(rank)
             return None
 
-    def _lose(self, rank: int) -> None:
+    def _disconnect(self, rank: int) -> None:
         plane, link = self._links.pop(rank)
         link.close()
         self._turn[rank] = plane + 1
@@ -148,7 +148,7 @@ class TcpSideline:
                                 caller.settimeout(SEND)
                                 callers[caller] = bytearray()
                                 selector.register(caller, selectors.EVENT_READ)
-                        elif not self._attend(sock, callers[sock]):  # type: ignore[arg-type,index]
+                        elif not self._answer_questions(sock, callers[sock]):  # type: ignore[arg-type,index]
                             selector.unregister(sock)
                             del callers[sock]  # type: ignore[arg-type]
                             sock.close()  # type: ignore[union-attr]
@@ -156,7 +156,7 @@ class TcpSideline:
                 for sock in [*callers, *self._listeners]:
                     sock.close()
 
-    def _attend(self, caller: socket.socket, data: bytearray) -> bool:
+    def _answer_questions(self, caller: socket.socket, data: bytearray) -> bool:
         """Reads what a caller says and answers whole questions; False where it is to be sent away."""
         try:
             more = caller.recv(4096)
@@ -166,7 +166,7 @@ class TcpSideline:
                 del data[: QUESTION.size]
                 if key != self._key:
                     return False
-                answer = self._answer(Question(Ask(ask), position, rail))
+                answer = self._answer(Question(QuestionKind(ask), position, rail))
                 micros = FOREVER if math.isinf(answer.age) else int(answer.age * 1e6)
                 caller.sendall(ANSWER.pack(answer.outcome, micros, len(answer.result)) + answer.result)
             return bool(more)

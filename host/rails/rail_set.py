@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rails of one rank: which are up, who watches them, how they die and come back.
 
-A rail that fails on any rank is dead on all (``ledger``).  It is opened again behind the scenes (``Revive``); once it
-is open on all ranks, it is taken back, on all of them at the same operation.
-"""
+A rail that fails on any rank is dead on all (``state``).  It is opened again behind the scenes (``ReopenRail``); once
+it is open on all ranks, it is taken back, on all of them at the same operation. """
 
 from __future__ import annotations
 
@@ -15,20 +14,20 @@ from typing import Protocol
 
 from netfold.host.errors import NetFoldError, PeerLost, RailDown
 from netfold.host.operation.rail import Rail, RailStats
-from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question, first_line
-from netfold.host.rails.missing_ranks import HEARING, Roll
+from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
+from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
 
 STALL = 0.08
 """Seconds without progress on any rank, all being there, after which a rail is taken for dead."""
-NEARLY = 0.6
+PEER_STALL_FRACTION = 0.6
 """Part of that which is enough for the others: they looked a little earlier, or got something a little later."""
-ALL_QUIET = 5
+ALL_STALLED_FACTOR = 5
 """Times as long where no other rail moves either: that may be a machine that is busy with other things."""
 
 log = logging.getLogger("netfold")
 
 
-class Track(Rail, Protocol):
+class WatchedRail(Rail, Protocol):
     """A rail that can be watched and stopped.
 
     watch  called on the rail's own thread, at least every 10 ms while an allreduce waits, with the monotonic seconds
@@ -38,39 +37,46 @@ class Track(Rail, Protocol):
     watch: Callable[[float], None] | None
 
 
-class Revival(Protocol):
+class RailReopening(Protocol):
     """A rail being opened again.  ``mark``: a number above 0 that all ranks have in common once it is open, else 0."""
 
     @property
-    def mark(self) -> int: ...
+    def epoch(self) -> int: ...
 
-    def take(self) -> Track:
+    def take(self) -> WatchedRail:
         """The rail; from now on the caller's."""
 
     def cancel(self) -> None:
         """Closes whatever is open, sometime."""
 
 
-Revive = Callable[[int, int], Revival]
+ReopenRail = Callable[[int, int], RailReopening]
 """(rail, how many times it has died) -> its next life.  Returns at once."""
 
 
 class Fenced(RailDown):
-    """Another rank stopped this settlement."""
+    """Another rank stopped this agreement."""
 
 
 class RailSet:
     """Parameters as of ``MultiRail``."""
 
     def __init__(
-        self, rails: Sequence[Track], names: Sequence[str], ledger: Ledger, roll: Roll, revive: Revive | None, *,
-        stall: float, clock: Callable[[], float] = time.monotonic,
+        self,
+        rails: Sequence[WatchedRail],
+        names: Sequence[str],
+        state: RankState,
+        detector: MissingRankDetector,
+        reopen: ReopenRail | None,
+        *,
+        stall: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rails: list[Track | None] = list(rails)
+        self._rails: list[WatchedRail | None] = list(rails)
         self.live = list(range(len(rails)))
         """Rails that are up, as all ranks agree; a new list where that changes."""
         self.names = list(names)
-        self._ledger, self._roll, self._revive = ledger, roll, revive
+        self._state, self._detector, self._reopen = state, detector, reopen
         self._stall, self._clock = stall, clock
         self.position = 0
         self.stop: BaseException | None = None
@@ -80,19 +86,19 @@ class RailSet:
         self.deaths = [0] * len(rails)
         self.causes: list[NetFoldError | None] = [None] * len(rails)
         """Of the last death."""
-        self._revivals: dict[int, Revival] = {}
+        self._reopenings: dict[int, RailReopening] = {}
         self._past: list[RailStats] = []
         self.changed: Callable[[], None] = lambda: None
         """Is told when a rail has died or is back: on all ranks in the same operation."""
         self._asked = [0.0] * len(rails)
-        ledger.alive(self.live)
+        state.set_live(self.live)
         for index in range(len(rails)):
             self._attach(index)
 
     def __len__(self) -> int:
         return len(self._rails)
 
-    def __getitem__(self, index: int) -> Track:
+    def __getitem__(self, index: int) -> WatchedRail:
         rail = self._rails[index]
         assert rail is not None, f"rail {self.names[index]} is down"
         return rail
@@ -101,18 +107,18 @@ class RailSet:
         """Of all rails and their former lives."""
         return [*self._past, *(rail.stats() for rail in self._rails if rail is not None)]
 
-    def account(self) -> str:
+    def describe_states(self) -> str:
         """Each rail's state, for errors."""
         said = []
         for index, name in enumerate(self.names):
-            quiet = self._ledger.quiet(index)
+            quiet = self._state.quiet_seconds(index)
             cause = first_line(self.causes[index] or "")
             idle = f"quiet for {quiet:.1f} s" if quiet >= self._stall else "carries nothing now"
             said.append(f"{name} {f'up, {idle}' if index in self.live else f'down ({cause})'}")
         return ", ".join(said)
 
-    # ---- death and revival -------------------------------------------------------------------------------------------
-    def bury(self, dead: Mapping[int, NetFoldError]) -> None:
+    # ---- death and reopening -----------------------------------------------------------------------------------------
+    def mark_down(self, dead: Mapping[int, NetFoldError]) -> None:
         """Rails that all ranks agree are dead, and of what, where this one does not know better.  Raises RailDown or
         PeerLost where none is left."""
         for index, failure in dead.items():
@@ -126,38 +132,38 @@ class RailSet:
             log.warning("rail %s is down: %s", self.names[index], error)
             # not here: a rail takes its time to say goodbye, and who waits for this call has none
             threading.Thread(target=rail.close, name="netfold-rail-close", daemon=True).start()
-            if self._revive is not None:
-                self._revivals[index] = self._revive(index, self.deaths[index])
+            if self._reopen is not None:
+                self._reopenings[index] = self._reopen(index, self.deaths[index])
         if not self.live:
             kind = PeerLost if any(isinstance(cause, PeerLost) for cause in self.causes) else RailDown
             causes = "; ".join(f"{name}: {cause}" for name, cause in zip(self.names, self.causes, strict=True))
             raise kind(f"no rail is left: {causes}. Look at `netfold status`, then join anew")
 
-    def mark(self, index: int) -> int:
+    def epoch(self, index: int) -> int:
         """Of a dead rail that is open again on this rank, else 0."""
-        return self._revivals[index].mark if index in self._revivals else 0
+        return self._reopenings[index].epoch if index in self._reopenings else 0
 
-    def take_back(self, index: int) -> None:
+    def restore(self, index: int) -> None:
         """A rail that all ranks know to be open again with one mark."""
-        self._put(index, self._revivals.pop(index).take())
+        self._put(index, self._reopenings.pop(index).take())
         self._attach(index)
         log.info("rail %s is up again", self.names[index])
 
     def close(self) -> None:
         """Closes all; safe to call twice."""
         self.changed = lambda: None
-        for revival in self._revivals.values():
-            revival.cancel()
-        self._revivals.clear()
+        for reopening in self._reopenings.values():
+            reopening.cancel()
+        self._reopenings.clear()
         for index in self.live:
             self._past.append(self[index].stats())
             self[index].close()
             self._put(index, None)
 
-    def _put(self, index: int, rail: Track | None) -> None:
+    def _put(self, index: int, rail: WatchedRail | None) -> None:
         self._rails[index] = rail
         self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
-        self._ledger.alive(self.live)
+        self._state.set_live(self.live)
         if self.live:
             self.changed()
 
@@ -170,38 +176,40 @@ class RailSet:
         if self.stop is not None:
             raise self.stop if isinstance(self.stop, NetFoldError) else NetFoldError(f"interrupted ({self.stop!r})")
         position, name = self.position, self.names[index]
-        if self._ledger.fenced(position):
+        if self._state.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")
-        quiet = self._ledger.moved(index, moved)
-        late = quiet > self._roll.timeout
+        quiet = self._state.record_progress(index, moved)
+        late = quiet > self._detector.timeout
         now = self._clock()
-        every = min(max(self._stall, quiet) / 8, HEARING)  # a rank that takes its time is not asked all the time
-        if quiet < self._stall or not self._roll.others or (now < self._asked[index] + every and not late):
+        every = min(max(self._stall, quiet) / 8, ANSWER_SECONDS)  # a rank that takes its time is not asked all the time
+        if quiet < self._stall or not self._detector.others or (now < self._asked[index] + every and not late):
             return
         self._asked[index] = now
         # quiet here: is it so everywhere, and is everybody there?
         try:
-            answers = self._roll.ask(Question(Ask.AGE, position, index), self._roll.others)
-            quiet = self._ledger.moved(index, moved, HEARING)  # who asks is awake, however long the others take
-            self._roll.check(answers, self._roll.others, quiet)
+            answers = self._detector.ask(Question(QuestionKind.AGE, position, index), self._detector.others)
+            quiet = self._state.record_progress(
+                index, moved, ANSWER_SECONDS
+            )  # who asks is awake, however long the others take
+            self._detector.check(answers, self._detector.others, quiet)
         except NetFoldError as error:
             self.stop = error
             raise
         for rank, answer in answers.items():
-            if answer.outcome is Outcome.VOID:
+            if answer.outcome is AgreementOutcome.ABORTED:
                 raise RailDown(f"{name}: rank {rank} lost it: {answer.result.decode(errors='replace')}")
         patience = self._patience(index)
-        everybody = len(answers) == len(self._roll.others)
-        if everybody and quiet >= patience and min(a.age for a in answers.values()) >= NEARLY * patience:
+        everybody = len(answers) == len(self._detector.others)
+        if everybody and quiet >= patience and min(a.age for a in answers.values()) >= PEER_STALL_FRACTION * patience:
             if late or self._may_give_up(position, index):
                 raise RailDown(f"{name}: nothing moved for {quiet * 1e3:.0f} ms, on any rank")
             return
-        if late and not any(answer.outcome is Outcome.BEHIND for answer in answers.values()):
+        if late and not any(answer.outcome is AgreementOutcome.BEHIND for answer in answers.values()):
             raise RailDown(f"{name}: nothing moved for {quiet:.1f} s here, though it did elsewhere")
 
     def _may_give_up(self, position: int, index: int) -> bool:
         try:
-            return self._roll.may_give_up(position, index)
+            return self._detector.may_give_up(position, index)
         except NetFoldError as error:
             self.stop = error
             raise
@@ -210,7 +218,7 @@ class RailSet:
         """Seconds of quiet that are too many."""
         spare = [other for other in self.live if other != index and other not in self.broken]
         if not spare:
-            return self._roll.timeout  # the last rail is given up only when nothing else can be done
-        quiet = min(self._ledger.quiet(other) for other in spare)
+            return self._detector.timeout  # the last rail is given up only when nothing else can be done
+        quiet = min(self._state.quiet_seconds(other) for other in spare)
         # another one moves: this one is dead, not the machine busy, which stops all rails at nearly the same moment
-        return self._stall if quiet < self._stall / 4 else ALL_QUIET * self._stall
+        return self._stall if quiet < self._stall / 4 else ALL_STALLED_FACTOR * self._stall

@@ -12,7 +12,7 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError
 from netfold.host.rails.open_rail import OpenRail
-from netfold.host.rails.rail_set import Track
+from netfold.host.rails.rail_set import WatchedRail
 
 RETRY = 0.5
 """Seconds between attempts to open a dead rail again."""
@@ -24,7 +24,7 @@ HELLO = 256
 log = logging.getLogger("netfold")
 
 
-class Reopening:
+class BackgroundReopening:
     """A dead rail being opened again, on a thread of its own, until it is open on all ranks: a ``multirail.Revival``.
 
     open_   joins with all ranks; raises NetFoldError where that fails
@@ -37,7 +37,7 @@ class Reopening:
         self._over = threading.Event()
         self._rail: OpenRail | None = None
         self._taken = False
-        self.mark = 0
+        self.epoch = 0
         threading.Thread(target=self._run, name="netfold-rail-open", daemon=True).start()
 
     def _run(self) -> None:
@@ -55,16 +55,16 @@ class Reopening:
                 rail.close()
                 continue
             with self._lock:
-                self._rail, self.mark = rail, rail.plan.epoch
+                self._rail, self.epoch = rail, rail.plan.epoch
             if self._over.wait(SETTLED):
                 return
             with self._lock:
                 if self._taken:
                     return
-                self.mark = 0
+                self.epoch = 0
                 rail.close()
 
-    def take(self) -> Track:
+    def take(self) -> WatchedRail:
         with self._lock:
             assert self._rail is not None, "nothing was open"
             self._taken = True

@@ -5,7 +5,7 @@ A rail takes a + n/b seconds for n bytes.  All rails used finish together at T =
 share_i = b_i (T - a_i) (``cost.equal_finish``); what that gains over the best single rail must be worth the join.
 
 Every rank measures (``Estimate``); the ranks exchange their figures, and each computes the same shares from the same
-figures (``Shares``): nothing here may depend on what only one rank knows.
+figures (``RailShares``): nothing here may depend on what only one rank knows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from netfold.host.rails.join_costs import JoinCosts
+from netfold.host.rails.split_overhead import SplitOverhead
 from netfold.host.selection.cost import RailCost, equal_finish
 
 BLOCK = 1024
@@ -31,7 +31,7 @@ PRIOR = 3
 GAIN = 0.92
 """Several rails must be predicted to take less than this part of the best single one's time."""
 REGRET = 0.02
-"""Shares stay while new figures predict them to be no more than this part slower than the best ones."""
+"""RailShares stay while new figures predict them to be no more than this part slower than the best ones."""
 SIZES = (64 << 10, 256 << 10, 4 << 20, 64 << 20)
 """Bytes at which that is looked at."""
 TRIAL = 256 << 10
@@ -123,21 +123,21 @@ class Split:
         """Which rail carries what share, and why, for people and for the flight recorder."""
         alone, seconds = self.single
         if len(self.used) < 2:
-            why = "the quickest, rates unknown" if seconds is None else f"soonest, {shown(seconds)} predicted"
+            why = "the quickest, rates unknown" if seconds is None else f"soonest, {show_seconds(seconds)} predicted"
             return f"{self.names[alone]} ({why})"
         total = sum(self.nbytes)
         parts = " + ".join(f"{self.nbytes[rail] / total:.0%} {self.names[rail]}" for rail in self.used)
         if self.seconds == seconds:
             return f"{parts} (a trial beside {self.names[alone]})"
-        return f"{parts} ({shown(self.seconds)} predicted, {shown(seconds)} on {self.names[alone]} alone)"
+        return f"{parts} ({show_seconds(self.seconds)} predicted, {show_seconds(seconds)} on {self.names[alone]} alone)"
 
 
-def shown(seconds: float | None) -> str:
+def show_seconds(seconds: float | None) -> str:
     """Seconds for people."""
     return "unknown" if seconds is None else f"{seconds * 1e3:.3g} ms"
 
 
-class Shares:
+class RailShares:
     """The present shares, the same on every rank.
 
     names  of the rails
@@ -148,7 +148,7 @@ class Shares:
     def __init__(self, names: Sequence[str], *, join: float = 0.0003) -> None:
         self._names = tuple(names)
         self._join = join
-        self._joining = JoinCosts(8 * TRIAL)
+        self._overhead = SplitOverhead(8 * TRIAL)
         self.figures = [Figure(0.0, None)] * len(names)
         self._cuts = 0
         self._short: dict[int, Split] = {}
@@ -168,14 +168,14 @@ class Shares:
             return True
         return False
 
-    def took(self, split: Split, live: Sequence[int]) -> None:
+    def record_cut_call(self, split: Split, live: Sequence[int]) -> None:
         """A call was cut so and ended well, on all ranks: what it took is told with the next exchange."""
         if split.longest is not None and split.single[1] is not None:
-            self._joining.call(sum(split.nbytes), split.longest, self._start(live), split.single[1])
+            self._overhead.record_call(sum(split.nbytes), split.longest, self._start(live), split.single[1])
 
-    def told(self, seconds: float | None) -> None:
+    def adopt_cut_seconds(self, seconds: float | None) -> None:
         """What all ranks say that the last cut call took, None where there was none: at each exchange."""
-        if self._joining.exchanged(seconds):
+        if self._overhead.update(seconds):
             self._short.clear()
 
     def _start(self, live: Sequence[int]) -> float:
@@ -195,7 +195,7 @@ class Shares:
         return rail, costs[rail].seconds(nbytes)
 
     def split(self, nbytes: int, live: Sequence[int]) -> Split:
-        """Shares of a tensor over the rails that are up.  Counts as a call that is cut where several get any.
+        """RailShares of a tensor over the rails that are up.  Counts as a call that is cut where several get any.
 
         live  a new list where it changes
         """
@@ -223,7 +223,7 @@ class Shares:
         costs = [cost for rail in known if (cost := self.figures[rail].cost) is not None]
         ideal = equal_finish(nbytes, costs)
         longest = max(cost.seconds(n) for cost, n in zip(costs, ideal, strict=True))
-        together = longest + max(0.0, self._start(known) + self._joining.beyond(nbytes))
+        together = longest + max(0.0, self._start(known) + self._overhead.extra_seconds(nbytes))
         if together >= GAIN * alone:
             return only
         cut = _aligned(nbytes, ideal)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clear-to-send: how a receiver tells a sender where its next messages may go, and how both match them.
+"""ClearToSend-to-send: how a receiver tells a sender where its next messages may go, and how both match them.
 
     receiver                                              sender
     receive(): registers the memory,
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from netfold.host.errors import RankMismatch
-from netfold.host.mesh.connected import SAME
+from netfold.host.mesh.connected import SAME_ORDER_HINT
 from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.operation.arrays import Flat
 
@@ -34,7 +34,7 @@ TEXT: Final = 68
 NBYTES: Final = _CLEAR.size
 
 
-class Clear(NamedTuple):
+class ClearToSend(NamedTuple):
     """What the 96 bytes say."""
 
     number: int
@@ -53,7 +53,7 @@ class Clear(NamedTuple):
         return np.frombuffer(_CLEAR.pack(*self), np.uint8)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Clear:
+    def unpack(cls, data: bytes) -> ClearToSend:
         """As it was written."""
         clear = cls._make(_CLEAR.unpack(data))
         return clear._replace(text=clear.text.rstrip(b"\0"))
@@ -74,7 +74,7 @@ class Message(Pending):
 
 
 @dataclass(eq=False)
-class End:
+class PeerTransfers:
     """Our end of what goes on with one peer."""
 
     rank: int
@@ -84,7 +84,7 @@ class End:
     """Posted and not done."""
     unmatched: deque[Message] = field(default_factory=deque)
     """Those of them without a clear-to-send."""
-    clears: list[Clear] = field(default_factory=list)
+    clear_to_sends: list[ClearToSend] = field(default_factory=list)
     receives: list[Message] = field(default_factory=list)
     """Posted and not done."""
     ungranted: deque[Message] = field(default_factory=deque)
@@ -96,9 +96,9 @@ class End:
         """Something is posted."""
         return bool(self.sends or self.receives)
 
-    def clear_at(self, offset: int) -> Clear:
+    def clear_at(self, offset: int) -> ClearToSend:
         """What the peer has written there."""
-        return Clear.unpack(bytes(self.inbox[offset : offset + NBYTES]))
+        return ClearToSend.unpack(bytes(self.inbox[offset : offset + NBYTES]))
 
     def grant(self) -> Iterator[tuple[Message, int]]:
         """Receives that the peer may learn of now, and the offsets in its inbox where."""
@@ -111,19 +111,19 @@ class End:
     def match(self, call: Call) -> Iterator[tuple[Message, int]]:
         """Sends that the peer is ready for, and the keys of the memory.  Raises RankMismatch."""
         for message in list(self.unmatched):
-            stray = next((clear for clear in self.clears if (clear.number, clear.text) != message.call), None)
+            stray = next((clear for clear in self.clear_to_sends if (clear.number, clear.text) != message.call), None)
             if stray is not None:
                 theirs = Call(stray.number, stray.text.decode(errors="replace"))
-                raise RankMismatch(f"rank {self.rank} is at {theirs}; expected {call}; {SAME}")
-            clear = next((clear for clear in self.clears if clear.tag == message.tag), None)
+                raise RankMismatch(f"rank {self.rank} is at {theirs}; expected {call}; {SAME_ORDER_HINT}")
+            clear = next((clear for clear in self.clear_to_sends if clear.tag == message.tag), None)
             if clear is None:
                 continue
             if clear.nbytes != message.array.nbytes:
                 raise RankMismatch(
                     f"rank {self.rank} expects {clear.nbytes} bytes where this rank sends {message.array.nbytes} "
-                    f"(tag {message.tag}); {SAME}"
+                    f"(tag {message.tag}); {SAME_ORDER_HINT}"
                 )
-            self.clears.remove(clear)
+            self.clear_to_sends.remove(clear)
             self.unmatched.remove(message)
             yield message, clear.key
 
@@ -132,7 +132,7 @@ class End:
         for posted in (self.sends, self.unmatched, self.receives, self.ungranted):
             posted.clear()
 
-    def owed(self) -> str:
+    def describe_missing(self) -> str:
         """What is missing, for people."""
         parts = []
         if self.receives:

@@ -2,7 +2,7 @@
 """The rail "roce": a mesh of reliable connections in plain RoCEv2, which no switch needs to know.
 
 Between any two ranks there is one queue pair for control and some for data (``pairs``: one message is split over
-several, each with a UDP source port, and so maybe a path, of its own).  Clear-to-sends go by the one for control
+several, each with a UDP source port, and so maybe a path, of its own).  ClearToSend-to-sends go by the one for control
 (``clears``); a message is cut as ``ways`` says, and written straight to where the receiver wants it.
 
 TCP connections (``mesh.connected``) carry only news: who died, who waits for whom.  Ranks that call different things
@@ -20,19 +20,19 @@ from itertools import count
 import numpy as np
 
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
-from netfold.host.mesh.connected import LOOK, ConnectedMesh
-from netfold.host.mesh.link import Link
+from netfold.host.mesh.connected import PEER_LOST_HINT, ConnectedMesh
+from netfold.host.mesh.link import PeerConnection
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
-from netfold.host.roce.clear_to_send import TEXT, Clear, End, Message
-from netfold.host.roce.failover import Detours
-from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointIo, Event
+from netfold.host.roce.clear_to_send import TEXT, ClearToSend, Message, PeerTransfers
+from netfold.host.roce.failover import PathFailover
+from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointEvent, EndpointIo
 from netfold.host.roce.path_client import Collective, PlannedPaths
-from netfold.host.roce.queue_pairs import MOST_RANKS, OPEN, Pairs
+from netfold.host.roce.queue_pairs import MOST_RANKS, OPEN, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
-from netfold.host.roce.source_ports import MOST_PAIRS, Ways
+from netfold.host.roce.source_ports import MOST_QUEUE_PAIRS, SourcePorts
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths
@@ -51,7 +51,7 @@ LINGER = 0.25
 class RoceMesh(ConnectedMesh):
     """The ranks of a plan over RC queue pairs.  Owns ``listener``.
 
-    queue_pairs  for data, between any two ranks: 1 .. MOST_PAIRS
+    queue_pairs  for data, between any two ranks: 1 .. MOST_QUEUE_PAIRS
     open_pairs   queue pairs of this rank, to all peers, that have memory at once (``pairs``); a warning where more must
     path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
     window       packets in flight on a queue pair, a power of two
@@ -88,8 +88,8 @@ class RoceMesh(ConnectedMesh):
     ) -> None:
         if planned is not None:
             queue_pairs, ports = planned.queue_pairs, planned.ports
-        if not 1 <= queue_pairs <= MOST_PAIRS:
-            raise ValueError(f"queue_pairs={queue_pairs}: expected 1 .. {MOST_PAIRS}")
+        if not 1 <= queue_pairs <= MOST_QUEUE_PAIRS:
+            raise ValueError(f"queue_pairs={queue_pairs}: expected 1 .. {MOST_QUEUE_PAIRS}")
         if open_pairs < 1:
             raise ValueError(f"open_pairs={open_pairs}: expected 1 or more")
         if len(ports) > MOST_PORTS or len(set(ports)) < len(ports) or not all(0 < port < 65536 for port in ports):
@@ -105,9 +105,9 @@ class RoceMesh(ConnectedMesh):
         self.path_mtu = path_mtu
         mine = addresses[plan.rank]
         self._ids = count(1)
-        self._writes: dict[int, tuple[End, Message] | Flat] = {}
+        self._writes: dict[int, tuple[PeerTransfers, Message] | Flat] = {}
         """Whose piece a write is; or a clear-to-send that must stay in memory until it is acknowledged."""
-        self._reads: dict[int, tuple[End, Message]] = {}
+        self._reads: dict[int, tuple[PeerTransfers, Message]] = {}
         room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
         if recycle and not ports:
             ports = range(roce.PATH_PORT + 1, roce.PATH_PORT + 1 + ENTROPIES)
@@ -118,116 +118,131 @@ class RoceMesh(ConnectedMesh):
             self.ports = list(sockets.senders)
             self._endpoint.ports(self.ports)
             self._may_move = len(self.ports) > 1 and not stay
-            self.ways = Ways(self.ports, (rank for rank in addresses if rank != plan.rank))
+            self.source_ports = SourcePorts(self.ports, (rank for rank in addresses if rank != plan.rank))
             self._planned = planned
-            self._detours = Detours(self._endpoint, self.ways, me=f"job {plan.job!r}, rank {plan.rank}",
-                                    quiet=self._quiet, clock=native.now)
-            self._ends = {rank: self._open(rank) for rank in range(plan.world)}
-            self._pairs = Pairs(plan, self._endpoint, self.ways, self._detours, lanes=queue_pairs, ports=self.ports,
-                                most=open_pairs, recycle=recycle, quiet=self._quiet)
+            self._failover = PathFailover(self._endpoint, self.source_ports, me=f"job {plan.job!r}, rank {plan.rank}",
+                                    locked=self._locked, clock=native.now)
+            self._transfers = {rank: self._open(rank) for rank in range(plan.world)}
+            self._queue_pairs = QueuePairs(
+                plan,
+                self._endpoint,
+                self.source_ports,
+                self._failover,
+                lanes=queue_pairs,
+                ports=self.ports,
+                most=open_pairs,
+                recycle=recycle,
+                locked=self._locked,
+            )
             self._io: EndpointIo | None = EndpointIo(self._endpoint, sockets.receiver, sockets.senders)
         except BaseException:
             sockets.close()
             raise
 
-    def _open(self, rank: int) -> End:
+    def _open(self, rank: int) -> PeerTransfers:
         """Room for a peer's clears, under the key that is its rank."""
-        end = End(rank)
-        key = self._endpoint.register(end.inbox.ctypes.data, end.inbox.nbytes)
+        transfers = PeerTransfers(rank)
+        key = self._endpoint.register(transfers.inbox.ctypes.data, transfers.inbox.nbytes)
         assert key == rank, "the first keys count up from 0"
-        return end
+        return transfers
 
     # ---- posting ---------------------------------------------------------------------------------------------------
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
-        end = self._ends[self._link(peer).rank]
+        transfers = self._transfers[self._link(peer).rank]
         if not as_bytes(data, "send of").nbytes:
             return DONE
         message = Message(data, tag, (self._call.number, self._text))
-        end.sends.append(message)
-        end.unmatched.append(message)
+        transfers.sends.append(message)
+        transfers.unmatched.append(message)
         self.bytes_sent += data.nbytes
-        self._match_clears(end)
+        self._match_clear_to_sends(transfers)
         return message
 
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
-        end = self._ends[self._link(peer).rank]
+        transfers = self._transfers[self._link(peer).rank]
         view = as_bytes(into, "receive into")
         if not view.nbytes:
             return DONE
         if view.readonly:
             raise ValueError("receive into a read-only array")
         message = Message(into, tag, (self._call.number, self._text), left=view.nbytes)
-        end.receives.append(message)
-        end.ungranted.append(message)
-        self._grant(end)
+        transfers.receives.append(message)
+        transfers.ungranted.append(message)
+        self._grant(transfers)
         return message
 
-    def _grant(self, end: End) -> None:
+    def _grant(self, transfers: PeerTransfers) -> None:
         """Tells the peer where its next messages may go."""
-        self._pairs.data(end.rank)
-        for message, offset in end.grant():
-            with self._quiet():
+        self._queue_pairs.data(transfers.rank)
+        for message, offset in transfers.grant():
+            with self._locked():
                 message.key = self._endpoint.register(message.array.ctypes.data, message.array.nbytes)
-            self._reads[message.key] = end, message
+            self._reads[message.key] = transfers, message
             number, text = message.call
-            clear = Clear(number, message.array.nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text)
-            self._write_to(end, self._pairs.control(end.rank), clear.pack(), self.rank, offset, None)
+            clear = ClearToSend(
+                number, message.array.nbytes, message.tag, message.key, self.path_mtu, self.queue_pairs, text
+            )
+            self._write_to(transfers, self._queue_pairs.control(transfers.rank), clear.pack(), self.rank, offset, None)
 
-    def _match_clears(self, end: End) -> None:
+    def _match_clear_to_sends(self, transfers: PeerTransfers) -> None:
         """Sends what the peer is ready for."""
         try:
-            for message, key in end.match(self._call):
-                self._write_data(end, message, key)
+            for message, key in transfers.match(self._call):
+                self._write_data(transfers, message, key)
         except RankMismatch as error:
             raise self._fail(RankMismatch, str(error)) from None
 
-    def _write_data(self, end: End, message: Message, key: int) -> None:
-        pairs, data = self._pairs.data(end.rank), message.array.view(np.uint8)
-        cuts = self.ways.cut(end.rank, data.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
+    def _write_data(self, transfers: PeerTransfers, message: Message, key: int) -> None:
+        pairs, data = self._queue_pairs.data(transfers.rank), message.array.view(np.uint8)
+        cuts = self.source_ports.split(transfers.rank, data.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
         message.left = len(cuts)
         for lane, first, last in cuts:
-            self._write_to(end, pairs[lane], data[first:last], key, first, message)
+            self._write_to(transfers, pairs[lane], data[first:last], key, first, message)
 
-    def _write_to(self, end: End, pair: int, data: Flat, key: int, offset: int, of: Message | None) -> None:
+    def _write_to(
+        self, transfers: PeerTransfers, pair: int, data: Flat, key: int, offset: int, of: Message | None
+    ) -> None:
         identity = next(self._ids)
-        self._writes[identity] = (end, of) if of is not None else data
-        with self._quiet():
+        self._writes[identity] = (transfers, of) if of is not None else data
+        with self._locked():
             posted = self._endpoint.write(pair, data.ctypes.data, data.nbytes, key=key, offset=offset, id=identity)
         if not posted:
-            raise self._fail(PeerLost, f"the connection to rank {end.rank} is broken, or there is no memory; {LOOK}")
+            raise self._fail(
+                PeerLost, f"the connection to rank {transfers.rank} is broken, or there is no memory; {PEER_LOST_HINT}"
+            )
 
-    def _quiet(self) -> native.Locked:
+    def _locked(self) -> native.Locked:
         assert self._io is not None
         return self._io.locked()
 
     # ---- moving ----------------------------------------------------------------------------------------------------
     def flush(self) -> None:
-        while any(end.busy for end in self._ends.values()):
-            self._turn()
+        while any(transfers.busy for transfers in self._transfers.values()):
+            self._advance()
 
     def _poll(self, seconds: float) -> bool:
         if self._io is None:  # only news are left to tell
             return super()._poll(seconds)
         others = [(link.socket.fileno(), link.events) for link in self._links.values() if link.socket and link.events]
-        others += [(fd, native.POLLIN) for fd in self._door.fds()]
+        others += [(fd, native.POLLIN) for fd in self._acceptor.fds()]
         if self._planned is not None:
-            others.append((self._planned.news, native.POLLIN))
+            others.append((self._planned.changed_fd, native.POLLIN))
         before = self._endpoint.progress()
         with self.spanned("send, wait, receive"):  # all of it in native code
             ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE) * 1e9), others)
         if error:
             raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
         moved = self._take_events() or self._endpoint.progress() != before
-        for peer, port in self._detours.proven():
+        for peer, port in self._failover.confirmed_failures():
             if self._planned is not None:
                 self._planned.suspect(peer, port)
         if ready and self._planned is not None and (newer := self._planned.newer()) is not None:
-            self._detours.narrow(newer)
+            self._failover.restrict(newer)
         return (super()._poll(0) if ready else False) or moved
 
     def _take_events(self) -> bool:
         """Whether anything moved: that a path stands still is news, but the opposite of it."""
-        with self._quiet():
+        with self._locked():
             events = list(self._endpoint.events())
         for event in events:
             if event.what == SENT:
@@ -236,52 +251,52 @@ class RoceMesh(ConnectedMesh):
                 self._arrived_at(event)
             elif event.what == STALLED:
                 if self._may_move:
-                    self._detours.stalled(event)
+                    self._failover.stalled(event)
             elif event.what == ANSWERED:
-                self._detours.answered(event)
+                self._failover.answered(event)
             else:
                 self._broken(event)
         return any(event.what != STALLED for event in events)
 
-    def _sent(self, event: Event) -> None:
+    def _sent(self, event: EndpointEvent) -> None:
         whose = self._writes.pop(event.id)
         if isinstance(whose, tuple):
-            end, message = whose
+            transfers, message = whose
             message.left -= 1
             if not message.left:
                 message.done = True
-                end.sends.remove(message)
+                transfers.sends.remove(message)
 
-    def _arrived_at(self, event: Event) -> None:
+    def _arrived_at(self, event: EndpointEvent) -> None:
         if event.key < self.size:
-            end = self._ends[event.key]
-            self._hear_clear(end, end.clear_at(event.offset))
+            transfers = self._transfers[event.key]
+            self._on_clear_to_send(transfers, transfers.clear_at(event.offset))
             return
-        end, message = self._reads[event.key]
+        transfers, message = self._reads[event.key]
         message.left -= event.length
         if message.left:
             return
         del self._reads[event.key]
-        with self._quiet():
+        with self._locked():
             self._endpoint.forget(event.key)
         message.done = True
-        end.receives.remove(message)
-        self._grant(end)
+        transfers.receives.remove(message)
+        self._grant(transfers)
 
-    def _hear_clear(self, end: End, clear: Clear) -> None:
+    def _on_clear_to_send(self, transfers: PeerTransfers, clear: ClearToSend) -> None:
         if (clear.path_mtu, clear.queue_pairs) != (self.path_mtu, self.queue_pairs):
             raise self._fail(
                 RankMismatch,
-                f"rank {end.rank} has path_mtu={clear.path_mtu} and queue_pairs={clear.queue_pairs}, this rank "
+                f"rank {transfers.rank} has path_mtu={clear.path_mtu} and queue_pairs={clear.queue_pairs}, this rank "
                 f"{self.path_mtu} and {self.queue_pairs}; give the same on every rank",
             )
-        end.clears.append(clear)
-        self._match_clears(end)
+        transfers.clear_to_sends.append(clear)
+        self._match_clear_to_sends(transfers)
 
-    def _broken(self, event: Event) -> None:
-        rank = self._pairs.rank_of(event.pair)
+    def _broken(self, event: EndpointEvent) -> None:
+        rank = self._queue_pairs.rank_of(event.pair)
         side = "it refused our" if event.by_peer else "we refused its"
-        self._learn(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
+        self._report_lost_rank(rank, f"{side} write: {native.SYNDROMES.get(event.syndrome, hex(event.syndrome))}")
 
     # ---- paths -----------------------------------------------------------------------------------------------------
     def pin(self, peer: int, lane: int, port: int) -> None:
@@ -291,7 +306,7 @@ class RoceMesh(ConnectedMesh):
                 f"pin(peer={peer}, lane={lane}, port={port}): expected another rank, a queue pair below "
                 f"{self.queue_pairs}, and one of the ports {self.ports}"
             )
-        self._detours.move(self._pairs.data(peer)[lane], port)
+        self._failover.move(self._queue_pairs.data(peer)[lane], port)
 
     def adopt(self, paths: Paths) -> None:
         """From now on messages are cut and leave as the controller planned; between operations.
@@ -299,40 +314,42 @@ class RoceMesh(ConnectedMesh):
         Raises PlanError for a plan that needs more queue pairs or other ports than this mesh has.
         """
         wanted = {port for reach in paths.reaches for port in reach.source_ports}
-        self.ways.adopt(paths)
-        if self.ways.most() > self.queue_pairs or not wanted <= set(self.ports):
-            raise PlanError(f"paths of job {self._plan.job!r}, rank {self.rank}: need {self.ways.most()} queue pairs "
-                            f"to a peer and the source ports {sorted(wanted)}; this mesh has {self.queue_pairs} and "
-                            f"{self.ports}: give it Paths.ports and more queue_pairs")
-        self._detours.replanned()
+        self.source_ports.adopt(paths)
+        if self.source_ports.most_ports() > self.queue_pairs or not wanted <= set(self.ports):
+            raise PlanError(
+                f"paths of job {self._plan.job!r}, rank {self.rank}: need {self.source_ports.most_ports()} queue pairs "
+                f"to a peer and the source ports {sorted(wanted)}; this mesh has {self.queue_pairs} and "
+                f"{self.ports}: give it Paths.ports and more queue_pairs"
+            )
+        self._failover.replanned()
         reached = {reach.peer: reach.source_ports for reach in paths.reaches}
-        for peer, (control, *data) in self._pairs.items():
+        for peer, (control, *data) in self._queue_pairs.items():
             if ports := reached.get(peer):
-                self._detours.move(control, ports[peer % len(ports)])
-            for pair, way in zip(data, self.ways.to(peer), strict=False):  # those made by now
-                self._detours.move(pair, way.port)
+                self._failover.move(control, ports[peer % len(ports)])
+            for pair, weighted in zip(data, self.source_ports.weighted_ports(peer), strict=False):  # those made by now
+                self._failover.move(pair, weighted.port)
 
     def forget_stalls(self) -> None:
-        """``stalled`` of all standings counts from here on."""
-        with self._quiet():
+        """``stalled`` of all queue_pair_states counts from here on."""
+        with self._locked():
             self._endpoint.forget_stalls()
 
-    def standings(self) -> dict[int, list[native.Standing]]:
+    def queue_pair_states(self) -> dict[int, list[native.QueuePairState]]:
         """By peer: where its queue pairs are, control first."""
-        with self._quiet():
-            return {peer: [self._endpoint.standing(pair) for pair in pairs] for peer, pairs in self._pairs.items()}
+        with self._locked():
+            return {peer: [self._endpoint.state(pair) for pair in pairs] for peer, pairs in self._queue_pairs.items()}
 
     # ---- failure ---------------------------------------------------------------------------------------------------
-    def _busy(self, link: Link) -> bool:
-        return self._ends[link.rank].busy
+    def _busy(self, link: PeerConnection) -> bool:
+        return self._transfers[link.rank].busy
 
-    def _missing(self) -> list[Link]:
+    def _peers_awaited(self) -> list[PeerConnection]:
         links = list(self._links.values())
-        owing = [link for link in links if self._ends[link.rank].receives]
-        return owing + [link for link in links if self._ends[link.rank].sends and link not in owing]
+        owing = [link for link in links if self._transfers[link.rank].receives]
+        return owing + [link for link in links if self._transfers[link.rank].sends and link not in owing]
 
-    def _owed(self, link: Link) -> str:
-        return f"rank {link.rank} ({link.where}) {self._ends[link.rank].owed()}"
+    def _describe_missing(self, link: PeerConnection) -> str:
+        return f"rank {link.rank} ({link.address}) {self._transfers[link.rank].describe_missing()}"
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
@@ -344,16 +361,16 @@ class RoceMesh(ConnectedMesh):
 
     def begin(self, call: Call) -> None:
         super().begin(call)
-        self._pairs.mind()
+        self._queue_pairs.warn_if_too_many()
         self._text = call.text.encode()[:TEXT]
 
     def abort(self, error: BaseException) -> None:
-        told = self._news.told
-        waiting = [self._links[end.rank] for end in self._ends.values() if end.busy]
+        announced = self._reports.announced
+        waiting = [self._links[transfers.rank] for transfers in self._transfers.values() if transfers.busy]
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
         self._call = IDLE  # from here on nothing that we hear is an error of ours
         self._stop()
-        if not told:
+        if not announced:
             for _ in range(3):  # queue pairs are quicker than TCP: who waits for us may stand at the listener's door
                 self._poll(ACCEPT)
             for link in waiting:
@@ -381,7 +398,7 @@ class RoceMesh(ConnectedMesh):
                 return
 
     def _received(self) -> int:
-        return sum(pair.received + pair.duplicates for pairs in self.standings().values() for pair in pairs)
+        return sum(pair.received + pair.duplicates for pairs in self.queue_pair_states().values() for pair in pairs)
 
     def _stop(self) -> None:
         """From here on nobody writes into our callers' memory."""
@@ -391,5 +408,5 @@ class RoceMesh(ConnectedMesh):
             self._io.close()
             self._io = None
             self._endpoint.close()
-        for end in self._ends.values():
-            end.drop()
+        for transfers in self._transfers.values():
+            transfers.drop()

@@ -29,7 +29,7 @@ class PairPlan(C.Structure):
     _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "peer_psn")]
 
 
-class Event(C.Structure):
+class EndpointEvent(C.Structure):
     """nf_rc_event."""
 
     what: int
@@ -49,7 +49,7 @@ class Event(C.Structure):
     ]
 
 
-class RunStruct(C.Structure):
+class RoceRunStruct(C.Structure):
     _fields_ = [
         ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
         ("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16),
@@ -57,7 +57,7 @@ class RunStruct(C.Structure):
     ]
 
 
-class Standing(C.Structure):
+class QueuePairState(C.Structure):
     """nf_rc_standing: where one queue pair is.  Counts of packets; times in nanoseconds."""
 
     posted: int
@@ -115,15 +115,15 @@ def library() -> C.CDLL:
         "nf_rc_register": (i64, pointer, pointer, u64),
         "nf_rc_forget": (None, pointer, u32),
         "nf_rc_write": (C.c_bool, pointer, u32, pointer, u32, u32, u64, u64),
-        "nf_rc_send": (C.c_bool, pointer, i64, C.POINTER(RunStruct)),
+        "nf_rc_send": (C.c_bool, pointer, i64, C.POINTER(RoceRunStruct)),
         "nf_rc_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, C.c_uint16, i64),
         "nf_rc_tick": (None, pointer, i64),
         "nf_rc_deadline": (i64, pointer),
-        "nf_rc_event_next": (C.c_bool, pointer, C.POINTER(Event)),
+        "nf_rc_event_next": (C.c_bool, pointer, C.POINTER(EndpointEvent)),
         "nf_rc_progress": (u64, pointer),
         "nf_rc_foreign": (u64, pointer),
         "nf_rc_forget_stalls": (None, pointer),
-        "nf_rc_standing_of": (C.c_bool, pointer, u32, C.POINTER(Standing)),
+        "nf_rc_standing_of": (C.c_bool, pointer, u32, C.POINTER(QueuePairState)),
         "nf_rc_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
         "nf_rc_io_close": (None, pointer),
         "nf_rc_io_lock": (None, pointer),
@@ -132,12 +132,12 @@ def library() -> C.CDLL:
         "nf_rc_io_setbacks": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
         "nf_now": (i64,),
     }
-    structures = (PairPlan, Event, RunStruct, Standing, Sender)
+    structures = (PairPlan, EndpointEvent, RoceRunStruct, QueuePairState, Sender)
     return load("netfold-roce", SOURCES, functions, sizes="nf_rc_abi_size", structures=structures)
 
 
 @dataclass(frozen=True)
-class Pair:
+class Connection:
     """One end of a connection, as both ends must agree on it."""
 
     peer: str
@@ -171,9 +171,9 @@ class Endpoint:
                 f"path_mtu={path_mtu}, window={window}, max_run={max_run}, reorder={reorder}: expected an MTU of 256, "
                 f"512, 1024, 2048 or 4096, a power of two up to 2^20, 1 .. {RUN_PACKETS}, and 1 or more"
             )
-        self._run = RunStruct()
+        self._run = RoceRunStruct()
 
-    def connect(self, pair: Pair) -> int:
+    def connect(self, pair: Connection) -> int:
         """Makes a queue pair; returns its index."""
         plan = PairPlan(number(pair.peer), pair.peer_qp, pair.qp, pair.source_port, pair.psn, pair.peer_psn)
         index = int(self._lib.nf_rc_connect(self.handle, C.byref(plan)))
@@ -254,10 +254,10 @@ class Endpoint:
         """When to tick next; NEVER where nothing is outstanding."""
         return int(self._lib.nf_rc_deadline(self.handle))
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[EndpointEvent]:
         """What happened, oldest first."""
         while True:
-            event = Event()
+            event = EndpointEvent()
             if not self._lib.nf_rc_event_next(self.handle, C.byref(event)):
                 return
             yield event
@@ -271,15 +271,15 @@ class Endpoint:
         return int(self._lib.nf_rc_foreign(self.handle))
 
     def forget_stalls(self) -> None:
-        """Standing.stalled counts from here on."""
+        """QueuePairState.stalled counts from here on."""
         self._lib.nf_rc_forget_stalls(self.handle)
 
-    def standing(self, pair: int) -> Standing:
+    def state(self, pair: int) -> QueuePairState:
         """Where a queue pair is."""
-        standing = Standing()
-        if not self._lib.nf_rc_standing_of(self.handle, pair, C.byref(standing)):
+        state = QueuePairState()
+        if not self._lib.nf_rc_standing_of(self.handle, pair, C.byref(state)):
             raise IndexError(f"queue pair {pair}: there is none")
-        return standing
+        return state
 
     def close(self) -> None:
         """Frees it; safe to call twice."""

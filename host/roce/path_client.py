@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from netfold.host.client.jobs import JobClient
-from netfold.host.client.listening import Listening
+from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import PlanError
-from netfold.host.roce.source_ports import MOST_PAIRS
+from netfold.host.roce.source_ports import MOST_QUEUE_PAIRS
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
@@ -53,9 +53,9 @@ class PlannedPaths:
         self._clients: dict[Collective, PathClient] = {}
         self._refused: set[Collective] = set()
         self._adopted: tuple[Collective, Paths] | None = None
-        self._told: Paths | None = None
+        self._last_given: Paths | None = None
         """What ``newer`` gave last."""
-        self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.changed_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when there may be something newer."""
         self._tell: Any = jobs.channel.unary_unary(
             f"/{SERVICE}/Suspect",
@@ -72,7 +72,7 @@ class PlannedPaths:
     @property
     def queue_pairs(self) -> int:
         """For data, to any one peer: as many as there may be paths, so that any later plan fits; alike on all ranks."""
-        return max(1, min(MOST_PAIRS, len(self.ports)))
+        return max(1, min(MOST_QUEUE_PAIRS, len(self.ports)))
 
     def changed(self, wanted: Collective) -> Paths | None:
         """The newest paths for a collective, unless they were the last ones that this gave.
@@ -91,23 +91,23 @@ class PlannedPaths:
         now = of, self._clients[of].now
         if now == self._adopted:
             return None
-        self._adopted, self._told = now, now[1]
+        self._adopted, self._last_given = now, now[1]
         return now[1]
 
     def newer(self) -> Paths | None:
         """In the middle of a collective: what the controller said since it began, or since the last time."""
         with suppress(BlockingIOError):
-            os.eventfd_read(self.news)
+            os.eventfd_read(self.changed_fd)
         now = self._clients[self._adopted[0]].now if self._adopted is not None else None
-        if now is self._told:
+        if now is self._last_given:
             return None
-        self._told = now
+        self._last_given = now
         return now
 
     def suspect(self, peer: int, port: int) -> None:
         """Tells the controller, without waiting for it."""
         plan = self._plan
-        self._jobs.tell(
+        self._jobs.notify(
             self._tell, Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token),
             lambda why: log.warning("job %r, rank %d: the controller did not hear that source port %d to rank %d is "
                                     "suspect: %s", plan.job, plan.rank, port, peer, why),
@@ -118,17 +118,19 @@ class PlannedPaths:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-        if self.news >= 0:
-            os.close(self.news)
-            self.news = -1
+        if self.changed_fd >= 0:
+            os.close(self.changed_fd)
+            self.changed_fd = -1
 
-    def _ring(self) -> None:
-        if self.news >= 0:
-            os.eventfd_write(self.news, 1)
+    def _signal(self) -> None:
+        if self.changed_fd >= 0:
+            os.eventfd_write(self.changed_fd, 1)
 
     def _client(self, wanted: Collective) -> PathClient:
         if wanted not in self._clients:
-            self._clients[wanted] = PathClient(self._jobs, self._plan, wanted, scope=self._scope, ring=self._ring)
+            self._clients[wanted] = PathClient(
+                self._jobs, self._plan, wanted, scope=self._scope, on_change=self._signal
+            )
         return self._clients[wanted]
 
 
@@ -141,9 +143,9 @@ class PathClient:
 
     def __init__(
         self, jobs: JobClient, plan: Plan, of: Collective, *, scope: Literal["host", "leaf", "auto"] = "auto",
-        ring: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ring = ring
+        self._signal = on_change
         request = Follow(plan.job, plan.rank, plan.epoch, collective=of.algorithm, ranks=list(of.ranks), root=of.root,
                          scope=scope, token=jobs.token)
         follow = jobs.channel.unary_stream(
@@ -155,7 +157,7 @@ class PathClient:
         self._first = threading.Event()
         self._now: Paths | None = None
         self._why = f"no answer within {ANSWER:g} s"
-        self._listening = Listening(follow(request), "netfold-paths", self._hear, self._over)
+        self._listening = StreamListener(follow(request), "netfold-paths", self._hear, self._over)
         if not self._first.wait(ANSWER) or self._now is None:
             self.close()
             raise PlanError(f"{self._me}: no paths from {jobs.controller}: {self._why}")
@@ -173,7 +175,7 @@ class PathClient:
     def _hear(self, paths: Paths) -> None:
         self._now = paths
         self._first.set()
-        self._ring()
+        self._signal()
 
     def _over(self, why: str) -> None:
         self._why = why

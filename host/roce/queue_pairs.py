@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
-from netfold.host.roce.failover import Detours
-from netfold.host.roce.native import Endpoint, Pair
+from netfold.host.roce.failover import PathFailover
+from netfold.host.roce.native import Connection, Endpoint
 from netfold.host.roce.sockets import OURS
-from netfold.host.roce.source_ports import Ways
+from netfold.host.roce.source_ports import SourcePorts
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 
@@ -31,22 +31,31 @@ OPEN = 64
 """Queue pairs of a rank that are open at once, where nobody says otherwise."""
 
 
-class Pairs:
+class QueuePairs:
     """Of one rank, as the endpoint numbers them.
 
     lanes    queue pairs for data to each peer at most
-    ports    source ports, which queue pairs take in turn where no way says which
+    ports    source ports, which queue pairs take in turn where no one says which
     most     that are open at once, where that many are not busy
     recycle  every packet takes one of the ports by itself (REPS)
     quiet    the endpoint stands still in this context
     """
 
     def __init__(
-        self, plan: Plan, endpoint: Endpoint, ways: Ways, detours: Detours, *, lanes: int, ports: Sequence[int],
-        most: int, recycle: bool, quiet: Callable[[], AbstractContextManager[None]],
+        self,
+        plan: Plan,
+        endpoint: Endpoint,
+        source_ports: SourcePorts,
+        failover: PathFailover,
+        *,
+        lanes: int,
+        ports: Sequence[int],
+        most: int,
+        recycle: bool,
+        locked: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._plan, self._endpoint, self._ways, self._detours = plan, endpoint, ways, detours
-        self._lanes, self._ports, self._recycle, self._quiet = lanes, ports, recycle, quiet
+        self._plan, self._endpoint, self._source_ports, self._failover = plan, endpoint, source_ports, failover
+        self._lanes, self._ports, self._recycle, self._locked = lanes, ports, recycle, locked
         self._most = most
         endpoint.bound(most)
         self._job = f"{plan.job}/{plan.epoch}"
@@ -64,18 +73,18 @@ class Pairs:
     def data(self, peer: int) -> Sequence[int]:
         """Those for data, made by now."""
         if len(self._to[peer]) == 1:
-            ways = self._ways.to(peer)
-            with self._quiet():
+            weighted = self._source_ports.weighted_ports(peer)
+            with self._locked():
                 for lane in range(self._lanes):
-                    port = ways[lane].port if lane < len(ways) else self._ports[lane % len(self._ports)]
-                    self._connect(peer, self._ways.instead(peer, port))
+                    port = weighted[lane].port if lane < len(weighted) else self._ports[lane % len(self._ports)]
+                    self._connect(peer, self._source_ports.usable_port(peer, port))
         return self._to[peer][1:]
 
     def items(self) -> Iterable[tuple[int, Sequence[int]]]:
         """By peer: all that there are, control first."""
         return self._to.items()
 
-    def mind(self) -> None:
+    def warn_if_too_many(self) -> None:
         """Warns, where more were open at once than since the last such warning, and than there should be."""
         if (most := self._endpoint.open_most()) > self._most:
             log.warning("job %r, rank %d: %d queue pairs were open at once, since so many were busy; expected %d",
@@ -89,7 +98,7 @@ class Pairs:
     def _connect(self, peer: int, port: int) -> None:
         """One more to this peer.  The endpoint must stand still already."""
         lane, me = len(self._to[peer]), self._plan.rank
-        index = self._endpoint.connect(Pair(
+        index = self._endpoint.connect(Connection(
             peer=self._addresses[peer],
             peer_qp=self._number(me, lane),
             qp=self._number(peer, lane),
@@ -101,7 +110,7 @@ class Pairs:
             self._endpoint.recycle(index, self._psn(me, peer, lane))
         self._rank_of[index] = peer
         self._to[peer].append(index)
-        self._detours.add(index, peer, port)
+        self._failover.add(index, peer, port)
 
     def _number(self, peer: int, lane: int) -> int:
         """The queue pair that a rank has for this peer.  Part of it is the job's, so that another's is not mixed up."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which source ports a rank's flows leave by: as the controller planned it, and elsewhere as soon as a path is dead.
 
-A *way* is a source port and the part of each message that goes by it: one queue pair (`mesh.RoceMesh`).  A path that
+A *one* is a source port and the part of each message that goes by it: one queue pair (`mesh.RoceMesh`).  A path that
 does not answer is suspect for all peers under the same leaf, until it answers after all, or the controller's next plan.
 """
 
@@ -13,22 +13,22 @@ from typing import Final, NamedTuple
 
 from netfold.wire.paths import Paths
 
-MOST_PAIRS: Final = 31
+MOST_QUEUE_PAIRS: Final = 31
 """Queue pairs for data between two ranks at most: their numbers have 5 bits for it."""
-SPLIT: Final = 16 << 10
+LEAST_PART: Final = 16 << 10
 """Bytes of a piece at least: smaller messages go over one queue pair."""
-LONGEST: Final = 1 << 30
+LONGEST_WRITE: Final = 1 << 30
 """Bytes of one write at most."""
 
 
-class Way(NamedTuple):
+class WeightedPort(NamedTuple):
     """Part of every message to a peer: ``weight`` of all weights."""
 
     port: int
     weight: int
 
 
-class Cut(NamedTuple):
+class MessagePart(NamedTuple):
     """Bytes ``first`` .. ``last`` of a message, by this lane: a queue pair for data, 0 the first."""
 
     lane: int
@@ -36,15 +36,15 @@ class Cut(NamedTuple):
     last: int
 
 
-class Ways:
+class SourcePorts:
     """Of one rank.  ``ports``: all that it can leave by; any of them leads to any peer, until a plan says more."""
 
     def __init__(self, ports: Sequence[int], peers: Iterable[int]) -> None:
         self._ports = list(ports)
         self._leaf: dict[int, str] = {peer: f"rank {peer}" for peer in peers}
         self._all: dict[int, list[int]] = dict.fromkeys(self._leaf, self._ports)
-        self._ways: dict[int, list[Way]] = {}
-        self._beside: set[int] = set()
+        self._weighted: dict[int, list[WeightedPort]] = {}
+        self._same_leaf: set[int] = set()
         """Peers under the same leaf: there is one path to each, so one lane."""
         self._numbers: dict[str, int] = {}
         self._suspects: dict[tuple[str, int], int] = {}
@@ -54,73 +54,77 @@ class Ways:
     def adopt(self, paths: Paths) -> None:
         """From now on as planned; suspicions are the controller's business again."""
         self._suspects.clear()
-        self._ways.clear()
+        self._weighted.clear()
         for piece in paths.pieces:
-            self._ways.setdefault(piece.peer, []).append(Way(piece.source_port, piece.size))
+            self._weighted.setdefault(piece.peer, []).append(WeightedPort(piece.source_port, piece.size))
         for reach in paths.reaches:
             self._leaf[reach.peer] = reach.leaf
             self._all[reach.peer] = reach.source_ports or self._ports
-        self._beside = {reach.peer for reach in paths.reaches if not reach.source_ports}
+        self._same_leaf = {reach.peer for reach in paths.reaches if not reach.source_ports}
 
-    def narrow(self, paths: Paths) -> None:
+    def restrict(self, paths: Paths) -> None:
         """In the middle of an operation: where the controller leads no path any more, nothing goes.  How messages are
         cut stays, and so do our own suspicions."""
         for reach in paths.reaches:
             self._all[reach.peer] = reach.source_ports or self._ports
-        for peer in self._ways:
-            self._turn(peer)
+        for peer in self._weighted:
+            self._replace_ports(peer)
 
-    def to(self, peer: int) -> Sequence[Way]:
+    def weighted_ports(self, peer: int) -> Sequence[WeightedPort]:
         """How messages to a peer are cut; empty where nothing was planned."""
-        return self._ways.get(peer, ())
+        return self._weighted.get(peer, ())
 
-    def cut(self, peer: int, nbytes: int, *, lanes: int, mtu: int) -> list[Cut]:
-        """A message of so many bytes: in the parts of its ways, or evenly over all ``lanes`` where nothing was planned;
-        on whole packets, and none too short to be worth it."""
-        ways = self.to(peer)
-        if ways and nbytes >= len(ways) * SPLIT:
-            total = sum(way.weight for way in ways)
-            inner = [nbytes * reached // total // mtu * mtu for reached in accumulate(way.weight for way in ways[:-1])]
-            parts = [Cut(lane, *ends) for lane, ends in enumerate(pairwise([0, *inner, nbytes]))]
+    def split(self, peer: int, nbytes: int, *, lanes: int, mtu: int) -> list[MessagePart]:
+        """A message of so many bytes: in the parts of its weighted, or evenly over all ``lanes`` where nothing was
+        planned; on whole packets, and none too short to be worth it."""
+        weighted = self.weighted_ports(peer)
+        if weighted and nbytes >= len(weighted) * LEAST_PART:
+            total = sum(one.weight for one in weighted)
+            inner = [
+                nbytes * reached // total // mtu * mtu for reached in accumulate(one.weight for one in weighted[:-1])
+            ]
+            parts = [MessagePart(lane, *ends) for lane, ends in enumerate(pairwise([0, *inner, nbytes]))]
         else:
-            few = len(ways) or (1 if peer in self._beside else lanes)
-            pieces = max(1, min(few, nbytes // SPLIT))
+            few = len(weighted) or (1 if peer in self._same_leaf else lanes)
+            pieces = max(1, min(few, nbytes // LEAST_PART))
             size = -(-nbytes // (pieces * mtu)) * mtu
             # short messages to different peers do not all take the first lane
-            parts = [Cut((peer + n) % few, first, min(first + size, nbytes))
+            parts = [MessagePart((peer + n) % few, first, min(first + size, nbytes))
                      for n, first in enumerate(range(0, nbytes, size))]
-        return [Cut(lane, at, min(at + LONGEST, last)) for lane, first, last in parts
-                for at in range(first, last, LONGEST)]
+        return [MessagePart(lane, at, min(at + LONGEST_WRITE, last)) for lane, first, last in parts
+                for at in range(first, last, LONGEST_WRITE)]
 
-    def most(self) -> int:
-        """Ways to any one peer, at most."""
-        return max(map(len, self._ways.values()), default=0)
+    def most_ports(self) -> int:
+        """SourcePorts to any one peer, at most."""
+        return max(map(len, self._weighted.values()), default=0)
 
-    def group(self, peer: int) -> int:
+    def path_group(self, peer: int) -> int:
         """A number for the leaf of a peer: peers with the same one are reached over the same paths."""
         return self._numbers.setdefault(self._leaf[peer], len(self._numbers) + 1)
 
-    def leave(self, peer: int, port: int) -> None:
+    def suspect(self, peer: int, port: int) -> None:
         """A path to this peer does not answer: nothing goes by it any more to any peer under the same leaf."""
         self._blamed += 1
         self._suspects[self._leaf[peer], port] = self._blamed
-        self._turn(peer)
+        self._replace_ports(peer)
 
-    def absolve(self, peer: int, port: int) -> None:
+    def clear_suspicion(self, peer: int, port: int) -> None:
         """A path that was left answers after all: what is on suspect ones may take it."""
         self._suspects.pop((self._leaf[peer], port), None)
-        self._turn(peer)
+        self._replace_ports(peer)
 
-    def _turn(self, peer: int) -> None:
-        for other, ways in self._ways.items():
+    def _replace_ports(self, peer: int) -> None:
+        for other, weighted in self._weighted.items():
             if self._leaf[other] == self._leaf[peer]:
-                self._ways[other] = [Way(self.instead(other, way.port), way.weight) for way in ways]
+                self._weighted[other] = [
+                    WeightedPort(self.usable_port(other, one.port), one.weight) for one in weighted
+                ]
 
     def is_suspect(self, peer: int, port: int) -> bool:
-        """Whether this port is to be left alone on the way to a peer."""
+        """Whether this port is to be left alone on the one to a peer."""
         return (self._leaf[peer], port) in self._suspects
 
-    def instead(self, peer: int, port: int) -> int:
+    def usable_port(self, peer: int, port: int) -> int:
         """The port itself if it is good, else another one; peers take different ones, so that what leaves a dead path
         does not all meet on one other.  Where all are suspect, the one that was blamed longest ago:
         each gets its turn, until one answers."""

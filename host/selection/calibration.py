@@ -17,7 +17,7 @@ from netfold.host.collectives.broadcast import binomial
 from netfold.host.collectives.flow import run
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.reduction import Reduction
-from netfold.host.selection import saved_figures as kept
+from netfold.host.selection import saved_figures
 from netfold.host.selection.measure import Measured
 
 COST_VARIABLE: Final = "NETFOLD_COST"
@@ -25,12 +25,12 @@ COST_VARIABLE: Final = "NETFOLD_COST"
 
 def load(path: str, key: str) -> Measured | None:
     """The figures in a file for these links, or None."""
-    return kept.read(path, key, Measured)
+    return saved_figures.read(path, key, Measured)
 
 
 def save(path: str, key: str, measured: Measured) -> None:
     """Writes the figures beside those of other links."""
-    kept.write(path, key, measured)
+    saved_figures.write(path, key, measured)
 
 
 def share(mesh: Mesh, ours: Measured | None) -> Measured | None:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from netfold.host.collectives.mesh2d import grid
 from netfold.host.selection import cost
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 
 INNET: Final = "innet"
 """The fabric folds."""
@@ -38,11 +38,11 @@ class Setting:
     """
 
     ranks: int
-    link: Link
+    link: LinkCost
     contention: float = 1.0
     groups: tuple[int, int] | None = None
-    inside: Link | None = None
-    fold: Link | None = None
+    inside: LinkCost | None = None
+    fold: LinkCost | None = None
 
     def __post_init__(self) -> None:
         if self.contention < 1:
@@ -68,7 +68,7 @@ def predict(
     """Seconds by each algorithm that fits, as the model has it.  The arguments are ``choose``'s."""
     ranks, link, groups, inside = setting.ranks, setting.link, setting.groups, setting.inside
     # Partners far apart share the fabric's inner links; neighbours in a well-ordered ring do not.
-    far = Link(link.alpha, link.beta * setting.contention, link.gamma)
+    far = LinkCost(link.alpha, link.beta * setting.contention, link.gamma)
     found: dict[str, float] = {}
     if collective == "reduce_scatter":
         found["ring"] = cost.reduce_scatter(nbytes, ranks, link)

@@ -20,7 +20,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 from netfold.host.selection import calibration
 from netfold.host.selection.choice import BETWEEN_HOSTS, INNET, Choice, Collective, Setting, choose, predict
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured, measure, measure_inside, time_algorithms
 
 HIERARCHICAL = "hierarchical"
@@ -30,7 +30,7 @@ parameter server: its n (n-1) flows at once are cheap in the model alone, which 
 where many send to one; byteps needs helpers to differ from it."""
 REMEMBERED = 256
 """Choices: a training loop has a few sizes, and calls them again and again."""
-UNMEASURED = Measured(Link(0.0, 0.0), 1.0)
+UNMEASURED = Measured(LinkCost(0.0, 0.0), 1.0)
 """For tensors without elements: nothing will be sent but a barrier."""
 
 log = logging.getLogger("netfold")
@@ -87,7 +87,7 @@ class Chooser:
         """What has been measured so far, or UNMEASURED."""
         return self.measured or UNMEASURED
 
-    def link(self, nbytes: int, call: Call) -> Link:
+    def link(self, nbytes: int, call: Call) -> LinkCost:
         """A rank's link.  May measure."""
         return self._measure(call).link if nbytes and self._mesh.size > 1 else UNMEASURED.link
 
@@ -158,11 +158,11 @@ class Chooser:
         def way(name: str) -> Callable[[Flat], None]:
             return lambda data: run(mesh, self._strand(name, data, reduction))
 
-        ways = {name: way(name) for name in names}
+        algorithms = {name: way(name) for name in names}
         if trial is not None:
-            ways[INNET] = lambda data: trial(data, number)
+            algorithms[INNET] = lambda data: trial(data, number)
         setting = self._setting(measured, folds=trial is not None)
-        measured = replace(measured, timed=time_algorithms(mesh, ways, lambda nbytes: predict(nbytes, setting)))
+        measured = replace(measured, timed=time_algorithms(mesh, algorithms, lambda nbytes: predict(nbytes, setting)))
         log.info("rank %d of %d: links measured in %.2f s (kept where %s names a file): %s",
                  mesh.rank, mesh.size, time.monotonic() - begin, calibration.COST_VARIABLE, measured.link)
         if mesh.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):

@@ -16,7 +16,7 @@ from netfold.host.collectives.byteps import byteps_shares
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkCost:
     """One rank's way to any other.
 
     alpha  seconds for the smallest message, software included
@@ -45,13 +45,13 @@ def _ends(nbytes: float, ranks: int) -> None:
 
 
 # ---- allreduce: n bytes on each of p ranks --------------------------------------------------------------------------
-def ring(n: float, p: int, link: Link) -> float:
+def ring(n: float, p: int, link: LinkCost) -> float:
     """2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma."""
     _ends(n, p)
     return 2 * (p - 1) * link.alpha + (p - 1) / p * n * (2 * link.beta + link.gamma)
 
 
-def halving_doubling(n: float, p: int, link: Link) -> float:
+def halving_doubling(n: float, p: int, link: LinkCost) -> float:
     """2 log2(p) alpha + 2(p-1)/p n beta + (p-1)/p n gamma; for other than powers of two 3 alpha + 2 n beta more."""
     _ends(n, p)
     core = 1 << (p.bit_length() - 1)
@@ -59,7 +59,7 @@ def halving_doubling(n: float, p: int, link: Link) -> float:
     return cost if core == p else cost + 3 * link.alpha + 2 * n * link.beta + n / 2 * link.gamma
 
 
-def recursive_doubling(n: float, p: int, link: Link) -> float:
+def recursive_doubling(n: float, p: int, link: LinkCost) -> float:
     """log2(p) (alpha + n beta + n gamma); for other than powers of two two more exchanges."""
     _ends(n, p)
     core = 1 << (p.bit_length() - 1)
@@ -67,7 +67,7 @@ def recursive_doubling(n: float, p: int, link: Link) -> float:
     return _log2(core) * (step + n * link.gamma) + (0 if core == p else 2 * step + n * link.gamma)
 
 
-def double_binary_tree(n: float, p: int, link: Link, segment: float = 64 << 10) -> float:
+def double_binary_tree(n: float, p: int, link: LinkCost, segment: float = 64 << 10) -> float:
     """Two trees of depth log2(p), half of the data each, pipelined up and down: about 2 log2(p) alpha + 2 n beta.
 
     Inside one tree a rank takes n/2 from each of two children and n/2 of the result, and n/2 as leaf of the other: its
@@ -82,7 +82,7 @@ def double_binary_tree(n: float, p: int, link: Link, segment: float = 64 << 10) 
     return 2 * _log2(p) * (link.alpha + fill * link.beta) + n * (passes * link.beta + min(1, (p - 1) / 2) * link.gamma)
 
 
-def parameter_server(n: float, p: int, link: Link, servers: int | None = None) -> float:
+def parameter_server(n: float, p: int, link: LinkCost, servers: int | None = None) -> float:
     """2 alpha + p n/s beta with s dedicated servers; with every rank serving (None) 2 alpha + 2(p-1)/p n beta.
 
     A server's link carries p n/s each way; pushes and results overlap in segments.
@@ -95,13 +95,13 @@ def parameter_server(n: float, p: int, link: Link, servers: int | None = None) -
     return 2 * link.alpha + n * max(p / servers, 1) * link.beta + (p - 1) * n / servers * link.gamma
 
 
-def byteps(n: float, workers: int, helpers: int, link: Link) -> float:
+def byteps(n: float, workers: int, helpers: int, link: LinkCost) -> float:
     """2 alpha + 2 w (w-1) / D n beta, D = w^2 + k w - 2 k (BytePS, OSDI 2020)."""
     _ends(n, workers)
     return 2 * link.alpha + byteps_shares(workers, helpers).link_bytes * n * link.beta
 
 
-def mesh2d(n: float, rows: int, columns: int, link: Link, *, own_links: bool = False) -> float:
+def mesh2d(n: float, rows: int, columns: int, link: LinkCost, *, own_links: bool = False) -> float:
     """2 (r-1 + c-1) alpha; beta for the bytes of an inner rank, over one link or one to each neighbour.
 
     own_links  each neighbour has a link of its own, as on a mesh of chips; else all share the rank's one link
@@ -125,20 +125,20 @@ def mesh2d(n: float, rows: int, columns: int, link: Link, *, own_links: bool = F
     return steps * link.alpha + share * n * (2 * link.beta + link.gamma)
 
 
-def hierarchical(n: float, groups: int, members: int, inside: Link, across: Link) -> float:
+def hierarchical(n: float, groups: int, members: int, inside: LinkCost, across: LinkCost) -> float:
     """Tencent's parallel scheme: ring reduce-scatter and all-gather inside; rings across share a machine's link."""
     _ends(n, groups * members)
     within = 2 * (members - 1) * inside.alpha + (members - 1) / members * n * (2 * inside.beta + inside.gamma)
     return within + ring(n, groups, across)
 
 
-def innet(n: float, p: int, link: Link, *, hops: int = 2) -> float:
+def innet(n: float, p: int, link: LinkCost, *, hops: int = 2) -> float:
     """The fabric folds: one pass, 2 hops alpha + n beta (each rank sends n and gets n, at the same time)."""
     _ends(n, p)
     return hops * link.alpha + n * link.beta
 
 
-def netreduce_parallel(n: float, groups: int, members: int, inside: Link, across: Link) -> float:
+def netreduce_parallel(n: float, groups: int, members: int, inside: LinkCost, across: LinkCost) -> float:
     """NetReduce over machines of several ranks: 2(m-1)/m n/B_intra + n/B_inter + (2(m-1)+1) alpha (``sufficient``)."""
     _ends(n, groups * members)
     within = 2 * (members - 1) * inside.alpha + (members - 1) / members * n * (2 * inside.beta + inside.gamma)
@@ -146,30 +146,30 @@ def netreduce_parallel(n: float, groups: int, members: int, inside: Link, across
 
 
 # ---- others ---------------------------------------------------------------------------------------------------------
-def reduce_scatter(n: float, p: int, link: Link) -> float:
+def reduce_scatter(n: float, p: int, link: LinkCost) -> float:
     """Ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
     _ends(n, p)
     return (p - 1) * link.alpha + (p - 1) / p * n * (link.beta + link.gamma)
 
 
-def all_gather(n: float, p: int, link: Link) -> float:
+def all_gather(n: float, p: int, link: LinkCost) -> float:
     """Ring: (p-1) alpha + (p-1)/p n beta, n the whole."""
     _ends(n, p)
     return (p - 1) * link.alpha + (p - 1) / p * n * link.beta
 
 
-def all_to_all(n: float, p: int, link: Link) -> float:
+def all_to_all(n: float, p: int, link: LinkCost) -> float:
     """Pairwise: (p-1) alpha + (p-1)/p n beta."""
     return all_gather(n, p, link)
 
 
-def broadcast_binomial(n: float, p: int, link: Link) -> float:
+def broadcast_binomial(n: float, p: int, link: LinkCost) -> float:
     """ceil(log2 p) (alpha + n beta)."""
     _ends(n, p)
     return _log2(p) * (link.alpha + n * link.beta)
 
 
-def broadcast_chain(n: float, p: int, link: Link, segment: float | None = None) -> float:
+def broadcast_chain(n: float, p: int, link: LinkCost, segment: float | None = None) -> float:
     """(p-2+C) (alpha + n beta / C), C = n / segment (default: the best)."""
     _ends(n, p)
     if p == 1 or n == 0:
@@ -178,7 +178,7 @@ def broadcast_chain(n: float, p: int, link: Link, segment: float | None = None) 
     return (p - 2 + pieces) * (link.alpha + n * link.beta / pieces)
 
 
-def chain_segment(n: float, p: int, link: Link) -> float:
+def chain_segment(n: float, p: int, link: LinkCost) -> float:
     """Bytes of the best segment of a pipelined chain: n / sqrt((p-2) n beta / alpha)."""
     if p <= 2 or link.beta == 0 or n == 0:
         return max(n, 1.0)
@@ -187,13 +187,13 @@ def chain_segment(n: float, p: int, link: Link) -> float:
     return max(1.0, n / max(1.0, math.sqrt((p - 2) * n * link.beta / link.alpha)))
 
 
-def broadcast_scatter_all_gather(n: float, p: int, link: Link) -> float:
+def broadcast_scatter_all_gather(n: float, p: int, link: LinkCost) -> float:
     """alpha + (p-1)/p n beta to scatter, (p-1) alpha + (p-1)/p n beta to gather (van de Geijn)."""
     _ends(n, p)
     return 0.0 if p == 1 else p * link.alpha + 2 * (p - 1) / p * n * link.beta
 
 
-def barrier(p: int, link: Link) -> float:
+def barrier(p: int, link: LinkCost) -> float:
     """ceil(log2 p) alpha."""
     return _log2(p) * link.alpha
 

@@ -25,7 +25,7 @@ from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 from netfold.host.selection.choice import TIMED
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 
 ROUNDS = 9
 TURNS = {4 << 10: (6, 4), 16 << 10: (6, 4), 64 << 10: (6, 4), 256 << 10: (3, 4)}
@@ -56,9 +56,9 @@ NOISE = 1.5
 class Measured:
     """A rank's link, and by what factor ranks half the ring apart are slower than neighbours."""
 
-    link: Link
+    link: LinkCost
     contention: float
-    inside: Link | None = None
+    inside: LinkCost | None = None
     """Between ranks of one machine, over shared memory; None where it was not asked for."""
     timed: dict[str, dict[int, float]] = field(default_factory=dict)
     """Seconds that allreduces took, by algorithm and bytes."""
@@ -97,12 +97,12 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
     figures = np.array([alpha, max(long - alpha, long / 2) / large.size, gamma, across / long if long else 1.0])
     run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
     alpha, beta, gamma, ratio = figures.tolist()
-    return Measured(Link(alpha, beta, gamma), ratio if ratio > NOISE else 1.0)
+    return Measured(LinkCost(alpha, beta, gamma), ratio if ratio > NOISE else 1.0)
 
 
 def measure_inside(
     mesh: Mesh, local: Mesh, rows: SharedRows, *, clock: Callable[[], float] = time.perf_counter
-) -> Link:
+) -> LinkCost:
     """Shared memory as the cost model's link: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and all-gather of
     n bytes take, barriers, copies and adding included.  All ranks of ``mesh`` call it together, inside an operation.
     """
@@ -124,33 +124,32 @@ def measure_inside(
     figures = np.array([short / steps, max(long - short, long / 2) / large * local.size / steps])
     run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
     alpha, beta = figures.tolist()
-    return Link(alpha, beta)
+    return LinkCost(alpha, beta)
 
 
 def time_algorithms(
     mesh: Mesh,
-    ways: Mapping[str, Callable[[Flat], None]],
+    algorithms: Mapping[str, Callable[[Flat], None]],
     predict: Callable[[int], Mapping[str, float]],
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[int, float]]:
-    """``Measured.timed`` of these ways, at those sizes of ``choice.TIMED`` that do not take long.  All ranks call it
-    together, inside an operation, with the same predictions.
+    """``Measured.timed`` of these algorithms, at those sizes of ``choice.TIMED`` that do not take long.  All ranks call
+    it together, inside an operation, with the same predictions.
 
-    ways     sum an array of float32 over all ranks, in place
+    algorithms     sum an array of float32 over all ranks, in place
     predict  seconds for so many bytes, by way; at each size corrected by what the way took at the one before,
              or by the median
 
-    At each size the ways race, those that are hopeless left out; whoever leads then runs on alone (``AGAIN``), until
-    the leader is one that has.
-    """
-    timed: dict[str, dict[int, float]] = {name: {} for name in ways}
+    At each size the algorithms race, those that are hopeless left out; whoever leads then runs on alone (``AGAIN``),
+    until the leader is one that has. """
+    timed: dict[str, dict[int, float]] = {name: {} for name in algorithms}
     corrections: dict[str, float] = {}
     spent = 0.0
     for nbytes in TIMED:
         model = predict(nbytes)
         usual = median(corrections.values()) if corrections else 1.0
-        expected = {name: model[name] * corrections.get(name, usual) for name in ways if name in model}
+        expected = {name: model[name] * corrections.get(name, usual) for name in algorithms if name in model}
         best = min(expected.values())
         if best > PATIENCE or spent > TOTAL:
             break
@@ -160,7 +159,7 @@ def time_algorithms(
         while (1 + turns) * in_a_row * once > BUDGET and (turns > 2 or in_a_row > 1):
             turns, in_a_row = (turns, in_a_row - 1) if in_a_row > 1 else (turns - 1, 1)
         data = np.zeros(nbytes // 4, np.float32)
-        taken = _race(mesh, [ways[name] for name in names], data, 1 + turns, in_a_row, clock)
+        taken = _race(mesh, [algorithms[name] for name in names], data, 1 + turns, in_a_row, clock)
         took = float(taken.sum()) * in_a_row
         figures = dict(zip(names, taken[1:].T, strict=True))
         seen: set[str] = set()
@@ -168,7 +167,7 @@ def time_algorithms(
             seen.add(leader)
             if took + AGAIN * turns * in_a_row * _typical(figures[leader]) > BUDGET:
                 break
-            more = _race(mesh, [ways[leader]], data, AGAIN * turns, in_a_row, clock)[:, 0]
+            more = _race(mesh, [algorithms[leader]], data, AGAIN * turns, in_a_row, clock)[:, 0]
             took += float(more.sum()) * in_a_row
             figures[leader] = np.concatenate([figures[leader], more])
         spent += took
@@ -180,19 +179,19 @@ def time_algorithms(
 
 def _race(
     mesh: Mesh,
-    ways: Sequence[Callable[[Flat], None]],
+    algorithms: Sequence[Callable[[Flat], None]],
     data: Flat,
     turns: int,
     in_a_row: int,
     clock: Callable[[], float],
 ) -> NDArray[np.float64]:
-    """Seconds of one operation, (turns, ways), the same on all ranks: a turn takes as long as its slowest rank.
+    """Seconds of one operation, (turns, algorithms), the same on all ranks: a turn takes as long as its slowest rank.
 
     In turns, so that what slows the machine down for a while slows all of them.
     """
-    taken = np.empty((turns, len(ways)))
+    taken = np.empty((turns, len(algorithms)))
     for turn in taken:
-        for place, way in enumerate(ways):
+        for place, way in enumerate(algorithms):
             run(mesh, barrier(mesh))
             begin = clock()
             for _ in range(in_a_row):

@@ -245,7 +245,7 @@ class Peers:
             return f"{way} by the cheapest way once the first operation has measured the links"
         return f"{'' if chosen.algorithm == INNET else f'over {self.mesh.kind}, '}{chosen}"
 
-    def _link(self, nbytes: int, what: str) -> cost.Link:
+    def _link(self, nbytes: int, what: str) -> cost.LinkCost:
         return self.chooser.link(nbytes, Call(self.number, self.name + what))
 
     # ---- algorithms that need to know more than the mesh -------------------------------------------------------------

@@ -15,7 +15,7 @@ or keep another backend and hand over the gradients alone:
     reducer.py         collectives under way, as torch futures
     process_group.py   the backend
     hook.py            the hook
-    feedback.py        what narrow lanes left out, owed to the next gradients
+    feedback.py        what narrow lanes left out, residual to the next gradients
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
     verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What narrow lanes left out of each parameter's gradient so far, and is owed to its next one."""
+"""What narrow lanes left out of each parameter's gradient so far, and is residual to its next one."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.weak import WeakIdKeyDictionary
 
-Owed = NDArray[np.float32]
+Residual = NDArray[np.float32]
 
 
 class Feedback:
     """Of a model whose gradients come in buckets: laid out as those are."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, Owed] = {}
+        self._buckets: dict[int, Residual] = {}
         self._places = WeakIdKeyDictionary()
         """Parameter -> its bucket's array, and where it begins there."""
 
-    def of(self, index: int, parameters: Sequence[torch.Tensor]) -> Owed:
+    def of(self, index: int, parameters: Sequence[torch.Tensor]) -> Residual:
         """A bucket's, float32[elements of its parameters].  DistributedDataParallel lays its buckets out anew after the
-        first step: what is owed goes where its parameter goes."""
+        first step: what is residual goes where its parameter goes."""
         starts = [0, *accumulate(parameter.numel() for parameter in parameters)]
         whole = self._buckets.get(index)
         places = [self._places.get(parameter, (None, 0)) for parameter in parameters]
         known = all(array is whole and at == start for (array, at), start in zip(places, starts[:-1], strict=True))
         if whole is not None and whole.size == starts[-1] and known:
             return whole
-        fresh: Owed = np.zeros(starts[-1], np.float32)
+        fresh: Residual = np.zeros(starts[-1], np.float32)
         for parameter, (array, at), start in zip(parameters, places, starts[:-1], strict=True):
             if array is not None:
                 fresh[start : start + parameter.numel()] = array[at : at + parameter.numel()]
@@ -51,21 +51,21 @@ class Feedback:
         """Takes up what ``save`` gave.  Raises ValueError for names and shapes that are not these parameters'."""
         for name, tensor in saved.items():
             if name not in parameters:
-                raise ValueError(f"what is owed to {name!r}: no parameter of this model that wants gradients")
-            self._places[parameters[name]] = as_owed(tensor, parameters[name], name), 0
+                raise ValueError(f"what is residual to {name!r}: no parameter of this model that wants gradients")
+            self._places[parameters[name]] = as_residual(tensor, parameters[name], name), 0
 
 
-def as_tensor(owed: Owed, parameter: torch.Tensor) -> torch.Tensor:
+def as_tensor(residual: Residual, parameter: torch.Tensor) -> torch.Tensor:
     """A copy in the parameter's shape."""
-    return torch.from_numpy(owed.copy()).view(parameter.shape)
+    return torch.from_numpy(residual.copy()).view(parameter.shape)
 
 
-def as_owed(saved: torch.Tensor, parameter: torch.Tensor, name: str) -> Owed:
+def as_residual(saved: torch.Tensor, parameter: torch.Tensor, name: str) -> Residual:
     """The same, flat again.  Raises ValueError for another shape or dtype."""
     if saved.shape != parameter.shape or saved.dtype != torch.float32:
         raise ValueError(
-            f"what is owed to {name!r} is {saved.dtype} of {tuple(saved.shape)}: expected float32 of "
+            f"what is residual to {name!r} is {saved.dtype} of {tuple(saved.shape)}: expected float32 of "
             f"{tuple(parameter.shape)}"
         )
-    owed: Owed = saved.detach().cpu().numpy().reshape(-1).copy()
-    return owed
+    residual: Residual = saved.detach().cpu().numpy().reshape(-1).copy()
+    return residual

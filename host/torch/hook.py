@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from netfold.host.api.communicator import Communicator
 from netfold.host.operation.coding import LaneBits, narrows
 from netfold.host.operation.reduction import ReduceOp
-from netfold.host.torch.feedback import Feedback, Owed
+from netfold.host.torch.feedback import Feedback, Residual
 from netfold.host.torch.reducer import Reducer
 from netfold.host.torch.tensors import dtype_name
 
@@ -44,11 +44,11 @@ class NetfoldState:
         self.communicator = communicator
         self.average = average
         self.lane_bits = lane_bits
-        self._owed = Feedback() if error_feedback and communicator.lanes(lane_bits) != 32 else None
+        self._residuals = Feedback() if error_feedback and communicator.lanes(lane_bits) != 32 else None
         self._reducer = Reducer(communicator)
 
     def reduce(
-        self, tensor: torch.Tensor, name: str = "allreduce", feedback: Owed | None = None
+        self, tensor: torch.Tensor, name: str = "allreduce", feedback: Residual | None = None
     ) -> Future[torch.Tensor]:
         """Begins to reduce a tensor in place; the future's value is that tensor.
 
@@ -61,16 +61,16 @@ class NetfoldState:
         return pending.future.then(_only)
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """Begins to reduce a bucket of gradients in place, with what is owed to its parameters."""
-        buffer, owed = bucket.buffer(), None
-        if self._owed is not None and narrows("sum", dtype_name(buffer.dtype)):
-            owed = self._owed.of(bucket.index(), bucket.parameters())
-        return self.reduce(buffer, f"bucket {bucket.index()}", owed)
+        """Begins to reduce a bucket of gradients in place, with what is residual to its parameters."""
+        buffer, residual = bucket.buffer(), None
+        if self._residuals is not None and narrows("sum", dtype_name(buffer.dtype)):
+            residual = self._residuals.of(bucket.index(), bucket.parameters())
+        return self.reduce(buffer, f"bucket {bucket.index()}", residual)
 
     def reset(self) -> None:
         """Forgets what narrow lanes have left out: where gradients change their scale.  Between steps only."""
-        if self._owed is not None:
-            self._owed = Feedback()
+        if self._residuals is not None:
+            self._residuals = Feedback()
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """What narrow lanes have left out of this rank's gradients so far, by name of the parameter: a part of the
@@ -78,14 +78,14 @@ class NetfoldState:
 
         model  whose gradients they are, in DistributedDataParallel or out of it
         """
-        return {} if self._owed is None else self._owed.save(_named(model))
+        return {} if self._residuals is None else self._residuals.save(_named(model))
 
     def load_state_dict(self, model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
         """Goes on with what ``state_dict`` of the same rank has saved: the next steps are those that would have
         followed.  Between steps only.  Raises ValueError for what is not of this model."""
-        if self._owed is not None:
-            self._owed = Feedback()
-            self._owed.load(_named(model), saved)
+        if self._residuals is not None:
+            self._residuals = Feedback()
+            self._residuals.load(_named(model), saved)
         elif saved:
             log.warning("%r: lanes are whole here: what narrow ones left out of %d gradients is forgotten",
                         self.communicator, len(saved))

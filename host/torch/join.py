@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from netfold.host import environment
 from netfold.host.api.communicator import CONTROLLER_VARIABLE, Communicator, RailName
-from netfold.host.environment import Place
+from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.link import listen
 from netfold.host.operation.coding import LaneBits
@@ -76,7 +76,7 @@ def join(
     options = options or Options()
     inside = dist.is_initialized()
     if rank is None or world is None:
-        place = Place(dist.get_rank(), dist.get_world_size(), 0) if inside else environment.place()
+        place = RankIdentity(dist.get_rank(), dist.get_world_size(), 0) if inside else environment.place()
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     job = options.job or os.environ.get(JOB_VARIABLE) or "default"
     me = f"job {job!r}, rank {rank} of {world}"

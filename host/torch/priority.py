@@ -31,7 +31,7 @@ from torch import nn
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import Closed
 from netfold.host.operation.coding import LaneBits, narrows
-from netfold.host.torch.feedback import Owed, as_owed, as_tensor
+from netfold.host.torch.feedback import Residual, as_residual, as_tensor
 from netfold.host.torch.tensors import as_array, dtype_name
 from netfold.host.torch.verbs import broadcast_parameters
 
@@ -54,7 +54,7 @@ class _Bucket:
     here: set[int] = field(default_factory=set)
     """Places of the parameters whose gradients of this step are in ``flat``."""
     reduced: threading.Event = field(default_factory=threading.Event)
-    owed: Owed | None = None
+    residual: Residual | None = None
     """What narrow lanes left out of them so far."""
     due: bool = False
     """``step`` was called and the parameters are not updated yet."""
@@ -99,7 +99,7 @@ class PriorityOptimizer:
         self._lane_bits = lane_bits
         for bucket in self._buckets:
             if error_feedback and communicator.lanes(lane_bits) != 32 and _narrows(bucket):
-                bucket.owed = np.zeros(bucket.flat.shape, np.float32)
+                bucket.residual = np.zeros(bucket.flat.shape, np.float32)
         self._place = {p: (bucket, i) for bucket in self._buckets for i, p in enumerate(bucket.parameters)}
         self._settings: list[dict[str, Any]] = []
         self._held = False
@@ -161,24 +161,31 @@ class PriorityOptimizer:
         self.synchronize()
         return {
             "optimizer": self.optimizer.state_dict(),
-            "owed": {
-                at: as_tensor(owed, parameter) for at, (parameter, owed) in enumerate(self._owed()) if owed is not None
+            "residual": {
+                at: as_tensor(residual, parameter)
+                for at, (parameter, residual) in enumerate(self._residuals())
+                if residual is not None
             },
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Goes on with what ``state_dict`` of the same rank has saved.  Raises ValueError for another model's."""
         self.synchronize()
-        places = dict(enumerate(self._owed()))
-        owed = {at: as_owed(tensor, places[at][0], f"parameter {at}") for at, tensor in saved["owed"].items()
-                if at in places}
-        if len(owed) < len(saved["owed"]):
-            raise ValueError(f"what is owed is of {max(saved['owed']) + 1} parameters: this model has {len(places)}")
+        places = dict(enumerate(self._residuals()))
+        residual = {
+            at: as_residual(tensor, places[at][0], f"parameter {at}")
+            for at, tensor in saved["residual"].items()
+            if at in places
+        }
+        if len(residual) < len(saved["residual"]):
+            raise ValueError(
+                f"what is residual is of {max(saved['residual']) + 1} parameters: this model has {len(places)}"
+            )
         self.optimizer.load_state_dict(saved["optimizer"])
         for at, (_, mine) in places.items():
             if mine is not None:
-                mine[:] = owed.get(at, 0)
-            elif at in owed:
+                mine[:] = residual.get(at, 0)
+            elif at in residual:
                 log.warning("%r: lanes are whole here: what narrow ones left out of parameter %d's gradients is "
                             "forgotten", self._comm, at)
 
@@ -232,12 +239,12 @@ class PriorityOptimizer:
         if len(bucket.here) == len(bucket.parameters):
             self._offer(bucket)
 
-    def _owed(self) -> Iterator[tuple[nn.Parameter, Owed | None]]:
-        """Parameters in their order, each with its part of what is owed."""
+    def _residuals(self) -> Iterator[tuple[nn.Parameter, Residual | None]]:
+        """Parameters in their order, each with its part of what is residual."""
         for bucket in self._buckets:
             at = 0
             for parameter in bucket.parameters:
-                yield parameter, None if bucket.owed is None else bucket.owed[at : at + parameter.numel()]
+                yield parameter, None if bucket.residual is None else bucket.residual[at : at + parameter.numel()]
                 at += parameter.numel()
 
     def _offer(self, bucket: _Bucket) -> None:
@@ -275,7 +282,13 @@ class PriorityOptimizer:
                 array, dtype = as_array(bucket.flat)
                 bits = self._lane_bits if _narrows(bucket) else None
                 self._comm.allreduce(
-                    array, array, "average", dtype=dtype, name=f"bucket {index}", lane_bits=bits, feedback=bucket.owed
+                    array,
+                    array,
+                    "average",
+                    dtype=dtype,
+                    name=f"bucket {index}",
+                    lane_bits=bits,
+                    feedback=bucket.residual,
                 )
                 with self._changed:
                     self._ready.discard(index)

@@ -26,7 +26,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.operation.reduction import ReduceOp
 from netfold.host.torch import pieces
 from netfold.host.torch.join import JOB_VARIABLE, STORE, Options, join
-from netfold.host.torch.reducer import Pending, Reducer
+from netfold.host.torch.reducer import PendingCollective, Reducer
 from netfold.host.torch.tensors import check_device, dtype_name, flattened, reduces
 
 OPS: list[tuple[Any, ReduceOp]] = [
@@ -54,10 +54,10 @@ _not_compiled: Callable[..., Any] = torch._disable_dynamo
 """For methods that torch calls from C++: inside torch.compile'd code Dynamo would look into them, and fail."""
 
 
-class Work(dist._Work):
+class TorchWork(dist._Work):
     """A collective under way."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: PendingCollective) -> None:
         super().__init__()
         self._pending = pending
 
@@ -151,7 +151,7 @@ class NetfoldGroup(dist.ProcessGroup):
         if op is not None and all(reduces(tensor, op) for tensor in several):
             for dtype in dtypes:
                 self._say(f"{kind}, {op} of {dtype}", f"goes over {self.communicator.path(op, dtype)}")
-            return Work(self._reducer.allreduce(several, op))
+            return TorchWork(self._reducer.allreduce(several, op))
         sparse = "sparse " if all(tensor.layout != torch.strided for tensor in several) else ""
         self._say(f"{kind}, {op or _name(asked)} of {sparse}{', '.join(dtypes)}")
         if timeout is not None:
@@ -192,7 +192,7 @@ class NetfoldGroup(dist.ProcessGroup):
         calls = [pieces.reduce_scatter(self.communicator, mine, whole, op) for mine, whole in _pairs(outputs, inputs)]
         return self._later(kind, f"{kind}, {op} of {dtypes}", flattened([outputs]), calls)
 
-    def _later(self, name: str, kind: str, tensors: list[torch.Tensor], calls: list[pieces.Call]) -> Work:
+    def _later(self, name: str, kind: str, tensors: list[torch.Tensor], calls: list[pieces.Call]) -> TorchWork:
         """Begins these, in this order, and says what has carried the first of their kind."""
 
         def last() -> None:
@@ -200,7 +200,7 @@ class NetfoldGroup(dist.ProcessGroup):
             if kind not in self._said:
                 self._say(kind, f"goes over {self.communicator.flight()[-1].path or self.communicator.rail}")
 
-        return Work(self._reducer.later(tensors, [*calls[:-1], last], name))
+        return TorchWork(self._reducer.later(tensors, [*calls[:-1], last], name))
 
     def _say(self, kind: str, path: str = "has no path through NetFold: gloo does it") -> None:
         if kind not in self._said:

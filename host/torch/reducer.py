@@ -29,7 +29,7 @@ Tensors = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingCollective:
     """A collective under way."""
 
     tensors: Tensors
@@ -56,7 +56,7 @@ class Reducer:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self._queue: queue.SimpleQueue[tuple[Pending, Future[Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[PendingCollective, Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -69,7 +69,7 @@ class Reducer:
         *,
         lane_bits: LaneBits | None = None,
         feedback: NDArray[Any] | None = None,
-    ) -> Pending:
+    ) -> PendingCollective:
         """Begins to reduce tensors in place.  ``lane_bits`` and ``feedback`` (of a single tensor) are
         ``Communicator.allreduce``'s.
 
@@ -86,11 +86,13 @@ class Reducer:
             ],
         )
 
-    def later(self, tensors: Sequence[torch.Tensor], calls: Sequence[Callable[[], object]], what: str) -> Pending:
+    def later(
+        self, tensors: Sequence[torch.Tensor], calls: Sequence[Callable[[], object]], what: str
+    ) -> PendingCollective:
         """Begins other collectives of the communicator's, which fill these tensors.  Raises Closed."""
         return self._begin(tensors, lambda: [self.comm.later(call, what) for call in calls])
 
-    def _begin(self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]]) -> Pending:
+    def _begin(self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]]) -> PendingCollective:
         future: Future[Any] = Future()
         with self._lock:  # what is queued has the communicator's order
             if self._closed:
@@ -100,7 +102,7 @@ class Reducer:
                 self._thread = threading.Thread(target=self._serve, name="netfold-torch", daemon=True)
                 self._thread.start()
             # Through then() an error becomes one of the C++ future, which DistributedDataParallel waits for, too.
-            pending = Pending(list(tensors), works, future.then(_value_or_raise))
+            pending = PendingCollective(list(tensors), works, future.then(_value_or_raise))
             self._queue.put((pending, future))
         return pending
 

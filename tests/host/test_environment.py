@@ -13,22 +13,25 @@ import netfold
 from netfold.host import environment
 from netfold.host.api import verbs
 from netfold.host.api.communicator import Communicator
-from netfold.host.environment import Place
+from netfold.host.environment import RankIdentity
 from support.host import everyone, loopback_job
 
 
 @pytest.mark.parametrize(
     ("said", "place"),
     [
-        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, Place(3, 8, 1)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, Place(1, 2, 1)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, Place(0, 4, 0)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2"}, Place(5, 6, 2)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "RANK": "7", "WORLD_SIZE": "8"}, Place(7, 8, 0)),
-        ({"RANK": "7", "PMI_RANK": "1", "PMI_SIZE": "2"}, Place(1, 2, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, RankIdentity(3, 8, 1)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            RankIdentity(1, 2, 1),
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, RankIdentity(0, 4, 0)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2"}, RankIdentity(5, 6, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "RANK": "7", "WORLD_SIZE": "8"}, RankIdentity(7, 8, 0)),
+        ({"RANK": "7", "PMI_RANK": "1", "PMI_SIZE": "2"}, RankIdentity(1, 2, 0)),
     ],
 )
-def test_each_launcher_is_understood(said: dict[str, str], place: Place) -> None:
+def test_each_launcher_is_understood(said: dict[str, str], place: RankIdentity) -> None:
     """Rank and size come from one launcher, the innermost: half of another's words is not mixed in."""
     assert environment.place(said) == place
 

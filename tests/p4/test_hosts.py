@@ -129,8 +129,8 @@ def test_each_gradient_crosses_a_host_link_once(fabric: P4Fabric) -> None:
     """Without loss a host sends each block once and gets each result once, with one exponent packet for 256 blocks."""
     reduce(fabric, [np.ones(256 * 512, np.float32) for _ in range(4)], 1)
     for core in fabric.cores:
-        sent = [core.standing(0, kind).counters.sent for kind in (AGREEMENT, DATA)]
-        received = [core.standing(0, kind).counters.received for kind in (AGREEMENT, DATA)]
+        sent = [core.state(0, kind).counters.sent for kind in (AGREEMENT, DATA)]
+        received = [core.state(0, kind).counters.received for kind in (AGREEMENT, DATA)]
         assert sent == received == [1 + 2, 512]
 
 

@@ -53,7 +53,7 @@ def test_jobs_on_the_same_switches_keep_to_their_own_slots(apart: Sequence[Seque
             for members in apart:
                 for place in members:
                     assert (outs[place] == total(sources, members)).all(), f"job {members}, host {place}"
-            repeats = sum(core.standing(tree, kind).counters.retransmitted for core in fabric.cores
+            repeats = sum(core.state(tree, kind).counters.retransmitted for core in fabric.cores
                           for tree in (0, 1) for kind in (AGREEMENT, DATA))
             assert (repeats > 0) == (loss > 0)
     finally:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from netfold.controller.switch import tables
 from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
-from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Pair
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.host.roce.sockets import OURS
 from netfold.wire import roce
 from support.program import checksum
@@ -101,8 +101,8 @@ class RoutedFabric(Wires):
         self.endpoints = [Endpoint(host.address, window=128) for host in self.hosts]
         for rank, endpoint in enumerate(self.endpoints):
             right, left = (rank + 1) % hosts, (rank - 1) % hosts
-            endpoint.connect(Pair(self.hosts[right].address, from_left[right], to_right[rank], PORT, psn, 5))
-            endpoint.connect(Pair(self.hosts[left].address, to_right[left], from_left[rank], PORT, 5, psn))
+            endpoint.connect(Connection(self.hosts[right].address, from_left[right], to_right[rank], PORT, psn, 5))
+            endpoint.connect(Connection(self.hosts[left].address, to_right[left], from_left[rank], PORT, 5, psn))
 
     def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
         """For the endpoint."""

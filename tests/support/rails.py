@@ -14,9 +14,9 @@ import numpy as np
 
 from netfold.host.errors import RailDown
 from netfold.host.operation.rail import Flat, Op, RailStats
-from netfold.host.rails.ledger import Answer, Ledger, Question
 from netfold.host.rails.multirail import MultiRail
-from netfold.host.rails.rail_set import Revival, Track
+from netfold.host.rails.rail_set import RailReopening, WatchedRail
+from netfold.host.rails.rank_state import Answer, Question, RankState
 
 T = TypeVar("T")
 TICK = 0.001
@@ -131,7 +131,7 @@ class FakeRail:
         self.closed = True
 
 
-class FakeRevival:
+class FakeReopening:
     """Opens the next life as soon as the plane is up and all ranks ask."""
 
     def __init__(self, plane: Plane, rank: int, life: int) -> None:
@@ -140,29 +140,29 @@ class FakeRevival:
             plane.open.setdefault(life, set()).add(rank)
 
     @property
-    def mark(self) -> int:
+    def epoch(self) -> int:
         everybody = len(self.plane.open[self.life]) == self.plane.world
         return self.life if everybody and self.plane.up.is_set() else 0
 
-    def take(self) -> Track:
+    def take(self) -> WatchedRail:
         return FakeRail(self.plane, self.rank, self.life)
 
     def cancel(self) -> None:
         pass
 
 
-class Sidelines:
-    """Every rank's line to the others' ledgers.  A rank in ``deaf`` answers nobody; in ``gone``, neither ever again."""
+class FakeChannels:
+    """Every rank's line to the others' states.  A rank in ``deaf`` answers nobody; in ``gone``, neither ever again."""
 
     def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.ledgers = [Ledger(clock) for _ in range(world)]
+        self.states = [RankState(clock) for _ in range(world)]
         self.deaf: set[int] = set()
         self.gone: set[int] = set()
         self.asked: list[Question] = []
 
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
         self.asked.append(question)
-        return {rank: self.ledgers[rank].answer(question) for rank in ranks if rank not in self.deaf | self.gone}
+        return {rank: self.states[rank].answer(question) for rank in ranks if rank not in self.deaf | self.gone}
 
     def refused(self) -> Collection[int]:
         return self.gone
@@ -184,21 +184,21 @@ class Ranks:
     def __init__(self, planes: Sequence[Plane], **options: Any) -> None:
         self.planes = list(planes)
         self.world = planes[0].world
-        self.lines = Sidelines(self.world)
+        self.channels = FakeChannels(self.world)
         charges = options.pop("charges", [lambda nbytes: None] * len(planes))
         options.setdefault("stall", STALL)
         options.setdefault("timeout", 1000.0)  # nothing here may need it
-        ledgers = self.lines.ledgers
+        states = self.channels.states
         known = options.pop("known_by", {})
 
-        def revive(rank: int) -> Callable[[int, int], Revival]:
-            return lambda rail, deaths: FakeRevival(planes[rail], rank, deaths)
+        def reopen(rank: int) -> Callable[[int, int], RailReopening]:
+            return lambda rail, deaths: FakeReopening(planes[rail], rank, deaths)
 
         def make(rank: int) -> MultiRail:
             return MultiRail(
                 [FakeRail(plane, rank, charge=charge) for plane, charge in zip(planes, charges, strict=True)],
                 [f"rail{i}" for i in range(len(planes))], rank, self.world,
-                ledger=ledgers[rank], sideline=self.lines, revive=revive(rank), known=known.get(rank, ()),
+                state=states[rank], channel=self.channels, reopen=reopen(rank), known=known.get(rank, ()),
                 **options,
             )
 

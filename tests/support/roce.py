@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Event, Pair
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint, EndpointEvent
 from support.slot_model import SECOND, TerribleNetwork, check_icrc, ip_packet
 
 Bytes = NDArray[np.uint8]
@@ -33,8 +33,8 @@ def address(index: int) -> str:
 def connect(a: Endpoint, b: Endpoint, *, ends: tuple[int, int] = (0, 1), number: int = 1, psn: int = 0) -> int:
     """One connection between two endpoints; returns its index, the same at both."""
     other = (psn * 7 + 13) & 0xFFFFFF
-    first = a.connect(Pair(address(ends[1]), 0x800000 + number, 0x700000 + number, PORT, psn, other))
-    second = b.connect(Pair(address(ends[0]), 0x700000 + number, 0x800000 + number, PORT + 1, other, psn))
+    first = a.connect(Connection(address(ends[1]), 0x800000 + number, 0x700000 + number, PORT, psn, other))
+    second = b.connect(Connection(address(ends[0]), 0x700000 + number, 0x800000 + number, PORT + 1, other, psn))
     assert first == second
     return first
 
@@ -45,7 +45,7 @@ class Wires:
     def __init__(self, network: TerribleNetwork, endpoints: Sequence[Endpoint]) -> None:
         self.network = network
         self.endpoints = list(endpoints)
-        self.events: list[list[Event]] = [[] for _ in endpoints]
+        self.events: list[list[EndpointEvent]] = [[] for _ in endpoints]
         self.sent: list[bytes] = []
         """UDP payloads."""
         self.packets: list[bytes] = []
@@ -86,14 +86,14 @@ class Wires:
             if until():
                 return
             then = min([self.network.next_time(), *(endpoint.deadline() for endpoint in self.endpoints)])
-            assert then < limit, f"stuck at {self.network.now} ns: {self.standings()}"
+            assert then < limit, f"stuck at {self.network.now} ns: {self.queue_pair_states()}"
             self.network.step(max(then, self.network.now))
 
-    def standings(self) -> str:
+    def queue_pair_states(self) -> str:
         """For failures."""
         rows = []
         for index, endpoint in enumerate(self.endpoints):
-            s = endpoint.standing(0)
+            s = endpoint.state(0)
             rows.append(f"{index}: {s.acknowledged}/{s.next}/{s.posted} out, {s.expected} in, rto {s.rto}")
         return "; ".join(rows)
 

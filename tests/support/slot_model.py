@@ -372,7 +372,7 @@ def run(
         times += [core.deadline() for rank, core in enumerate(cores) if active(rank)]
         times += [start[rank] for rank in range(len(cores)) if todo[rank] and not busy[rank]]
         then = max(min(times), network.now)
-        assert then < limit, f"not done after {limit / SECOND:g} s: {[c.standing(0, 1).results for c in cores]}"
+        assert then < limit, f"not done after {limit / SECOND:g} s: {[c.state(0, 1).results for c in cores]}"
         network.step(then)
 
 

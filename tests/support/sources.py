@@ -31,7 +31,7 @@ def floats(world: int, size: int, seed: int) -> list[NDArray[Any]]:
 def retransmissions(fabric: Fabric) -> int:
     """Of all ranks."""
     return sum(
-        core.standing(tree, kind).counters.retransmitted
+        core.state(tree, kind).counters.retransmitted
         for core in fabric.cores
         for tree, kind in product(range(len(core.trees)), (AGREEMENT, DATA))
     )

@@ -241,11 +241,11 @@ def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: 
                     suspected.set()
                     newer = None
                     while newer is None:
-                        assert select.select([planned.news], [], [], WAIT)[0], "no news"
+                        assert select.select([planned.changed_fd], [], [], WAIT)[0], "no news"
                         newer = planned.newer()
                     assert {tuple(reach.source_ports) for reach in newer.reaches} == {(), (SPINE2,)}
                     assert planned.newer() is None
-                    assert not select.select([planned.news], [], [], 0)[0]
+                    assert not select.select([planned.changed_fd], [], [], 0)[0]
                     assert planned.changed(ALL_TO_ALL) == newer
                 finally:
                     planned.close()

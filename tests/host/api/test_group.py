@@ -17,13 +17,13 @@ from netfold.host.api.work import Turns
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from support.collectives import as_bfloat16, values
 from support.host import everyone, loopback_job
 
-SLOW = Measured(Link(1e-4, 1e-8), 1.0)
+SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 
 
 def on_ranks(ranks: int, work: Callable[[Group], Any], *, seed: int = 0, algorithm: str = "ring") -> list[Any]:

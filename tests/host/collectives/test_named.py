@@ -18,12 +18,12 @@ from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import NAMES, ReduceOp
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from support.collectives import expected, inputs, values
 
-LINKS = Measured(Link(1e-3, 1e-8), 1.0)
+LINKS = Measured(LinkCost(1e-3, 1e-8), 1.0)
 SIZES = (0, 1, 33, 257)
 """None, fewer than ranks, odd ones."""
 CASES = [

@@ -103,7 +103,7 @@ def test_hostile_bytes_change_nothing(data: bytes, segment: int) -> None:
         pass
     core.receive(data, 1, segment=segment)
     assert core.failure().error == 0
-    assert core.standing(0, DATA).results == 0
+    assert core.state(0, DATA).results == 0
 
 
 def test_results_of_what_was_never_sent_are_dropped() -> None:
@@ -120,5 +120,5 @@ def test_results_of_what_was_never_sent_are_dropped() -> None:
         packet = bytearray(run_.packets()[-1])
         roce.BTH.pack_into(packet, 0, roce.Opcode.WRITE_MIDDLE, 0, roce.PKEY, 24, psn)
         core.receive(bytes(packet), 1)
-    assert core.standing(0, DATA).counters.duplicates == 4
+    assert core.state(0, DATA).counters.duplicates == 4
     assert (out == 77).all()

@@ -137,7 +137,7 @@ def test_packets_of_each_width_are_as_many_as_their_bytes(bits: LaneBits, path_m
     """n elements take n * bits / 8 bytes of whole packets, and one scale of 32 bits a block of 256."""
     size = 256 * 1024
     _, cores = results([0, 1], floats(2, size, 1), coding=Coding(bits), path_mtu=path_mtu)
-    sent = [cores[0].standing(0, kind).counters.sent for kind in (DATA, AGREEMENT)]
+    sent = [cores[0].state(0, kind).counters.sent for kind in (DATA, AGREEMENT)]
     assert sent == [size * bits // 8 // path_mtu, 1 + size // 256 * 4 // path_mtu]
 
 

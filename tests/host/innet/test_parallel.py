@@ -24,7 +24,7 @@ from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, PlanE
 from netfold.host.innet import parallel
 from netfold.host.native.reuseport import by_highest_bit, by_remainder, steer
 from netfold.host.selection import chooser
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
 from support.host import everyone, impatient, interrupted_by, loopback_job, subnet
 
@@ -253,9 +253,9 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
     monkeypatch: pytest.MonkeyPatch, inside: float, rate: float, folds: bool
 ) -> None:
     """Where NetReduce's condition holds nothing is measured; where not, the cheapest way by measurement is taken."""
-    monkeypatch.setattr(parallel, "measure_inside", lambda *_: Link(1e-6, 1 / inside))
-    monkeypatch.setattr(chooser, "measure_inside", lambda *_: Link(1e-6, 1 / inside))
-    monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(Link(1e-6, 1e-9), 1.0))
+    monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
+    monkeypatch.setattr(chooser, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
+    monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-6, 1e-9), 1.0))
     with loopback_job(4, members=2, rail="auto", rate=rate) as comms:
         ints = arrays(4, 100_000, "int32")
         for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
@@ -269,7 +269,7 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
 
 def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """rail="innet" folds however slow the machine is inside."""
-    monkeypatch.setattr(parallel, "measure_inside", lambda *_: Link(1e-3, 1e-6))
+    monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-3, 1e-6))
     with loopback_job(4, members=2, rate=1e9) as comms:
         everyone(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert comms[0].stats().packets_sent > 0

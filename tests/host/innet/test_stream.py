@@ -71,7 +71,7 @@ def test_without_loss_nothing_is_sent_twice() -> None:
     fold(fabric, floats(4, 50_000, 1))
     assert retransmissions(fabric) == 0
     for core in fabric.cores:
-        assert sum(core.standing(t, k).counters.sent for t in (0, 1) for k in (AGREEMENT, DATA)) == 196 + 2 + 1
+        assert sum(core.state(t, k).counters.sent for t in (0, 1) for k in (AGREEMENT, DATA)) == 196 + 2 + 1
 
 
 def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
@@ -84,7 +84,7 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
         begin = network.now
         fold(fabric, integers(4, 256 * 8_000, 3), number=2)
         times.append(network.now - begin)
-        timeouts = sum(core.standing(0, DATA).counters.timeouts for core in fabric.cores)
+        timeouts = sum(core.state(0, DATA).counters.timeouts for core in fabric.cores)
         assert timeouts <= 4 * 3
     assert times[1] < 1.3 * times[0], times
 
@@ -137,8 +137,8 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
         start = network.now
 
         def look() -> None:
-            standing = fabric.cores[0].standing(0, DATA)
-            seen.append(standing.sent_ahead - standing.results)
+            state = fabric.cores[0].state(0, DATA)
+            seen.append(state.sent_ahead - state.results)
             network.at(network.now + 100 * MICROSECOND, look)
 
         network.at(start + 2000 * MICROSECOND, look)
@@ -148,7 +148,7 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
         return max(seen[len(seen) // 2 : len(seen) * 9 // 10])
 
     assert most_in_flight() <= 8
-    assert fabric.cores[0].standing(0, DATA).counters.marks > 1000
+    assert fabric.cores[0].state(0, DATA).counters.marks > 1000
     network.mark = 0.0
     assert most_in_flight() > 100
 

@@ -89,10 +89,10 @@ def test_a_subset_is_a_mesh_of_its_own() -> None:
 def test_strangers_are_sent_away() -> None:
     """Connections that say nothing, nonsense, or another job's hello do not disturb a collective."""
     with TcpRanks(3) as tcp:
-        address = tcp.meshes[0]._door.listener.getsockname()
+        address = tcp.meshes[0]._acceptor.listener.getsockname()
         strangers = [socket.create_connection(address, timeout=30) for _ in range(3)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n" * 10)
-        strangers[1].sendall(tcp.meshes[1]._door.hello(1)[:-1] + b"!")
+        strangers[1].sendall(tcp.meshes[1]._acceptor.hello(1)[:-1] + b"!")
         results = tcp.run(lambda mesh: allreduce(mesh, np.ones(10, np.float32)))
         for sock in strangers:
             sock.close()
@@ -177,13 +177,13 @@ def test_who_comes_after_the_others_gave_up_still_hears_of_whom() -> None:
     def work(mesh: Mesh) -> None:
         with mesh.operation(Call(1, "late")):
             if mesh.rank == 0:
-                hear = mesh._learn  # type: ignore[attr-defined]
+                hear = mesh._report_lost_rank  # type: ignore[attr-defined]
 
                 def learn(whom: int, why: str) -> None:
                     gave_up.set()
                     hear(whom, why)
 
-                mesh._learn = learn  # type: ignore[attr-defined]
+                mesh._report_lost_rank = learn  # type: ignore[attr-defined]
                 mesh.wait([mesh.receive(peer, np.empty(9, np.uint8)) for peer in (2, 1)])
             elif mesh.rank == 1:
                 assert gave_up.wait(30)
@@ -211,9 +211,9 @@ def test_news_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
         with mesh.operation(Call(1, "news")):
             mesh.wait([mesh.receive(0, np.empty(1, np.uint8))])
         one = tcp.meshes[1]
-        while 0 not in one._news.waits:
+        while 0 not in one._reports.waits:
             one._poll(5)
-        one._tell(1, 2, "is lost: a test")
+        one._send_report(1, 2, "is lost: a test")
         while not one._links[0].lost:
             one._poll(5)
 

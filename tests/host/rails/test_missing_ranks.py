@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
-from netfold.host.rails.ledger import Ask, Ledger, Outcome, Question
-from netfold.host.rails.missing_ranks import Roll
+from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.multirail import MultiRail
-from support.rails import Plane, Ranks, Sidelines, on_ranks
+from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
+from support.rails import FakeChannels, Plane, Ranks, on_ranks
 
 pytestmark = pytest.mark.timeout(60)
 SIZES = [1000, 1_500_000]
@@ -25,7 +25,7 @@ def impatient(world: int, seconds: float) -> Ranks:
     """Ranks that wait so long for others; but not while they come together themselves, on a busy machine."""
     ranks = Ranks([Plane(world, quiet=True), Plane(world, quiet=True)], stall=0.05)
     for rails in ranks.rails:
-        rails._roll.timeout = seconds
+        rails._detector.timeout = seconds
     return ranks
 
 
@@ -51,7 +51,7 @@ def test_a_missing_rank_is_named_with_operation_size_and_rails(
     """On every other rank, and no other rank is blamed."""
     ranks = impatient(3, 1.0)
     if lost:
-        getattr(ranks.lines, lost).add(2)
+        getattr(ranks.channels, lost).add(2)
     errors = on_ranks(3, lambda rank: fails(ranks.rails[rank], size) if rank < 2 else None)
     for rank, error in enumerate(errors[:2]):
         assert isinstance(error, kind)
@@ -67,7 +67,7 @@ def test_a_missing_rank_is_named_with_operation_size_and_rails(
 def test_a_rank_that_came_later_hears_what_the_first_found(size: int) -> None:
     """Rank 0 gives up and would be gone soon; rank 1, whose own patience is long, names rank 2 all the same."""
     ranks = impatient(3, 0.6)
-    ranks.rails[1]._roll.timeout = 1000.0
+    ranks.rails[1]._detector.timeout = 1000.0
     over = threading.Event()
 
     def call(rank: int) -> str:
@@ -99,18 +99,21 @@ def test_a_closing_rank_that_gave_up_stays_to_tell(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_that_is_behind_is_not_to_blame() -> None:
-    """Rank 1 still waits in the ranges, for rank 2: to rank 0, which is at the settlement after them, it is behind."""
-    ledgers = [Ledger(), Ledger(), Ledger()]
-    for ledger in ledgers[:2]:
-        ledger.enter(1, [0, 1])
-    ledgers[0].settle(2, 0)
-    question = Question(Ask.AGE, 2, 0)
-    assert [ledger.answer(question).outcome for ledger in ledgers[1:]] == [Outcome.BEHIND, Outcome.ABSENT]
-    roll = Roll(ledgers[0], Sidelines(3), [1, 2], timeout=1.0)
-    answers = {rank: ledgers[rank].answer(question) for rank in (1, 2)}
+    """Rank 1 still waits in the ranges, for rank 2: to rank 0, which is at the agreement after them, it is behind."""
+    states = [RankState(), RankState(), RankState()]
+    for state in states[:2]:
+        state.enter_stripes(1, [0, 1])
+    states[0].enter_agreement(2, 0)
+    question = Question(QuestionKind.AGE, 2, 0)
+    assert [state.answer(question).outcome for state in states[1:]] == [
+        AgreementOutcome.BEHIND,
+        AgreementOutcome.ABSENT,
+    ]
+    detector = MissingRankDetector(states[0], FakeChannels(3), [1, 2], timeout=1.0)
+    answers = {rank: states[rank].answer(question) for rank in (1, 2)}
     with pytest.raises(CollectiveTimeout, match=r"^nothing moved for 1 s: rank 2 answers, and has not called"):
-        roll.check(answers, [1, 2], 1.5)
-    roll.check({1: answers[1]}, [1], 1.5)
+        detector.check(answers, [1, 2], 1.5)
+    detector.check({1: answers[1]}, [1], 1.5)
     with pytest.raises(CollectiveTimeout, match="rank 1 is behind"):
-        roll.check({1: answers[1]}, [1], 2.5)
-    assert ledgers[0].gave_up
+        detector.check({1: answers[1]}, [1], 2.5)
+    assert states[0].gave_up

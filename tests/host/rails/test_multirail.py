@@ -23,7 +23,7 @@ LONG = 1_500_000
 
 
 def test_long_and_short_sums_are_exact_in_place_or_not() -> None:
-    """Sizes around every border: none, one, a block, a settlement, several chunks."""
+    """Sizes around every border: none, one, a block, a agreement, several chunks."""
     ranks = Ranks([Plane(3), Plane(3)])
     for seed, size in enumerate([0, 1, 255, 257, 10_000, 524_288, 524_289, LONG]):
         ranks.sum(size, seed, in_place=seed % 2 == 1)
@@ -142,11 +142,11 @@ def test_a_late_rank_is_no_dead_rail() -> None:
     and again: nothing dies, the sum is exact."""
     ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)])
     data = np.ones(LONG, np.int32)
-    before = len(ranks.lines.asked)
+    before = len(ranks.channels.asked)
 
     def call(rank: int) -> int:
         if rank == 2:
-            wait_for(lambda: len(ranks.lines.asked) >= before + 20)
+            wait_for(lambda: len(ranks.channels.asked) >= before + 20)
         out = np.empty_like(data)
         ranks.rails[rank].allreduce(data, out, "sum", 1)
         return int(out.min())
@@ -159,7 +159,7 @@ def test_a_late_rank_is_no_dead_rail() -> None:
 def test_a_rank_that_is_gone_is_named() -> None:
     """Its rails are dead and nobody listens there: PeerLost, long before the timeout."""
     ranks = Ranks([Plane(3, [Death(0)]), Plane(3, [Death(0)])], timeout=30.0)
-    ranks.lines.gone.add(2)
+    ranks.channels.gone.add(2)
 
     def call(rank: int) -> None:
         if rank == 2:

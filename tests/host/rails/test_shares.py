@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of rails: costs from measured calls, equal finish, no flapping, trials."""
+"""RailShares of rails: costs from measured calls, equal finish, no flapping, trials."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.rails.shares import BLOCK, GAIN, LONG, TRIAL, Estimate, Figure, Shares
+from netfold.host.rails.shares import BLOCK, GAIN, LONG, TRIAL, Estimate, Figure, RailShares
 from netfold.host.selection.cost import RailCost
 
 MB = 1 << 20
 costs = st.builds(RailCost, st.floats(0, 0.05), st.floats(1e5, 1e10))
 
 
-def shares(*rails: tuple[float, float | None]) -> Shares:
-    made = Shares([f"rail{i}" for i in range(len(rails))], join=0.0)
+def shares(*rails: tuple[float, float | None]) -> RailShares:
+    made = RailShares([f"rail{i}" for i in range(len(rails))], join=0.0)
     made.learn([Figure(*rail) for rail in rails], range(len(rails)))
     return made
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 import pytest
 
 from netfold.host.errors import NetFoldError, RailDown
-from netfold.host.rails.ledger import LOOK, Ask, Ledger, Outcome, Question
-from netfold.host.rails.missing_ranks import Roll
+from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import STALL, RailSet
+from netfold.host.rails.rank_state import MAX_LOOK_GAP, AgreementOutcome, Question, QuestionKind, RankState
+from support.rails import FakeChannels, Plane
 from support.rails import FakeRail as Fake
-from support.rails import Plane, Sidelines
 
 TIMEOUT = 10.0
 EVERY = 0.01
@@ -25,13 +25,18 @@ class Machine:
 
     def __init__(self, world: int, rails: int) -> None:
         self.now = 100.0
-        self.lines = Sidelines(world, clock=lambda: self.now)
+        self.channels = FakeChannels(world, clock=lambda: self.now)
         self.sets = [
             RailSet(
-                [Fake(Plane(world), rank) for _ in range(rails)], [f"rail{i}" for i in range(rails)],
-                self.lines.ledgers[rank],
-                Roll(self.lines.ledgers[rank], self.lines, [r for r in range(world) if r != rank], timeout=TIMEOUT),
-                None, stall=STALL, clock=lambda: self.now,
+                [Fake(Plane(world), rank) for _ in range(rails)],
+                [f"rail{i}" for i in range(rails)],
+                self.channels.states[rank],
+                MissingRankDetector(
+                    self.channels.states[rank], self.channels, [r for r in range(world) if r != rank], timeout=TIMEOUT
+                ),
+                None,
+                stall=STALL,
+                clock=lambda: self.now,
             )
             for rank in range(world)
         ]
@@ -40,8 +45,8 @@ class Machine:
         """(rank, rail) -> why it was given up there."""
         for rails_ in self.sets:
             rails_.position = 1
-        for ledger in self.lines.ledgers:
-            ledger.enter(1, range(rails))
+        for state in self.channels.states:
+            state.enter_stripes(1, range(rails))
 
     def look(self, order: Callable[[Collection[tuple[int, int]]], list[tuple[int, int]]] = sorted) -> None:
         """Every waiting rail of every rank looks once."""
@@ -52,7 +57,7 @@ class Machine:
                 watch(self.moved[rank, rail])
             except NetFoldError as error:
                 self.lost[rank, rail] = error
-                self.lines.ledgers[rank].left(rail, failure=error)
+                self.channels.states[rank].leave_rail(rail, failure=error)
 
     def passes(self, seconds: float, moving: Collection[int] = ()) -> None:
         """Time in which all look every 10 ms, and on these rails something moves on every rank."""
@@ -75,18 +80,18 @@ def test_ranks_that_stood_still_give_up_nothing(seconds: float) -> None:
         machine.look()
         machine.passes(0.02, moving=[0, 1])
     assert machine.lost == {}
-    assert all(ledger.quiet(rail) <= LOOK for ledger in machine.lines.ledgers for rail in (0, 1))
+    assert all(state.quiet_seconds(rail) <= MAX_LOOK_GAP for state in machine.channels.states for rail in (0, 1))
 
 
 def test_some_ranks_that_stood_still_give_up_nothing() -> None:
     """Rank 2 was stopped, the others were not: they wait for it, and it finds nothing dead when it is back."""
     machine = Machine(3, 2)
     machine.passes(0.05, moving=[0, 1])
-    machine.lines.deaf.add(2)
+    machine.channels.deaf.add(2)
     for _ in range(100):
         machine.now += EVERY
         machine.look(lambda keys: [key for key in keys if key[0] != 2])
-    machine.lines.deaf.clear()
+    machine.channels.deaf.clear()
     machine.look()
     machine.passes(0.05, moving=[0, 1])
     assert machine.lost == {}
@@ -124,17 +129,17 @@ def test_when_all_is_silent_one_rail_is_kept_until_the_timeout(rails: int, backw
 
 def test_the_arbiter_grants_all_rails_but_the_last() -> None:
     """Whoever asks first; a grant stays until every rank has told what it gave up, and does not outlive the rail."""
-    ledger = Ledger()
-    ledger.alive([0, 1, 2])
+    state = RankState()
+    state.set_live([0, 1, 2])
 
     def may(rail: int) -> bool:
-        return ledger.answer(Question(Ask.GIVE_UP, 1, rail)).outcome is Outcome.VOID
+        return state.answer(Question(QuestionKind.GIVE_UP, 1, rail)).outcome is AgreementOutcome.ABORTED
 
     assert [may(1), may(1), may(0), may(2)] == [True, True, True, False]
-    ledger.alive([1, 2])
+    state.set_live([1, 2])
     assert [may(2), may(1)] == [False, True], "rail 1 stays granted"
-    ledger.alive([1, 2], told=True)
+    state.set_live([1, 2], told=True)
     assert [may(2), may(1)] == [True, False]
     assert may(0), "it is down already"
-    ledger.alive([0, 1, 2])
+    state.set_live([0, 1, 2])
     assert may(1), "rail 0 is back, and counts"

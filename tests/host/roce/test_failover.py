@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.roce.failover import Detours
-from netfold.host.roce.native import ANSWERED, STALLED, Endpoint, Pair
-from netfold.host.roce.source_ports import Ways
+from netfold.host.roce.failover import PathFailover
+from netfold.host.roce.native import ANSWERED, STALLED, Connection, Endpoint
+from netfold.host.roce.source_ports import SourcePorts
 from netfold.wire.paths import Paths, Reach
 from netfold.wire.roce import Opcode
 from support.roce import PORT, Datagram, Wires, Writer, address, some_bytes
@@ -34,18 +34,20 @@ class Leaf:
         for end in self.wires.endpoints:
             end.ports(self.ports)
         sender = self.wires.endpoints[0]
-        ways = Ways(self.ports, range(1, peers + 1))
-        ways.adopt(Paths(1, self.ports, [], [Reach(peer, "leaf2", self.ports) for peer in range(1, peers + 1)]))
-        self.detours = Detours(sender, ways, me="test", quiet=nullcontext, clock=lambda: self.wires.network.now)
+        source_ports = SourcePorts(self.ports, range(1, peers + 1))
+        source_ports.adopt(Paths(1, self.ports, [], [Reach(peer, "leaf2", self.ports) for peer in range(1, peers + 1)]))
+        self.failover = PathFailover(
+            sender, source_ports, me="test", locked=nullcontext, clock=lambda: self.wires.network.now
+        )
         self.writers = []
         self.blamed: list[tuple[int, int]] = []
         self.handled = 0
         for peer in range(1, peers + 1):
             psn, other, port = peer * 1000, peer * 2000, self.ports[0]
-            sender.connect(Pair(address(peer), 0x800000 + peer, 0x700000 + peer, port, psn, other))
+            sender.connect(Connection(address(peer), 0x800000 + peer, 0x700000 + peer, port, psn, other))
             self.wires.endpoints[peer].connect(
-                Pair(address(0), 0x700000 + peer, 0x800000 + peer, self.ports[0], other, psn))
-            self.detours.add(peer - 1, peer, port)
+                Connection(address(0), 0x700000 + peer, 0x800000 + peer, self.ports[0], other, psn))
+            self.failover.add(peer - 1, peer, port)
             self.writers.append(Writer(self.wires, 0, peer, peer - 1, [some_bytes(peer, nbytes)]))
         self.paths: Callable[[Datagram], int | None] = lambda datagram: 0
         """Nanoseconds that a packet takes longer, by its path; None: it is swallowed."""
@@ -88,15 +90,15 @@ class Leaf:
     def _look(self) -> None:
         for event in self.wires.events[0][self.handled :]:
             if event.what == STALLED:
-                self.detours.stalled(event)
+                self.failover.stalled(event)
             elif event.what == ANSWERED:
-                self.detours.answered(event)
+                self.failover.answered(event)
         self.handled = len(self.wires.events[0])
-        self.blamed += self.detours.proven()
+        self.blamed += self.failover.confirmed_failures()
 
     def stalled(self) -> float:
         """Milliseconds, the longest that any queue pair stood still."""
-        return max(self.wires.endpoints[0].standing(n).stalled for n in range(len(self.writers))) / MILLISECOND
+        return max(self.wires.endpoints[0].state(n).stalled for n in range(len(self.writers))) / MILLISECOND
 
 
 @pytest.mark.parametrize("peers", [1, 2, 5])
@@ -118,7 +120,7 @@ def test_what_others_found_out_is_not_waited_for() -> None:
     cut, told = 5 * MILLISECOND, 25 * MILLISECOND
     leaf.paths = lambda d: None if d.source_port == PORT and leaf.wires.network.now >= cut else 0
     news = Paths(2, leaf.ports, [], [Reach(peer, "leaf2", leaf.ports[1:]) for peer in (1, 2, 3)])
-    leaf.wires.network.at(told, lambda: leaf.detours.narrow(news))
+    leaf.wires.network.at(told, lambda: leaf.failover.restrict(news))
     leaf.run()
     assert not leaf.blamed
     assert leaf.wires.count(0, STALLED) == 0
@@ -179,7 +181,7 @@ def test_a_path_slower_than_any_timer_is_not_flooded(peers: int, delay: int) -> 
                            delay=delay * MILLISECOND)
     leaf.run()
     for pair in range(peers):
-        s = leaf.wires.endpoints[0].standing(pair)
+        s = leaf.wires.endpoints[0].state(pair)
         print(f"{s.sent=} {s.retransmitted=} {s.timeouts=} {s.srtt=} {leaf.wires.network.now=}")
         assert s.srtt >= 200 * MILLISECOND
         assert s.retransmitted < s.posted / 10

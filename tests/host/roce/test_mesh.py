@@ -92,7 +92,7 @@ def test_messages_split_over_queue_pairs_and_other_packet_sizes(options: dict[st
     sizes = [100_003, 7, 50_000]
     with RoceRanks(4, **options) as ranks:
         check_sums(ranks.run(allreduce("ring", sizes, 4)), sizes)
-        data = ranks.roce[0].standings()[1][1:]
+        data = ranks.roce[0].queue_pair_states()[1][1:]
         assert len(data) == options.get("queue_pairs", 1)
         assert all(pair.acknowledged > 0 for pair in data)
 
@@ -122,7 +122,7 @@ def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
         for sock in receivers(ranks):
             lose(sock, 0.02)
         check_sums(ranks.run(allreduce("ring", sizes, 3)), sizes)
-        pairs = [pair for mesh in ranks.roce for ends in mesh.standings().values() for pair in ends]
+        pairs = [pair for mesh in ranks.roce for ends in mesh.queue_pair_states().values() for pair in ends]
         assert sum(pair.retransmitted for pair in pairs) > 0
 
 
@@ -234,7 +234,7 @@ def test_that_a_path_stands_still_is_no_movement(stay: bool) -> None:
         for sock in receivers(ranks):
             lose(sock, 1 - 2**-32)
         results = ranks.run(allreduce("ring", [1000], 2), timeout=60)
-        left = [port for mesh in ranks.roce for port in mesh.ports if mesh.ways.is_suspect(1 - mesh.rank, port)]
+        left = [port for mesh in ranks.roce for port in mesh.ports if mesh.source_ports.is_suspect(1 - mesh.rank, port)]
     for result in results:
         assert isinstance(result, CollectiveTimeout), results
     assert stay == (not left)
@@ -274,10 +274,10 @@ def test_impossible_settings_are_refused() -> None:
         settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 32}, {"ports": [7000, 7000]}]
         for bad in settings:
             with pytest.raises(ValueError, match="expected"):
-                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._door.listener, timeout=1, **bad)
+                RoceMesh(ranks.roce[0]._plan, ranks.roce[0]._acceptor.listener, timeout=1, **bad)
         twice = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.9", "x:1"), Peer(1, "127.0.0.9", "x:2")], [])
         with pytest.raises(PlanError, match="one for each rank"):
-            RoceMesh(twice, ranks.roce[0]._door.listener, timeout=1)
+            RoceMesh(twice, ranks.roce[0]._acceptor.listener, timeout=1)
         with pytest.raises(ValueError, match="expected another rank"):
             ranks.roce[0].pin(0, 0, ranks.roce[0].ports[0])
 
@@ -321,7 +321,7 @@ def test_a_message_over_tcp_where_queue_pairs_are_is_named_at_once() -> None:
             mesh.wait([mesh.receive(1 - mesh.rank, np.empty(9, np.uint8))])
 
     with TcpRanks(2, timeout=100) as ranks:
-        plan, listener = ranks.meshes[0]._plan, ranks.meshes[0]._door.listener
+        plan, listener = ranks.meshes[0]._plan, ranks.meshes[0]._acceptor.listener
         ranks.meshes[0] = RoceMesh(plan, listener, timeout=100)
         roce, tcp = ranks.run(work, timeout=90)
     assert isinstance(roce, RankMismatch)

@@ -84,7 +84,7 @@ def test_a_path_that_dies_is_blamed_and_left() -> None:
     wires.run(lambda: doomed.done() and other.done())
     doomed.check()
     other.check()
-    assert BLAMED <= wires.endpoints[0].standing(0).stalled < 200 * MILLISECOND
+    assert BLAMED <= wires.endpoints[0].state(0).stalled < 200 * MILLISECOND
 
 
 def test_a_peer_that_is_silent_everywhere_gets_more_time() -> None:
@@ -111,7 +111,7 @@ def test_losses_alone_blame_nobody() -> None:
     writer = Writer(wires, 0, 1, 0, [some_bytes(5, 2_000_000)])
     wires.run(writer.done)
     writer.check()
-    assert wires.endpoints[0].standing(0).timeouts > 0
+    assert wires.endpoints[0].state(0).timeouts > 0
     assert wires.count(0, STALLED) == 0
 
 
@@ -123,7 +123,7 @@ def test_idle_time_is_no_stall() -> None:
         writer = Writer(wires, 0, 1, 0, [some_bytes(seed, 5_000)])
         wires.run(writer.done)
         wires.network.step(wires.network.now + 1000 * MILLISECOND)
-    assert wires.endpoints[0].standing(0).stalled < MILLISECOND
+    assert wires.endpoints[0].state(0).stalled < MILLISECOND
 
 
 # ---- REPS ------------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_every_packet_is_answered_by_its_own_port() -> None:
     wires.drain()
     asked = len(wires.sent)
     wires.network.step(5 * MILLISECOND)
-    assert (asked, wires.endpoints[1].standing(0).received) == (20, 20), "all arrived before any was answered"
+    assert (asked, wires.endpoints[1].state(0).received) == (20, 20), "all arrived before any was answered"
     wires.drain()
     answers = list(zip(wires.ports[asked:], wires.sent[asked:], strict=True))
     assert Counter(port for port, _ in answers) == Counter(wires.ports[:asked])
@@ -198,9 +198,9 @@ def test_ports_of_a_dead_path_are_avoided_after_a_time_out(dead: int) -> None:
     writer = Writer(wires, 0, 1, 0, [some_bytes(8, 6_000_000)])
     wires.run(writer.done)
     writer.check()
-    standing = wires.endpoints[0].standing(0)
-    print(standing.timeouts, standing.stalled / MILLISECOND, data_ports(wires))
-    assert standing.timeouts > 0
+    state = wires.endpoints[0].state(0)
+    print(state.timeouts, state.stalled / MILLISECOND, data_ports(wires))
+    assert state.timeouts > 0
     assert wires.count(0, STALLED) == 0
     before = len(wires.ports)
     again = Writer(wires, 0, 1, 0, [some_bytes(9, 1_000_000)])

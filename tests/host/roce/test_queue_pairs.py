@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Endpoint, Pair
+from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
 from support.roce import Wires, Writer, address, connect
@@ -93,7 +93,7 @@ def test_without_faults_each_packet_leaves_once_with_the_right_opcode_and_paddin
     assert [parse(p)[0] for p in data] == [only, only, first, last, first, middle, middle, last, first, middle, last]
     assert [parse(p)[1] for p in data] == [3, 0, 0, 3, 0, 0, 0, 0, 0, 0, 1]
     assert struct.unpack_from("!QII", data[2], 12) == (1025, writer.key, 1025)
-    assert wires.endpoints[0].standing(0).retransmitted == 0
+    assert wires.endpoints[0].state(0).retransmitted == 0
 
 
 def lose_nth(wires: Wires, opcode: int, which: set[int]) -> None:
@@ -119,8 +119,8 @@ def test_only_what_is_missing_goes_again() -> None:
     writer = Writer(wires, 0, 1, 0, messages(6, [200 * 1024]))
     wires.run(writer.done)
     writer.check()
-    standing = wires.endpoints[0].standing(0)
-    assert (standing.retransmitted, standing.timeouts, standing.naks) == (3, 0, 3)
+    state = wires.endpoints[0].state(0)
+    assert (state.retransmitted, state.timeouts, state.naks) == (3, 0, 3)
 
 
 def test_payloads_wait_for_a_lost_first_packet() -> None:
@@ -130,7 +130,7 @@ def test_payloads_wait_for_a_lost_first_packet() -> None:
     writer = Writer(wires, 0, 1, 0, messages(7, [20 * 1024]))
     wires.run(writer.done)
     writer.check()
-    assert wires.endpoints[0].standing(0).retransmitted == 1
+    assert wires.endpoints[0].state(0).retransmitted == 1
 
 
 def test_a_lost_last_acknowledgement_is_repeated_on_request() -> None:
@@ -140,8 +140,8 @@ def test_a_lost_last_acknowledgement_is_repeated_on_request() -> None:
     writer = Writer(wires, 0, 1, 0, messages(8, [100]))
     wires.run(writer.done)
     writer.check()
-    assert wires.endpoints[0].standing(0).timeouts == 1
-    assert wires.endpoints[1].standing(0).duplicates == 1
+    assert wires.endpoints[0].state(0).timeouts == 1
+    assert wires.endpoints[1].state(0).duplicates == 1
 
 
 def test_reordering_below_the_threshold_repeats_nothing() -> None:
@@ -151,7 +151,7 @@ def test_reordering_below_the_threshold_repeats_nothing() -> None:
     writer = Writer(wires, 0, 1, 0, messages(9, [500 * 1024]))
     wires.run(writer.done)
     writer.check()
-    assert wires.endpoints[0].standing(0).retransmitted == 0
+    assert wires.endpoints[0].state(0).retransmitted == 0
 
 
 def test_marks_come_back_and_shrink_the_window() -> None:
@@ -162,12 +162,12 @@ def test_marks_come_back_and_shrink_the_window() -> None:
     writer.check()
     acks = [p for p in wires.sent if parse(p)[0] == Opcode.ACKNOWLEDGE]
     assert sum(bool(p[4] & 0x40) for p in acks) > len(acks) / 2
-    marked = wires.endpoints[0].standing(0)
+    marked = wires.endpoints[0].state(0)
     assert marked.marks > 0
     clean = pair_of(window=64)
     other = Writer(clean, 0, 1, 0, messages(10, [2_000_000]))
     clean.run(other.done)
-    assert marked.allowed < 8 < clean.endpoints[0].standing(0).allowed
+    assert marked.allowed < 8 < clean.endpoints[0].state(0).allowed
 
 
 def test_many_pairs_share_an_endpoint_fairly() -> None:
@@ -178,8 +178,8 @@ def test_many_pairs_share_an_endpoint_fairly() -> None:
     for peer, count in ((1, 2), (2, 1), (3, 1)):
         for extra in range(count):
             number = 16 * peer + extra
-            mine = ends[0].connect(Pair(address(peer), 0x800 + number, 0x400 + number, 50_000, number, 99))
-            theirs = ends[peer].connect(Pair(address(0), 0x400 + number, 0x800 + number, 50_001, 99, number))
+            mine = ends[0].connect(Connection(address(peer), 0x800 + number, 0x400 + number, 50_000, number, 99))
+            theirs = ends[peer].connect(Connection(address(0), 0x400 + number, 0x800 + number, 50_001, 99, number))
             assert theirs == extra
             writers.append(Writer(wires, 0, peer, mine, messages(number, [300 * 1024])))
     wires.run(lambda: all(writer.done() for writer in writers))
@@ -228,7 +228,7 @@ def test_a_forgotten_key_never_opens_the_next_region() -> None:
 def test_hostile_datagrams_change_nothing_outside_of_regions(data: bytes, opcode: int, qp: int) -> None:
     """Any bytes behind a plausible header: no crash, no write beyond the region, at worst the connection breaks."""
     endpoint = Endpoint(address(0), window=16)
-    endpoint.connect(Pair(address(1), 2, 1, 50_000, 0, 0))
+    endpoint.connect(Connection(address(1), 2, 1, 50_000, 0, 0))
     memory = np.zeros(3 * 4096, np.uint8)
     endpoint.register(memory[4096:].ctypes.data, 4096)
     head = roce.BTH.pack(opcode, 0, roce.PKEY, qp, int.from_bytes(data[:1], "big") % 32)

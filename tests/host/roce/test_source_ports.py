@@ -6,94 +6,103 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.host.roce.source_ports import MOST_PAIRS, SPLIT, Cut, Way, Ways
+from netfold.host.roce.source_ports import LEAST_PART, MOST_QUEUE_PAIRS, MessagePart, SourcePorts, WeightedPort
 from netfold.wire.paths import Paths, Piece, Reach
 
 PORTS = [61441, 61442, 61443, 61444]
 
 
-def planned() -> Ways:
+def planned() -> SourcePorts:
     """Peer 1 shares our leaf, 2 and 3 are under b, 4 under c; peer 2 has two pieces, 3 and 4 one."""
-    ways = Ways(PORTS, range(1, 5))
+    source_ports = SourcePorts(PORTS, range(1, 5))
     pieces = [Piece(2, 0, 30, PORTS[0]), Piece(2, 30, 10, PORTS[1]), Piece(3, 0, 40, PORTS[0]),
               Piece(4, 0, 40, PORTS[0])]
     reaches = [Reach(1, "a", []), Reach(2, "b", PORTS), Reach(3, "b", PORTS), Reach(4, "c", PORTS)]
-    ways.adopt(Paths(1, PORTS, pieces, reaches))
-    return ways
+    source_ports.adopt(Paths(1, PORTS, pieces, reaches))
+    return source_ports
 
 
 def test_messages_are_cut_as_planned() -> None:
     """Ports and weights of each peer's pieces; none for peers that nothing was planned for."""
-    ways = planned()
-    assert list(ways.to(2)) == [Way(PORTS[0], 30), Way(PORTS[1], 10)]
-    assert not ways.to(1)
-    assert ways.most() == 2
+    source_ports = planned()
+    assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 30), WeightedPort(PORTS[1], 10)]
+    assert not source_ports.weighted_ports(1)
+    assert source_ports.most_ports() == 2
 
 
 def test_a_dead_path_is_left_to_all_peers_under_that_leaf() -> None:
     """Its pieces move, others stay, and what goes to other leaves stays as well."""
-    ways = planned()
-    ways.leave(2, PORTS[0])
-    assert all(way.port != PORTS[0] for peer in (2, 3) for way in ways.to(peer))
-    assert ways.to(2)[1] == Way(PORTS[1], 10)
-    assert list(ways.to(4)) == [Way(PORTS[0], 40)]
-    assert ways.is_suspect(3, PORTS[0])
-    assert not ways.is_suspect(4, PORTS[0])
+    source_ports = planned()
+    source_ports.suspect(2, PORTS[0])
+    assert all(way.port != PORTS[0] for peer in (2, 3) for way in source_ports.weighted_ports(peer))
+    assert source_ports.weighted_ports(2)[1] == WeightedPort(PORTS[1], 10)
+    assert list(source_ports.weighted_ports(4)) == [WeightedPort(PORTS[0], 40)]
+    assert source_ports.is_suspect(3, PORTS[0])
+    assert not source_ports.is_suspect(4, PORTS[0])
 
 
 def test_what_leaves_a_dead_path_does_not_all_take_the_same_other_one() -> None:
     """Peers begin at different ones."""
-    ways = planned()
-    ways.leave(2, PORTS[0])
-    assert ways.to(2)[0].port != ways.to(3)[0].port
+    source_ports = planned()
+    source_ports.suspect(2, PORTS[0])
+    assert source_ports.weighted_ports(2)[0].port != source_ports.weighted_ports(3)[0].port
 
 
 def test_a_new_plan_clears_suspicions() -> None:
     """They are the controller's business by then."""
-    ways = planned()
-    ways.leave(2, PORTS[0])
-    ways.adopt(Paths(2, PORTS, [Piece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
-    assert list(ways.to(2)) == [Way(PORTS[0], 40)]
+    source_ports = planned()
+    source_ports.suspect(2, PORTS[0])
+    source_ports.adopt(Paths(2, PORTS, [Piece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
+    assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 40)]
 
 
 def test_what_the_controller_says_meanwhile_holds_until_the_next_plan() -> None:
     """A path that it leads no more is left for that leaf, by what was cut for it too, and an answer that comes over it
     late does not bring it back."""
-    ways = planned()
-    ways.narrow(Paths(2, PORTS, [], [Reach(1, "a", []), Reach(2, "b", PORTS[1:]), Reach(3, "b", PORTS[1:]),
+    source_ports = planned()
+    source_ports.restrict(Paths(2, PORTS, [], [Reach(1, "a", []), Reach(2, "b", PORTS[1:]), Reach(3, "b", PORTS[1:]),
                                      Reach(4, "c", PORTS)]))
-    assert [way.weight for way in ways.to(2)] == [30, 10]
+    assert [way.weight for way in source_ports.weighted_ports(2)] == [30, 10]
     for late in (False, True):
         if late:
-            ways.absolve(2, PORTS[0])
-        assert all(way.port != PORTS[0] for peer in (2, 3) for way in ways.to(peer))
-        assert ways.instead(2, PORTS[0]) != PORTS[0]
-        assert list(ways.to(4)) == [Way(PORTS[0], 40)]
-    ways.adopt(Paths(3, PORTS, [Piece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
-    assert list(ways.to(2)) == [Way(PORTS[0], 40)]
+            source_ports.clear_suspicion(2, PORTS[0])
+        assert all(way.port != PORTS[0] for peer in (2, 3) for way in source_ports.weighted_ports(peer))
+        assert source_ports.usable_port(2, PORTS[0]) != PORTS[0]
+        assert list(source_ports.weighted_ports(4)) == [WeightedPort(PORTS[0], 40)]
+    source_ports.adopt(Paths(3, PORTS, [Piece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
+    assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 40)]
 
 
 def test_a_message_is_cut_by_its_ways() -> None:
-    """As planned on whole packets; a short one stays whole, by one of its ways; what stays under the leaf has one
-    lane, and what nothing was planned for all of them."""
-    ways = planned()
-    assert ways.cut(2, 64_000, lanes=4, mtu=1000) == [Cut(0, 0, 48_000), Cut(1, 48_000, 64_000)]
-    ((lane, first, last),) = ways.cut(2, SPLIT, lanes=4, mtu=1000)
-    assert (first, last) == (0, SPLIT)
+    """As planned on whole packets; a short one stays whole, by one of its source_ports; what stays under the leaf has
+    one lane, and what nothing was planned for all of them."""
+    source_ports = planned()
+    assert source_ports.split(2, 64_000, lanes=4, mtu=1000) == [
+        MessagePart(0, 0, 48_000),
+        MessagePart(1, 48_000, 64_000),
+    ]
+    ((lane, first, last),) = source_ports.split(2, LEAST_PART, lanes=4, mtu=1000)
+    assert (first, last) == (0, LEAST_PART)
     assert lane < 2
-    assert ways.cut(1, 1_000_000, lanes=4, mtu=1000) == [Cut(0, 0, 1_000_000)]
-    bare = Ways(PORTS, [1])
-    assert {cut.lane for cut in bare.cut(1, 1_000_000, lanes=4, mtu=1000)} == {0, 1, 2, 3}
+    assert source_ports.split(1, 1_000_000, lanes=4, mtu=1000) == [MessagePart(0, 0, 1_000_000)]
+    bare = SourcePorts(PORTS, [1])
+    assert {cut.lane for cut in bare.split(1, 1_000_000, lanes=4, mtu=1000)} == {0, 1, 2, 3}
 
 
-@given(nbytes=st.integers(1, 2**32), lanes=st.integers(1, MOST_PAIRS), mtu=st.sampled_from([256, 1024, 4096]),
+@given(nbytes=st.integers(1, 2**32), lanes=st.integers(1, MOST_QUEUE_PAIRS), mtu=st.sampled_from([256, 1024, 4096]),
        weights=st.lists(st.integers(1, 10**6), max_size=4))
 def test_cuts_are_the_message(nbytes: int, lanes: int, mtu: int, weights: list[int]) -> None:
     """Back to back, none empty, on packets' ends but for the last, on lanes that there are."""
-    ways = Ways(PORTS, [1])
-    ways.adopt(Paths(1, PORTS, [Piece(1, 0, weight, port) for weight, port in zip(weights, PORTS, strict=False)],
-                     [Reach(1, "b", PORTS)]))
-    cuts = ways.cut(1, nbytes, lanes=lanes, mtu=mtu)
+    source_ports = SourcePorts(PORTS, [1])
+    source_ports.adopt(
+        Paths(
+            1,
+            PORTS,
+            [Piece(1, 0, weight, port) for weight, port in zip(weights, PORTS, strict=False)],
+            [Reach(1, "b", PORTS)],
+        )
+    )
+    cuts = source_ports.split(1, nbytes, lanes=lanes, mtu=mtu)
     assert [cut.first for cut in cuts] == [0, *(cut.last for cut in cuts[:-1])]
     assert cuts[-1].last == nbytes
     assert all(cut.first < cut.last and cut.first % mtu == 0 for cut in cuts)
@@ -104,23 +113,23 @@ def test_cuts_are_the_message(nbytes: int, lanes: int, mtu: int, weights: list[i
 def test_there_is_always_a_way(stalls: list[tuple[int, int]]) -> None:
     """Whatever paths stall in whatever order: every message still leaves by one of the ports, in parts that are those
     of the plan, and the path that stalled last is never the one taken, nor another suspect while one is not."""
-    ways = planned()
+    source_ports = planned()
     for peer, port in stalls:
-        ways.leave(peer, port)
-        assert ways.instead(peer, port) != port
-        assert [way.weight for way in ways.to(2)] == [30, 10]
-        assert all(way.port in PORTS for p in range(1, 5) for way in ways.to(p))
+        source_ports.suspect(peer, port)
+        assert source_ports.usable_port(peer, port) != port
+        assert [way.weight for way in source_ports.weighted_ports(2)] == [30, 10]
+        assert all(way.port in PORTS for p in range(1, 5) for way in source_ports.weighted_ports(p))
         for p in range(2, 5):
-            alive = [port for port in PORTS if not ways.is_suspect(p, port)]
-            assert not alive or all(way.port in alive for way in ways.to(p))
+            alive = [port for port in PORTS if not source_ports.is_suspect(p, port)]
+            assert not alive or all(way.port in alive for way in source_ports.weighted_ports(p))
 
 
 def test_where_all_are_suspect_each_gets_its_turn() -> None:
     """The one that was blamed longest ago is next; one that answers takes everything."""
-    ways = planned()
+    source_ports = planned()
     for port in (*PORTS, *PORTS[:2]):
-        ways.leave(2, port)
-    assert ways.instead(2, PORTS[1]) == PORTS[2]
-    ways.absolve(3, PORTS[1])
-    assert {ways.instead(peer, port) for peer in (2, 3) for port in PORTS} == {PORTS[1]}
-    assert {way.port for peer in (2, 3) for way in ways.to(peer)} == {PORTS[1]}
+        source_ports.suspect(2, port)
+    assert source_ports.usable_port(2, PORTS[1]) == PORTS[2]
+    source_ports.clear_suspicion(3, PORTS[1])
+    assert {source_ports.usable_port(peer, port) for peer in (2, 3) for port in PORTS} == {PORTS[1]}
+    assert {way.port for peer in (2, 3) for way in source_ports.weighted_ports(peer)} == {PORTS[1]}

@@ -18,12 +18,12 @@ from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.selection.choice import INNET, MARGIN, TIMED, Setting, choose
 from netfold.host.selection.chooser import CHOSEN
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import AGAIN, BUDGET, LONG_TURNS, TOTAL, TURNS, Measured, time_algorithms
 from support.collectives import values
 from support.host import everyone, loopback_job
 
-LINK = Link(1e-4, 1e-9)
+LINK = LinkCost(1e-4, 1e-9)
 SMALL, LARGE = 1000, 500_000
 """Elements of float32: one way is cheaper, the other."""
 # Folding costs 10 ms whatever the size, a ring 1 ms for 4 KB and 100 ms for 2 MB.
@@ -179,9 +179,9 @@ def test_slow_links_are_measured_in_bounded_time(milliseconds: int) -> None:
             return one
 
         once = milliseconds * 1e-3
-        ways = {"ring": way(once), "mesh2d": way(1.75 * once), "double_binary_tree": way(5 * once)}
+        algorithms = {"ring": way(once), "mesh2d": way(1.75 * once), "double_binary_tree": way(5 * once)}
         with mesh.operation(Call(1, "timing")):
-            timed = time_algorithms(mesh, ways, lambda nbytes: dict.fromkeys(ways, once), clock=lambda: now)
+            timed = time_algorithms(mesh, algorithms, lambda nbytes: dict.fromkeys(algorithms, once), clock=lambda: now)
         ends.append(now)
         return timed
 
@@ -233,9 +233,9 @@ def test_who_leads_by_luck_loses_the_lead() -> None:
             nonlocal now
             now += 1.5e-3
 
-        ways = {"ring": lucky, "mesh2d": steady}
+        algorithms = {"ring": lucky, "mesh2d": steady}
         with mesh.operation(Call(1, "timing")):
-            return time_algorithms(mesh, ways, lambda nbytes: dict.fromkeys(ways, 1e-3), clock=lambda: now)
+            return time_algorithms(mesh, algorithms, lambda nbytes: dict.fromkeys(algorithms, 1e-3), clock=lambda: now)
 
     first, second = values(MemoryFabric(2).run(time))
     assert first == second
@@ -245,7 +245,7 @@ def test_who_leads_by_luck_loses_the_lead() -> None:
 def test_long_tensors_take_the_ring_unless_another_way_is_clearly_cheaper() -> None:
     """A way that was quick at the longest size timed, beside its model, is not taken for quick at longer ones, whose
     bytes decide; at the sizes timed it is taken."""
-    link, last = Link(1e-4, 8e-9), TIMED[-1]
+    link, last = LinkCost(1e-4, 8e-9), TIMED[-1]
     model = dict(choose(last, Setting(4, link)).candidates)
     lucky = {"ring": {last: model["ring"]}, "double_binary_tree": {last: 0.6 * model["double_binary_tree"]},
              "mesh2d": {last: 0.95 * model["mesh2d"]}}

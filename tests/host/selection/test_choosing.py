@@ -26,14 +26,14 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 from netfold.host.selection import choice, chooser
 from netfold.host.selection.calibration import share
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured, measure, time_algorithms
 from netfold.host.selection.peers import KNOWN, Peers
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import values
 from support.host import everyone, loopback_job
 
-SLOW = Measured(Link(1e-4, 1e-8), 1.0)
+SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 
 
 def test_all_ranks_measure_the_same_and_choose_alike() -> None:
@@ -61,7 +61,7 @@ def test_figures_are_kept_for_the_next_run_on_the_same_fabric(
 
     def figures(mesh: Mesh) -> Measured:
         calls.append(mesh.rank)
-        return Measured(Link(mesh.size / 1024, 1e-8), 1.0)
+        return Measured(LinkCost(mesh.size / 1024, 1e-8), 1.0)
 
     monkeypatch.setattr(chooser, "measure", figures)
     timed = {"ring": {4096: 0.5}}
@@ -75,7 +75,7 @@ def test_figures_are_kept_for_the_next_run_on_the_same_fabric(
 
     first = measured(3)
     assert sorted(calls) == [0, 1, 2]
-    assert measured(3) == first == Measured(Link(3 / 1024, 1e-8), 1.0, timed=timed)
+    assert measured(3) == first == Measured(LinkCost(3 / 1024, 1e-8), 1.0, timed=timed)
     assert len(calls) == 3, "read, not measured"
     assert measured(4).link.alpha == 4 / 1024
     assert len(calls) == 7
@@ -95,11 +95,11 @@ def test_figures_that_one_rank_has_are_everybodys(known: list[int]) -> None:
 
     def work(mesh: Mesh) -> Measured | None:
         alpha = (mesh.rank + 1) / 1024
-        ours = Measured(Link(alpha, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if mesh.rank in known else None
+        ours = Measured(LinkCost(alpha, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if mesh.rank in known else None
         with mesh.operation(Call(1, "sharing")):
             return share(mesh, ours)
 
-    first = Measured(Link((known[0] + 1) / 1024, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if known else None
+    first = Measured(LinkCost((known[0] + 1) / 1024, 1e-8), 1.0, timed={"ring": {4096: 1e-3}}) if known else None
     assert values(MemoryFabric(3).run(work)) == [first] * 3
 
 
@@ -211,11 +211,11 @@ def test_a_group_times_its_algorithms_and_all_ranks_read_the_same() -> None:
     def work(mesh: Mesh) -> Measured:
         ticks = count()
         peers = Peers(mesh)
-        links = Measured(Link(1e-4, 1e-9), 1.0)
-        ways = {name: way(peers, name) for name in ("ring", "recursive_doubling", "parameter_server")}
+        links = Measured(LinkCost(1e-4, 1e-9), 1.0)
+        algorithms = {name: way(peers, name) for name in ("ring", "recursive_doubling", "parameter_server")}
         with mesh.operation(Call(1, "timing")):
             timed = time_algorithms(
-                mesh, ways, lambda nbytes: {"ring": nbytes * 1e-9, "recursive_doubling": nbytes * 2e-9},
+                mesh, algorithms, lambda nbytes: {"ring": nbytes * 1e-9, "recursive_doubling": nbytes * 2e-9},
                 clock=lambda: next(ticks) * 1e-3 * (mesh.rank + 1),
             )
         return replace(links, timed=timed)

@@ -23,30 +23,30 @@ from netfold.host.collectives import (
     ring,
 )
 from netfold.host.collectives.flow import Strand, even, run
-from netfold.host.innet import sufficient
+from netfold.host.innet import netreduce_conditions
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat, by_counts
 from netfold.host.operation.reduction import Reduction
 from netfold.host.selection import cost
 from netfold.host.selection.choice import Setting, choose, predict
-from netfold.host.selection.cost import Link, RailCost
+from netfold.host.selection.cost import LinkCost, RailCost
 from support.collectives import values
 
 SUM = Reduction("sum", "float32")
-LINK = Link(alpha=1e-3, beta=1e-6)
+LINK = LinkCost(alpha=1e-3, beta=1e-6)
 RANKS = st.integers(1, 64)
 NBYTES = st.integers(0, 1 << 30)
-LINKS = st.builds(Link, alpha=st.floats(0, 1e-2), beta=st.floats(0, 1e-6), gamma=st.floats(0, 1e-6))
+LINKS = st.builds(LinkCost, alpha=st.floats(0, 1e-2), beta=st.floats(0, 1e-6), gamma=st.floats(0, 1e-6))
 RAILS = st.builds(RailCost, latency=st.floats(0, 1e-2), bandwidth=st.floats(1e3, 1e10))
 
 
-def simulated(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int, link: Link = LINK) -> float:
+def simulated(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int, link: LinkCost = LINK) -> float:
     """Seconds on the clock of the slowest rank."""
     return perform(ranks, strand, nbytes, link).seconds
 
 
-def perform(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int, link: Link) -> MemoryFabric:
+def perform(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int, link: LinkCost) -> MemoryFabric:
     """Runs a strand on every rank."""
     fabric = MemoryFabric(ranks, latency=link.alpha, seconds_per_byte=link.beta)
 
@@ -79,7 +79,7 @@ def test_predictions_are_what_the_algorithms_take(name: str, ranks: int, nbytes:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7, 8, 9])
 def test_bandwidth_terms_are_the_busiest_links_bytes(ranks: int) -> None:
     """Without latency a prediction is what the busiest rank's link carries, each way, for every algorithm."""
-    nbytes, link = 4 * 504_000, Link(0.0, 1.0)
+    nbytes, link = 4 * 504_000, LinkCost(0.0, 1.0)
     workers = ranks - ranks // 3
     servers = list(range(workers, ranks))
     layout = parameter_server.shares(nbytes // 4, list(range(workers)), servers) if servers else None
@@ -150,7 +150,7 @@ def test_other_collectives_take_what_is_predicted(ranks: int) -> None:
 def test_a_grids_prediction_covers_its_bytes(ranks: int) -> None:
     """An inner rank takes more than it gives while reducing and gives more while gathering: its time is the greater."""
     nbytes = 4 * 504_000
-    predicted = cost.mesh2d(nbytes, *mesh2d.grid(ranks), Link(0.0, 1.0))
+    predicted = cost.mesh2d(nbytes, *mesh2d.grid(ranks), LinkCost(0.0, 1.0))
     sent = busiest(ranks, lambda m, d: mesh2d.allreduce(m, d, SUM), nbytes)
 
     assert predicted * 0.74 <= sent <= predicted * 1.01
@@ -158,7 +158,7 @@ def test_a_grids_prediction_covers_its_bytes(ranks: int) -> None:
 
 def busiest(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int) -> int:
     """Bytes out of, or into, the busiest rank."""
-    fabric = perform(ranks, strand, nbytes, Link(0.0, 0.0))
+    fabric = perform(ranks, strand, nbytes, LinkCost(0.0, 0.0))
     out = (sum(n for (a, _), n in fabric.bytes.items() if a == rank) for rank in range(ranks))
     into = (sum(n for (_, b), n in fabric.bytes.items() if b == rank) for rank in range(ranks))
     return max(*out, *into)
@@ -171,7 +171,7 @@ def pieces_of_all(pieces: list[slice], mesh: Mesh) -> list[slice]:
 
 # ---- the formulas among themselves ----------------------------------------------------------------------------------
 @given(nbytes=NBYTES, ranks=RANKS, link=LINKS)
-def test_nothing_beats_the_lower_bound(nbytes: int, ranks: int, link: Link) -> None:
+def test_nothing_beats_the_lower_bound(nbytes: int, ranks: int, link: LinkCost) -> None:
     """Without help from the network no allreduce moves fewer than 2(N-1)/N M bytes; folding moves M."""
     floor = 2 * (ranks - 1) / ranks * nbytes * link.beta
     for name, seconds in predict(nbytes, Setting(ranks, link)).items():
@@ -238,46 +238,46 @@ def test_byteps_figures_for_eight_workers() -> None:
 )
 def test_netreduces_sufficient_condition(gpus: int, members: int, ratio: float) -> None:
     """B_intra / B_inter above 2P(n-1) / (n(P-2)) is where folding beats a flat ring; the times agree."""
-    assert sufficient.ratio(gpus, members) == pytest.approx(ratio, abs=5e-4)
+    assert netreduce_conditions.ratio(gpus, members) == pytest.approx(ratio, abs=5e-4)
     inter = 12.5e9
     for factor, wins in ((0.995, False), (1.005, True)):
-        intra = sufficient.ratio(gpus, members) * factor * inter
-        assert sufficient.beats_ring(gpus, members, intra, inter) is wins
-        inside, across = Link(0.0, 1 / intra), Link(0.0, 1 / inter)
-        assert (sufficient.saved(1e9, gpus, members, inside, across) > 0) is wins
+        intra = netreduce_conditions.ratio(gpus, members) * factor * inter
+        assert netreduce_conditions.beats_ring(gpus, members, intra, inter) is wins
+        inside, across = LinkCost(0.0, 1 / intra), LinkCost(0.0, 1 / inter)
+        assert (netreduce_conditions.seconds_saved(1e9, gpus, members, inside, across) > 0) is wins
         # the ring's 2 (P-1) latencies are more than 2 (n-1) + 1: short tensors pay where long ones do not
-        slow, fast = Link(1e-5, 1 / inter), Link(1e-5, 1 / intra)
-        assert sufficient.saved(1e3, gpus, members, fast, slow) > 0
+        slow, fast = LinkCost(1e-5, 1 / inter), LinkCost(1e-5, 1 / intra)
+        assert netreduce_conditions.seconds_saved(1e3, gpus, members, fast, slow) > 0
 
 
 def test_pcie_fails_and_nvlink_passes_for_eight_gpus() -> None:
     """The paper's simulated machines: 15.75 GB/s and 100 GB/s inside, 12.5 GB/s outside."""
-    assert not sufficient.beats_ring(1024, 8, 15.75e9, 12.5e9)
-    assert sufficient.beats_ring(1024, 8, 100e9, 12.5e9)
-    assert not sufficient.beats_ring(2, 1, 1e9, 1.0)
-    assert sufficient.ratio(6, 1) == 0  # one rank a machine: nothing inside
+    assert not netreduce_conditions.beats_ring(1024, 8, 15.75e9, 12.5e9)
+    assert netreduce_conditions.beats_ring(1024, 8, 100e9, 12.5e9)
+    assert not netreduce_conditions.beats_ring(2, 1, 1e9, 1.0)
+    assert netreduce_conditions.ratio(6, 1) == 0  # one rank a machine: nothing inside
 
 
 @given(nbytes=NBYTES, machines=st.integers(2, 64), members=st.integers(2, 8), inside=LINKS, across=LINKS)
 def test_folding_beats_tencents_scheme_beyond_two_machines(
-    nbytes: int, machines: int, members: int, inside: Link, across: Link
+    nbytes: int, machines: int, members: int, inside: LinkCost, across: LinkCost
 ) -> None:
     """Inside they are the same; across, one pass against a ring's two: at two machines only the latency differs."""
     ours = cost.netreduce_parallel(nbytes, machines, members, inside, across)
     theirs = cost.hierarchical(nbytes, machines, members, inside, across)
     assert ours <= theirs * (1 + 1e-9)
-    free, bandwidth = Link(0.0, 0.0), Link(0.0, 1.0)
+    free, bandwidth = LinkCost(0.0, 0.0), LinkCost(0.0, 1.0)
     gap = cost.hierarchical(1, machines, members, free, bandwidth) - cost.netreduce_parallel(
         1, machines, members, free, bandwidth
     )
     assert gap == pytest.approx(2 * (machines - 1) / machines - 1)
-    assert (gap > 1e-9) is sufficient.beats_tencent(machines)
+    assert (gap > 1e-9) is netreduce_conditions.beats_tencent(machines)
 
 
 @given(nbytes=st.integers(1, 1 << 30), ranks=RANKS, alpha=st.floats(1e-7, 1e-2), beta=st.floats(1e-11, 1e-6))
 def test_the_best_segment_of_a_chain_is_best(nbytes: int, ranks: int, alpha: float, beta: float) -> None:
     """Twice and half of it cost at least as much, up to whole segments."""
-    link = Link(alpha, beta)
+    link = LinkCost(alpha, beta)
     best = cost.broadcast_chain(nbytes, ranks, link)
     segment = cost.chain_segment(nbytes, ranks, link)
     for other in (segment * 2, max(1.0, segment / 2)):  # no piece is smaller than a byte
@@ -286,7 +286,7 @@ def test_the_best_segment_of_a_chain_is_best(nbytes: int, ranks: int, alpha: flo
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
 @given(nbytes=NBYTES, ranks=RANKS, link=LINKS, contention=st.floats(1, 8))
-def test_the_choice_is_the_cheapest_candidate(nbytes: int, ranks: int, link: Link, contention: float) -> None:
+def test_the_choice_is_the_cheapest_candidate(nbytes: int, ranks: int, link: LinkCost, contention: float) -> None:
     """And says so, with every candidate."""
     choice = choose(nbytes, Setting(ranks, link, contention))
 
@@ -297,21 +297,21 @@ def test_the_choice_is_the_cheapest_candidate(nbytes: int, ranks: int, link: Lin
 
 def test_small_tensors_take_few_steps_and_large_ones_few_bytes() -> None:
     """On 8 ranks at 1 Gb/s and 50 us: recursive doubling for 1 KB, a ring for 64 MB where partners share links."""
-    link = Link(50e-6, 8e-9)
+    link = LinkCost(50e-6, 8e-9)
 
     few = choose(1 << 10, Setting(8, link), only=lambda name: name != "parameter_server")
     assert few.algorithm == "recursive_doubling"
     assert choose(64 << 20, Setting(8, link, 2)).algorithm == "ring"
     assert choose(64 << 20, Setting(8, link, fold=link)).algorithm == "innet"
-    grouped = choose(64 << 20, Setting(8, link, groups=(2, 4), inside=Link(1e-6, 1e-10)))
+    grouped = choose(64 << 20, Setting(8, link, groups=(2, 4), inside=LinkCost(1e-6, 1e-10)))
     assert grouped.algorithm == "hierarchical"
-    shared = dict(choose(64 << 20, Setting(8, link, groups=(2, 4), inside=Link(1e-6, 1e-10), fold=link)).candidates)
-    assert shared["innet"] == cost.netreduce_parallel(64 << 20, 2, 4, Link(1e-6, 1e-10), link)
+    shared = dict(choose(64 << 20, Setting(8, link, groups=(2, 4), inside=LinkCost(1e-6, 1e-10), fold=link)).candidates)
+    assert shared["innet"] == cost.netreduce_parallel(64 << 20, 2, 4, LinkCost(1e-6, 1e-10), link)
 
 
 @given(nbytes=st.integers(1 << 10, 1 << 30), ranks=st.integers(3, 256), link=LINKS)
 def test_scattered_sums_fold_where_the_rings_steps_cost_more_than_its_bytes_save(
-    nbytes: int, ranks: int, link: Link
+    nbytes: int, ranks: int, link: LinkCost
 ) -> None:
     """A ring moves (N-1)/N of what folding moves, in N-1 steps, and adds what it gets."""
     chosen = choose(nbytes, Setting(ranks, link, fold=link), collective="reduce_scatter")
@@ -324,8 +324,8 @@ def test_scattered_sums_fold_where_the_rings_steps_cost_more_than_its_bytes_save
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Link(-1, 0), "alpha=-1: expected seconds"),
-        (lambda: Link(0, float("nan")), "beta=nan"),
+        (lambda: LinkCost(-1, 0), "alpha=-1: expected seconds"),
+        (lambda: LinkCost(0, float("nan")), "beta=nan"),
         (lambda: RailCost(0, 0), "leave a dead rail out"),
         (lambda: RailCost(-1, 1), "finite latency of 0 or more"),
         (lambda: cost.equal_finish(1, []), "no rails"),
@@ -333,8 +333,8 @@ def test_scattered_sums_fold_where_the_rings_steps_cost_more_than_its_bytes_save
         (lambda: cost.byteps_shares(0, 1), "1 or more workers"),
         (lambda: cost.ring(1, 0, LINK), "1 or more ranks"),
         (lambda: cost.parameter_server(1, 2, LINK, servers=0), "servers=0"),
-        (lambda: sufficient.beats_ring(9, 2, 1, 1), "whole machines"),
-        (lambda: sufficient.beats_ring(8, 2, 0, 1), "rates above 0"),
+        (lambda: netreduce_conditions.beats_ring(9, 2, 1, 1), "whole machines"),
+        (lambda: netreduce_conditions.beats_ring(8, 2, 0, 1), "rates above 0"),
         (lambda: Setting(2, LINK, 0.5), "contention=0.5"),
         (lambda: choose(1, Setting(2, LINK), only=lambda name: False), "none of"),
     ],
@@ -348,7 +348,7 @@ def test_impossible_arguments_are_refused(call: Callable[[], object], message: s
 def test_what_was_timed_sets_the_model_right() -> None:
     """A slow algorithm's prediction rises at the sizes where it was slow, and in proportion between them; those that
     nobody has timed are expected to be as slow beside their models."""
-    link = Link(1e-4, 8e-9, 1e-10)
+    link = LinkCost(1e-4, 8e-9, 1e-10)
     model = dict(choose(1 << 20, Setting(8, link)).candidates)
     right = {"ring": {1 << 18: 1.5 * dict(choose(1 << 18, Setting(8, link)).candidates)["ring"],
                       1 << 22: 3.5 * dict(choose(1 << 22, Setting(8, link)).candidates)["ring"]}}

@@ -187,13 +187,13 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
         for step in range(STEPS):
             if stops and step == STEPS // 2:
                 saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-                assert len(saved["optimizer"]["owed"]) == 4
-                assert any(owed.any() for owed in saved["optimizer"]["owed"].values())
+                assert len(saved["optimizer"]["residual"]) == 4
+                assert any(residual.any() for residual in saved["optimizer"]["residual"].values())
                 optimizer.close()
                 model, optimizer = begin(2e-6)
                 model.load_state_dict(saved["model"])
                 if forgets:
-                    saved["optimizer"]["owed"] = {}
+                    saved["optimizer"]["residual"] = {}
                 optimizer.load_state_dict(saved["optimizer"])
             x = torch.randn(8, 16, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))
             ((model(x) - x) ** 2).mean().backward()
@@ -218,16 +218,16 @@ def test_what_is_owed_can_be_saved_and_loaded() -> None:
     with loopback_job(RANKS) as comms:
         state = NetfoldState(comms[0], lane_bits=8)
         assert state.state_dict(model) == {}
-        assert state._owed is not None
-        state._owed.of(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0).numpy()
+        assert state._residuals is not None
+        state._residuals.of(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0).numpy()
         saved = through_a_file(state.state_dict(model))
         assert set(saved) == {"0.weight", "1.weight"}
         assert saved["0.weight"].tolist() == [[3, 4], [5, 6], [7, 8]]
         other = NetfoldState(comms[0], lane_bits=8)
         other.load_state_dict(model, saved)
-        assert other._owed is not None
-        assert other._owed.of(0, [model[0].bias, model[0].weight]).tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
-        with pytest.raises(ValueError, match=r"owed to '1.bias': no parameter of this model that wants gradients"):
+        assert other._residuals is not None
+        assert other._residuals.of(0, [model[0].bias, model[0].weight]).tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
+        with pytest.raises(ValueError, match=r"residual to '1.bias': no parameter of this model that wants gradients"):
             other.load_state_dict(model, {"1.bias": torch.zeros(1)})
         with pytest.raises(ValueError, match=r"'0.bias' is torch.float32 of \(2,\): expected float32 of \(3,\)"):
             other.load_state_dict(model, {"0.bias": torch.zeros(2)})

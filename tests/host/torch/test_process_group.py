@@ -25,7 +25,7 @@ import netfold.torch  # noqa: E402
 from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.errors import Closed, CollectiveTimeout, JoinRefused, PlanError  # noqa: E402
 from netfold.host.torch.join import plan_by_store  # noqa: E402
-from netfold.host.torch.process_group import Work, create  # noqa: E402
+from netfold.host.torch.process_group import TorchWork, create  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from netfold.host.torch.tensors import as_array, reduces  # noqa: E402
 from netfold.torch import NetfoldState, Options  # noqa: E402
@@ -209,7 +209,7 @@ def test_waiting_has_a_bound_and_a_named_error() -> None:
     with loopback_job(2, rail="tcp", timeout=1.0) as comms:
         reducer = Reducer(comms[0])
         pending = reducer.allreduce([torch.ones(3)], "sum")
-        work = Work(pending)
+        work = TorchWork(pending)
         with pytest.raises(CollectiveTimeout, match="it goes on"):
             work.wait(timedelta(milliseconds=1))
         assert not work.is_completed()

@@ -42,7 +42,7 @@ def main(seed: int) -> None:
         expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
         assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
         digest.update(total.tobytes())
-    again = sum(pair.retransmitted for pairs in mesh.standings().values() for pair in pairs)
+    again = sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
     mesh.close()
     client.leave(Report(job, rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, again))
     client.close()

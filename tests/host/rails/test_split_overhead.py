@@ -6,26 +6,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from netfold.host.rails.join_costs import FADE, STEP, JoinCosts
-from netfold.host.rails.shares import Figure, Shares
+from netfold.host.rails.shares import Figure, RailShares
+from netfold.host.rails.split_overhead import FADE, STEP, SplitOverhead
 
 KB, MB = 1 << 10, 1 << 20
 LATENCY, RATE, JOIN = 0.0004, 25e6, 0.0003
 LIVE = [0, 1]
 
 
-def twins() -> Shares:
-    made = Shares(["a", "b"], join=JOIN)
+def twins() -> RailShares:
+    made = RailShares(["a", "b"], join=JOIN)
     made.learn([Figure(LATENCY, RATE)] * 2, LIVE)
     return made
 
 
-def call(shares: Shares, nbytes: int, took: float | None) -> bool:
+def call(shares: RailShares, nbytes: int, took: float | None) -> bool:
     """One call, and the exchange that tells what it took if it was cut, else one among short ones.  Whether cut."""
     split = shares.split(nbytes, LIVE)
     if not split.whole:
-        shares.took(split, LIVE)
-    shares.told(None if split.whole else took)
+        shares.record_cut_call(split, LIVE)
+    shares.adopt_cut_seconds(None if split.whole else took)
     return not split.whole
 
 
@@ -86,15 +86,15 @@ def test_a_cheap_join_lets_smaller_tensors_be_cut() -> None:
 
 def test_long_tensors_do_not_learn() -> None:
     """At 16 MB joining is nothing, and what differs is the rate's."""
-    costs = JoinCosts(2 * MB)
-    costs.call(16 * MB, 0.3, 0.0007, 0.6)
-    assert not costs.exchanged(0.5)
-    assert costs.beyond(16 * MB) == 0.0
+    costs = SplitOverhead(2 * MB)
+    costs.record_call(16 * MB, 0.3, 0.0007, 0.6)
+    assert not costs.update(0.5)
+    assert costs.extra_seconds(16 * MB) == 0.0
 
 
 def test_small_changes_leave_shares_alone() -> None:
     """A cost that wanders by less than STEP is not adopted."""
-    costs, rng = JoinCosts(2 * MB), np.random.default_rng(1)
+    costs, rng = SplitOverhead(2 * MB), np.random.default_rng(1)
     for _ in range(200):
-        costs.call(64 * KB, 0.0017, 0.0007, 0.003)
-        assert not costs.exchanged(0.0017 + 0.0007 + float(rng.uniform(-STEP, STEP)))
+        costs.record_call(64 * KB, 0.0017, 0.0007, 0.003)
+        assert not costs.update(0.0017 + 0.0007 + float(rng.uniform(-STEP, STEP)))

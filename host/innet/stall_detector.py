@@ -16,7 +16,7 @@ RARELY: Final = 1_600_000_000
 """Nanoseconds between two suspicions at most: what breaks while everybody waits for a late rank is noticed as well."""
 
 
-class Suspicion:
+class StallDetector:
     """Of one rank.  Times are nanoseconds handed in."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Suspicion:
         self._wait = SOON
         self._next = 0
 
-    def look(self, waits: Mapping[int, int], progress: int, now: int) -> bool:
+    def check(self, waits: Mapping[int, int], progress: int, now: int) -> bool:
         """Whether to ask the controller now.
 
         waits     queue pairs with something outstanding -> lowest PSN of each without a result

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 from netfold.host.errors import NetFoldError, RankMismatch
 from netfold.host.operation.rail import Flat, Op
-from netfold.host.rails.ledger import Ledger
 from netfold.host.rails.rail_set import RailSet
+from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.shares import BLOCK, Figure, Split
 from netfold.host.tracing.timeline import Timeline
 
@@ -27,7 +27,7 @@ GRAIN = BLOCK // 4
 
 
 @dataclass
-class Range:
+class Stripe:
     """One rail's part of a long call on this rank."""
 
     chunks: list[slice]
@@ -42,7 +42,7 @@ class Range:
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
-def cut(left: Sequence[slice], split: Split, figures: Sequence[Figure]) -> dict[int, Range]:
+def cut_stripes(left: Sequence[slice], split: Split, figures: Sequence[Figure]) -> dict[int, Stripe]:
     """Chunks for every rail, in order, from what is left to do of a tensor of 4-byte elements.
 
     figures  of the rails: how long a chunk is
@@ -61,11 +61,11 @@ def cut(left: Sequence[slice], split: Split, figures: Sequence[Figure]) -> dict[
             wanted -= size
             chunks += _chunks(piece.start, size, most)
         if chunks:
-            ranges[rail] = Range(chunks)
+            ranges[rail] = Stripe(chunks)
     return ranges
 
 
-def lacking(ranges: Mapping[int, Range], done: Sequence[int], source: Flat) -> list[slice]:
+def missing_chunks(ranges: Mapping[int, Stripe], done: Sequence[int], source: Flat) -> list[slice]:
     """The chunks that some rank lacks, given how many all ranks have of each rail; the source is as it was there."""
     left = []
     for rail, part in ranges.items():
@@ -76,20 +76,20 @@ def lacking(ranges: Mapping[int, Range], done: Sequence[int], source: Flat) -> l
     return left
 
 
-class Carriers:
+class StripeThreads:
     """The threads of the rails.  Parameters as of ``MultiRail``."""
 
     def __init__(
-        self, rails: RailSet, ledger: Ledger, *, timeline: Timeline | None = None,
+        self, rails: RailSet, state: RankState, *, timeline: Timeline | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rails, self._ledger, self._timeline, self._clock = rails, ledger, timeline, clock
+        self._rails, self._state, self._timeline, self._clock = rails, state, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 
-    def run(self, ranges: Mapping[int, Range], source: Flat, out: Flat, op: Op) -> None:
+    def run(self, ranges: Mapping[int, Stripe], source: Flat, out: Flat, op: Op) -> None:
         """All ranges at once.  Returns when each has ended, well or not; raises what ends the whole call."""
         self._rails.position += 1
-        self._ledger.enter(self._rails.position, list(ranges))
+        self._state.enter_stripes(self._rails.position, list(ranges))
         jobs: list[Future[None]] = [
             self._threads.submit(self._range, rail, part, source, out, op) for rail, part in ranges.items()
         ]
@@ -107,7 +107,7 @@ class Carriers:
             if part.error is not None:
                 self._rails.broken.setdefault(rail, part.error)
 
-    def _range(self, rail: int, part: Range, source: Flat, out: Flat, op: Op) -> None:
+    def _range(self, rail: int, part: Stripe, source: Flat, out: Flat, op: Op) -> None:
         in_place = source.ctypes.data == out.ctypes.data
         begin = self._clock()
         try:
@@ -125,7 +125,7 @@ class Carriers:
                 self._rails.stop = error
         finally:
             part.seconds = self._clock() - begin
-            self._ledger.left(rail, failure=part.error)
+            self._state.leave_rail(rail, failure=part.error)
 
     def _chunk(self, rail: int, name: str, source: Flat, out: Flat, op: Op) -> None:
         begin = time.monotonic_ns()

@@ -15,19 +15,19 @@ Waits = dict[int, int]
 
 
 @dataclass(frozen=True)
-class Line:
+class FoldControl:
     """By default nobody is at the other end.
 
-    news     what has ended the job, if anything
+    job_error  what has ended the job, if anything
     suspect  says that repeats bring nothing; returns at once
     missing  asks for whom the switches wait
     resume   stands still until other trees are there; None: nobody tells us to halt
     """
 
-    news: Callable[[], NetFoldError | None] = lambda: None
+    job_error: Callable[[], NetFoldError | None] = lambda: None
     suspect: Callable[[Waits], None] = lambda waits: None
     missing: Callable[[Waits], Missing] = lambda waits: Missing([], [])
     resume: Callable[[Waits], Plan] | None = None
 
 
-ALONE: Final = Line()
+NO_CONTROLLER: Final = FoldControl()

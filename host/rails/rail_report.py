@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks tell one another of their rails: a table of whole numbers, summed over all, a rank's rows its own.
+"""What the ranks encode one another of their rails: a table of whole numbers, summed over all, a rank's rows its own.
 
-    microseconds of the last cut call | for each rail: chunks done | broken | revived as | latency, microseconds |
+    microseconds of the last cut call | for each rail: chunks done | broken | reopened as | latency, microseconds |
                                                        picoseconds a byte
 """
 
@@ -14,53 +14,53 @@ import numpy as np
 
 from netfold.host.operation.rail import Flat
 from netfold.host.rails.rail_set import RailSet
-from netfold.host.rails.ranges import Range
 from netfold.host.rails.shares import Estimate, Figure
+from netfold.host.rails.striping import Stripe
 
 COLUMNS = 5
 
 
 @dataclass(frozen=True)
-class Status:
+class RailReport:
     """What all ranks have agreed on."""
 
     done: list[int]
     """Chunks of each rail that every rank has."""
     dead: dict[int, list[int]]
     """Rails that failed, and the ranks that say so."""
-    back: list[int]
+    reopened: list[int]
     """Dead rails that are open on all ranks again."""
     figures: list[Figure]
-    took: float | None
+    cut_call_seconds: float | None
     """Seconds of the last cut call, on the rank for which nobody was late; None where there was none."""
 
 
-def tell(
-    rank: int, world: int, rails: RailSet, ranges: Mapping[int, Range], estimates: Sequence[Estimate],
-    took: float | None = None,
+def encode(
+    rank: int, world: int, rails: RailSet, ranges: Mapping[int, Stripe], estimates: Sequence[Estimate],
+    cut_call_seconds: float | None = None,
 ) -> Flat:
     """This rank's part of the sum.
 
-    took  seconds of the last cut call that has not been told yet
+    cut_call_seconds  seconds of the last cut call that has not been told yet
     """
     rows = np.zeros((world, 1 + len(rails) * COLUMNS), np.int32)
-    rows[rank, 0] = 0 if took is None else _whole(took * 1e6)
+    rows[rank, 0] = 0 if cut_call_seconds is None else _whole(cut_call_seconds * 1e6)
     for rail, estimate in enumerate(estimates):
         latency, bandwidth = estimate.latency(), estimate.bandwidth()
         rows[rank, 1 + rail * COLUMNS : 1 + (rail + 1) * COLUMNS] = (
             ranges[rail].done if rail in ranges else 0,
             rail in rails.broken,
-            rails.mark(rail),
+            rails.epoch(rail),
             0 if latency is None else _whole(latency * 1e6),
             0 if bandwidth is None else _whole(1e12 / bandwidth),
         )
     return rows.reshape(-1)
 
 
-def hear(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Range]) -> Status:
+def decode(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Stripe]) -> RailReport:
     """What follows from all ranks' parts: the same on all of them."""
     rows = total.reshape(world, -1)
-    took, table = rows[:, 0], rows[:, 1:].reshape(world, -1, COLUMNS)
+    cut_call_seconds, table = rows[:, 0], rows[:, 1:].reshape(world, -1, COLUMNS)
     rails = table.shape[1]
     done = table[:, :, 0].min(axis=0).tolist()
     dead = {}
@@ -71,7 +71,7 @@ def hear(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Rang
             dead[rail] = np.flatnonzero(lost).tolist()
     back = [rail for rail, marks in enumerate(table[:, :, 2].T) if marks[0] and (marks == marks[0]).all()]
     figures = [_figure(table[:, rail, 3], table[:, rail, 4]) for rail in range(rails)]
-    return Status(done, dead, back, figures, int(took.min()) / 1e6 if took.all() else None)
+    return RailReport(done, dead, back, figures, int(cut_call_seconds.min()) / 1e6 if cut_call_seconds.all() else None)
 
 
 def _figure(latencies: Flat, picoseconds: Flat) -> Figure:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many queue pairs the pieces take at the size of the Ethereal paper: 256 hosts, 16 leaves x 16 spines.
 
-The controller's own plans, cut by the library's own `Ways`; what a rank has is what it sends by and receives by.
+The controller's own plans, cut by the library's own `SourcePorts`; what a rank has is what it sends by and receives by.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
 from netfold.fabric import collectives
 from netfold.fabric.generate import leafspine
-from netfold.host.roce.source_ports import Ways
+from netfold.host.roce.source_ports import SourcePorts
 from netfold.wire import roce
 from netfold.wire.paths import Follow, Paths
 from support.controller import run
@@ -66,9 +66,9 @@ class Fleet:
 
             self._paths[source] = run(ask())
         paths = self._paths[source]
-        ways = Ways(paths.ports, (rank for rank in range(WORLD) if rank != source))
-        ways.adopt(paths)
-        cuts = ways.cut(destination, MESSAGE, lanes=len(paths.ports), mtu=roce.PATH_MTU)
+        ports = SourcePorts(paths.ports, (rank for rank in range(WORLD) if rank != source))
+        ports.adopt(paths)
+        cuts = ports.split(destination, MESSAGE, lanes=len(paths.ports), mtu=roce.PATH_MTU)
         return {cut.lane for cut in cuts}
 
     def pairs(self, rank: int) -> int:
@@ -92,7 +92,7 @@ def test_pieces_take_few_queue_pairs(collective: str, inside: int, edge: int) ->
 def test_all_to_all_is_one_piece_a_peer() -> None:
     """Too many flows to be planned together: each rank by itself cuts 16 flows to a leaf for 16 uplinks, none in two.
     Every peer takes a connection of its own, so there are as many as peers; how many of them are open at once is
-    test_open_pairs.py's."""
+    test_open_queue_pairs.py's."""
     fleet = Fleet("all_to_all")
     for peer in (1, 16, 255):
         assert len(fleet.lanes(0, peer)) == 1

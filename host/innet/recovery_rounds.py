@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 
-class Halts:
+class RecoveryRounds:
     """What was asked for, and what was done.
 
     serve  called on a thread of our own after each request; whoever works may have seen to it by then
@@ -28,7 +28,7 @@ class Halts:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable while a round waits for us."""
 
-    def ask(self, number: int) -> None:
+    def request(self, number: int) -> None:
         """Round ``number`` is to be served; returns at once."""
         with self._state:
             if self._closed or number <= self._asked:
@@ -41,15 +41,15 @@ class Halts:
             self._state.notify()
 
     @property
-    def due(self) -> bool:
+    def pending(self) -> bool:
         """A round waits for us."""
         return self._asked > self._served
 
-    def served(self, number: int) -> None:
+    def complete(self, number: int) -> None:
         """Everything up to this round is done."""
         with self._state:
             self._served = max(self._served, number)
-            if not self.due and not self._closed:
+            if not self.pending and not self._closed:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.fd)
 

@@ -16,7 +16,7 @@ STEP = 50e-6
 """Seconds by which the cost must have moved for shares to follow."""
 
 
-class JoinCosts:
+class SplitOverhead:
     """The same on every rank: it hears only what all ranks know.
 
     most  bytes; longer tensors keep the cost that they began with
@@ -29,11 +29,11 @@ class JoinCosts:
         self._adopted: dict[int, float] = {}
         self._waits: tuple[int, float, float, float] | None = None
 
-    def beyond(self, nbytes: int) -> float:
+    def extra_seconds(self, nbytes: int) -> float:
         """Seconds that joining takes beyond what it began with, below 0 where it takes less."""
         return self._adopted.get(nbytes.bit_length(), 0.0)
 
-    def call(self, nbytes: int, longest: float, start: float, alone: float) -> None:
+    def record_call(self, nbytes: int, longest: float, start: float, alone: float) -> None:
         """A call was cut and ended well; what it took is told with the next exchange.
 
         longest  predicted seconds of the longest range
@@ -42,7 +42,7 @@ class JoinCosts:
         """
         self._waits = (nbytes, longest, start, alone) if nbytes < self._most else None
 
-    def exchanged(self, took: float | None) -> bool:
+    def update(self, took: float | None) -> bool:
         """The ranks have told what the last cut call took, None where there was none.  Says whether costs moved."""
         size = None
         if self._waits is not None and took is not None:

@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.host.client.line import Line
+from netfold.host.client.fold_control import FoldControl
 from netfold.host.innet.fold import FoldRail
-from netfold.host.innet.suspicion import RARELY, SOON, Suspicion
+from netfold.host.innet.stall_detector import RARELY, SOON, StallDetector
 from support.host import everyone, loopback_job
 
 MS = 1_000_000
@@ -21,15 +21,15 @@ MS = 1_000_000
 
 def test_a_stream_that_flows_is_never_suspect() -> None:
     """However long an operation takes."""
-    suspicion = Suspicion()
-    assert not any(suspicion.look({8: step}, step * 50 * MS, step * 50 * MS + 1) for step in range(100))
+    suspicion = StallDetector()
+    assert not any(suspicion.check({8: step}, step * 50 * MS, step * 50 * MS + 1) for step in range(100))
 
 
 def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
     """First after SOON, then with twice the pause, up to RARELY."""
-    suspicion, asked = Suspicion(), []
+    suspicion, asked = StallDetector(), []
     for now in range(0, 10_000 * MS, 50 * MS):
-        if suspicion.look({8: 5, 16: 9}, 0, now):
+        if suspicion.check({8: 5, 16: 9}, 0, now):
             asked.append(now)
     pauses = [later - before for before, later in pairwise(asked)]
     assert asked[0] == SOON
@@ -39,31 +39,31 @@ def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
 
 def test_one_stuck_stream_among_others_that_flow_is_noticed() -> None:
     """A tree that is gone while the other one brings results."""
-    suspicion = Suspicion()
-    looks = [suspicion.look({8: 5, 16: step}, step * 50 * MS, step * 50 * MS) for step in range(4)]
+    suspicion = StallDetector()
+    looks = [suspicion.check({8: 5, 16: step}, step * 50 * MS, step * 50 * MS) for step in range(4)]
     assert looks == [False, False, True, False]
 
 
 def test_progress_makes_it_impatient_again() -> None:
     """A new silence is asked about as soon as the first one was."""
-    suspicion = Suspicion()
+    suspicion = StallDetector()
     for now in range(0, 5000 * MS, 50 * MS):
-        suspicion.look({8: 5}, 0, now)
-    assert not suspicion.look({8: 6}, 5000 * MS, 5001 * MS)
-    assert suspicion.look({8: 6}, 5000 * MS, 5000 * MS + SOON)
+        suspicion.check({8: 5}, 0, now)
+    assert not suspicion.check({8: 6}, 5000 * MS, 5001 * MS)
+    assert suspicion.check({8: 6}, 5000 * MS, 5000 * MS + SOON)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=60))
 def test_it_asks_only_when_something_waits_and_never_twice_within_the_pause(steps: list[tuple[int, int]]) -> None:
     """Whatever comes and goes."""
-    suspicion, now, last, progress = Suspicion(), 0, -SOON, 0
+    suspicion, now, last, progress = StallDetector(), 0, -SOON, 0
     psn = 0
     for results, wait in steps:
         if results:
             psn, progress = psn + results, now
         now += wait * MS
         waits = {8: psn} if results != 3 else {}
-        if suspicion.look(waits, progress, now):
+        if suspicion.check(waits, progress, now):
             assert waits
             assert now - progress >= SOON
             assert now - last >= SOON
@@ -97,7 +97,7 @@ def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
             waits.append(found)
             told.set()
 
-        rail._line = Line(suspect=suspect)
+        rail._control = FoldControl(suspect=suspect)
         results: list[object] = []
         first = threading.Thread(target=lambda: results.append(comms[0].allreduce(np.ones(500, np.int32))), daemon=True)
         first.start()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from netfold.host.selection import cost
-from netfold.host.selection.cost import Link
+from netfold.host.selection.cost import LinkCost
 
 
 def ratio(ranks: int, members: int) -> float:
@@ -42,7 +42,7 @@ def beats_tencent(machines: int) -> bool:
     return machines > 2
 
 
-def saved(nbytes: float, ranks: int, members: int, inside: Link, across: Link) -> float:
+def seconds_saved(nbytes: float, ranks: int, members: int, inside: LinkCost, across: LinkCost) -> float:
     """Seconds that it saves against the ring, latencies and reducing counted; negative where it costs more."""
     ratio(ranks, members)  # checks both
     parallel = cost.netreduce_parallel(nbytes, ranks // members, members, inside, across)

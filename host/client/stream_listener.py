@@ -12,7 +12,7 @@ import grpc
 CLOSE_SECONDS: Final = 1.0
 
 
-class Listening:
+class StreamListener:
     """From its making to `close`.
 
     call  the stream

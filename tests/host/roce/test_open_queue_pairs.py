@@ -44,7 +44,7 @@ def ends(bounds: tuple[int, int], pairs: int, seed: int = 1, **faults: float) ->
 
 def open_of(endpoint: Endpoint, pairs: int) -> list[int]:
     """Which are open."""
-    found = [pair for pair in range(pairs) if endpoint.standing(pair).open]
+    found = [pair for pair in range(pairs) if endpoint.state(pair).open]
     assert endpoint.open_now() == len(found)
     return found
 
@@ -91,7 +91,7 @@ def test_what_comes_late_is_answered_and_opens_nothing() -> None:
     carry(wires, [(1, 0, 5_000)])
     a, b = wires.endpoints
     assert (open_of(a, 2), open_of(b, 2)) == ([1], [1])
-    before, acks = b.standing(0), sum(packet[0] == 0x11 for packet in wires.sent)
+    before, acks = b.state(0), sum(packet[0] == 0x11 for packet in wires.sent)
     into[:] = 0
     for packet in old:
         b.receive(packet, wires.network.now)
@@ -99,7 +99,7 @@ def test_what_comes_late_is_answered_and_opens_nothing() -> None:
 
     assert not into.any()
     assert (open_of(a, 2), open_of(b, 2)) == ([1], [1])
-    assert b.standing(0).duplicates == before.duplicates + len(old)
+    assert b.state(0).duplicates == before.duplicates + len(old)
     assert sum(packet[0] == 0x11 for packet in wires.sent) == acks + 1
     carry(wires, [(0, 0, 3_000), (0, 1, 3_000)])
 
