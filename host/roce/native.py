@@ -16,8 +16,18 @@ from dataclasses import dataclass
 from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, number, senders_table
 
 SOURCES = (
-    "congestion.c", "crc.c", "rc.c", "rc_send.c", "rc_requester.c", "rc_responder.c", "rc_paths.c", "rc_contexts.c", "rc_owner.c",
-    "reps.c", "udp.c", "rc_io.c",
+    "congestion.c",
+    "crc.c",
+    "rc.c",
+    "rc_send.c",
+    "rc_requester.c",
+    "rc_responder.c",
+    "rc_paths.c",
+    "rc_contexts.c",
+    "rc_owner.c",
+    "reps.c",
+    "udp.c",
+    "rc_io.c",
 )
 POLLIN = select.POLLIN
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
