@@ -20,7 +20,7 @@ import numpy as np
 from netfold.host.innet import abi, native, quantise
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.rail import Flat
-from netfold.wire.jobs import Stream, Tree
+from netfold.wire.jobs import RankStream, RankTree
 
 WORLD = 8
 
@@ -35,10 +35,10 @@ def rows(nbytes: int) -> dict[str, Callable[[], None]]:
     agreed = quantise.scales(x)
     scratch = np.empty_like(agreed)
 
-    def stream(number: int) -> Stream:
-        return Stream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
+    def stream(number: int) -> RankStream:
+        return RankStream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
 
-    core = native.Core("10.0.0.1", WORLD, [Tree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
+    core = native.Core("10.0.0.1", WORLD, [RankTree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
     run = abi.FoldRunStruct()
 
     def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006

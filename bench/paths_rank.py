@@ -30,7 +30,7 @@ from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.selection.peers import Peers
 from netfold.rpc import rpc
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Report
+from netfold.wire.jobs import Join, RankReport
 
 Mode = Literal["pinned", "ecmp", "spray", "reps"]
 Collective = Literal["all_to_all", "halving_doubling", "ring", "all_gather"]
@@ -117,7 +117,7 @@ class Rank:
             yield mesh, peers
         finally:
             mesh.close()
-            client.leave(Report(plan.job, self.rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, 0))
+            client.leave(RankReport(plan.job, self.rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, 0))
             client.close()
 
     def cell(

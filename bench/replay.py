@@ -24,7 +24,7 @@ from netfold.host.mesh.link import listen
 from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.roce.mesh import RoceMesh
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Report
+from netfold.wire.jobs import Join, RankReport
 
 TIMEOUT: Final = 30.0
 START: Final = 0.2
@@ -115,7 +115,7 @@ def main(spec: Spec) -> None:
     resent = sum(one.retransmitted for ends_ in mesh.queue_pair_states().values() for one in ends_)
     print(msgspec.json.encode(Times(begins[1:], ends[1:], resent)).decode(), flush=True)
     mesh.close()
-    client.leave(Report(plan.job, rank, plan.epoch, 0, 0, 0, resent))
+    client.leave(RankReport(plan.job, rank, plan.epoch, 0, 0, 0, resent))
     client.close()
 
 

@@ -47,7 +47,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Stream
+from netfold.wire.jobs import Join, RankStream
 
 HERE = Path(__file__).resolve().parent
 FOLD = HERE.parent / "p4src" / "netfold.p4"
@@ -119,7 +119,7 @@ class Bench:
         return results
 
     @staticmethod
-    def _contributions(stream: Stream, psn: int) -> Flow:
+    def _contributions(stream: RankStream, psn: int) -> Flow:
         bth = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, stream.peer_qp, 0)
         lanes = struct.pack("!256I", *range(1, 257))
         payload = bth + roce.RETH.pack(1 << 32, 0, roce.PATH_MTU) + lanes + bytes(roce.ICRC_BYTES)

@@ -273,7 +273,7 @@ class Controller:
         server.add_generic_rpc_handlers((
             rpc.service(wire.SERVICE, {
                 "Join": (wire.Join, self.jobs.join),
-                "Report": (wire.Report, self.jobs.report),
+                "Report": (wire.RankReport, self.jobs.report),
                 "Leave": (wire.Leave, self.jobs.leave),
                 "Missing": (wire.AskMissing, self.inspection.missing),
                 "Suspect": (wire.AskMissing, self.jobs.suspect),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Operation(msgspec.Struct):
+class OperationRecord(msgspec.Struct):
     """One operation of a communicator or one of its groups."""
 
     number: int
@@ -42,7 +42,7 @@ class Dump(msgspec.Struct):
     time: float
     """Seconds since 1970 when it was written."""
     why: str
-    operations: list[Operation]
+    operations: list[OperationRecord]
     """The oldest first."""
     threads: dict[str, list[str]]
     """What every thread of the process was doing, outermost call first; for a signal only."""

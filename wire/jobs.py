@@ -2,13 +2,11 @@
 """Messages of the job service, between a rank (host/) and the controller.
 
 gRPC carries them as JSON and msgspec checks every field at the border: no generated code ties us to one protobuf.
-A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it, once all
-others say that they are ``Settled``.  A rank whose repeats bring nothing calls ``Suspect``, and one that waits in vain
-asks ``Missing`` for whom.  Where a switch or a link goes away, ranks are told to ``Halt``, and ``Resume`` over other
-trees.
-Meanwhile each may hold a ``Watch`` open: the controller tells it what happens to the others, and takes a broken one for
-its death.  Every request carries the fabric's token, where the fabric has one.
-"""
+A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it, once
+all others say that they are ``Settled``.  A rank whose repeats bring nothing calls ``Suspect``, and one that waits in
+vain asks ``Missing`` for whom.  Where a switch or a link goes away, ranks are told to ``Halt``, and
+``Resume`` over other trees. Meanwhile each may hold a ``Watch`` open: the controller tells it what happens to the
+others, and takes a broken one for its death.  Every request carries the fabric's token, where the fabric has one. """
 
 from __future__ import annotations
 
@@ -45,10 +43,10 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of lanes of float32 sums where an operation says nothing else."""
 
 
-class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One connection of one rank: contributions leave for the ring's next rank, results arrive under ``qp``.
 
-    A connection is a queue pair for each operation (roce.Operation); both fields name the one of operation 0, a
+    A connection is a queue pair for each operation (roce.LaneOperation); both fields name the one of operation 0, a
     multiple of 8, and the operation is added.
     """
 
@@ -66,14 +64,14 @@ class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Slots that the switches hold for this stream, a power of two; the window is half of it."""
 
 
-class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One aggregation tree: a stream for the data, and one for what ranks agree on before it leaves."""
 
     name: str
     """Of the root switch."""
     weight: float
-    data: Stream
-    agreement: Stream
+    data: RankStream
+    agreement: RankStream
     """Signatures of operations, and the scales of their blocks: their largest of all ranks (host/native/fold.h)."""
 
 
@@ -93,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     world: int
     peers: list[Peer]
-    trees: list[Tree]
+    trees: list[RankTree]
     """Of this rank and those in its place on the other machines: of all ranks, where each has a machine of its own."""
     reason: str = ""
     machines: list[list[int]] = []
@@ -109,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often the trees were planned anew."""
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's totals, for `netfold status` and the demo's table."""
 
     job: str
@@ -155,7 +153,7 @@ class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str = ""
 
 
-class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MissingContributions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer: what the slots of these PSNs hold at this moment."""
 
     ranks: list[int]
@@ -194,7 +192,7 @@ class RankLost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     why: str
 
 
-class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class JobEndedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="JobEnded"):
     """The switches hold nothing of the job any more, although this rank has not left."""
 
     why: str
@@ -221,7 +219,7 @@ class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str = ""
 
 
-Event = Watching | RankLost | JobEnded | Halt | Settle
+Event = Watching | RankLost | JobEndedEvent | Halt | Settle
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from netfold.wire.jobs import Report
+from netfold.wire.jobs import RankReport
 
 SERVICE: Final = "netfold.Operator"
 LINES: Final = 8
@@ -181,7 +181,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     trees: list[TreeStatus]
     reason: str
     """Why nothing folds, or why the job is broken."""
-    reports: list[Report]
+    reports: list[RankReport]
     lost: list[int] = []
     """Ranks that died: their connection broke before they left."""
     round: RoundStatus | None = None

@@ -15,7 +15,7 @@ import msgspec
 SERVICE: Final = "netfold.Paths"
 
 
-class Flow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PathFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes from rank to rank in one step of a collective."""
 
     source: int
@@ -30,7 +30,7 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     rank: int
     epoch: int
-    steps: list[list[Flow]] = []
+    steps: list[list[PathFlow]] = []
     """Where ``collective`` is empty: this rank's flows; all ranks' for ``scope`` "leaf".  At most one flow to each peer
     in all."""
     scope: Literal["host", "leaf", "auto"] = "host"
@@ -45,7 +45,7 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str = ""
 
 
-class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PathPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes ``offset .. offset+size`` of the flow to ``peer``: a queue pair that leaves by ``source_port``."""
 
     peer: int
@@ -68,7 +68,7 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     ports: list[int]
     """Every source port that may ever name a path of this rank: what a mesh binds."""
-    pieces: list[Piece]
+    pieces: list[PathPiece]
     """By peer, then offset.  Flows under one leaf have none."""
     reaches: list[Reach]
 

@@ -54,7 +54,7 @@ class Opcode(IntEnum):
         return self in (Opcode.WRITE_FIRST, Opcode.WRITE_ONLY)
 
 
-class Operation(IntEnum):
+class LaneOperation(IntEnum):
     """What a switch does with the lanes of packets that meet: OP_* of p4src/sizes.p4.
 
     The lowest bits of the destination queue pair say it, so that one stream, its slots and its table entries serve all.

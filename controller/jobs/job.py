@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
-from netfold.wire.jobs import Event, Join, Plan, RankLost, Report
+from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport
 
 if TYPE_CHECKING:
     from netfold.controller.jobs.recovery import Round
@@ -58,7 +58,7 @@ class Job:
     """Ranks that are gone without having left."""
     watchers: dict[int, asyncio.Queue[Event | None]] = field(default_factory=dict)
     """What ranks that watch are told next; None ends it."""
-    reports: dict[int, Report] = field(default_factory=dict)
+    reports: dict[int, RankReport] = field(default_factory=dict)
     in_debt: bool = False
     """A rank has left although another lacked a result, as far as anybody knew."""
     news: asyncio.Event = field(default_factory=asyncio.Event)

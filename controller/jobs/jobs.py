@@ -37,17 +37,17 @@ from netfold.wire.jobs import (
     Done,
     Event,
     Halt,
-    JobEnded,
+    JobEndedEvent,
     Join,
     Leave,
     Peer,
     Plan,
     RankLost,
-    Report,
+    RankReport,
+    RankStream,
+    RankTree,
     Resume,
     Settled,
-    Stream,
-    Tree,
     Watch,
     Watching,
 )
@@ -133,7 +133,7 @@ class Jobs:
             self._withdraw(job, request.rank, "it went away before it had its plan")
             raise
 
-    async def report(self, request: Report) -> Done:
+    async def report(self, request: RankReport) -> Done:
         """Keep a rank's totals."""
         job = self.find(request.job, request.epoch, request.rank)
         before = job.reports.get(request.rank)
@@ -334,7 +334,7 @@ class Jobs:
             self._ending.remove(job)
         self._finished.appendleft(job)
         if not job.is_empty:
-            job.tell(JobEnded(job.reason or "its ranks have joined anew"))
+            job.tell(JobEndedEvent(job.reason or "its ranks have joined anew"))
         job.tell(None)
         self._recovery.look_for_the_gone(job)
         job.stir()
@@ -351,19 +351,21 @@ class Jobs:
         self.notice()  # there may be room for others to move now
 
 
-def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[Tree]:
+def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:
     """One rank's view: its contributions go to the next rank that folds with it, results come to its own queue
     pair."""
 
-    def view(stream: slots.Stream) -> Stream:
+    def view(stream: slots.Stream) -> RankStream:
         here = stream.ranks.index(rank)
         after = (here + 1) % len(stream.ranks)
         to, own = (stream.connections[place] << OPERATION_BITS for place in (after, here))
-        return Stream(hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots)
+        return RankStream(
+            hosts[stream.ranks[after]].address, to, own, stream.source_ports[here], stream.psn, stream.slots
+        )
 
     mine = [stream for stream in streams if rank in stream.ranks]
     pairs = zip(mine[::2], mine[1::2], strict=True)
-    return [Tree(data.tree.root, data.tree.weight, view(data), view(agreement)) for data, agreement in pairs]
+    return [RankTree(data.tree.root, data.tree.weight, view(data), view(agreement)) for data, agreement in pairs]
 
 
 def _unwilling(ranks: Sequence[int], world: int) -> str:

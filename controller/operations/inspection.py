@@ -112,7 +112,7 @@ class Inspection:
             stalls.append(stall.report(job.name, job.streams, job.hosts, dict(zip(switches, states, strict=True))))
         return stalls
 
-    async def missing(self, request: wire.AskMissing) -> wire.Missing:
+    async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
         """Whom a rank waits for: asks the few slots of the PSNs that it names, on all switches.  Raises Refusal."""
         job = self._jobs.find(request.job, request.epoch, request.rank)
         waits = [
@@ -128,7 +128,7 @@ class Inspection:
         states = await asyncio.gather(*(self._probe(switch, some) for switch, some in wanted.items()))
         held = dict(zip(wanted, states, strict=True))
         found = stall.report(job.name, [stream for stream, _ in waits], job.hosts, held)
-        return wire.Missing(found.missing, [culprit.why for culprit in found.culprits[: operator.LINES]])
+        return wire.MissingContributions(found.missing, [culprit.why for culprit in found.culprits[: operator.LINES]])
 
     def _holding(self, name: str | None) -> list[Job]:
         jobs = self._jobs.active(name)

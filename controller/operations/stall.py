@@ -15,7 +15,7 @@ from netfold.controller.switch.probe import SlotState
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Child, Fold
 from netfold.wire.operator import Culprit, OpenSlot, Stall
-from netfold.wire.roce import Operation, psn_age
+from netfold.wire.roce import LaneOperation, psn_age
 
 States = Mapping[str, Mapping[int, SlotState]]
 """switch -> slot -> what it holds."""
@@ -130,7 +130,7 @@ def _open(stream: Stream, fold: Fold, hosts: Sequence[str], slot: int, state: Sl
 
 def _operation(state: SlotState) -> str:
     try:
-        return Operation(state.operation).name
+        return LaneOperation(state.operation).name
     except ValueError:
         return f"operation {state.operation}"
 

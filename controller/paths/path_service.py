@@ -27,7 +27,7 @@ from netfold.fabric.clos import Clos, Path, PlanError
 from netfold.fabric.graph import End, Fabric
 from netfold.rpc import rpc
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Piece, Reach, Suspect
+from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, PathPiece, Paths, Reach, Suspect
 
 log = logging.getLogger("netfold.controller")
 
@@ -228,7 +228,7 @@ class PathService:
             port_of = {leaf: {path: port for port, path in steering.ports(clos, here, leaf).items()}
                        for leaf in set(leaf_of.values()) - {here}}
             pieces = [
-                Piece(flow.destination, piece.offset, piece.size, port_of[leaf_of[flow.destination]][piece.path])
+                PathPiece(flow.destination, piece.offset, piece.size, port_of[leaf_of[flow.destination]][piece.path])
                 for step in request.steps
                 for flow, piece in self._planned(clos, job, request, step)
                 if piece.path
@@ -242,8 +242,8 @@ class PathService:
         return Paths(self._version, sorted(ports), sorted(pieces, key=lambda p: (p.peer, p.offset)), reaches)
 
     def _planned(
-        self, clos: Clos, job: Job, request: Follow, step: Sequence[Flow]
-    ) -> list[tuple[Flow, planners.Piece]]:
+        self, clos: Clos, job: Job, request: Follow, step: Sequence[PathFlow]
+    ) -> list[tuple[PathFlow, planners.Piece]]:
         """The asking rank's pieces of a step."""
         assert request.scope != "auto", "decided when the collective was told in flows"
         flows = [planners.Flow(job.hosts[f.source], job.hosts[f.destination], f.size) for f in step]
@@ -351,10 +351,20 @@ def _told_in_flows(request: Follow, job: Job) -> Follow:
     scope = request.scope
     if scope == "auto":
         scope = "leaf" if sum(map(len, steps)) <= TOGETHER else "host"
-    return msgspec.structs.replace(request, collective="", ranks=[], scope=scope, steps=[
-        [Flow(ranks[a], ranks[b], size) for (a, b), size in step.items() if scope == "leaf" or ranks[a] == request.rank]
-        for step in steps
-    ])
+    return msgspec.structs.replace(
+        request,
+        collective="",
+        ranks=[],
+        scope=scope,
+        steps=[
+            [
+                PathFlow(ranks[a], ranks[b], size)
+                for (a, b), size in step.items()
+                if scope == "leaf" or ranks[a] == request.rank
+            ]
+            for step in steps
+        ],
+    )
 
 
 def _check(request: Follow, job: Job) -> None:

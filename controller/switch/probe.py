@@ -32,7 +32,7 @@ class SlotState:
     bitmap: int
     """Bit i: the contribution of child i is in."""
     operation: int = 0
-    """What is done with its lanes: a roce.Operation where a switch of ours speaks."""
+    """What is done with its lanes: a roce.LaneOperation where a switch of ours speaks."""
 
 
 def question(slot: int) -> bytes:

@@ -45,7 +45,7 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import asked
-from netfold.wire.flight import Operation
+from netfold.wire.flight import OperationRecord
 from netfold.wire.jobs import Join, Plan
 
 RailName = Literal["auto", "innet", "tcp", "roce"]
@@ -289,7 +289,7 @@ class Communicator(Group):
             saturated=own.saturated,
         )
 
-    def flight(self) -> list[Operation]:
+    def flight(self) -> list[OperationRecord]:
         """The last operations of this rank, groups' included, the oldest first (``flight.KEPT``)."""
         return self._turns.flight.operations()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netfold.host.errors import NetFoldError
-from netfold.wire.jobs import Missing, Plan
+from netfold.wire.jobs import MissingContributions, Plan
 
 Waits = dict[int, int]
 """Our queue pairs, and of each the PSN without a result that it waits for."""
@@ -26,7 +26,7 @@ class FoldControl:
 
     job_error: Callable[[], NetFoldError | None] = lambda: None
     suspect: Callable[[Waits], None] = lambda waits: None
-    missing: Callable[[Waits], Missing] = lambda waits: Missing([], [])
+    missing: Callable[[Waits], MissingContributions] = lambda waits: MissingContributions([], [])
     resume: Callable[[Waits], Plan] | None = None
 
 

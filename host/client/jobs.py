@@ -24,9 +24,9 @@ from netfold.wire.jobs import (
     Event,
     Join,
     Leave,
-    Missing,
+    MissingContributions,
     Plan,
-    Report,
+    RankReport,
     Resume,
     Settled,
     Watch,
@@ -64,7 +64,7 @@ class JobClient:
         self._join = self._unary("Join", Plan)
         self._report = self._unary("Report", Done)
         self._leave = self._unary("Leave", Done)
-        self._missing = self._unary("Missing", Missing)
+        self._missing = self._unary("Missing", MissingContributions)
         self._suspect = self._unary("Suspect", Done)
         self._settled = self._unary("Settled", Done)
         self._resume = self._unary("Resume", Plan)
@@ -114,7 +114,7 @@ class JobClient:
             lambda: self._notify(self._settled, settled),
         )
 
-    def leave(self, report: Report, reason: str = "") -> None:
+    def leave(self, report: RankReport, reason: str = "") -> None:
         """Sends totals and leave, and waits until no other rank may need this one; a controller that is gone is
         logged, never raised."""
         try:
@@ -127,18 +127,18 @@ class JobClient:
                 report.job, report.rank, self.controller, error.code().name, error.details(),
             )
 
-    def missing(self, plan: Plan, waits: dict[int, int]) -> Missing:
+    def missing(self, plan: Plan, waits: dict[int, int]) -> MissingContributions:
         """For whom the switches wait, asked within MISSING_TIMEOUT; where nobody can say, why not.
 
         waits  as in AskMissing
         """
         request = AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token)
         try:
-            answer: Missing = self._missing(request, timeout=MISSING_TIMEOUT)
+            answer: MissingContributions = self._missing(request, timeout=MISSING_TIMEOUT)
             return answer
         except grpc.RpcError as error:
             said = f"{error.code().name}: {error.details() or 'no details'}"
-            return Missing([], [f"the controller at {self.controller} cannot say who is missing: {said}"])
+            return MissingContributions([], [f"the controller at {self.controller} cannot say who is missing: {said}"])
 
     def suspect(self, plan: Plan, waits: dict[int, int]) -> None:
         """Repeats bring nothing: the controller may look at the trees' links.  Returns at once.

@@ -15,7 +15,7 @@ from typing import Any
 from netfold.host import errors
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import NetFoldError, PeerLost
-from netfold.wire.jobs import Event, Halt, JobEnded, RankLost, Settle
+from netfold.wire.jobs import Event, Halt, JobEndedEvent, RankLost, Settle
 
 log = logging.getLogger("netfold")
 
@@ -85,6 +85,6 @@ class Watcher:
                 "error; then join anew"
             )
             log.warning("%s: %s", self._me, self._job_error)
-        elif isinstance(event, JobEnded):
+        elif isinstance(event, JobEndedEvent):
             self._job_error = errors.JobEnded(f"the controller ended the job: {event.why}; join anew")
             log.warning("%s: %s", self._me, self._job_error)

@@ -31,7 +31,7 @@ from netfold.host.operation.half_precision import dtype_name
 from netfold.host.operation.rail import Flat, Op
 from netfold.host.tracing.spans import Span
 from netfold.wire import roce
-from netfold.wire.jobs import Stream, Tree
+from netfold.wire.jobs import RankStream, RankTree
 
 SOURCES = (
     "crc.c", "lanes.c", "quantise.c", "narrow.c", "congestion.c", "stream.c", "history.c", "fold.c", "fold_payload.c",
@@ -127,7 +127,7 @@ class Core:
         self,
         address: str,
         world: int,
-        trees: Sequence[Tree],
+        trees: Sequence[RankTree],
         *,
         path_mtu: int = roce.PATH_MTU,
         max_run: int = RUN_PACKETS,
@@ -150,8 +150,8 @@ class Core:
         self._run = FoldRunStruct()
         self._keep: tuple[Flat, Flat, Flat | None] | None = None
 
-    def _plans(self, trees: Sequence[Tree]) -> C.Array[TreePlan]:
-        def stream(plan: Stream) -> StreamPlan:
+    def _plans(self, trees: Sequence[RankTree]) -> C.Array[TreePlan]:
+        def stream(plan: RankStream) -> StreamPlan:
             window = min(plan.slots // 2, 1 << (self._max_window.bit_length() - 1))
             return StreamPlan(
                 number(plan.peer), plan.peer_qp, plan.qp, plan.source_port, plan.psn, window, plan.slots
@@ -169,7 +169,7 @@ class Core:
             for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data))
         }
 
-    def resume(self, trees: Sequence[Tree], now: int) -> None:
+    def resume(self, trees: Sequence[RankTree], now: int) -> None:
         """Goes on over these trees, as many as before, from the first PSN that each stream names; nothing may have been
         sent or received since ``missing``.  Raises ValueError where that PSN is not to be had."""
         if len(trees) != len(self.trees):

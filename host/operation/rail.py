@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits
-from netfold.wire.jobs import Plan, Report
+from netfold.wire.jobs import Plan, RankReport
 
 Op = Literal["sum", "average", "max", "min"]
 Flat = NDArray[Any]
@@ -53,9 +53,9 @@ class RailStats:
     """Elements of saturating sums that stand at an end of the range."""
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
 
-    def report(self, plan: Plan) -> Report:
+    def report(self, plan: Plan) -> RankReport:
         """What the controller is told of them at the end."""
-        return Report(
+        return RankReport(
             job=plan.job, rank=plan.rank, epoch=plan.epoch, operations=self.operations,
             bytes_reduced=self.bytes_reduced, packets_sent=self.packets_sent, retransmissions=self.retransmissions,
             by_tree={name: tree.bytes_reduced for name, tree in self.by_tree.items()},

@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from netfold.host.tracing.timeline import Timeline
-from netfold.wire.flight import Dump, Operation
+from netfold.wire.flight import Dump, OperationRecord
 
 KEPT: Final = 1000
 """Operations that are remembered."""
@@ -56,7 +56,7 @@ class Flight:
             folder = Path(os.environ[FOLDER_VARIABLE])
         self.folder = folder
         self._job, self._rank, self._world = job, rank, world
-        self._operations: deque[Operation] = deque(maxlen=KEPT)
+        self._operations: deque[OperationRecord] = deque(maxlen=KEPT)
         self.timeline = timeline
         self.now = _NONE
         """The operation under way; else the last one."""
@@ -67,9 +67,9 @@ class Flight:
     @contextlib.contextmanager
     def operation(
         self, number: int, group: str, name: str, op: str, dtype: str, nbytes: int
-    ) -> Iterator[Operation]:
+    ) -> Iterator[OperationRecord]:
         """Records one operation; an error inside is its end, and is written down with it."""
-        self.now = operation = Operation(number, group, name, op, dtype, nbytes, "", time.time())
+        self.now = operation = OperationRecord(number, group, name, op, dtype, nbytes, "", time.time())
         self._operations.append(operation)
         begin = time.monotonic_ns()
         try:
@@ -90,7 +90,7 @@ class Flight:
         """What carries the operation under way, or a part of it."""
         self.now.path = f"{self.now.path} + {path}" if self.now.path else path
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[OperationRecord]:
         """Copies of the last ones, the oldest first."""
         return [msgspec.structs.replace(operation) for operation in self._operations.copy()]
 
@@ -131,7 +131,7 @@ def _threads() -> dict[str, list[str]]:
 
 
 # ---- the signal ------------------------------------------------------------------------------------------------------
-_NONE = Operation(0, "", "", "", "", 0, "", 0.0, state="done")
+_NONE = OperationRecord(0, "", "", "", "", 0, "", 0.0, state="done")
 _recorders: weakref.WeakSet[Flight] = weakref.WeakSet()
 _listening = threading.Lock()
 """Held for good once the signal has its handler."""

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from netfold.host.tracing.spans import SPANS, Span
-from netfold.wire.flight import Operation
+from netfold.wire.flight import OperationRecord
 
 VARIABLE: Final = "NETFOLD_TIMELINE"
 MOST: Final = 1_000_000
@@ -89,7 +89,7 @@ class Timeline:
         finally:
             self.add(MESSAGES, name, begin, time.monotonic_ns())
 
-    def operation(self, operation: Operation, begin: int, end: int) -> None:
+    def operation(self, operation: OperationRecord, begin: int, end: int) -> None:
         """One operation, as the flight recorder has it."""
         arguments = {
             name: value

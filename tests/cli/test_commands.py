@@ -17,7 +17,7 @@ from netfold.cli.top import screen
 from netfold.controller import client
 from netfold.fabric.file import load, save
 from netfold.fabric.generate import leafspine
-from netfold.wire.jobs import Report
+from netfold.wire.jobs import RankReport
 from netfold.wire.operator import (
     JobStatus,
     LinkStatus,
@@ -114,7 +114,7 @@ def test_status_for_people_names_what_is_down_and_why() -> None:
                LinkStatus("leaf1:2", "spine1:1", None, 0, Traffic(1, 1, 0), Traffic(1, 1, 0), up=False)],
         jobs=[JobStatus("train", "active", 77, 2, [0, 1], [], ["10.0.1.1", "10.0.1.2"], 2048,
                         [TreeStatus("leaf1", 1.0, {"leaf1": ["h1", "h2"]})], "",
-                        [Report("train", 0, 77, 1, 1_000_000, 900, 4)], lost=[1]),
+                        [RankReport("train", 0, 77, 1, 1_000_000, 900, 4)], lost=[1]),
               JobStatus("ring", "active", 78, 1, [0], [], ["10.0.1.1"], 0, [], "leaf1 has no 2048 slots", [])],
     )
     out = io.StringIO()

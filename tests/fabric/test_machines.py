@@ -18,7 +18,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.machines import fold_groups, machines
 from netfold.fabric.slots import Ledger, Sizes
 from netfold.fabric.trees import NoTree
-from netfold.wire.jobs import Plan, Stream
+from netfold.wire.jobs import Plan, RankStream
 from support.controller import run
 from support.jobs import Rig, rig
 from support.slots import fold
@@ -119,7 +119,9 @@ def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
                     assert (mine.data.peer_qp, mine.agreement.peer_qp) == (theirs.data.qp, theirs.agreement.qp)
                     assert mine.data.peer == r.fabric.hosts[(rank // 2 + 1) % 3].address
                     assert mine.data.slots == 256
-            streams: list[Stream] = [s for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)]
+            streams: list[RankStream] = [
+                s for plan in plans for tree in plan.trees for s in (tree.data, tree.agreement)
+            ]
             assert len({stream.qp for stream in streams}) == len(streams)
             for plan in plans:
                 await r.leave(plan)

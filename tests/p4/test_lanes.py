@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from netfold.wire import roce
-from netfold.wire.roce import Operation
+from netfold.wire.roce import LaneOperation
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import engine, entities, linking
 from support.slot_model import combine
@@ -62,7 +62,7 @@ class Leaf:
         found = info.action(action)
         self.switch.insert(entities.Entry(info, packed, mask, entities.DoAction(found.index, found.pack(params))))
 
-    def fold(self, op: Operation, rows: list[Lanes]) -> Lanes:
+    def fold(self, op: LaneOperation, rows: list[Lanes]) -> Lanes:
         """Every child's lanes in; the lanes that came out."""
         self.psn += 1
         out: list[tuple[int, bytes]] = []
@@ -97,9 +97,9 @@ ends = st.sampled_from(ENDS)
 lanes = arrays(np.uint32, roce.LANES, elements=st.integers(0, 2**32 - 1) | ends, fill=ends)
 
 
-@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("operation", LaneOperation)
 @given(rows=st.lists(lanes, min_size=CHILDREN, max_size=CHILDREN))
-def test_lanes_add_as_numpy_does(operation: Operation, leaf: Leaf, rows: list[Lanes]) -> None:
+def test_lanes_add_as_numpy_does(operation: LaneOperation, leaf: Leaf, rows: list[Lanes]) -> None:
     """Whatever the lanes hold, a word's arithmetic is each lane's own, in the order in which children came; the
     operations share a connection's slots, PSN after PSN."""
     assert np.array_equal(leaf.fold(operation, rows), reduce(partial(combine, operation), rows))
@@ -108,7 +108,7 @@ def test_lanes_add_as_numpy_does(operation: Operation, leaf: Leaf, rows: list[La
 @given(rows=st.lists(lanes, min_size=CHILDREN, max_size=CHILDREN))
 def test_nothing_saturates_unseen(leaf: Leaf, rows: list[Lanes]) -> None:
     """Where a sum leaves the range at any step, the result is an end; everywhere else it is the exact sum."""
-    result = leaf.fold(Operation.SAT32, rows).view(np.int32).astype(np.int64)
+    result = leaf.fold(LaneOperation.SAT32, rows).view(np.int32).astype(np.int64)
     steps = np.cumsum([row.view(np.int32).astype(np.int64) for row in rows], axis=0)
     left = ((steps > 2**31 - 1) | (steps < -(2**31))).any(axis=0)
     at_end = (result == 2**31 - 1) | (result == -(2**31))
@@ -118,9 +118,9 @@ def test_nothing_saturates_unseen(leaf: Leaf, rows: list[Lanes]) -> None:
 
 def test_operations_that_nobody_knows_are_not_folded(leaf: Leaf) -> None:
     """Queue pairs of a connection beyond the operations: no slot takes them."""
-    for op in range(max(Operation) + 1, roce.QUEUE_PAIRS):
+    for op in range(max(LaneOperation) + 1, roce.QUEUE_PAIRS):
         leaf.psn += 1
         for child in range(CHILDREN):
             assert leaf.switch.inject(child + 1, frame(CONNECTION * roce.QUEUE_PAIRS + op, leaf.psn, LANES)) == []
     rows = [LANES] * CHILDREN
-    assert np.array_equal(leaf.fold(Operation.SUM32, rows), LANES * CHILDREN)
+    assert np.array_equal(leaf.fold(LaneOperation.SUM32, rows), LANES * CHILDREN)

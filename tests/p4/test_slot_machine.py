@@ -32,7 +32,7 @@ from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
 from netfold.wire import roce
-from netfold.wire.jobs import Stream
+from netfold.wire.jobs import RankStream
 from softswitch.engine import engine, local
 from support.program import library
 from support.slot_model import Packet, SlotSwitch
@@ -88,7 +88,9 @@ class Machine(RuleBasedStateMachine):
         sizes = slots.Sizes(data=self.slots, agreement=1)
         ledger = slots.Ledger([s.name for s in fabric.switches], sizes, random.Random(5))
         stream = ledger.admit(ledger.open(), planned[:1], [range(world)])[0]
-        self.streams: list[Stream] = [jobs._trees([stream, stream], self.hosts, rank)[0].data for rank in range(world)]
+        self.streams: list[RankStream] = [
+            jobs._trees([stream, stream], self.hosts, rank)[0].data for rank in range(world)
+        ]
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self.folds: dict[str, Fold] = {}
         entries = tables.folding(fabric, self.hosts, stream)
@@ -180,7 +182,7 @@ class Machine(RuleBasedStateMachine):
     def transmit(self, rank: int, psn: int) -> None:
         stream, host = self.streams[rank], self.hosts[rank]
         on_wire = (self.first + psn) & roce.PSN_MASK
-        packet = Packet(roce.Operation.SUM32, roce.Opcode.WRITE_MIDDLE, 0, on_wire, b"", self.lanes(rank, psn))
+        packet = Packet(roce.LaneOperation.SUM32, roce.Opcode.WRITE_MIDDLE, 0, on_wire, b"", self.lanes(rank, psn))
         payload = packet.build(stream.peer_qp)
         whole = as_sent(host.mac, host.address, 0, payload, stream.source_port, stream.peer)
         self.put(host.name, 0, whole[:-4] + roce.icrc(whole[14:-4]))

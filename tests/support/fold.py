@@ -26,12 +26,12 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.fabric.slots import Sizes
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Plan, Stream
-from netfold.wire.roce import Opcode, Operation
+from netfold.wire.jobs import Join, Plan, RankStream
+from netfold.wire.roce import LaneOperation, Opcode
 from support.slot_model import combine
 
 RANKS = 3
-USUAL = {"data": Operation.SUM32, "agreement": Operation.MAX32}
+USUAL = {"data": LaneOperation.SUM32, "agreement": LaneOperation.MAX32}
 """What a kind of stream mostly does."""
 WAIT = 30.0
 """Seconds for a packet that must come."""
@@ -82,15 +82,15 @@ class Wire:
             sock.setblocking(False)
             self.sockets.append(sock)
 
-    def stream(self, rank: int, kind: str) -> Stream:
+    def stream(self, rank: int, kind: str) -> RankStream:
         """A rank's stream on the only tree."""
         found = getattr(self.plans[rank].trees[0], kind)
-        assert isinstance(found, Stream)
+        assert isinstance(found, RankStream)
         return found
 
     def send(
         self, rank: int, kind: str, psn: int, lanes: Lanes, opcode: Opcode = Opcode.WRITE_MIDDLE,
-        *, operation: Operation | None = None, corrupt: bool = False, ecn: int = roce.ECN_ECT0,
+        *, operation: LaneOperation | None = None, corrupt: bool = False, ecn: int = roce.ECN_ECT0,
     ) -> None:
         """One contribution."""
         stream, host = self.stream(rank, kind), self.fabric.hosts[rank]
@@ -107,7 +107,7 @@ class Wire:
         self.sockets[rank].send(self.mac + bytes.fromhex(host.mac.replace(":", "")) + b"\x08\0" + packet + icrc)
 
     async def receive(
-        self, rank: int, kind: str, psn: int, operation: Operation | None = None
+        self, rank: int, kind: str, psn: int, operation: LaneOperation | None = None
     ) -> tuple[Lanes, int]:
         """The result of this PSN, checked down to the last header field; its lanes and ECN bits."""
         stream, host, before = self.stream(rank, kind), self.fabric.hosts[rank], self.fabric.hosts[rank - 1]
@@ -213,7 +213,7 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
         done(f"{kind}: a late packet does not disturb the slot")
 
     psn = wire.stream(0, "data").psn + 4 * wire.stream(0, "data").slots
-    for step, operation in enumerate(list(Operation) * 3):
+    for step, operation in enumerate(list(LaneOperation) * 3):
         at, data = (psn + step) & roce.PSN_MASK, rows(32)
         for rank in range(RANKS):
             wire.send(rank, "data", at, data[rank], operation=operation)

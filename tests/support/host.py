@@ -19,7 +19,7 @@ from typing import Any
 from netfold.host.api.communicator import Communicator, RailName
 from netfold.host.mesh.link import listen
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan, Stream, Tree
+from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
 from support.slot_model import Packet, SlotSwitch
 
 _subnets = count(1)
@@ -70,16 +70,16 @@ class LoopbackSwitch:
         """Queue pair of a rank for operation 0."""
         return (kind * FIRST + rank * self._places + self._place) * roce.QUEUE_PAIRS
 
-    def trees(self, rank: int, *, slots: int) -> list[Tree]:
+    def trees(self, rank: int, *, slots: int) -> list[RankTree]:
         """What a rank's plan says."""
         port = FIRST + self._place
 
-        def stream(kind: int) -> Stream:
+        def stream(kind: int) -> RankStream:
             # A contribution carries its own rank's number, not the next one's: this switch is no ring.
             own = self.qp(kind, rank)
-            return Stream(peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots)
+            return RankStream(peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots)
 
-        return [Tree(name="loop", weight=1.0, data=stream(DATA), agreement=stream(AGREEMENT))]
+        return [RankTree(name="loop", weight=1.0, data=stream(DATA), agreement=stream(AGREEMENT))]
 
     def _serve(self) -> None:
         while True:

@@ -9,11 +9,11 @@ from typing import Any
 
 from netfold.controller.switch import tables
 from netfold.wire import roce
-from netfold.wire.jobs import Plan, Resume, Stream
+from netfold.wire.jobs import Plan, RankStream, Resume
 from support.jobs import Rig
 
 
-def streams(plan: Plan) -> list[Stream]:
+def streams(plan: Plan) -> list[RankStream]:
     """All of a rank's, in order."""
     return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
 

@@ -24,7 +24,7 @@ from netfold.host.native.library import NEVER
 from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.rail import Op
 from netfold.wire import roce
-from netfold.wire.jobs import Stream, Tree
+from netfold.wire.jobs import RankStream, RankTree
 
 MICROSECOND = 1_000
 MILLISECOND = 1_000_000
@@ -83,11 +83,11 @@ Target = Literal["parent", "all"] | int
 
 def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """What a switch makes of a slot's lanes and a packet's: p4src/lanes.p4."""
-    narrow: dict[int, Any] = {roce.Operation.SUM16: np.uint16, roce.Operation.SUM8: np.uint8}
+    narrow: dict[int, Any] = {roce.LaneOperation.SUM16: np.uint16, roce.LaneOperation.SUM8: np.uint8}
     lanes = narrow.get(operation, np.uint32)
-    if operation == roce.Operation.MAX32:
+    if operation == roce.LaneOperation.MAX32:
         return np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32)
-    if operation != roce.Operation.SAT32:
+    if operation != roce.LaneOperation.SAT32:
         return np.asarray(a.view(lanes) + b.view(lanes)).view(np.uint32)
     x, y = a.view(np.int32).astype(np.int64), b.view(np.int32).astype(np.int64)
     low, high = -(2**31), 2**31 - 1
@@ -197,18 +197,20 @@ def address(rank: int) -> str:
 def plan_trees(
     rank: int, world: int, *, trees: int = 1, slots: int = 64, psn: int = 0, weights: Sequence[float] = (),
     again: int = 0,
-) -> list[Tree]:
+) -> list[RankTree]:
     """What a controller would plan, and plan again: queue pair = 0x10000 * (tree + 1) + 0x8000 for sums + 8 * rank."""
 
-    def stream(tree: int, base: int) -> Stream:
+    def stream(tree: int, base: int) -> RankStream:
         qp = 0x10000 * (tree + 1 + again * trees) + base
         peer = (rank + 1) % world
-        return Stream(
+        return RankStream(
             peer=address(peer), peer_qp=qp + 8 * peer, qp=qp + 8 * rank, source_port=50000 + tree, psn=psn, slots=slots
         )
 
     return [
-        Tree(name=f"spine{t}", weight=weights[t] if weights else 1.0, data=stream(t, 0x8000), agreement=stream(t, 0))
+        RankTree(
+            name=f"spine{t}", weight=weights[t] if weights else 1.0, data=stream(t, 0x8000), agreement=stream(t, 0)
+        )
         for t in range(trees)
     ]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from netfold.controller.switch.probe import SlotState
 from netfold.fabric import slots
-from netfold.wire.roce import Operation
+from netfold.wire.roce import LaneOperation
 
 
 def fold(stream: slots.Stream, psn: int, ranks: set[int]) -> dict[str, dict[int, SlotState]]:
@@ -21,7 +21,7 @@ def fold(stream: slots.Stream, psn: int, ranks: set[int]) -> dict[str, dict[int,
             complete.add(f.switch)
         if bitmap:
             slot = stream.bases[f.switch] + psn % stream.slots
-            states[f.switch][slot] = SlotState(stream.epoch, psn, False, False, bitmap, Operation.SUM16)
+            states[f.switch][slot] = SlotState(stream.epoch, psn, False, False, bitmap, LaneOperation.SUM16)
     if stream.tree.root in complete:  # the result goes down to every switch
         states = {name: {slot: replace(s, done=True) for slot, s in held.items()}
                   for name, held in states.items()}

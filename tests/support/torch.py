@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from netfold.rpc import rpc
-from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, Report, Watch, Watching
+from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, RankReport, Watch, Watching
 from support.host import LoopbackSwitch
 
 SLOTS = 64
@@ -54,7 +54,7 @@ class LoopbackJobs:
         self._world = world
         self._complete = asyncio.Event()
         self.left: dict[int, asyncio.Event] = {rank: asyncio.Event() for rank in range(world)}
-        self.reports: dict[int, Report] = {}
+        self.reports: dict[int, RankReport] = {}
 
     async def join(self, request: Join) -> Plan:
         self._joins[request.rank] = request
@@ -70,7 +70,7 @@ class LoopbackJobs:
             trees=self._switch.trees(request.rank, slots=SLOTS),
         )
 
-    async def report(self, request: Report) -> Done:
+    async def report(self, request: RankReport) -> Done:
         self.reports[request.rank] = request
         return Done()
 
@@ -94,7 +94,7 @@ def loopback_jobs(address: str, ranks: Sequence[str], where: str) -> Iterator[Lo
     async def serve() -> None:
         server = grpc.aio.server()
         methods: dict[str, rpc.Method] = {
-            "Join": (Join, jobs.join), "Report": (Report, jobs.report), "Leave": (Leave, jobs.leave)
+            "Join": (Join, jobs.join), "Report": (RankReport, jobs.report), "Leave": (Leave, jobs.leave)
         }
         server.add_generic_rpc_handlers((rpc.service(SERVICE, methods, {"Watch": (Watch, jobs.watch)}),))
         server.add_insecure_port(where)

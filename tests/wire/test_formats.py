@@ -32,7 +32,7 @@ def test_p4_sizes_equal_the_python_ones() -> None:
         assert length == roce.UDP_BYTES + roce.data_packet_bytes(opcode)
     assert p4["ECN_CE"] == roce.ECN_CE
     assert p4["OPERATION_BITS"] == roce.OPERATION_BITS
-    operations = {op.name: op.value for op in roce.Operation}
+    operations = {op.name: op.value for op in roce.LaneOperation}
     assert {name: p4[f"OP_{name}"] for name in operations} == operations
     assert max(operations.values()) == p4["OP_LAST"] < roce.QUEUE_PAIRS
 

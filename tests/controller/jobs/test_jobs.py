@@ -16,7 +16,7 @@ from netfold.fabric.generate import leafspine
 from netfold.wire.jobs import (
     Done,
     Leave,
-    Report,
+    RankReport,
 )
 from support.controller import BOUND, MemorySwitch, run, until
 from support.jobs import Code, rig
@@ -267,7 +267,7 @@ def test_status_shows_switches_links_jobs_and_reports(tmp_path: Path) -> None:
                              tables.CORRUPT: {0: Count(1, 60)}}
             spine.counters = {tables.PORT_IN: {1: Count(5, 500)}, lost_in: {1: Count(4, 0)}}
             plans = await r.together(2)
-            await r.call("Report", Report("j", 0, plans[0].epoch, 3, 4096, 12, 1, {"spine1": 2048}), Done)
+            await r.call("Report", RankReport("j", 0, plans[0].epoch, 3, 4096, 12, 1, {"spine1": 2048}), Done)
             status = await client.status(r.fabric.jobs)
             links = {(link.a, link.b): link for link in status.links}
             host, up = links["leaf1:1", "h1:0"], links["leaf1:3", "spine1:1"]

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.wire.jobs import SERVICE, Done, JobEnded, Leave, RankLost, Report, Watch
+from netfold.wire.jobs import SERVICE, Done, JobEndedEvent, Leave, RankLost, RankReport, Watch
 from support.controller import run, until
 from support.jobs import Code, rig
 
@@ -115,7 +115,7 @@ def test_a_dropped_job_tells_its_ranks(tmp_path: Path) -> None:
             plans = await r.together(2)
             watcher = await r.watch(plans[0])
             assert await client.drop(r.fabric.jobs, "j")
-            assert await watcher.next() == JobEnded("dropped by the operator")
+            assert await watcher.next() == JobEndedEvent("dropped by the operator")
             assert await watcher.next() is None
 
     run(story())
@@ -225,7 +225,7 @@ def test_without_the_token_every_request_is_refused(tmp_path: Path, token: str, 
         async with rig(tmp_path, token="a secret") as r:
             for method, request in (
                 ("Join", r.join(0, token=token)), ("Leave", Leave("j", 0, 1, token=token)),
-                ("Report", Report("j", 0, 1, 0, 0, 0, 0, token=token)),
+                ("Report", RankReport("j", 0, 1, 0, 0, 0, 0, token=token)),
             ):
                 code, words = await r.refusal(request, method)
                 assert code is Code.UNAUTHENTICATED

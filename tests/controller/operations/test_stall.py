@@ -26,7 +26,7 @@ from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.rpc.rpc import Unreachable
 from netfold.wire import operator
-from netfold.wire.jobs import AskMissing, Missing
+from netfold.wire.jobs import AskMissing, MissingContributions
 from netfold.wire.roce import OPERATION_BITS
 from support.controller import BOUND, ScriptedServer, run, session
 from support.jobs import rig
@@ -200,16 +200,18 @@ def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
             for name, held in fold(stream, 77, {0, 2, 3}).items():
                 r.switches[name].slots = held
             ask = AskMissing("j", 3, job.epoch, {qp(stream, 3): 77, qp(job.streams[0], 3): 5})
-            told = await r.call("Missing", ask, Missing)
+            told = await r.call("Missing", ask, MissingContributions)
             assert told.ranks == [1]
             (why,) = told.why
             assert "leaf1, tree spine2" in why
             assert "PSN 77" in why
             assert "missing rank 1 (h2)" in why
-            other = await r.call("Missing", msgspec.structs.replace(ask, waits={qp(stream, 0): 77}), Missing)
+            other = await r.call(
+                "Missing", msgspec.structs.replace(ask, waits={qp(stream, 0): 77}), MissingContributions
+            )
             assert (other.ranks, other.why) == ([], [])
             with pytest.raises(grpc.aio.AioRpcError, match="no rank 9 of epoch"):
-                await r.call("Missing", msgspec.structs.replace(ask, rank=9), Missing)
+                await r.call("Missing", msgspec.structs.replace(ask, rank=9), MissingContributions)
 
     run(story())
 

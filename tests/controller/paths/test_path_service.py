@@ -25,7 +25,7 @@ from netfold.host.roce.path_client import ALL_TO_ALL, PlannedPaths
 from netfold.rpc import rpc
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
-from netfold.wire.paths import SERVICE, Flow, Follow, Noted, Paths, Suspect
+from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, Paths, Suspect
 from support.cables import Cables
 from support.controller import run
 from support.jobs import Rig, rig
@@ -47,18 +47,18 @@ class Follower:
             return msgspec.json.decode(await self._answers.__anext__(), type=Paths)
 
 
-def flows_of(collective: str) -> list[list[Flow]]:
+def flows_of(collective: str) -> list[list[PathFlow]]:
     """Of four ranks."""
-    return [[Flow(a, b, size) for (a, b), size in step.items()] for step in collectives.steps(collective, 4)]
+    return [[PathFlow(a, b, size) for (a, b), size in step.items()] for step in collectives.steps(collective, 4)]
 
 
-def steps_of(plan: Plan, steps: list[list[Flow]], scope: str) -> list[list[Flow]]:
+def steps_of(plan: Plan, steps: list[list[PathFlow]], scope: str) -> list[list[PathFlow]]:
     """What a rank sends along."""
     return [[f for f in step if scope == "leaf" or f.source == plan.rank] for step in steps]
 
 
 @asynccontextmanager
-async def following(folder: Path, steps: list[list[Flow]], scope: str = "leaf") -> AsyncIterator[
+async def following(folder: Path, steps: list[list[PathFlow]], scope: str = "leaf") -> AsyncIterator[
         tuple[Rig, list[Plan], list[Follower]]]:
     """Four ranks, h1 and h2 under leaf1, h3 and h4 under leaf2, that follow their flows."""
     async with rig(folder) as r:
@@ -295,18 +295,18 @@ def test_an_operator_changes_modes_drains_and_pins(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ("Follow", Follow("j", 0, 0, [[Flow(0, 0, 1)]]), "two different ranks"),
-    ("Follow", Follow("j", 0, 0, [[Flow(0, 9, 1)]]), "below 4"),
-    ("Follow", Follow("j", 0, 0, [[Flow(0, 1, 0)]]), "at least"),
-    ("Follow", Follow("j", 0, 0, [[Flow(1, 2, 1)]]), 'scope "leaf"'),
-    ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)]], scope="auto"), "named collective"),
-    ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)]], collective="ring"), "got both"),
+    ("Follow", Follow("j", 0, 0, [[PathFlow(0, 0, 1)]]), "two different ranks"),
+    ("Follow", Follow("j", 0, 0, [[PathFlow(0, 9, 1)]]), "below 4"),
+    ("Follow", Follow("j", 0, 0, [[PathFlow(0, 1, 0)]]), "at least"),
+    ("Follow", Follow("j", 0, 0, [[PathFlow(1, 2, 1)]]), 'scope "leaf"'),
+    ("Follow", Follow("j", 0, 0, [[PathFlow(0, 2, 1)]], scope="auto"), "named collective"),
+    ("Follow", Follow("j", 0, 0, [[PathFlow(0, 2, 1)]], collective="ring"), "got both"),
     ("Follow", Follow("j", 0, 0, collective="ring", ranks=[1, 2]), "rank 0 among them"),
     ("Follow", Follow("j", 0, 0, collective="ring", ranks=[0, 1, 0]), "different ranks below 4"),
     ("Follow", Follow("j", 0, 0, collective="chain", ranks=[0, 9]), "different ranks below 4"),
     ("Follow", Follow("j", 0, 0, collective="chain", ranks=[0]), "2 ranks or more"),
     ("Follow", Follow("j", 0, 0, collective="binomial", root=4), "one of them"),
-    ("Follow", Follow("j", 0, 0, [[Flow(0, 2, 1)], [Flow(0, 2, 1)]]), "one flow to each peer"),
+    ("Follow", Follow("j", 0, 0, [[PathFlow(0, 2, 1)], [PathFlow(0, 2, 1)]]), "one flow to each peer"),
     ("Suspect", Suspect("j", 0, 0, 7, SPINE1), "below 4"),
 ]
 

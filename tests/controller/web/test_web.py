@@ -25,7 +25,7 @@ from netfold.controller.web import metrics, page, picture, serve
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
-from netfold.wire.jobs import Done, Report
+from netfold.wire.jobs import Done, RankReport
 from netfold.wire.operator import JobStatus, LinkStatus, Status, SwitchStatus, Traffic
 from support.controller import BOUND, run
 from support.jobs import rig
@@ -73,7 +73,7 @@ def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
             await watcher.next()
             await all_resume(r, plans)
             for retransmissions in (1, 3):  # the later one counts, not both
-                await r.call("Report", Report("j", 2, plans[2].epoch, 5, 1000, 50, retransmissions), Done)
+                await r.call("Report", RankReport("j", 2, plans[2].epoch, 5, 1000, 50, retransmissions), Done)
             await client.drain(r.fabric.jobs, "spine2", True)
             status, kind, text = await get(r.controller.page + "/metrics")
             assert (status, kind.startswith("text/plain; version=")) == (200, True)

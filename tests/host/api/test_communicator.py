@@ -25,7 +25,7 @@ from netfold.host.client.plans import check_plan
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PlanError
 from netfold.host.innet.fold import FoldRail
 from netfold.wire import jobs, roce
-from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, Report, Stream, Tree
+from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, RankReport, RankStream, RankTree
 from support.host import LoopbackSwitch, everyone, impatient, loopback_job, subnet
 from support.ports import wait_for
 
@@ -36,7 +36,7 @@ class JobServer:
     def __init__(self, where: str, *, reason: str = "", answer: Callable[[Plan], Any] = lambda plan: plan) -> None:
         self.where = where
         self.joins: dict[int, Join] = {}
-        self.reports: list[Report] = []
+        self.reports: list[RankReport] = []
         self.leaves: list[Leave] = []
         self._reason = reason
         self._answer = answer
@@ -45,7 +45,7 @@ class JobServer:
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         methods = {
             "Join": self._method(Join, self._join),
-            "Report": self._method(Report, self._report),
+            "Report": self._method(RankReport, self._report),
             "Leave": self._method(Leave, self._leave),
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(jobs.SERVICE, methods)])
@@ -79,7 +79,7 @@ class JobServer:
             plan = Plan(request.job, 5, request.rank, request.world, peers, trees, self._reason)
             return self._answer(plan)
 
-    def _report(self, report: Report, context: grpc.ServicerContext) -> Done:
+    def _report(self, report: RankReport, context: grpc.ServicerContext) -> Done:
         self.reports.append(report)
         return Done()
 
@@ -200,7 +200,9 @@ def test_an_answer_that_is_no_plan_is_refused(serve: Callable[..., JobServer]) -
 def plan(**changes: Any) -> Plan:
     """A sound plan of rank 0 of 2, but for the changes to its data stream."""
     sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 8, "qp": 16, "source_port": 50000, "psn": 0, "slots": 64}
-    tree = Tree("t", changes.pop("weight", 1.0), Stream(**{**sound, **changes}), Stream(**{**sound, "qp": 24}))
+    tree = RankTree(
+        "t", changes.pop("weight", 1.0), RankStream(**{**sound, **changes}), RankStream(**{**sound, "qp": 24})
+    )
     return Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [tree])
 
 

@@ -16,7 +16,7 @@ from netfold.host.innet import abi
 from netfold.host.innet.abi import DATA
 from netfold.host.innet.native import Core
 from netfold.wire import roce
-from netfold.wire.jobs import Stream, Tree
+from netfold.wire.jobs import RankStream, RankTree
 from support.slot_model import (
     SECOND,
     Call,
@@ -69,10 +69,10 @@ def test_another_operation_number_is_a_mismatch() -> None:
 def lone_core(*, slots: int = 64) -> Core:
     """A core whose packets go nowhere."""
 
-    def stream(qp: int) -> Stream:
-        return Stream(peer="10.0.0.2", peer_qp=qp + 8, qp=qp, source_port=50001, psn=10, slots=slots)
+    def stream(qp: int) -> RankStream:
+        return RankStream(peer="10.0.0.2", peer_qp=qp + 8, qp=qp, source_port=50001, psn=10, slots=slots)
 
-    return Core("10.0.0.1", 2, [Tree(name="t", weight=1.0, data=stream(24), agreement=stream(40))])
+    return Core("10.0.0.1", 2, [RankTree(name="t", weight=1.0, data=stream(24), agreement=stream(40))])
 
 
 def test_headers_of_another_message_are_reported_field_by_field() -> None:

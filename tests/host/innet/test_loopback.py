@@ -24,7 +24,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.link import listen
 from netfold.host.native import sockets
 from netfold.host.operation.rail import Op
-from netfold.wire.jobs import Peer, Plan, Stream, Tree
+from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
 from support.host import everyone, impatient, interrupted_by, loopback_job, subnet
 
 RAILS: list[RailName] = ["innet", "tcp"]
@@ -210,11 +210,11 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
     net = subnet()
     listener = listen(f"{net}.1")
 
-    def stream(qp: int) -> Stream:
-        return Stream(peer="240.0.0.1", peer_qp=qp, qp=qp, source_port=50001, psn=0, slots=64)
+    def stream(qp: int) -> RankStream:
+        return RankStream(peer="240.0.0.1", peer_qp=qp, qp=qp, source_port=50001, psn=0, slots=64)
 
     peers = [Peer(rank, f"{net}.{rank + 1}", f"{net}.{rank + 1}:1") for rank in range(2)]
-    tree = Tree(name="void", weight=1.0, data=stream(8), agreement=stream(16))
+    tree = RankTree(name="void", weight=1.0, data=stream(8), agreement=stream(16))
     plan = Plan(job="void", epoch=1, rank=0, world=2, peers=peers, trees=[tree])
     with Communicator(plan, address=f"{net}.1", rail="innet", timeout=0.3, listener=listener) as comm:
         begin = time.monotonic()

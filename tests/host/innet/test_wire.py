@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from netfold.host.innet.native import Core
 from netfold.host.native.library import Run
 from netfold.wire import roce
-from netfold.wire.jobs import Stream, Tree
+from netfold.wire.jobs import RankStream, RankTree
 from support.slot_model import check_icrc, ip_packet
 
 HEADER = Path(__file__).resolve().parents[3] / "host/native/roce.h"
@@ -39,7 +39,7 @@ def test_c_sizes_equal_the_python_ones() -> None:
     assert c["ECN_CE"] == roce.ECN_CE
     assert c["RESULT_TTL"] == roce.RESULT_TTL
     assert c["OPERATION_BITS"] == roce.OPERATION_BITS
-    for operation in roce.Operation:
+    for operation in roce.LaneOperation:
         assert c[operation.name] == operation
     for name in ("IPV4_BYTES", "UDP_BYTES", "BTH_BYTES", "RETH_BYTES", "ICRC_BYTES"):
         assert c[name] == getattr(roce, name)
@@ -49,11 +49,11 @@ def test_c_sizes_equal_the_python_ones() -> None:
 
 def sum_runs(elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60) -> list[Run]:
     """Runs of an int32 operation's data stream; the signature's is left out."""
-    tree = Tree(
+    tree = RankTree(
         name="t",
         weight=1.0,
-        data=Stream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16),
-        agreement=Stream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64),
+        data=RankStream(peer="10.1.2.4", peer_qp=SUM_QP, qp=8, source_port=50123, psn=psn, slots=1 << 16),
+        agreement=RankStream(peer="10.1.2.4", peer_qp=MAX_QP, qp=16, source_port=50124, psn=0, slots=64),
     )
     core = Core(SOURCE, 4, [tree], max_run=max_run)
     source = np.arange(elements, dtype=np.int32)

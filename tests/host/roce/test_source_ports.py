@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.host.roce.source_ports import LEAST_PART, MOST_QUEUE_PAIRS, MessagePart, SourcePorts, WeightedPort
-from netfold.wire.paths import Paths, Piece, Reach
+from netfold.wire.paths import PathPiece, Paths, Reach
 
 PORTS = [61441, 61442, 61443, 61444]
 
@@ -15,8 +15,8 @@ PORTS = [61441, 61442, 61443, 61444]
 def planned() -> SourcePorts:
     """Peer 1 shares our leaf, 2 and 3 are under b, 4 under c; peer 2 has two pieces, 3 and 4 one."""
     source_ports = SourcePorts(PORTS, range(1, 5))
-    pieces = [Piece(2, 0, 30, PORTS[0]), Piece(2, 30, 10, PORTS[1]), Piece(3, 0, 40, PORTS[0]),
-              Piece(4, 0, 40, PORTS[0])]
+    pieces = [PathPiece(2, 0, 30, PORTS[0]), PathPiece(2, 30, 10, PORTS[1]), PathPiece(3, 0, 40, PORTS[0]),
+              PathPiece(4, 0, 40, PORTS[0])]
     reaches = [Reach(1, "a", []), Reach(2, "b", PORTS), Reach(3, "b", PORTS), Reach(4, "c", PORTS)]
     source_ports.adopt(Paths(1, PORTS, pieces, reaches))
     return source_ports
@@ -52,7 +52,7 @@ def test_a_new_plan_clears_suspicions() -> None:
     """They are the controller's business by then."""
     source_ports = planned()
     source_ports.suspect(2, PORTS[0])
-    source_ports.adopt(Paths(2, PORTS, [Piece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
+    source_ports.adopt(Paths(2, PORTS, [PathPiece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
     assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 40)]
 
 
@@ -69,7 +69,7 @@ def test_what_the_controller_says_meanwhile_holds_until_the_next_plan() -> None:
         assert all(way.port != PORTS[0] for peer in (2, 3) for way in source_ports.weighted_ports(peer))
         assert source_ports.usable_port(2, PORTS[0]) != PORTS[0]
         assert list(source_ports.weighted_ports(4)) == [WeightedPort(PORTS[0], 40)]
-    source_ports.adopt(Paths(3, PORTS, [Piece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
+    source_ports.adopt(Paths(3, PORTS, [PathPiece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
     assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 40)]
 
 
@@ -98,7 +98,7 @@ def test_cuts_are_the_message(nbytes: int, lanes: int, mtu: int, weights: list[i
         Paths(
             1,
             PORTS,
-            [Piece(1, 0, weight, port) for weight, port in zip(weights, PORTS, strict=False)],
+            [PathPiece(1, 0, weight, port) for weight, port in zip(weights, PORTS, strict=False)],
             [Reach(1, "b", PORTS)],
         )
     )

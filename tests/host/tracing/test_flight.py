@@ -22,7 +22,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError
 from netfold.host.tracing import flight
 from netfold.host.tracing.flight import Flight
-from netfold.wire.flight import Dump, Operation
+from netfold.wire.flight import Dump, OperationRecord
 from support.host import everyone, impatient, loopback_job
 from support.ports import wait_for
 
@@ -159,7 +159,7 @@ def test_a_signal_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def _dump(rank: int, numbers: list[int], state: str = "done") -> Dump:
-    operations = [Operation(n, "", "allreduce", "sum", "float32", 4, "innet", 1.0, 2.0) for n in numbers]
+    operations = [OperationRecord(n, "", "allreduce", "sum", "float32", 4, "innet", 1.0, 2.0) for n in numbers]
     if operations:
         operations[-1].state = state
     return Dump("j", rank, 4, "h", rank + 100, 3.0, "", operations, {})

@@ -17,7 +17,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
 from netfold.wire import roce
-from netfold.wire.jobs import Join, Report
+from netfold.wire.jobs import Join, RankReport
 
 LENGTHS = (1, 255, 5_000, 100_003)
 
@@ -44,7 +44,7 @@ def main(seed: int) -> None:
         digest.update(total.tobytes())
     again = sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
     mesh.close()
-    client.leave(Report(job, rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, again))
+    client.leave(RankReport(job, rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, again))
     client.close()
     print(json.dumps({"trees": len(plan.trees), "retransmissions": again, "digest": digest.hexdigest()}))
 
