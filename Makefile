@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "NetFold needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V). Try make setup PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[compiler,demo,test,lint]'
 	@touch $@
 
 demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0.01", "--switch bmv2", ...
@@ -53,4 +53,4 @@ lint: $(STAMP)  ## Check style (ruff) and types (mypy, strict)
 	$(BIN)/mypy
 
 clean:  ## Remove .venv and everything that was built
-	rm -rf build $(VENV) src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build packaging/*/build $(VENV) src/*.egg-info packaging/*/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

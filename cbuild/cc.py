@@ -4,8 +4,8 @@
     library = build([Path("fold.c"), "int answer(void) { return 42; }"], kind="shared", name="fold")
 
 The compiler is $SOFTSWITCH_CC (a command line), else the first of gcc, clang, cc that really compiles
-something here (a machine may have a gcc without headers), else the one in the `ziglang` wheel, which needs
-nothing of the system.
+something here (a machine may have a gcc without headers), else the one in the `ziglang` wheel (the extra
+netfold[compiler]), which needs nothing of the system.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ def build(
     if kind == "shared":
         all_flags += ["-shared", "-fPIC"]
 
-    texts = [source if isinstance(source, str) else _read(source) for source in sources]
-    key = _key(cc, all_flags, texts, [str(s) if isinstance(s, Path) else "" for s in sources], include, libs)
+    key = _key(cc, all_flags, sources, include, libs)
     result = cache / f"{name}-{key}{'.so' if kind == 'shared' else ''}"
     if result.exists():
         return result
@@ -149,7 +148,7 @@ def _find_compiler(wanted: str, _path: str, cache: Path) -> Compiler:
             return cc
         tried.append(f"  {shlex.join(command)}: {complaint.strip().splitlines()[-1]}")
     raise BuildError(
-        "no working C compiler: install one (apt install gcc), or the wheel (pip install ziglang), "
+        "no working C compiler: apt install gcc libc6-dev, or pip install ziglang (the extra netfold[compiler]), "
         "or set SOFTSWITCH_CC; tried\n" + "\n".join(tried)
     )
 
@@ -206,13 +205,13 @@ def _cpu() -> str:
 
 
 def _key(
-    cc: Compiler,
-    flags: Sequence[str],
-    texts: Sequence[str],
-    names: Sequence[str],
-    include: Sequence[Path],
-    libs: Sequence[str],
+    cc: Compiler, flags: Sequence[str], sources: Sequence[Source], include: Sequence[Path], libs: Sequence[str]
 ) -> str:
+    """Changes with whatever enters the result: compiler, flags, and the contents of sources and headers.
+
+    Where the files lie does not matter, so that clones and installations of one version share what is built; debug
+    information then names the files of the one that built it.
+    """
     digest = hashlib.sha256()
 
     def add(*parts: str) -> None:
@@ -223,15 +222,12 @@ def _key(
     add(cc.identity, *flags, "--", *libs)
     if any(flag in ("-march=native", "-mcpu=native", "-mtune=native") for flag in flags):
         add(_cpu())
-    for text, source in zip(texts, names, strict=True):
-        add(source, text)
-    for directory in include:
-        for header in sorted(Path(directory).glob("*.h")):
+    for source in sources:
+        add(*(("", source) if isinstance(source, str) else (source.name, _read(source))))
+    # headers beside a source are reached by #include "..."
+    for directory in [*include, *(source.parent for source in sources if isinstance(source, Path))]:
+        for header in sorted(directory.glob("*.h")):
             add(header.name, _read(header))
-    for source in names:  # headers beside a source are reached by #include "..."
-        if source:
-            for header in sorted(Path(source).parent.glob("*.h")):
-                add(header.name, _read(header))
     return digest.hexdigest()[:32]
 
 

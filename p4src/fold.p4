@@ -102,7 +102,7 @@ control Fold(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t s
         size = 4096;
     }
 
-    // ---- what happens: the truth table of DESIGN 3.2 ---------------------------------------------------------------
+    // ---- what happens: the truth table of docs/protocol.md ----------------------------------------------------------
     bit<2>  age = SAME;
     bit<1>  was_done = NO;
     bit<1>  seen = NO;          // this child is in the bitmap

@@ -5,7 +5,7 @@ Hosts under one leaf, or under several leaves and a spine, reduce PSNs 0 .. psns
 a packet in flight may arrive at any time, any number of times, in any order, or be lost, and a copy of any contribution
 that a host ever sent may turn up late.  Hosts repeat what they miss, whenever they like: ranks run ahead and lag.
 
-Two properties over all reachable states (docs/protocol.md, DESIGN 3.2):
+Two properties over all reachable states (docs/protocol.md, "Slots"):
 
 * safety: a packet that a switch emits holds each child's contribution for its PSN exactly once;
 * liveness: wherever the worst network leads, hosts' repeats alone can still finish from there (no stuck host).

@@ -182,9 +182,9 @@ def stf(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib import metadata
+    from softswitch import __version__
 
-    print(f"softswitch {metadata.version('netfold')}")
+    print(f"softswitch {__version__}")
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``import netfold.torch`` makes "netfold" a backend of torch.distributed; see ``netfold.host.torch``."""
+"""``import netfold.torch`` makes "netfold" a backend of torch.distributed; see ``netfold.host.torch``.
+
+Raises ModuleNotFoundError, which names the extra, where PyTorch is not installed.
+"""
+
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
+    raise ModuleNotFoundError("netfold.torch needs PyTorch: pip install 'netfold[torch]'", name="torch")
 
 from netfold.host.torch import *  # noqa: F403 (the names are listed there)
 from netfold.host.torch import __all__ as __all__

@@ -46,6 +46,20 @@ def test_equal_build_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest
     assert cc.build(["int a;"], kind="shared", cache_dir=tmp_path) == first
 
 
+def test_equal_sources_in_other_folders_are_taken_from_the_cache(tmp_path: Path) -> None:
+    """Another clone or installation of the same version compiles nothing again; a header beside a source counts."""
+    results = []
+    for folder, value in (("one", 1), ("two", 1), ("three", 3)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "value.h").write_text(f"#define VALUE {value}\n")
+        source = tmp_path / folder / "value.c"
+        source.write_text('#include "value.h"\nint value(void) { return VALUE; }\n')
+        results.append(cc.build([source], kind="shared", cache_dir=tmp_path / "c"))
+
+    assert results[0] == results[1]
+    assert [ctypes.CDLL(str(result)).value() for result in results] == [1, 1, 3]
+
+
 def test_header_flag_and_source_changes_rebuild(tmp_path: Path) -> None:
     """Whatever enters the result enters the key: sources, headers, flags."""
     (tmp_path / "h.h").write_text("#define V 1\n")
@@ -72,6 +86,16 @@ def test_unknown_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SOFTSWITCH_CC", "no-such-cc -m32")
 
     with pytest.raises(cc.BuildError, match="no-such-cc"):
+        cc.build(["int a;"], kind="shared", cache_dir=tmp_path)
+
+
+def test_no_compiler_at_all_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a system's compiler nor the wheel: the message has a command for each, and what was tried."""
+    monkeypatch.delenv("SOFTSWITCH_CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    with pytest.raises(cc.BuildError, match=r"(?s)apt install gcc.*netfold\[compiler\].*gcc: not on PATH"):
         cc.build(["int a;"], kind="shared", cache_dir=tmp_path)
 
 

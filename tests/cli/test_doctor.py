@@ -48,8 +48,10 @@ def test_this_machine_is_examined_by_trying() -> None:
     """The interpreter and packages that run this test are found; every check ends, with words."""
     findings = {finding.check.name: finding for finding in doctor.examine(doctor.checks())}
     assert findings["Python"].ok
-    assert findings["Python packages"].ok
-    assert "numpy" in findings["Python packages"].detail
+    assert findings["netfold"].ok
+    assert "numpy" in findings["netfold"].detail
+    assert findings["netfold[control]"].ok
+    assert "typer" in findings["netfold[control]"].detail
     assert findings["C compiler"].ok
     assert all(finding.detail for finding in findings.values())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m netfold.cli`: the command where no console script is installed."""
 
-from netfold.cli.app import main
+from netfold.cli.entry import netfold
 
-main()
+netfold()

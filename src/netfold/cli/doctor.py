@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from netfold import terminal
-from netfold.cli import shell
+from netfold.cli import extras, shell
 from netfold.cli.common import FAILED
+from netfold.cli.extras import Extra
 
 PYTHON: Final = (3, 11)
 SANDBOX_TIMEOUT: Final = 30.0
@@ -80,9 +81,11 @@ def checks() -> list[Check]:
     """All that NetFold can use, the required ones first."""
     return [
         Check("Python", "everything", "install Python 3.11 or newer; make setup PYTHON=python3.12", _python, True),
-        Check("Python packages", "everything", "make setup, or .venv/bin/pip install -e '.[demo]'", _packages, True),
+        Check("netfold", "everything", "make setup, or pip install netfold", _packages(extras.BASE), True),
+        *(_extra(extra, required=extra in (extras.CONTROL, extras.DEMO)) for extra in extras.EXTRAS),
         Check("C compiler", "softswitch and the hosts' fast path",
-              "apt install gcc libc6-dev, or pip install ziglang; SOFTSWITCH_CC names another one", _compiler, True),
+              f"apt install gcc libc6-dev, or {extras.COMPILER.remedy}; SOFTSWITCH_CC names another one", _compiler,
+              True),
         Check("Mininet", "the demo and netfold up --topo", "sudo apt install mininet (it is in no Python registry)",
               _mininet, True),
         Check("mnexec", "Mininet's hosts", "sudo apt install mininet", _program("mnexec"), True),
@@ -122,12 +125,12 @@ def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
         detail = finding.detail
         if not finding.ok:
             detail += f"\nneeded for {finding.check.needed_for}\nget it: {finding.check.remedy}"
-        # what was found may have brackets in it, which are not ours
-        table.add_row(mark, finding.check.name, detail.replace("[", r"\["))
+        # what was found, and names of extras, may have brackets in them, which are not ours
+        table.add_row(mark, *(text.replace("[", r"\[") for text in (finding.check.name, detail)))
     console.print(table)
     missing = [f.check.name for f in findings if not f.ok and f.check.required]
     if missing:
-        console.print(f"make demo does not run here: {', '.join(missing)} missing")
+        console.print(f"make demo does not run here: {', '.join(missing)} missing", markup=False)
     else:
         console.print("make demo runs here")
     return not missing
@@ -152,20 +155,26 @@ def _python() -> str:
     return f"{version}, {sys.executable}"
 
 
-def _packages() -> str:
-    found, absent = [], []
-    for module, package in (("numpy", "numpy"), ("grpc", "grpcio"), ("finsy", "finsy"), ("msgspec", "msgspec"),
-                            ("typer", "typer"), ("rich", "rich"), ("networkx", "networkx"),
-                            ("prometheus_client", "prometheus-client"),
-                            ("sklearn", "scikit-learn")):
-        try:
-            importlib.import_module(module)
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except ImportError as error:
-            absent.append(f"{package} ({error})")
-    if absent:
-        raise Missing(", ".join(absent))
-    return ", ".join(found)
+def _extra(extra: Extra, *, required: bool) -> Check:
+    return Check(f"netfold[{extra.name}]", extra.needed_for, extra.remedy, _packages(extra.packages), required)
+
+
+def _packages(wanted: Mapping[str, str]) -> Callable[[], str]:
+    """Looks for packages (module -> distribution) by importing them."""
+
+    def look() -> str:
+        found, absent = [], []
+        for module, package in wanted.items():
+            try:
+                importlib.import_module(module)
+                found.append(f"{package} {importlib.metadata.version(package)}")
+            except ImportError as error:
+                absent.append(f"{package} ({error})")
+        if absent:
+            raise Missing(", ".join(absent))
+        return ", ".join(found)
+
+    return look
 
 
 def _compiler() -> str:

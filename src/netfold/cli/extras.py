@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extras of the distribution: what each is for, and whether what it brings is installed.
+
+`pip install netfold` brings what a training host needs; everything else is an extra (pyproject.toml).  This module
+imports nothing outside the standard library, because it has to work where every extra is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional part of the distribution."""
+
+    name: str
+    needed_for: str
+    packages: Mapping[str, str]
+    """Module that is imported -> distribution that brings it."""
+
+    @property
+    def remedy(self) -> str:
+        """What to type to get it."""
+        return f"pip install 'netfold[{self.name}]'"
+
+    def missing(self) -> list[str]:
+        """The distributions of this extra that are not installed."""
+        return [package for module, package in self.packages.items() if find_spec(module) is None]
+
+
+BASE: Final = {"numpy": "numpy", "grpc": "grpcio", "msgspec": "msgspec"}
+"""What the library needs and every installation has: module -> distribution."""
+
+CONTROL: Final = Extra("control", "the command netfold and the controller",
+                       {"finsy": "finsy", "networkx": "networkx", "prometheus_client": "prometheus-client",
+                        "rich": "rich", "typer": "typer"})
+SOFTSWITCH: Final = Extra("softswitch", "the command softswitch", {"finsy": "finsy", "typer": "typer"})
+COMPILER: Final = Extra("compiler", "a C compiler where the system has none", {"ziglang": "ziglang"})
+DEMO: Final = Extra("demo", "netfold demo", {"sklearn": "scikit-learn", "setuptools": "setuptools"})
+TORCH: Final = Extra("torch", "netfold.torch, and gloo beside us in netfold bench", {"torch": "torch"})
+PLOTS: Final = Extra("plots", "figures of netfold sim", {"matplotlib": "matplotlib"})
+SIM: Final = Extra("sim", "netfold sim on all cores, or on Ray or Dask", {"joblib": "joblib"})
+SCAPY: Final = Extra("scapy", "netfold.wire.scapy_roce, which dissects our packets", {"scapy": "scapy"})
+
+EXTRAS: Final = (CONTROL, SOFTSWITCH, COMPILER, DEMO, TORCH, PLOTS, SIM, SCAPY)
+"""Every extra that brings something for users, without `all`, `test` and `lint`."""

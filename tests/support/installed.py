@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distributions built from this repository, and fresh environments to install them in; neither needs a network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Final, Literal
+
+from packaging.requirements import Requirement
+
+from support import ROOT
+
+BUILT: Final = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+"""What a clone of the repository does not have."""
+SECONDS: Final = 60.0
+"""Within which any command here ends; a build takes about two."""
+
+
+def clone(folder: Path) -> Path:
+    """The working tree as a newcomer would have it, in ``folder``."""
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=BUILT)
+    return folder
+
+
+def build(kind: Literal["sdist", "wheel", "editable"], project: Path, folder: Path) -> Path:
+    """The distribution file that setuptools makes of a project, in ``folder``."""
+    code = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / checked([sys.executable, "-c", code, str(folder)], cwd=project).splitlines()[-1]
+
+
+def contents(wheel: Path) -> set[str]:
+    """The files of a wheel, without its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def requirements(wheel: Path) -> list[Requirement]:
+    """What a wheel declares that it and its extras need."""
+    return [Requirement(text) for text in _metadata(wheel).requires or []]
+
+
+class Environment:
+    """A virtual environment that holds a wheel and exactly what the wheel declares that it needs, with these extras.
+
+    The packages that it needs are links to those of the environment that runs the test.
+    """
+
+    def __init__(self, home: Path, wheel: Path, *extras: str) -> None:
+        venv.create(home, symlinks=True)
+        self.bin = home / "bin"
+        self.python = str(self.bin / "python")
+        (self._packages,) = home.glob("lib/python3*/site-packages")
+        built = _metadata(wheel)
+        for needed in _needed(built, extras):
+            self._link(metadata.distribution(needed))
+        wanted = f"{built.name}[{','.join(extras)}] @ {wheel.as_uri()}"
+        # pip refuses where anything that is declared is missing
+        checked([sys.executable, "-m", "pip", "--python", self.python, "install", "--no-index", "--quiet", wanted],
+                cwd=home)
+
+    def run(self, command: str, *arguments: str, status: int = 0, cwd: Path | None = None) -> str:
+        """What a command of this environment prints on both streams, where it ends with this exit status."""
+        return checked([str(self.bin / command), *arguments], cwd=cwd or self.bin, status=status)
+
+    def _link(self, distribution: metadata.Distribution) -> None:
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            link = self._packages / top
+            if not link.exists():  # folders such as google/ belong to several distributions
+                link.symlink_to(Path(str(distribution.locate_file(top))))
+
+
+def _metadata(wheel: Path) -> metadata.Distribution:
+    name, version = wheel.name.split("-")[:2]
+    return metadata.PathDistribution(zipfile.Path(wheel, f"{name}-{version}.dist-info/"))
+
+
+def _needed(distribution: metadata.Distribution, extras: Iterable[str] = ()) -> set[str]:
+    """The names of all distributions that one needs with these extras, directly or through others."""
+    found: set[str] = set()
+    for requirement in map(Requirement, distribution.requires or []):
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            continue
+        if requirement.name == distribution.name:
+            found |= _needed(distribution, requirement.extras)
+        else:
+            found |= {requirement.name} | _needed(metadata.distribution(requirement.name), requirement.extras)
+    return found
+
+
+def checked(command: list[str], *, cwd: Path, status: int = 0) -> str:
+    """What a command prints on both streams, where it ends with this exit status.
+
+    It does not see the variables by which Python would find other packages than those of its own environment.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(command, cwd=cwd, env=env, timeout=SECONDS, text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == status, f"{command} ended with {done.returncode}, expected {status}:\n{done.stdout}"
+    return done.stdout
