@@ -28,7 +28,7 @@ ROOMS = {
     "topo": ("controller", "fabric", "host", "rpc", "wire"),
     "demo": ("controller", "fabric", "host", "rpc", "topo", "wire"),
     "bench": ("cbuild", "controller", "demo", "fabric", "host", "rpc", "sim", "topo", "wire"),
-    "cli": ("bench", "cbuild", "controller", "demo", "fabric", "rpc", "sim", "topo", "wire"),
+    "cli": ("bench", "cbuild", "controller", "demo", "fabric", "rpc", "sim", "softswitch", "topo", "wire"),
 }
 """The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""
 INSIDE = {
