@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import grpc
 
+import support
 from netfold.rpc import rpc
 from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, RankReport, Watch, Watching
 from support.host import LoopbackSwitch
@@ -23,7 +23,7 @@ SLOTS = 64
 
 def torchrun(script: Path, *arguments: str, ranks: int, environment: Mapping[str, str], timeout: float = 240) -> str:
     """Runs a script on so many ranks of this host; what they printed.  Fails where one of them does."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("NETFOLD_")}
+    clean = {name: value for name, value in support.environment().items() if not name.startswith("NETFOLD_")}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     with subprocess.Popen(
         [*command, str(script), *arguments],
