@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the whole suite: hypothesis, second attempts, and what a failed test tells of the processes that it
-started; and what tests of several files share with the machine."""
+"""Settings of the whole suite: hypothesis, what a test needs of the machine, and what a failed test tells of the
+processes that it started; and what tests of several files share with the machine."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +14,9 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support import needs
 from support.processes import switches  # noqa: F401  (a fixture of several rooms)
-from support.topo import SECONDS
+from support.topo import SECONDS, SKIPPED
 
 # Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in
 # each run: a change is not judged by an input that was drawn for the first time.  Whoever looks for such inputs types
@@ -23,12 +25,12 @@ settings.register_profile("explore", deadline=None, print_blob=True, suppress_he
 settings.register_profile("netfold", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("netfold")
 
-NEVER_TWICE: Final = r"(?m)^E .*(wrong|Mismatched elements|not equal|differ)"
-"""What a failure says when data are not what they must be.  No second attempt hides that."""
 LOG_BYTES: Final = 4000
 """Of the end of each log."""
 LOGS: Final = 16
 """Logs at most, the latest written first: those of one fabric."""
+HIDDEN: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+"""The folder behind which `--without` hides programs and modules."""
 
 
 @pytest.fixture
@@ -41,29 +43,92 @@ def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Tests with real processes in namespaces get a second attempt, unless data were wrong in the first; inside a
-    sandbox they end by themselves before the sandbox does, and say where they stood.
+# ---- what a test needs -----------------------------------------------------------------------------------------------
 
-    A machine that stands still for seconds looks like the fault that such a test injects.  What failed at first is
-    printed in full at the end of the run, under "SECOND ATTEMPTS", and is to be looked into; `-p no:rerunfailures`
-    does without.
-    """
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--without torch --without bmv2`: as on a machine that lacks them."""
+    parser.addoption("--without", action="append", default=[], metavar="NAME", choices=list(needs.NEEDS),
+                     help="hide this from the tests and the processes that they start: torch, bmv2, ...")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide what is to be hidden, before any test is imported."""
+    for name, need in needs.NEEDS.items():
+        config.addinivalue_line("markers", f"{name}: needs {name} ({need.how})")
+    for name in config.getoption("--without"):
+        folder = config.stash.setdefault(HIDDEN, tempfile.TemporaryDirectory(prefix="netfold-without-"))
+        place = Path(folder.name) / name
+        place.mkdir()
+        needs.hide(name, place)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing is left."""
+    if HIDDEN in config.stash:
+        config.stash[HIDDEN].cleanup()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """What a test needs can be selected by its name, as in `-m bmv2`; inside a sandbox a test ends by itself before the
+    sandbox does, and says where it stood."""
     seconds = os.environ.get(SECONDS)
     for item in items:
-        if item.get_closest_marker("netns"):
-            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=NEVER_TWICE))
+        for name in needed(item):
+            item.add_marker(name)
         if seconds:
             item.add_marker(pytest.mark.timeout(float(seconds)), append=False)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what is missing, before its fixtures start anything."""
+    needs.require(*needed(item))
+
+
+def needed(item: pytest.Item) -> list[str]:
+    """The names in its markers `needs`."""
+    return [name for mark in item.iter_markers("needs") for name in mark.args]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Inside a sandbox: tell the pytest outside why a test was skipped."""
+    if report.skipped and SKIPPED in os.environ:
+        Path(os.environ[SKIPPED]).write_text(_reason(report))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The failures that a second attempt followed, with all that they said."""
-    if reports := terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"SECOND ATTEMPTS: {len(reports)}", sep="=", yellow=True, bold=True)
-        for report in reports:
-            terminalreporter.section(report.nodeid, sep="-", yellow=True)
-            terminalreporter.write_line(report.longreprtext)
+    """What was skipped, by what is missing."""
+    tests, files = Counter[str](), Counter[str]()
+    others: defaultdict[str, int] = defaultdict(int)
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = _reason(report)
+        name = needs.of_reason(reason)
+        if name is None:
+            others[reason] += 1
+        elif isinstance(report, pytest.CollectReport):
+            files[name] += 1
+        else:
+            tests[name] += 1
+    if not (tests or files or others):
+        return
+    terminalreporter.section("skipped, by what is missing")
+    for name in needs.NEEDS:
+        if name in tests or name in files:
+            counts = ((tests[name], "tests"), (files[name], "whole files"))
+            many = " and ".join(f"{count} {what}" for count, what in counts if count)
+            terminalreporter.write_line(f"{many} without {name}: {needs.missing(name)}; {needs.NEEDS[name].how}")
+    for reason, count in others.items():
+        terminalreporter.write_line(f"{count} for another reason: {reason}")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    where = report.longrepr
+    return (where[2] if isinstance(where, tuple) else str(where)).removeprefix("Skipped: ")
+
+
+# ---- what a failed test tells ----------------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -15,9 +15,9 @@ import pytest
 
 from netfold.bench import allreduce
 from netfold.topo import rank
-from support.topo import why_no_sandbox
+from support import needs
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 DEFAULTS: dict[str, Any] = {
     "begin": "1M", "end": "16M", "factor": 4, "iterations": 1, "warmup": 0, "rounds": 1, "check": True, "ranks": 4,
@@ -78,11 +78,10 @@ def test_what_folds_on_an_address_shares_its_port() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
 def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
     """Each on the engine it belongs to, sums right, rows as documented."""
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
     names = ["innet", "roce", "ring", "ring@bridge"] + ["gloo"] * (find_spec("torch") is not None)
     out = tmp_path / "rows.json"
     done = subprocess.run(

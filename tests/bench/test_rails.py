@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from netfold.bench.rails import _row, spec
-from support.topo import why_no_sandbox
 
 OPTIONS: dict[str, Any] = {
     "rails": "innet@a+tcp@b", "rates": "100mbit,50mbit", "begin": "4K", "end": "1M", "factor": 16, "rounds": 1,
@@ -65,11 +64,10 @@ def test_the_best_rail_is_one_rail() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
 def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
     """Three starts, both rails alone and together, a plane cut and used again, nothing wrong."""
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
     file = tmp_path / "rails.json"
     command = [
         sys.executable, "-m", "netfold.cli", "bench", "rails", "-b", "64K", "-e", "64K", "--rounds", "1",

@@ -20,7 +20,8 @@ from netfold.sim.workload import COLLECTIVES
 from netfold.topo import sandbox
 from netfold.wire import roce
 from netfold.wire.operator import LinkStatus
-from support.topo import TOO_BUSY, in_sandbox, undisturbed
+from support import needs
+from support.topo import in_sandbox, undisturbed
 
 
 @pytest.mark.parametrize("workload", ["all-to-all", "ring", "halving-doubling"])
@@ -55,7 +56,7 @@ def test_flows_that_cannot_be_replayed_are_refused() -> None:
 @in_sandbox(timeout=180)
 def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: Path) -> None:
     """All-to-all, pinned: bytes on each directed link within a tenth; acknowledgements and repeats are the rest."""
-    pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+    pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
     from netfold.topo.net import Network
 
     fabric = leafspine(2, 2, 4, rate="100mbit", rundir=sandbox.rundir())
@@ -63,16 +64,12 @@ def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: P
     work = COLLECTIVES["all-to-all"](range(4), 1_000_000)
     with Network(fabric, logs=tmp_path) as network:
 
-
         def measure() -> tuple[list[LinkStatus], Times, list[LinkStatus]]:
             before = network.status().links
             times = simulator.real(network, Case("all-to-all", 2), work, topology, 8, 1, tmp_path)
             return before, times, network.status().links
 
-        found = undisturbed(measure, tmp_path, "all-to-all-2")
-    if found is None:
-        pytest.skip(TOO_BUSY)
-    before, times, after = found
+        before, times, after = undisturbed(measure, tmp_path, "all-to-all-2")
     assert times.ends[0] > times.begins[0]
     expected = simulator.simulated(topology, work, 8).link_bytes
     repeats = 1082 * times.resent

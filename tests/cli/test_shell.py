@@ -81,7 +81,7 @@ def test_a_switch_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
     assert "no switch 'leaf9'; it has leaf1, leaf2, spine1, spine2" in result.stderr
 
 
-@pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no Python with p4runtime-shell")
+@pytest.mark.needs("p4runtime-shell")
 def test_it_reads_beside_a_controller_and_takes_nothing_from_it(switches: Switches) -> None:
     """The real one: it reads a table's entries, its write is refused, and the controller keeps the switch."""
     file = switches.folder / "lab.toml"

@@ -19,6 +19,7 @@ from netfold.controller.web import picture
 from netfold.demo import demo, report, train
 from netfold.fabric.generate import leafspine, threetier
 from netfold.wire.operator import LinkStatus, Traffic
+from support import needs
 from support.demo import a_report
 
 SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)
@@ -27,7 +28,7 @@ SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """scikit-learn's digits, as ranks load them."""
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'netfold[demo]'")
+    pytest.importorskip("sklearn", reason=needs.reason("scikit-learn"))
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
     train.save_digits(path)
     return path

@@ -16,19 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from support.topo import why_no_sandbox
+from support import needs
 
-pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'netfold[demo]'")
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(200)]
+pytest.importorskip("sklearn", reason=needs.reason("scikit-learn"))
+pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet"), pytest.mark.timeout(200)]
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 BOUND = 120.0
-
-
-@pytest.fixture(autouse=True)
-def _possible() -> None:
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
 
 
 @pytest.fixture
@@ -183,7 +177,7 @@ def test_a_missing_switch_says_how_to_get_on(tmp_path: Path) -> None:
     assert "--switch softswitch" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv, to lose them")
+@pytest.mark.needs("root", "setpriv")
 def test_without_the_right_to_make_namespaces_it_says_how_to_get_on(tmp_path: Path) -> None:
     """No capabilities, as in a container: the step that was refused, and ways on."""
     done = subprocess.run(

@@ -16,11 +16,12 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
+from support import needs
 from support.capture import Capture
 from support.topo import ENGINES, in_sandbox, program
-from support.tshark import HAVE_TSHARK, dissect
+from support.tshark import dissect
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.demo import train
 from netfold.topo.net import Network, RankFailed
@@ -134,7 +135,7 @@ def test_every_packet_on_every_link_is_valid_rocev2(engine: Engine, tmp_path: Pa
         assert bytes(again) == frame, f"{interface}: scapy would send something else than {packet.summary()}"
     assert opcodes == {int(opcode) for opcode in (roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE,
                                                   roce.Opcode.WRITE_LAST, roce.Opcode.WRITE_ONLY)}
-    if HAVE_TSHARK:
+    if needs.missing("tshark") is None:
         ours = sorted(frame for frame in seen if frame[23] == socket.IPPROTO_UDP)
         fields = ["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "infiniband.reth.dmalen"]
         for frame, (opcode, qp, psn, length) in zip(ours, dissect(ours, fields, tmp_path), strict=True):

@@ -15,12 +15,13 @@ from netfold.fabric.generate import Faults, leafspine, threetier
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.wire.operator import Status
-from support.bmv2 import has_thrift, slow_queue
+from support import needs
+from support.bmv2 import slow_queue
 from support.ports import wait_for
 from support.steady import PATIENCE, Steady
 from support.topo import ENGINES, in_sandbox, program
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Network
 from netfold.topo.switches import thrift_port
@@ -141,8 +142,8 @@ def slow_port(network: Network) -> None:
 def test_a_slow_link_marks_and_every_rank_hears_of_it(engine: Engine, tmp_path: Path) -> None:
     """Sums queue at a leaf whose way up is slow: their marks reach all ranks in the results, also those under the other
     leaf."""
-    if engine == "bmv2" and not has_thrift():
-        pytest.skip("a queue of BMv2 is slowed down over Thrift, without which this one was built")
+    if engine == "bmv2":
+        needs.require("thrift")
     fabric = leafspine(2, 1, 4, rate="1gbit", engine=engine, rundir=sandbox.rundir())
     if engine == "softswitch":      # its queue is that of the link; BMv2 has its own before it
         links = tuple(msgspec.structs.replace(link, rate="20mbit") if "leaf1" in link.a and "spine1" in link.b else link

@@ -13,10 +13,11 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
+from support import needs
 from support.steady import PATIENCE
 from support.topo import ENGINES, in_sandbox, program
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Network, Ranks
 from netfold.topo.planes import Planes, side_by_side

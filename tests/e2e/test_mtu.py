@@ -14,11 +14,12 @@ from netfold.controller.switch.tables import ROUTERS
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
+from support import needs
 from support.capture import Capture
 from support.topo import ENGINES, in_sandbox, program
-from support.tshark import HAVE_TSHARK, dissect
+from support.tshark import dissect
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Network
 from netfold.wire import roce
@@ -54,7 +55,7 @@ def test_a_fabric_of_4096_bytes_a_packet_folds(engine: Engine, tmp_path: Path) -
         for frame in data:
             assert len(frame) == 14 + roce.ip_packet_bytes(roce.Opcode(frame[42]), MTU)
             assert frame[-4:] == roce.icrc(frame[14:-4])
-        if HAVE_TSHARK:
+        if needs.missing("tshark") is None:
             some = data[:500]
             assert dissect(some, ["infiniband.bth.opcode", "ip.len"], tmp_path) == [
                 [str(frame[42]), str(len(frame) - 14)] for frame in some

@@ -14,10 +14,11 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.wire.operator import Status
+from support import needs
 from support.steady import PATIENCE, Steady
 from support.topo import ENGINES, in_sandbox
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Network
 

@@ -15,9 +15,10 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
+from support import needs
 from support.topo import ENGINES, in_sandbox, program
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Ranks
 from netfold.topo.planes import Planes, on_plane, side_by_side

@@ -12,11 +12,12 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine
 from netfold.topo import sandbox
+from support import needs
 from support.steady import PATIENCE
 from support.topo import ENGINES, in_sandbox
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("torch", reason=needs.reason("torch"))
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo.net import Network
 

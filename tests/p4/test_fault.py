@@ -14,7 +14,7 @@ from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import CloneSession, DoAction, Entry
-from support.bmv2 import HAVE_BMV2, Bmv2, by_port
+from support.bmv2 import Bmv2, by_port
 
 PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 IN, OUT = 1, 2
@@ -150,8 +150,7 @@ def test_packets_meet_the_fate_that_their_number_draws(control: str, port: int, 
         assert (number > 0) == (share > 0)
 
 
-@pytest.mark.bmv2
-@pytest.mark.skipif(not HAVE_BMV2, reason="p4c-bm2-ss and simple_switch_grpc are not on PATH")
+@pytest.mark.needs("bmv2")
 @pytest.mark.parametrize(("control", "port"), CONTROLS)
 def test_bmv2_does_the_same_to_the_same_packets(control: str, port: int, tmp_path: Path) -> None:
     """The same frames out, byte for byte; where a copy slips in is up to BMv2's queues, so the order may differ."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,27 +12,19 @@ from pathlib import Path
 import pytest
 
 from support import TESTS, environment
+from support.topo import ENGINES
 
 FOLD = TESTS / "support" / "fold.py"
 LINKS = TESTS / "support" / "links.py"
-ENGINES = [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"]
 
 
 def namespace() -> list[str]:
-    """The command that gives the next one a network of its own, or a skip that says why there is none."""
-    command = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        pytest.skip("unshare or ip is not installed (util-linux, iproute2)")
-    tried = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=60)
-    if tried.returncode != 0:
-        pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
-    return command
+    """The command that gives the next one a network of its own."""
+    return ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
 
 
 def checks(helper: Path, engine: str, folder: Path) -> int:
     """How many checks of a helper held, in a namespace of its own; all that it ran did."""
-    if engine == "bmv2" and not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")):
-        pytest.skip("simple_switch_grpc and p4c-bm2-ss are not on PATH")
     run = subprocess.run([*namespace(), sys.executable, str(helper), engine, str(folder)], capture_output=True,
                          text=True, timeout=170, env=environment(), stdin=subprocess.DEVNULL)
     log = folder / "switch.log"
@@ -42,6 +33,7 @@ def checks(helper: Path, engine: str, folder: Path) -> int:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
@@ -51,6 +43,7 @@ def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pulled_cable_is_noticed(engine: str, tmp_path: Path) -> None:

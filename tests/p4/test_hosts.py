@@ -18,6 +18,7 @@ from netfold.host.innet import abi, quantise
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.wire import roce
+from support import needs
 from support.folding import P4Fabric, reduce
 from support.program import checksum
 from support.slot_model import MICROSECOND, TerribleNetwork
@@ -103,7 +104,7 @@ def test_every_link_carries_valid_roce_only(fabric: P4Fabric) -> None:
 @pytest.mark.parametrize("fabric", [(2, 1, 4, 0.0)], indirect=True)
 def test_scapy_accepts_the_frames(fabric: P4Fabric) -> None:
     """An independent implementation dissects a message's first, middle and last packet, and rebuilds the same ICRC."""
-    scapy = pytest.importorskip("scapy.all")
+    scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
     from netfold.wire.scapy_roce import RETH

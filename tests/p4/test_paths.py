@@ -20,7 +20,7 @@ from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from softswitch.engine.engine import Engine
 from softswitch.engine.local import LocalEngine
-from support.bmv2 import HAVE_BMV2, Bmv2, by_port
+from support.bmv2 import Bmv2, by_port
 from support.program import PROGRAM, checksum, library, mac, native
 from support.slot_model import ip_packet
 
@@ -132,8 +132,7 @@ def test_a_pin_that_is_taken_away_falls_to_the_hash(leaf: LocalEngine) -> None:
     assert unpinned(leaf, "leaf3") == 1
 
 
-@pytest.mark.bmv2
-@pytest.mark.skipif(not HAVE_BMV2, reason="p4c-bm2-ss and simple_switch_grpc are not on PATH")
+@pytest.mark.needs("bmv2")
 def test_bmv2_takes_the_same_uplinks(tmp_path: Path) -> None:
     """Pinned to leaf2 and hashed to leaf3, RoCE or not: the same bytes at the same ports.  Sprayed: the same shares."""
     rng = random.Random(11)

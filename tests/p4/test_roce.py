@@ -19,7 +19,7 @@ from netfold.host.roce.sockets import OURS
 from netfold.wire import roce
 from support.program import checksum
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
-from support.tshark import HAVE_TSHARK, dissect
+from support.tshark import dissect
 from support.wires import Wires
 
 PORT = 50_000
@@ -200,7 +200,7 @@ def test_every_link_carries_valid_roce_end_to_end(fabric: RoutedFabric) -> None:
     assert opcodes == {roce.Opcode.WRITE_FIRST, roce.Opcode.WRITE_MIDDLE, roce.Opcode.WRITE_LAST, 0x11}
 
 
-@pytest.mark.skipif(not HAVE_TSHARK, reason="needs tshark (apt install tshark)")
+@pytest.mark.needs("tshark")
 @pytest.mark.parametrize("fabric", [(2, 1, 4, 0.05, False)], indirect=True)
 def test_tshark_dissects_every_frame(fabric: RoutedFabric, tmp_path: Path) -> None:
     """Wireshark's own dissector: InfiniBand headers in every frame, nothing malformed, ACKs and NAKs with AETH."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -22,13 +21,13 @@ from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
 from netfold.wire.jobs import SERVICE, Join, Plan
+from support import needs
 from support.controller import BOUND, MemorySwitch, run
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """A fresh self-signed certificate for 127.0.0.1 and its key, or a skip without openssl."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+    needs.require("openssl")
     made, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",

@@ -19,6 +19,7 @@ from netfold.sim.claims import Row, claims, relative
 from netfold.sim.figures import Panel, small_multiples
 from netfold.sim.sweep import EngineError, engine, sweep
 from netfold.sim.topology import leaf_spine
+from support import needs
 
 SMALL = {"collectives": ["halving-doubling"], "models": [], "sizes": [1, 2], "schemes": ["netfold", "spray", "ecmp"],
          "jobs": 1}
@@ -136,7 +137,7 @@ def _square(x: int) -> int:
 
 def test_sweeps_keep_order_and_follow_the_users_configuration() -> None:
     """In order, whatever backend joblib is configured for; other processes by default."""
-    joblib = pytest.importorskip("joblib")
+    joblib = pytest.importorskip("joblib", reason=needs.reason("joblib"))
     assert list(sweep(_square, range(5), jobs=1)) == [0, 1, 4, 9, 16]
     with joblib.parallel_config("threading", n_jobs=2):
         assert list(sweep(lambda x: -x, range(3))) == [0, -1, -2]  # a lambda: threads take it, processes would not
@@ -145,7 +146,7 @@ def test_sweeps_keep_order_and_follow_the_users_configuration() -> None:
 @pytest.mark.parametrize("name", ["threading", "loky"])
 def test_sweeps_run_on_the_engine_that_was_asked_for(name: str) -> None:
     """In order, on joblib's threads and processes; clusters have the same way in."""
-    pytest.importorskip("joblib")
+    pytest.importorskip("joblib", reason=needs.reason("joblib"))
     with engine(name):
         assert list(sweep(_square, range(6), jobs=2)) == [0, 1, 4, 9, 16, 25]
 
@@ -170,7 +171,7 @@ def test_an_engine_that_is_not_installed_says_what_to_install(
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_a_ray_cluster_that_is_not_there_is_not_waited_for(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself tries for minutes: it is not even asked."""
-    pytest.importorskip("joblib")
+    pytest.importorskip("joblib", reason=needs.reason("joblib"))
     monkeypatch.setattr("importlib.util.find_spec", lambda module: object())
     for module in ("ray", "ray.util", "ray.util.joblib"):
         monkeypatch.setitem(sys.modules, module, MagicMock())

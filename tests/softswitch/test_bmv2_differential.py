@@ -26,7 +26,7 @@ from softswitch.engine.entities import (
     Multicast,
     TableInfo,
 )
-from support.bmv2 import HAVE_BMV2, Bmv2, by_port
+from support.bmv2 import Bmv2, by_port
 
 NATIVE = Path(__file__).resolve().parent.parent / "support" / "native"
 TRAFFIC, TABLES = NATIVE / "traffic.p4", NATIVE / "tables.p4"
@@ -34,7 +34,7 @@ PORTS = 8
 GROUPS = (Multicast(1, ((4, 10), (5, 11), (4, 12))), Multicast(2, ((6, 1),)))
 SESSIONS = (CloneSession(1, ((6, 0),)), CloneSession(2, ((6, 3), (7, 4))))
 
-pytestmark = pytest.mark.skipif(not HAVE_BMV2, reason="p4c-bm2-ss and simple_switch_grpc are not on PATH")
+pytestmark = pytest.mark.needs("bmv2")
 
 
 def frame(op: int, a: int = 0, b: int = 0, c: int = 0, rest: bytes = b"payload of the frame, 32 bytes in") -> bytes:

@@ -22,7 +22,7 @@ BMV2_FAILS_TOO = 1
 """extern-funcs-bmv2 declares an extern function that no target has."""
 
 
-@pytest.mark.skipif(not SAMPLES, reason="P4C_SAMPLES does not name p4c's testdata/p4_16_samples")
+@pytest.mark.needs("p4c-samples")
 @pytest.mark.timeout(1800)
 def test_p4cs_samples_pass_and_what_does_not_compile_is_refused() -> None:
     """As many as on BMv2, no wrong answer."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -37,8 +36,6 @@ from softswitch.engine.entities import (
     MatchKind,
     Multicast,
 )
-
-HAVE_BMV2 = all(shutil.which(tool) for tool in ("p4c-bm2-ss", "simple_switch_grpc"))
 
 _PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
 _START = 60.0
@@ -236,12 +233,6 @@ class Bmv2:
 
     def _outputs(self) -> dict[int, list[bytes]]:
         return {port: _frames(self._folder / f"{port}_out.pcap") for port in range(self._ports)}
-
-
-def has_thrift() -> bool:
-    """Whether this BMv2 was built with its older control interface, which alone can slow a port's queue down."""
-    binary = shutil.which("simple_switch_grpc")
-    return binary is not None and b"compiled without Thrift support" not in Path(binary).read_bytes()
 
 
 def slow_queue(thrift_port: int, port: int, rate: int) -> None:

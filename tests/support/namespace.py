@@ -13,7 +13,6 @@ import functools
 import importlib
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import traceback
@@ -38,31 +37,17 @@ def _unshare() -> list[str]:
     return command if os.geteuid() == 0 else [*command, "--user", "--map-root-user"]
 
 
-@functools.cache
-def why_not() -> str | None:
-    """The reason why namespaces cannot be had here, or None."""
-    for tool in ("unshare", "ip", "ethtool"):
-        if shutil.which(tool) is None:
-            return f"needs the program {tool}"
-    command = [*_unshare(), "ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    return None if tried.returncode == 0 else f"needs root or user namespaces: {tried.stderr.strip()}"
-
-
 def in_own_network(test: Callable[P, None]) -> Callable[P, None]:
-    """Runs a test in fresh network, mount and process namespaces; skips where that cannot be."""
+    """Runs a test in fresh network, mount and process namespaces."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        reason = why_not()
-        if reason is not None:
-            pytest.skip(reason)
         call = pickle.dumps((test.__module__, test.__qualname__, args, kwargs))
         command = [*_unshare(), sys.executable, __file__]
         done = subprocess.run(command, input=call, capture_output=True, timeout=_TIMEOUT)
         assert done.returncode == 0, f"in its namespace:\n{done.stdout.decode()}\n{done.stderr.decode()}"
 
-    return pytest.mark.netns(run)
+    return pytest.mark.needs("namespaces")(pytest.mark.netns(run))
 
 
 def _run() -> int:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric, Switch
+from support.topo import ENGINES
 
 BOUND = 120.0
 """Seconds for a test: a switch that compiles from source, cold, on a busy machine."""
@@ -52,15 +52,10 @@ class Switches:
         Path(self.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
 
 
-ENGINES = [pytest.param("bmv2", marks=pytest.mark.bmv2), "softswitch"]
-
-
 @pytest.fixture(params=ENGINES)
 def switches(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Switches]:
     """Four running switches of a 2x2x4 fabric with losses."""
     engine: Engine = request.param
-    if engine == "bmv2" and not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")):
-        pytest.skip("simple_switch_grpc and p4c-bm2-ss are not on PATH")
     # there are no cables to probe
     fabric = msgspec.structs.replace(leafspine(2, 2, 4, engine=engine, loss=0.01, rundir=tmp_path), probe=0)
     made = Switches(fabric, tmp_path)

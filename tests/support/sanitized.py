@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from cbuild import cc
 from softswitch.engine.linking import CORE, RUNTIME
+from support import needs
 from support.probe import PROBE
 
 HOSTILE = PROBE.with_name("hostile.c")
@@ -22,17 +20,10 @@ SEED = "20261121"
 @cache
 def runtime() -> tuple[Path, cc.Compiler]:
     """The runtime with hostile.c, built once; a test without a compiler that has sanitizers is skipped."""
-    gcc = shutil.which("gcc")
-    if gcc is None:
-        pytest.skip("needs gcc with its sanitizers")
-    compiler = cc.Compiler((gcc,), "sanitized")
-    try:
-        return cc.build([HOSTILE, *(RUNTIME / file for file in CORE)], kind="shared", name="hostile-runtime",
-                        include=[RUNTIME], flags=FLAGS, compiler=compiler), compiler
-    except cc.BuildError as error:
-        if "san" in str(error) and "cannot find" in str(error):
-            pytest.skip("this gcc has no sanitizer libraries")
-        raise
+    needs.require("sanitizers")
+    compiler = cc.Compiler(("gcc",), "sanitized")
+    return cc.build([HOSTILE, *(RUNTIME / file for file in CORE)], kind="shared", name="hostile-runtime",
+                    include=[RUNTIME], flags=FLAGS, compiler=compiler), compiler
 
 
 def build(program: str | Path) -> Path:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -20,6 +21,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SECONDS: Final = "NETFOLD_TEST_SECONDS"
 """Environment: how long a test inside a sandbox may take."""
+SKIPPED: Final = "NETFOLD_TEST_SKIPPED"
+"""Environment: the file into which a test inside a sandbox writes why it was skipped."""
 ATTEMPTS: Final = 3
 TOO_BUSY: Final = f"in each of {ATTEMPTS} runs this machine held a rank up for so long that others left their paths"
 LAST_WORDS: Final = 10.0
@@ -27,32 +30,15 @@ LAST_WORDS: Final = 10.0
 
 ENGINES = [
     "softswitch",
-    pytest.param(
-        "bmv2",
-        marks=[
-            pytest.mark.bmv2,
-            pytest.mark.skipif(
-                not (shutil.which("simple_switch_grpc") and shutil.which("p4c-bm2-ss")),
-                reason="simple_switch_grpc and p4c-bm2-ss are not on PATH",
-            ),
-        ],
-    ),
+    pytest.param("bmv2", marks=pytest.mark.needs("bmv2")),
 ]
 
 
-@functools.cache
-def why_no_sandbox() -> str | None:
-    """What is missing for tests in namespaces, or None."""
-    try:
-        import mininet  # noqa: F401
-    except ImportError as error:
-        return str(error)
-    done = sandbox.run(["true"], timeout=30)
-    return None if done.returncode == 0 else done.stderr.strip()
-
-
 def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Run the test by a pytest of its own inside a sandbox: whatever it leaves there, the kernel clears away."""
+    """Run the test by a pytest of its own inside a sandbox: whatever it leaves there, the kernel clears away.
+
+    The test passes, fails and is skipped as it does in there, once.
+    """
 
     def decorate(test: Callable[P, None]) -> Callable[P, None]:
         @functools.wraps(test)
@@ -60,29 +46,30 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
             if sandbox.inside():
                 test(*args, **kwargs)
                 return
-            if (reason := why_no_sandbox()) is not None:
-                pytest.skip(reason)
-            # node ids are relative to the repository, pytest takes paths relative to where it is
-            this = str(Path(__file__).resolve().parents[2] / os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0])
-            without = ["-p", "no:cacheprovider", "-p", "no:rerunfailures"]
-            command = [sys.executable, "-m", "pytest", "-q", "--no-header", *without, this]
-            try:
-                env = {**os.environ, SECONDS: str(timeout - LAST_WORDS)}
-                done = sandbox.run(command, timeout=timeout, env=env)
-            except subprocess.TimeoutExpired as error:
-                pytest.fail(f"not done in {timeout} s\n{(error.stdout or b'').decode()}")
+            name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0].partition("::")[2]
+            command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+            with tempfile.NamedTemporaryFile("r", prefix="netfold-skipped-") as skipped:
+                env = {**os.environ, SECONDS: str(timeout - LAST_WORDS), SKIPPED: skipped.name}
+                try:
+                    done = sandbox.run([*command, f"{inspect.getfile(test)}::{name}"], timeout=timeout, env=env)
+                except subprocess.TimeoutExpired as error:
+                    pytest.fail(f"not done in {timeout} s\n{(error.stdout or b'').decode()}", pytrace=False)
+                reason = skipped.read()
             if done.returncode != 0:
                 output = f"{done.stdout}\n{done.stderr}"
                 pytest.fail(f"inside the sandbox (status {done.returncode}):\n{output}", pytrace=False)
+            if reason:
+                pytest.skip(reason)
 
-        return pytest.mark.netns(wrapper)
+        return pytest.mark.needs("namespaces", "mininet")(pytest.mark.netns(wrapper))
 
     return decorate
 
 
-def undisturbed(measure: Callable[[], T], logs: Path, job: str) -> T | None:
-    """What ``measure`` finds in a run in which no rank of ``job`` has blamed a path for its silence, or None: hosts
-    leave a path that does not answer for 70 ms, and so does one whose far end a busy machine has held up.
+def undisturbed(measure: Callable[[], T], logs: Path, job: str) -> T:
+    """What ``measure`` finds in a run in which no rank of ``job`` has blamed a path for its silence; where there is no
+    such run the test is skipped.  Hosts leave a path that does not answer for 70 ms, and so does one whose far end a
+    busy machine has held up: then the loads of the paths say nothing of the plan.
 
     logs  of the network
     """
@@ -90,7 +77,7 @@ def undisturbed(measure: Callable[[], T], logs: Path, job: str) -> T | None:
         found = measure()
         if not any("no answer from rank" in log.read_text() for log in logs.glob(f"{job}-rank*.log")):
             return found
-    return None
+    pytest.skip(TOO_BUSY)
 
 
 def program(name: str) -> list[str]:

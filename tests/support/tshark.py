@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-
-HAVE_TSHARK = shutil.which("tshark") is not None
 
 
 def dissect(frames: Sequence[bytes], fields: Sequence[str], folder: Path) -> list[list[str]]:

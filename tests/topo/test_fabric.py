@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,10 +20,11 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError
 from netfold.topo import mininet_path, sandbox
 from netfold.topo.mininet_path import MininetFinder, MininetMissing
+from support import needs
 from support.ports import wait_for
-from support.topo import in_sandbox, why_no_sandbox
+from support.topo import in_sandbox
 
-mininet = pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+mininet = pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo import net, switches, topology, wiring  # noqa: E402
 
@@ -143,14 +143,9 @@ def test_a_fabric_is_built_as_described() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet", "mn")
 def test_mininets_own_command_brings_the_fabric_up(tmp_path: Path) -> None:
     """`mn --custom topo/leafspine.py` starts it under the system's Python, and saves it for `netfold up`."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    system = subprocess.run(["/usr/bin/python3", "-V"], capture_output=True, text=True, check=False).stdout
-    if shutil.which("mn") is None or f" {version}." not in system:
-        pytest.skip(f"`mn` runs under {system.strip() or 'no Python'}, these tests under {version}")
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
     saved = tmp_path / "lab.toml"
     arguments = ["--topo", f"leafspine,2,1,4,rate=100mbit,save={saved}", "--switch", "softswitch"]
     custom = str(Path(topology.__file__).with_name("leafspine.py"))

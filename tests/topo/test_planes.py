@@ -18,7 +18,6 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
 from netfold.host.rails.planes import RAILS_VARIABLE
 from netfold.topo import run
-from support.topo import why_no_sandbox
 
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 
@@ -76,11 +75,10 @@ with netfold.init() as comm:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
 def test_a_program_runs_over_two_planes(tmp_path: Path) -> None:
     """Exact sums; the flight recorder says which rail carried what share and why; the timeline has rows for each."""
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
     command = [
         *NETFOLD, "run", "--topo", "dual,leafspine,1,0,2", "--rate", "100mbit", "--rails", "innet@a+tcp@b", "--",
         "env", f"NETFOLD_TIMELINE={tmp_path / 'trace.json'}", "NETFOLD_RAIL_STALL=2", sys.executable, "-c", PROGRAM,

@@ -18,10 +18,10 @@ from netfold.cli.app import app
 from netfold.cli.common import CANNOT
 from netfold.fabric.file import save
 from netfold.fabric.generate import leafspine
+from support import needs
 from support.ports import wait_for
-from support.topo import why_no_sandbox
 
-pytest.importorskip("mininet.net", reason="Mininet is not installed: apt install mininet")
+pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
 from netfold.topo import console, net, run
 from netfold.topo.net import environment
@@ -184,11 +184,10 @@ sys.exit(4 if comm.rank == 1 else 0)
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(120)
 def test_a_program_runs_on_the_hosts_of_a_fabric_of_its_own() -> None:
     """From the command line: a fabric comes up, three ranks fold, one fails on purpose, and its status comes out."""
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
     command = [*NETFOLD, "run", "-np", "3", "--topo", "leafspine,2,1,4", "--", sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 4, done.stdout + done.stderr
@@ -197,11 +196,10 @@ def test_a_program_runs_on_the_hosts_of_a_fabric_of_its_own() -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(120)
 def test_the_prompt_of_a_fabric_runs_programs_on_it() -> None:
     """`sh netfold run` at the prompt of `netfold up --topo` finds the fabric and its hosts by itself."""
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
     typed = f"sh {sys.executable} -m netfold.cli run -np 2 -- sh -c 'echo $RANK of $WORLD_SIZE'\nexit\n"
     done = subprocess.run(
         [*NETFOLD, "up", "--topo", "leafspine,1,0,2"], input=typed, capture_output=True, text=True, timeout=90,

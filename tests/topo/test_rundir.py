@@ -14,7 +14,6 @@ import pytest
 
 from netfold.topo import sandbox
 from netfold.topo.rundir import LOCK, PREFIX, clear_abandoned, held
-from support.topo import why_no_sandbox
 
 BOUND = 60.0
 HOLDER = """
@@ -77,7 +76,7 @@ def test_what_may_be_somebody_elses_stays(tmp_path: Path) -> None:
     assert (elsewhere / "logs-1" / "spine1.log").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+@pytest.mark.needs("root")
 def test_another_users_folder_stays(tmp_path: Path) -> None:
     """Even where we could remove it."""
     dead = killed_holders_folder(tmp_path)
@@ -86,10 +85,9 @@ def test_another_users_folder_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
 def test_a_sandbox_removes_what_a_killed_one_left() -> None:
     """The launcher gets SIGKILL; the next one clears its folder away, and keeps off its own."""
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
     launcher = subprocess.Popen(sandbox.command(["sh", "-c", f"echo ${sandbox.RUNDIR}; exec sleep 600"],
                                                 with_parent=True), stdout=subprocess.PIPE, text=True)
     with launcher:

@@ -13,16 +13,9 @@ from pathlib import Path
 import pytest
 
 from netfold.topo import sandbox
-from support.topo import why_no_sandbox
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.needs("namespaces", "mininet")]
 BOUND = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _possible() -> None:
-    if (reason := why_no_sandbox()) is not None:
-        pytest.skip(reason)
 
 
 def python(code: str) -> list[str]:

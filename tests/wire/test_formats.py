@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netfold.wire import jobs, roce
+from support import needs
 from support.program import p4_defines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,7 @@ def test_p4_sizes_equal_the_python_ones() -> None:
 @given(st.binary(min_size=0, max_size=64), st.integers(0, 0xFFFF), st.integers(0, roce.PSN_MASK), st.integers(0, 255))
 def test_icrc_equals_scapys(payload: bytes, ip_id: int, psn: int, ttl: int) -> None:
     """Our plain ICRC and scapy's independent one agree on any packet, with and without RETH."""
-    scapy = pytest.importorskip("scapy.all")
+    scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
     from netfold.wire.scapy_roce import RETH

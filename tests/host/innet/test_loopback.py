@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import socket
 import time
 from functools import partial
@@ -224,7 +223,7 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
         assert "void" in str(caught.value)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="sets x86's floating point mode")
+@pytest.mark.needs("x86_64")
 def test_a_thread_that_flushes_subnormals_gets_the_same_bits() -> None:
     """Training frameworks switch subnormals off in their threads; the sum must not depend on it."""
     path = cc.build(

@@ -16,6 +16,7 @@ from netfold.host.innet.native import Core
 from netfold.host.native.library import Run
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
+from support import needs
 from support.slot_model import check_icrc, ip_packet
 
 HEADER = Path(__file__).resolve().parents[3] / "host/native/roce.h"
@@ -130,7 +131,7 @@ def test_super_packets_stay_within_what_udp_takes() -> None:
 
 def test_scapy_builds_the_same_packet() -> None:
     """Scapy, from its own layers, comes to the same bytes, ICRC included."""
-    scapy = pytest.importorskip("scapy.all")
+    scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 
     from netfold.wire.scapy_roce import RETH

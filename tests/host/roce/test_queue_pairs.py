@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.wire import roce
 from netfold.wire.roce import Opcode
+from support import needs
 from support.roce import Wires, Writer, address, connect
 from support.slot_model import MICROSECOND, TerribleNetwork
 
@@ -241,7 +242,7 @@ def test_hostile_datagrams_change_nothing_outside_of_regions(data: bytes, opcode
 
 def test_scapy_dissects_what_leaves() -> None:
     """An independent implementation finds BTH, RETH and AETH where they belong, and computes the same ICRC."""
-    scapy = pytest.importorskip("scapy.all")
+    scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import AETH, BTH
 
     from netfold.wire.scapy_roce import RETH

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from support import RANKS as PROGRAMS
+from support import needs
 from support.host import subnet
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
+pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from support.torch import loopback_jobs, torchrun
 

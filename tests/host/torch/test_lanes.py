@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from support import needs
 from support.host import everyone, loopback_job
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
+torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 from torch import nn  # noqa: E402
 

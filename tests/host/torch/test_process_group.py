@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from support import RANKS as PROGRAMS
+from support import needs
 from support.host import everyone, loopback_job, subnet
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'netfold[torch]'")
+torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
 import torch.distributed as dist  # noqa: E402
 

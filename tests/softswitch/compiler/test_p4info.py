@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -90,8 +89,7 @@ def test_tables_say_what_belongs_to_them() -> None:
     assert v.is_const_table
 
 
-@pytest.mark.bmv2
-@pytest.mark.skipif(shutil.which("p4c-bm2-ss") is None, reason="p4c-bm2-ss is not on PATH")
+@pytest.mark.needs("p4c")
 def test_p4info_of_the_fold_program_equals_p4cs(tmp_path: Path) -> None:
     """The controller may take either compiler's P4Info."""
     source = HERE.parents[2] / "p4src" / "netfold.p4"

@@ -50,11 +50,10 @@ print("all done")
 """
 
 
+@pytest.mark.needs("p4runtime-shell")
 def test_p4runtime_shell_drives_a_switch(tmp_path: Path) -> None:
     """Pipeline, entries, groups, counters, packets, and errors it can read."""
-    python = os.environ.get("P4RUNTIME_SHELL_PYTHON")
-    if python is None:
-        pytest.skip("set P4RUNTIME_SHELL_PYTHON to the python of an environment with p4runtime-shell")
+    python = os.environ["P4RUNTIME_SHELL_PYTHON"]
     program = compile_source(basic(), "basic.p4")
     (tmp_path / "basic.p4").write_text(program.preprocessed)
     (tmp_path / "basic.txt").write_text(text_format.MessageToString(program.p4info))

@@ -237,11 +237,9 @@ def test_reset_brings_back_the_start(engine: LocalEngine) -> None:
     assert engine.stats().received == 0
 
 
-@pytest.mark.parametrize("op", [*range(1, 50), 999])
+@pytest.mark.parametrize("op", [1, *range(3, 50), 999])  # 2 is reset, which takes no body and is tested by itself
 def test_requests_cut_short_or_made_of_noise_are_refused(engine: LocalEngine, op: int) -> None:
     """Whatever arrives, each request has one reply and the switch goes on."""
-    if op == 2:
-        pytest.skip("reset takes no body and is tested by itself")
     rng = random.Random(op)
     local = engine._local
     for size in [*range(40), 200]:

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What single tests need beyond `make setup`, by name; a test without it is skipped, and the summary counts by name.
+
+    @pytest.mark.needs("bmv2")                                  # conftest.py skips the test where it is missing
+    pytest.importorskip("torch", reason=needs.reason("torch"))  # of a whole file, which imports it at the top
+    needs.require("openssl")                                    # in the middle of a test or fixture
+
+`python tests/support/needs.py` lists what this machine has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+
+class Need(NamedTuple):
+    """One of them."""
+
+    how: str
+    """What to install or to set."""
+    programs: tuple[str, ...] = ()
+    """All of them have to be on PATH."""
+    modules: tuple[str, ...] = ()
+    """All of them can be imported."""
+    check: Callable[[], str | None] = lambda: None
+    """What else is missing, in words, or None."""
+
+
+def _namespaces() -> str | None:
+    """Tried: a virtual link in a network namespace of its own."""
+    from netfold.topo import sandbox
+
+    if sandbox.inside():
+        return None
+    link = ["ip", "link", "add", "name", "v0", "type", "veth", "peer", "name", "v1"]
+    tried = sandbox.run(link, timeout=60)
+    return None if tried.returncode == 0 else tried.stderr.strip()
+
+
+def _mininet() -> str | None:
+    """Tried: Mininet may lie with the system's Python, where `netfold.topo` finds it."""
+    import netfold.topo  # noqa: F401
+
+    try:
+        import mininet  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def _mn() -> str | None:
+    """`mn` imports NetFold by the system's Python, and so that has to be of our version."""
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    system = subprocess.run(["/usr/bin/python3", "-V"], capture_output=True, text=True, check=False).stdout.strip()
+    return None if f" {ours}." in system else f"`mn` runs under {system or 'no Python'}, these tests under {ours}"
+
+
+def _thrift() -> str | None:
+    """BMv2's older control interface, which alone can slow a port's queue down, may have been left out of the build."""
+    binary = shutil.which("simple_switch_grpc")
+    assert binary is not None
+    without = b"compiled without Thrift support" in Path(binary).read_bytes()
+    return "simple_switch_grpc was built without Thrift" if without else None
+
+
+def _sanitizers() -> str | None:
+    """Tried: some compilers come without the libraries."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["gcc", "-fsanitize=address,undefined", "-x", "c", "-", "-o", f"{folder}/program"]
+        tried = subprocess.run(command, input="int main(void) {}", capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else "this gcc has no sanitizer libraries"
+
+
+def _set(variable: str) -> Callable[[], str | None]:
+    return lambda: None if os.environ.get(variable) else f"{variable} is not set"
+
+
+NEEDS: Final[dict[str, Need]] = {
+    "bmv2": Need("build p4lang's p4c and behavioral-model with PI", ("p4c-bm2-ss", "simple_switch_grpc")),
+    "p4c": Need("build p4lang's p4c", ("p4c-bm2-ss",)),
+    "thrift": Need("build behavioral-model with Thrift", ("p4c-bm2-ss", "simple_switch_grpc"), check=_thrift),
+    "torch": Need("pip install 'netfold[torch]'", modules=("torch",)),
+    "namespaces": Need("root, or a kernel that lets users make namespaces; apt install iproute2 ethtool util-linux",
+                       ("unshare", "ip", "ethtool"), check=_namespaces),
+    "mininet": Need("apt install mininet", check=_mininet),
+    "mn": Need("run the tests with the Python that Mininet was installed for", ("mn",), check=_mn),
+    "tshark": Need("apt install tshark", ("tshark",)),
+    "p4runtime-shell": Need("P4RUNTIME_SHELL_PYTHON names the Python of an environment that has it",
+                            check=_set("P4RUNTIME_SHELL_PYTHON")),
+    "p4c-samples": Need("P4C_SAMPLES names p4c's testdata/p4_16_samples", check=_set("P4C_SAMPLES")),
+    "sanitizers": Need("apt install gcc libasan8 libubsan1", ("gcc",), check=_sanitizers),
+    "openssl": Need("apt install openssl", ("openssl",)),
+    "scapy": Need("pip install 'netfold[scapy]'", modules=("scapy",)),
+    "scikit-learn": Need("pip install 'netfold[demo]'", modules=("sklearn",)),
+    "joblib": Need("pip install 'netfold[sim]'", modules=("joblib",)),
+    "root": Need("run the tests as root", check=lambda: None if os.geteuid() == 0 else "this is not root"),
+    "setpriv": Need("apt install util-linux", ("setpriv",)),
+    "x86_64": Need("an x86-64 machine",
+                   check=lambda: None if platform.machine() == "x86_64" else f"this is {platform.machine()}"),
+}
+_REASON = re.compile(r"needs ([\w-]+)(: .*)?", re.DOTALL)
+
+
+@functools.cache
+def missing(name: str) -> str | None:
+    """What of a need this machine lacks, in words, or None."""
+    need = NEEDS[name]
+    if absent := [program for program in need.programs if shutil.which(program) is None]:
+        return f"{' and '.join(absent)} not on PATH"
+    if absent := [module for module in need.modules if importlib.util.find_spec(module) is None]:
+        return f"no module {' and '.join(absent)}"
+    return need.check()
+
+
+def reason(name: str) -> str:
+    """Why a test is skipped without it."""
+    return f"needs {name}: {NEEDS[name].how}"
+
+
+def require(*names: str) -> None:
+    """Skip the running test where one of these is missing."""
+    for name in names:
+        if (lacks := missing(name)) is not None:
+            pytest.skip(f"{reason(name)} ({lacks})")
+
+
+def of_reason(text: str) -> str | None:
+    """Which need a skip's reason names, or None where it was skipped for something else."""
+    found = _REASON.match(text.removeprefix("Skipped: "))
+    return found[1] if found and found[1] in NEEDS else None
+
+
+def hide(name: str, folder: Path) -> None:
+    """Let this process, and those that it starts, find a need's programs and modules no more.
+
+    folder  empty; has to stay for as long as they run
+    """
+    need = NEEDS[name]
+    if not need.programs and not need.modules:
+        raise ValueError(f"--without {name}: expected one that is programs or modules, such as bmv2 or torch")
+    if need.modules:
+        for module in need.modules:
+            sys.modules[module] = None  # type: ignore[assignment]  # as Python's documentation has it: import fails
+        lines = [f"sys.modules[{module!r}] = None" for module in need.modules]
+        (folder / "sitecustomize.py").write_text("\n".join(["import sys", *lines, ""]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    places = os.environ["PATH"].split(os.pathsep)
+    for number, place in enumerate(places):
+        if any((Path(place) / program).exists() for program in need.programs):
+            places[number] = str(folder / f"bin{number}")
+            Path(places[number]).mkdir()
+            for entry in Path(place).iterdir():
+                if entry.name not in need.programs:
+                    (Path(places[number]) / entry.name).symlink_to(entry)
+    os.environ["PATH"] = os.pathsep.join(places)
+
+
+if __name__ == "__main__":
+    for wanted in NEEDS:
+        lack = missing(wanted)
+        print(f"{wanted:16} {'there' if lack is None else f'MISSING: {lack}'}")
