@@ -18,9 +18,8 @@ from netfold.cli.app import app as netfold
 from softswitch.cli import app as softswitch
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ROOMS = ["bench", "controller", "docs", "examples", "host", "netfold", "p4src", "sim", "softswitch", "tests", "topo",
-         "wire"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOMS = sorted(path.name for path in ROOT.glob("[!.]*/") if path.name != "build")
 YOURS = {"prog.p4", "pushed.p4", "train.py"}
 """Files of the reader's."""
 FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]

@@ -16,7 +16,6 @@ import pytest
 from netfold.cli import extras
 from support import RANKS, ROOT
 from support.installed import Environment, build, checked, clone, contents, requirements
-from support.topo import why_no_sandbox
 
 pytest.importorskip("pip", reason="pip is not installed, and these tests install with it")
 
@@ -115,10 +114,9 @@ def test_doctor_tells_the_extras_that_are_missing(control: Environment, base: En
 
 
 @pytest.mark.netns
+@pytest.mark.needs("namespaces", "mininet")
 def test_ranks_without_extras_fold_on_a_fabric_of_the_control_plane(control: Environment, base: Environment) -> None:
     """Two installed ranks sum through an installed switch under an installed controller."""
-    if why := why_no_sandbox():
-        pytest.skip(why)
     example = str(ROOT / "examples" / "allreduce.py")
     run = ["run", "-np", "2", "--topo", "leafspine,1,1,2", "--", base.python, example]
     said = control.run("netfold", *run)
