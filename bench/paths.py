@@ -24,6 +24,7 @@ import msgspec
 from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
+from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed
 
@@ -124,8 +125,10 @@ def main(settings: Settings, out: Path, json: Path | None) -> int:
     title = (f"{settings.hosts} hosts, {settings.leaves} leaves x {settings.spines} spines ({settings.switch}), "
              f"{settings.rate}, {settings.nbytes} bytes a rank, {settings.rounds} rounds")
     print(f"{title}, {time.monotonic() - begin:.0f} s\n{show(rows)}", end="")
-    (out / "paths.svg").write_text(draw(rows, title))
-    print(f"picture: {out / 'paths.svg'}")
+    try:
+        print(f"figures: {', '.join(map(str, draw(rows, title, out)))}")
+    except PlotsMissing as error:
+        print(f"no figures: {error}", file=sys.stderr)
     if json is not None:
         json.write_bytes(msgspec.json.encode({"settings": settings._asdict(), "cells": cells}))
     return 0
@@ -210,41 +213,16 @@ def show(rows: Sequence[Row]) -> str:
     return text + ("! a link of the first leaf broke in the middle\n" if any(row.failed for row in rows) else "")
 
 
-def draw(rows: Sequence[Row], title: str) -> str:
-    """Two lines of bars for each collective: the busiest uplink, and the time."""
-    from netfold.sim.figures import COLOURS
+def draw(rows: Sequence[Row], title: str, folder: Path) -> list[Path]:
+    """Draw the busiest uplink and the time of each collective as bars and return paths.svg and paths.png in ``folder``.
 
-    bar, gap, left, height = 22, 26, 60, 150
-    names = list(dict.fromkeys((row.collective, row.failed) for row in rows))
-    width = left + sum((bar * sum((r.collective, r.failed) == name for r in rows) + gap) for name in names) + 20
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(width, 560)}" height="{2 * height + 190}" '
-             'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
-             f'<text x="20" y="24" font-size="15">{title}</text>']
-    for i, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
-        parts.append(f'<rect x="{left + 90 * i}" y="36" width="12" height="12" fill="{COLOURS[i]}"/>'
-                     f'<text x="{left + 90 * i + 17}" y="46">{mode}</text>')
-    colour = {mode: COLOURS[i] for i, mode in enumerate(dict.fromkeys(row.mode for row in rows))}
-    for panel, (label, least) in enumerate((("busiest uplink / mean", 1.0), ("completion, s", 0.0))):
-        values = [row.seconds if panel else row.up for row in rows]
-        most = max(values) - least or 1.0
-        floor = 80 + height + panel * (height + 60)
-        parts.append(f'<text x="{left}" y="{floor - height - 8}">{label} (from {least:g})</text>'
-                     f'<line x1="{left}" x2="{width - 20}" y1="{floor}" y2="{floor}" stroke="#222"/>')
-        x = left
-        for name in names:
-            start = x
-            for row, value in zip(rows, values, strict=True):
-                if (row.collective, row.failed) == name:
-                    tall = max(1.0, height * (value - least) / most)
-                    parts.append(f'<rect x="{x}" y="{floor - tall:.1f}" width="{bar - 3}" height="{tall:.1f}" '
-                                 f'fill="{colour[row.mode]}"><title>{row.mode}: {value:.3f}</title></rect>'
-                                 f'<text x="{x + bar / 2 - 1.5}" y="{floor - tall - 3:.1f}" font-size="8" '
-                                 f'text-anchor="middle">{value:.2f}</text>')
-                    x += bar
-            if panel:
-                what = name[0].replace("_", " ") + (", a link fails" if name[1] else "")
-                parts.append(f'<text x="{(start + x) / 2}" y="{floor + 18}" text-anchor="middle">{what}</text>')
-            x += gap
-    return "\n".join([*parts, "</svg>\n"])
-
-
+    Raises PlotsMissing where matplotlib is not installed.
+    """
+    charts = []
+    for name, base, value in (("busiest uplink / mean", 1.0, "up"), ("completion, s", 0.0, "seconds")):
+        groups: dict[str, dict[str, float]] = {}
+        for row in rows:
+            group = row.collective.replace("_", " ") + (", a link fails" if row.failed else "")
+            groups.setdefault(group, {})[row.mode] = getattr(row, value)
+        charts.append(BarChart(name, groups, base))
+    return bar_charts(folder / "paths", title, charts)

@@ -20,7 +20,7 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """What came of it."""
 
     fabric: str
@@ -42,8 +42,13 @@ class Row:
     """Cables that are broken or out, where any is."""
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """Which simulation this is the result of (`points.Point.identity`)."""
+        return self.fabric, self.workload, self.size, self.scheme, self.state, self.links, self.seed
+
+    @property
     def key(self) -> Key:
-        """All but the scheme."""
+        """Everything that tells simulations apart but the scheme: rows of one key are compared."""
         links = f"{self.links} links" if self.links > 1 else ""
         return self.fabric, self.workload, self.size, self.state, links, self.seed
 
@@ -57,14 +62,14 @@ class Claim:
     found: str
 
 
-def relative(rows: Iterable[Row], scheme: str, to: str, states: Sequence[State] = STATES) -> dict[Key, float]:
+def relative(rows: Iterable[ComparisonRow], scheme: str, to: str, states: Sequence[State] = STATES) -> dict[Key, float]:
     """Completion time of ``scheme`` over that of ``to``, wherever both were simulated and ``to`` finished."""
     others = {r.key: r.time for r in rows if r.scheme == to}
     return {r.key: r.time / other for r in rows if r.scheme == scheme and r.state in states
             and isfinite(other := others.get(r.key, inf))}
 
 
-def claims(rows: Sequence[Row]) -> list[Claim]:
+def claims(rows: Sequence[ComparisonRow]) -> list[Claim]:
     """The paper's claims against these rows; those whose schemes were not simulated are left out."""
     found: list[Claim] = []
     for scheme in ("ethereal", "netfold"):
@@ -113,7 +118,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     return found
 
 
-def _by_work(rows: Iterable[Row]) -> dict[Key, list[float]]:
+def _by_work(rows: Iterable[ComparisonRow]) -> dict[Key, list[float]]:
     times: dict[Key, list[float]] = {}
     for r in rows:
         times.setdefault(r.key, []).append(r.time)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cbuild import cc
 from netfold.sim.packet import SimulationError, Transport
 from netfold.sim.placement import Placement, Scheme, place
-from netfold.sim.topology import Cable, Topology
+from netfold.sim.topology import ClosCable, Topology
 from netfold.sim.workload import Workload
 
 MAX_ENTRIES = 10**8
@@ -74,7 +74,7 @@ def max_min(capacity: NDArray[np.float64], usage: Usage, active: NDArray[np.uint
 
 
 def simulate(topology: Topology, workload: Workload, scheme: Scheme, *, transport: Transport | None = None,
-             dead: Collection[Cable] = (), seed: int = 0, resolution: float = 0.0) -> FluidOutcome:
+             dead: Collection[ClosCable] = (), seed: int = 0, resolution: float = 0.0) -> FluidOutcome:
     """Run a workload to its end.
 
     transport    only its packet sizes matter: headers take their part of the links, and each flow ends one empty

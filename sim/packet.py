@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cbuild import cc
 from netfold.sim.placement import Placement, Scheme, place
-from netfold.sim.topology import Cable, Topology
+from netfold.sim.topology import ClosCable, Topology
 from netfold.sim.workload import Workload
 
 _PS = 1e12
@@ -97,7 +97,7 @@ class Fault:
     Seconds of simulated time.
     """
 
-    cable: Cable
+    cable: ClosCable
     time: float = 0.0
     announced: float = 0.1
     up: bool = False

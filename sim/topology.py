@@ -27,8 +27,8 @@ import networkx as nx
 from netfold.fabric.graph import Fabric
 
 
-class Cable(NamedTuple):
-    """A full-duplex link inside the fabric: ``Cable("leaf", leaf, agg)`` or ``Cable("core", pod, agg, core)``."""
+class ClosCable(NamedTuple):
+    """A full-duplex link inside the fabric, ``("leaf", leaf, agg)`` or ``("core", pod, agg, core)``."""
 
     tier: Literal["leaf", "core"]
     a: int
@@ -122,7 +122,7 @@ class Topology:
             down + to * self.aggs + agg,
         ]
 
-    def directions(self, cable: Cable) -> tuple[int, int]:
+    def directions(self, cable: ClosCable) -> tuple[int, int]:
         """A cable's two directed links, the upward one first.  Raises ValueError where there is no such cable."""
         up = 2 * self.size
         if cable.tier == "leaf" and 0 <= cable.a < self.leaves * self.pods and 0 <= cable.b < self.aggs:
@@ -134,7 +134,7 @@ class Topology:
         raise ValueError(f"{cable}: the fabric has {self.leaves * self.pods} leaves with {self.aggs} uplinks, and "
                          f"{self.pods} pods of {self.aggs} aggs with {self.cores} uplinks")
 
-    def dead(self, cables: Iterable[Cable]) -> frozenset[int]:
+    def dead(self, cables: Iterable[ClosCable]) -> frozenset[int]:
         """All directed links of cables."""
         return frozenset(link for cable in cables for link in self.directions(cable))
 
@@ -177,11 +177,12 @@ class Topology:
             yield host, f"h{host}", f"leaf{self.leaf(host)}"
         for leaf in range(self.leaves * self.pods):
             for agg in range(self.aggs):
-                yield self.directions(Cable("leaf", leaf, agg))[0], f"leaf{leaf}", f"agg{leaf // self.leaves}.{agg}"
+                number, _ = self.directions(ClosCable("leaf", leaf, agg))
+                yield number, f"leaf{leaf}", f"agg{leaf // self.leaves}.{agg}"
         for pod in range(self.pods):
             for agg in range(self.aggs):
                 for core in range(self.cores):
-                    number, _ = self.directions(Cable("core", pod, agg, core))
+                    number, _ = self.directions(ClosCable("core", pod, agg, core))
                     yield number, f"agg{pod}.{agg}", f"core{agg}.{core}"
 
 

@@ -84,7 +84,7 @@ def run(
 ) -> None:
     """Run a switch until it is told to stop (SIGINT, SIGTERM)."""
     from softswitch.compiler.diagnostics import CompileError
-    from softswitch.engine.entities import EngineError
+    from softswitch.engine.errors import EngineError
     from softswitch.p4runtime.process import Settings
     from softswitch.p4runtime.program import SANITIZE, Compiler
     from softswitch.p4runtime.server import ListenError, Server
@@ -165,8 +165,8 @@ def stf(
     include: Includes = None,
 ) -> None:
     """Run a packet test; exit status 0 where every expectation holds and nothing else came out."""
-    from softswitch import stf as runner
     from softswitch.compiler.diagnostics import CompileError
+    from softswitch.stf import runner
 
     _readable(program)
     _readable(test)

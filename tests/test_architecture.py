@@ -20,14 +20,15 @@ ROOMS = {
     "cbuild": (),
     "wire": (),
     "rpc": (),
+    "plots": (),
     "fabric": ("wire",),
     "softswitch": ("cbuild",),
     "host": ("cbuild", "rpc", "wire"),
     "controller": ("fabric", "rpc", "softswitch", "wire"),
-    "sim": ("cbuild", "fabric"),
+    "sim": ("cbuild", "fabric", "plots"),
     "topo": ("controller", "fabric", "host", "rpc", "wire"),
     "demo": ("controller", "fabric", "host", "rpc", "topo", "wire"),
-    "bench": ("cbuild", "controller", "demo", "fabric", "host", "rpc", "sim", "topo", "wire"),
+    "bench": ("cbuild", "controller", "demo", "fabric", "host", "plots", "rpc", "sim", "topo", "wire"),
     "cli": ("bench", "cbuild", "controller", "demo", "fabric", "rpc", "sim", "softswitch", "topo", "wire"),
 }
 """The rooms and which others each may import, lowest first.  A script may also import what users do, netfold itself."""
@@ -35,7 +36,7 @@ INSIDE = {
     "host": ("", "tracing", "operation", "mesh", "client", "native", "collectives", "selection", "innet", "roce",
              "rails", "api", "torch"),
     "controller": ("switch", "health", "jobs", "paths", "operations", "web", ""),
-    "softswitch": ("runtime", "engine", "compiler", "p4runtime", ""),
+    "softswitch": ("runtime", "engine", "compiler", "stf", "p4runtime", ""),
 }
 """The folders of a room, lowest first: each may import those before it.  "" is the room's own top level."""
 

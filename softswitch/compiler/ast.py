@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syntax tree: expressions, statements and, here, declarations, all under this module's name.
+"""The syntax tree: declarations here, and the nodes for expressions and statements, which this module exports too.
 
-The checker fills in `type`, `const` and `decl`; everything else is as written.
+The checker fills in `type`, `const` and `decl`; everything else is as the program has it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from softswitch.compiler.ast_expr import *  # noqa: F403
-from softswitch.compiler.ast_expr import Annotation, Call, Expr, Node, TypeSyntax
+from softswitch.compiler.ast_expr import Annotation, Expr, Node, TypeSyntax
 from softswitch.compiler.ast_stmt import *  # noqa: F403
-from softswitch.compiler.ast_stmt import Block, Stmt
+from softswitch.compiler.ast_stmt import BlockStmt, Decl, Stmt
 from softswitch.compiler.diagnostics import Pos
 from softswitch.compiler.types import Type
-
-
-@dataclass(eq=False, kw_only=True)
-class Decl(Node):
-    name: str
-    annotations: list[Annotation] = field(default_factory=list)
-
-    def annotation(self, name: str) -> Annotation | None:
-        return next((a for a in self.annotations if a.name == name), None)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -35,26 +26,6 @@ class Param(Decl):
     direction: str  # "", "in", "out", "inout"
     syntax: TypeSyntax
     default: Expr | None = None
-    type: Type = None  # type: ignore[assignment]
-
-
-@dataclass(eq=False, kw_only=True)
-class ConstDecl(Decl):
-    syntax: TypeSyntax
-    value: Expr
-    type: Type = None  # type: ignore[assignment]
-
-
-@dataclass(eq=False, kw_only=True)
-class VarDecl(Decl):
-    syntax: TypeSyntax
-    value: Expr | None
-    type: Type = None  # type: ignore[assignment]
-
-
-@dataclass(eq=False, kw_only=True)
-class InstanceDecl(Decl):
-    call: Call
     type: Type = None  # type: ignore[assignment]
 
 
@@ -99,7 +70,7 @@ class FunctionDecl(Decl):
     type_params: list[TypeParam]
     result: TypeSyntax | None
     params: list[Param]
-    body: Block | None
+    body: BlockStmt | None
     result_type: Type = None  # type: ignore[assignment]
     checked: bool = False
 
@@ -113,7 +84,7 @@ class ExternDecl(Decl):
 @dataclass(eq=False, kw_only=True)
 class ActionDecl(Decl):
     params: list[Param]
-    body: Block
+    body: BlockStmt
 
 
 @dataclass(eq=False, kw_only=True)
@@ -126,7 +97,7 @@ class BlockDecl(Decl):
     ctor_params: list[Param]
     locals: list[Decl]
     states: list[StateDecl]
-    apply: Block | None
+    apply: BlockStmt | None
     is_type: bool
 
 
@@ -206,5 +177,5 @@ class TableDecl(Decl):
 
 
 @dataclass(eq=False)
-class Program(Node):
+class SyntaxTree(Node):
     decls: list[Decl]

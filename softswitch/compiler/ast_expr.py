@@ -68,27 +68,27 @@ class StrLit(Expr):
 
 
 @dataclass(eq=False)
-class Name(Expr):
+class NameExpr(Expr):
     name: str
     absolute: bool = False
     decl: Any = None
 
 
 @dataclass(eq=False)
-class Member(Expr):
+class MemberExpr(Expr):
     base: Expr
     name: str
     decl: Any = None
 
 
 @dataclass(eq=False)
-class Index(Expr):
+class IndexExpr(Expr):
     base: Expr
     index: Expr
 
 
 @dataclass(eq=False)
-class Slice(Expr):
+class SliceExpr(Expr):
     base: Expr
     hi: Expr
     lo: Expr
@@ -96,27 +96,27 @@ class Slice(Expr):
 
 
 @dataclass(eq=False)
-class Unary(Expr):
+class UnaryExpr(Expr):
     op: str
     operand: Expr
 
 
 @dataclass(eq=False)
-class Binary(Expr):
+class BinaryExpr(Expr):
     op: str
     left: Expr
     right: Expr
 
 
 @dataclass(eq=False)
-class Mux(Expr):
+class MuxExpr(Expr):
     condition: Expr
     then: Expr
     other: Expr
 
 
 @dataclass(eq=False)
-class Cast(Expr):
+class CastExpr(Expr):
     to: TypeSyntax | None
     operand: Expr
 
@@ -128,7 +128,7 @@ class Arg(Node):
 
 
 @dataclass(eq=False)
-class Call(Expr):
+class CallExpr(Expr):
     """A call or a constructor call. The checker fills `decl`, `bound` and, for generics, `type_values`."""
 
     function: Expr

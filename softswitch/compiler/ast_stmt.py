@@ -1,15 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syntax tree's nodes for statements (ast.py has the whole tree)."""
+"""The syntax tree's nodes for statements, and for the declarations that may stand among them (ast.py has the rest)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
-from softswitch.compiler.ast_expr import Expr, Node
+from softswitch.compiler.ast_expr import Annotation, CallExpr, Expr, Node, TypeSyntax
+from softswitch.compiler.types import Type
 
-if TYPE_CHECKING:
-    from softswitch.compiler.ast import Decl, VarDecl
+
+@dataclass(eq=False, kw_only=True)
+class Decl(Node):
+    name: str
+    annotations: list[Annotation] = field(default_factory=list)
+
+    def annotation(self, name: str) -> Annotation | None:
+        return next((a for a in self.annotations if a.name == name), None)
+
+
+@dataclass(eq=False, kw_only=True)
+class ConstDecl(Decl):
+    syntax: TypeSyntax
+    value: Expr
+    type: Type = None  # type: ignore[assignment]
+
+
+@dataclass(eq=False, kw_only=True)
+class VarDecl(Decl):
+    syntax: TypeSyntax
+    value: Expr | None
+    type: Type = None  # type: ignore[assignment]
+
+
+@dataclass(eq=False, kw_only=True)
+class InstanceDecl(Decl):
+    call: CallExpr
+    type: Type = None  # type: ignore[assignment]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -18,12 +44,12 @@ class Stmt(Node):
 
 
 @dataclass(eq=False)
-class Block(Stmt):
+class BlockStmt(Stmt):
     body: list[Stmt]
 
 
 @dataclass(eq=False)
-class Assign(Stmt):
+class AssignStmt(Stmt):
     target: Expr
     value: Expr
     op: str = ""  # of `a op= b`
@@ -40,7 +66,7 @@ class DeclStmt(Stmt):
 
 
 @dataclass(eq=False)
-class If(Stmt):
+class IfStmt(Stmt):
     condition: Expr
     then: Stmt
     other: Stmt | None
@@ -49,17 +75,17 @@ class If(Stmt):
 @dataclass(eq=False)
 class SwitchCase(Node):
     label: Expr  # DontCare for default
-    body: Block | None  # None falls through to the next
+    body: BlockStmt | None  # None falls through to the next
 
 
 @dataclass(eq=False)
-class Switch(Stmt):
+class SwitchStmt(Stmt):
     value: Expr
     cases: list[SwitchCase]
 
 
 @dataclass(eq=False)
-class For(Stmt):
+class ForStmt(Stmt):
     init: list[Stmt]
     condition: Expr
     update: list[Stmt]
@@ -67,27 +93,27 @@ class For(Stmt):
 
 
 @dataclass(eq=False)
-class ForIn(Stmt):
+class ForInStmt(Stmt):
     variable: VarDecl | Expr
     values: Expr
     body: Stmt
 
 
 @dataclass(eq=False)
-class Return(Stmt):
+class ReturnStmt(Stmt):
     value: Expr | None
 
 
 @dataclass(eq=False)
-class Exit(Stmt):
+class ExitStmt(Stmt):
     pass
 
 
 @dataclass(eq=False)
-class Break(Stmt):
+class BreakStmt(Stmt):
     pass
 
 
 @dataclass(eq=False)
-class Continue(Stmt):
+class ContinueStmt(Stmt):
     pass

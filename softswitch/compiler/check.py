@@ -14,7 +14,7 @@ from softswitch.compiler.diagnostics import P4Error, nearest
 class Checker(TableChecker):
     """One program's checker; after `program` the tree is typed and `globals` holds the top-level names."""
 
-    def program(self, program: A.Program) -> None:
+    def program(self, program: A.SyntaxTree) -> None:
         """Raises CompileError with every error found."""
         for decl in program.decls:
             try:
@@ -273,11 +273,11 @@ class Checker(TableChecker):
 def _returns(stmt: A.Stmt) -> bool:
     """Does every way through the statement end in `return`?  Loops and switches do not count, as in p4c."""
     match stmt:
-        case A.Return():
+        case A.ReturnStmt():
             return True
-        case A.Block():
+        case A.BlockStmt():
             return any(map(_returns, stmt.body))
-        case A.If():
+        case A.IfStmt():
             return stmt.other is not None and _returns(stmt.then) and _returns(stmt.other)
     return False
 

@@ -20,34 +20,34 @@ class CallChecker(ExprChecker):
     def lvalue(self, e: A.Expr) -> None:
         """Raises unless `e` may be assigned to."""
         match e:
-            case A.Name(decl=A.VarDecl()):
+            case A.NameExpr(decl=A.VarDecl()):
                 return
-            case A.Name(decl=A.Param() as p):
+            case A.NameExpr(decl=A.Param() as p):
                 if p.direction in ("out", "inout"):
                     return
                 raise P4Error(e.pos, f"'{e.name}' is an 'in' parameter: it cannot be written" if p.direction == "in"
                               else f"'{e.name}' has no direction: it cannot be written")
-            case A.Member():
+            case A.MemberExpr():
                 if isinstance(e.base.type, T.Stack) and e.name not in ("next", "last"):
                     raise P4Error(e.pos, f"'{e.name}' cannot be written")
                 return self.lvalue(e.base)
-            case A.Index():
+            case A.IndexExpr():
                 return self.lvalue(e.base)
-            case A.Slice():
+            case A.SliceExpr():
                 return self.lvalue(e.base)
         raise P4Error(e.pos, "this cannot be written to")
 
     # ---- calls --------------------------------------------------------------------------------------------------
 
-    def check_call(self, e: A.Call) -> None:
+    def check_call(self, e: A.CallExpr) -> None:
         named = self.type_named(e.function)
         if named is not None:
             self.check_constructor(e, named)
             return
-        if isinstance(e.function, A.Member):
+        if isinstance(e.function, A.MemberExpr):
             self.check_method(e, e.function)
             return
-        if not isinstance(e.function, A.Name):
+        if not isinstance(e.function, A.NameExpr):
             raise P4Error(e.pos, "this cannot be called")
         decl = self.lookup(e.function.name, e.function.pos, e.function.absolute)
         if isinstance(decl, list):
@@ -65,7 +65,7 @@ class CallChecker(ExprChecker):
         else:
             raise P4Error(e.pos, f"'{e.function.name}' cannot be called")
 
-    def static_assert(self, e: A.Call) -> None:
+    def static_assert(self, e: A.CallExpr) -> None:
         message = e.bound.get("message")
         if e.bound["check"].const is None:
             raise P4Error(e.pos, "static_assert of what is not known at compile time")
@@ -76,7 +76,7 @@ class CallChecker(ExprChecker):
     def function_result(self, decl: A.FunctionDecl) -> T.Type:
         return decl.result_type if decl.result_type is not None else T.VOID
 
-    def overload(self, decls: list[A.FunctionDecl], e: A.Call) -> A.FunctionDecl:
+    def overload(self, decls: list[A.FunctionDecl], e: A.CallExpr) -> A.FunctionDecl:
         """The declaration that takes this call's number (and names) of arguments."""
         names = {a.name for a in e.args if a.name is not None}
         for decl in decls:
@@ -86,7 +86,7 @@ class CallChecker(ExprChecker):
         takes = " or ".join(sorted({str(len(d.params)) for d in decls}))
         raise P4Error(e.pos, f"{decls[0].name} takes {takes} arguments, got {len(e.args)}")
 
-    def check_method(self, e: A.Call, function: A.Member) -> None:
+    def check_method(self, e: A.CallExpr, function: A.MemberExpr) -> None:
         name = function.name
         sized = self.type_named(function.base)
         if sized is not None:
@@ -119,7 +119,7 @@ class CallChecker(ExprChecker):
             return
         raise P4Error(e.pos, f"a value of type {t} has no method '{name}'")
 
-    def size_method(self, e: A.Call, t: T.Type, name: str) -> None:
+    def size_method(self, e: A.CallExpr, t: T.Type, name: str) -> None:
         if e.args or e.type_args:
             raise P4Error(e.pos, f"{name}() takes no arguments")
         low, high = T.sizes(t)
@@ -127,7 +127,7 @@ class CallChecker(ExprChecker):
         e.type, e.const = T.INFINT, bits if name.endswith("Bits") else (bits + 7) // 8
         e.builtin = name
 
-    def header_method(self, e: A.Call, base: A.Expr, name: str) -> None:
+    def header_method(self, e: A.CallExpr, base: A.Expr, name: str) -> None:
         e.builtin = name
         t = base.type
         header = isinstance(t, T.Struct) and t.kind in ("header", "header_union")
@@ -147,7 +147,7 @@ class CallChecker(ExprChecker):
         else:
             raise P4Error(e.pos, f"a value of type {t} has no method '{name}' with {len(e.args)} arguments")
 
-    def check_apply(self, e: A.Call, t: T.Declared) -> None:
+    def check_apply(self, e: A.CallExpr, t: T.Declared) -> None:
         if self.where in ("action", "function"):
             raise P4Error(e.pos, f"apply() cannot be called from {self.where}s")
         e.builtin = "apply"
@@ -166,7 +166,7 @@ class CallChecker(ExprChecker):
         e.type_values = {k.name: v for k, v in found.items()}
         e.type = T.VOID
 
-    def check_constructor(self, e: A.Call, t: T.Type) -> None:
+    def check_constructor(self, e: A.CallExpr, t: T.Type) -> None:
         e.builtin = "new"
         if not isinstance(t, T.Declared):
             raise P4Error(e.pos, f"{t} has no constructor")
@@ -187,7 +187,7 @@ class CallChecker(ExprChecker):
         args = tuple(found.get(self.variable(p), self.variable(p)) for p in decl.type_params)
         e.type = self.specialize(decl, args) if decl.type_params else t
 
-    def bind(self, e: A.Call, params: Sequence[A.Param], name: str) -> None:
+    def bind(self, e: A.CallExpr, params: Sequence[A.Param], name: str) -> None:
         """Pairs arguments with parameters, by position or by name; defaults fill the rest."""
         bound: dict[str, A.Expr] = {}
         known = {p.name for p in params}
@@ -213,7 +213,7 @@ class CallChecker(ExprChecker):
                     raise P4Error(e.pos, f"{name}: no argument for parameter '{p.name}'")
         e.bound = bound
 
-    def bind_generic(self, e: A.Call, decl: A.FunctionDecl, found: Bindings, result: T.Type) -> None:
+    def bind_generic(self, e: A.CallExpr, decl: A.FunctionDecl, found: Bindings, result: T.Type) -> None:
         e.decl = decl
         self.bind(e, decl.params, decl.name)
         if e.type_args:
@@ -234,7 +234,7 @@ class CallChecker(ExprChecker):
         e.type_values = {k.name: v for k, v in found.items()}
         e.type = self.substitute(result, found)
 
-    def infer(self, e: A.Call, params: Sequence[A.Param], found: Bindings, name: str) -> None:
+    def infer(self, e: A.CallExpr, params: Sequence[A.Param], found: Bindings, name: str) -> None:
         """Checks arguments against parameters whose types may hold variables; binds those in `found`."""
         for p in params:
             arg = e.bound.get(p.name)

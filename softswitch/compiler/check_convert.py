@@ -42,7 +42,8 @@ class Converter(Resolver):
                 raise P4Error(expr.pos, f"{{#}} is an invalid header, but {to} is wanted")
             expr.type = to
             return expr
-        value_of_tuple = isinstance(source, T.Tuple) and isinstance(expr, A.Name | A.Member | A.Index | A.Call)
+        no_list = isinstance(expr, A.NameExpr | A.MemberExpr | A.IndexExpr | A.CallExpr)
+        value_of_tuple = isinstance(source, T.Tuple) and no_list
         if not self.assignable(to, source) or (value_of_tuple and isinstance(to, T.Struct)):
             raise P4Error(expr.pos, f"expected {to}, got {source}")
         if isinstance(expr, A.ListExpr | A.StructExpr):
@@ -55,11 +56,11 @@ class Converter(Resolver):
                 pass  # p4c warns and wraps
             expr.const, expr.type = to.wrap(value), to
             return expr
-        if isinstance(expr, A.Mux) and source == T.INFINT:
+        if isinstance(expr, A.MuxExpr) and source == T.INFINT:
             expr.then, expr.other = self.coerce(expr.then, to), self.coerce(expr.other, to)
             expr.type = to
             return expr
-        cast = A.Cast(None, expr, pos=expr.pos, type=to)
+        cast = A.CastExpr(None, expr, pos=expr.pos, type=to)
         if isinstance(expr.const, int) and isinstance(to, T.Bits):
             cast.const = to.wrap(expr.const)
         return cast

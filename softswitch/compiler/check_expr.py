@@ -28,23 +28,23 @@ class ExprChecker(OperatorChecker):
                 e.type, e.const = T.BOOL, e.value
             case A.StrLit():
                 e.type, e.const = T.STRING, e.value
-            case A.Name():
+            case A.NameExpr():
                 self.check_name(e)
-            case A.Member():
+            case A.MemberExpr():
                 self.check_member(e)
-            case A.Index():
+            case A.IndexExpr():
                 self.check_index(e)
-            case A.Slice():
+            case A.SliceExpr():
                 self.check_slice(e)
-            case A.Unary():
+            case A.UnaryExpr():
                 self.check_unary(e)
-            case A.Binary():
+            case A.BinaryExpr():
                 self.check_binary(e)
-            case A.Mux():
+            case A.MuxExpr():
                 self.check_mux(e, expected)
-            case A.Cast():
+            case A.CastExpr():
                 return self.check_cast(e)
-            case A.Call():
+            case A.CallExpr():
                 self.check_call(e)
             case A.ListExpr() | A.StructExpr():
                 self.check_list(e, expected)
@@ -62,7 +62,7 @@ class ExprChecker(OperatorChecker):
 
     # ---- names and members --------------------------------------------------------------------------------------
 
-    def check_name(self, e: A.Name) -> None:
+    def check_name(self, e: A.NameExpr) -> None:
         e.decl = decl = self.lookup(e.name, e.pos, e.absolute)
         match decl:
             case A.ConstDecl():
@@ -83,13 +83,13 @@ class ExprChecker(OperatorChecker):
         """The type that an expression names, or None if it is a value."""
         if isinstance(e, A.TypeExpr):
             return self.resolve(e.syntax)
-        if isinstance(e, A.Name):
+        if isinstance(e, A.NameExpr):
             found = (self.globals if e.absolute else self.scope).find(e.name)
             if found is not None and self.is_type_decl(found):
                 return self.type_of_decl(found, (), e.pos)
         return None
 
-    def check_member(self, e: A.Member) -> None:
+    def check_member(self, e: A.MemberExpr) -> None:
         named = self.type_named(e.base)
         if named is not None:
             while isinstance(named, T.NewType):
@@ -114,7 +114,7 @@ class ExprChecker(OperatorChecker):
             for name, t in fields:
                 if name == e.name:
                     e.type = t
-                    if isinstance(e.base, A.Name) and isinstance(e.base.decl, A.ConstDecl):
+                    if isinstance(e.base, A.NameExpr) and isinstance(e.base.decl, A.ConstDecl):
                         e.const = _member_const(e.base.decl.value, name)
                     return
             kind = base.kind if isinstance(base, T.Struct) else "type"
@@ -138,7 +138,7 @@ class ExprChecker(OperatorChecker):
             raise P4Error(e.pos, f"the result of apply() has hit, miss and action_run, not '{e.name}'")
         raise P4Error(e.pos, f"a value of type {base} has no member '{e.name}'")
 
-    def check_index(self, e: A.Index) -> None:
+    def check_index(self, e: A.IndexExpr) -> None:
         e.base = self.expr(e.base)
         base = e.base.type
         e.index = self.expr(e.index)
@@ -159,7 +159,7 @@ class ExprChecker(OperatorChecker):
         e.index = self.coerce(e.index, T.Bits(32)) if e.index.type == T.INFINT else e.index
         e.type = base.item
 
-    def check_slice(self, e: A.Slice) -> None:
+    def check_slice(self, e: A.SliceExpr) -> None:
         e.base = self.expr(e.base)
         base = self.underlying(e.base)
         if e.width is not None:
@@ -219,13 +219,13 @@ class ExprChecker(OperatorChecker):
             e.type = T.Tuple(tuple(v.type for v in e.items))
 
     @abstractmethod
-    def check_call(self, e: A.Call) -> None:
+    def check_call(self, e: A.CallExpr) -> None:
         """check_call.py"""
 
 
 def _member_const(value: A.Expr, name: str) -> int | bool | None:
     """A field of a constant struct."""
-    if isinstance(value, A.Cast):
+    if isinstance(value, A.CastExpr):
         value = value.operand
     if isinstance(value, A.StructExpr):
         return next((v.const for n, v in value.fields if n == name), None)

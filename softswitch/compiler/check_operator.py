@@ -14,7 +14,7 @@ _COMPARE = ("<", "<=", ">", ">=")
 
 
 class OperatorChecker(Converter):
-    def check_unary(self, e: A.Unary) -> None:
+    def check_unary(self, e: A.UnaryExpr) -> None:
         e.operand = self.expr(e.operand)
         t = e.operand.type
         if e.op == "!":
@@ -31,7 +31,7 @@ class OperatorChecker(Converter):
         if e.operand.const is not None:
             e.const = consteval.unary(e.op, e.operand.const, t)
 
-    def check_binary(self, e: A.Binary) -> None:
+    def check_binary(self, e: A.BinaryExpr) -> None:
         op = e.op
         e.left, e.right = self.expr(e.left), self.expr(e.right)
         if op in ("&&", "||"):
@@ -93,7 +93,7 @@ class OperatorChecker(Converter):
             return
         self.fold(e, t)
 
-    def same_width(self, e: A.Binary) -> None:
+    def same_width(self, e: A.BinaryExpr) -> None:
         if e.left.type == T.INFINT and e.right.type != T.INFINT:
             e.left = self.coerce(e.left, e.right.type)
         elif e.right.type == T.INFINT and e.left.type != T.INFINT:
@@ -101,7 +101,7 @@ class OperatorChecker(Converter):
         if e.left.type != e.right.type:
             raise P4Error(e.pos, f"'{e.op}' needs operands of one type, got {e.left.type} and {e.right.type}")
 
-    def equalize(self, e: A.Binary) -> None:
+    def equalize(self, e: A.BinaryExpr) -> None:
         """Brings the sides of == and != to one type."""
         if e.left.type != e.right.type:
             if self.assignable(e.left.type, e.right.type) and not isinstance(e.left, A.ListExpr | A.StructExpr):
@@ -115,7 +115,7 @@ class OperatorChecker(Converter):
         if isinstance(e.left.type, T.Declared) or e.left.type in (T.ANY, T.VOID):
             raise P4Error(e.pos, f"values of type {e.left.type} cannot be compared")
 
-    def fold(self, e: A.Binary, result: T.Type) -> None:
+    def fold(self, e: A.BinaryExpr, result: T.Type) -> None:
         e.type = result
         a, b = e.left.const, e.right.const
         if a is None or b is None:
@@ -130,7 +130,7 @@ class OperatorChecker(Converter):
         except consteval.ConstError as error:
             raise P4Error(e.pos, str(error)) from None
 
-    def check_mux(self, e: A.Mux, expected: T.Type | None) -> None:
+    def check_mux(self, e: A.MuxExpr, expected: T.Type | None) -> None:
         e.condition = self.condition(e.condition)
         e.then, e.other = self.expr(e.then, expected), self.expr(e.other, expected)
         if e.then.type != e.other.type:
@@ -144,7 +144,7 @@ class OperatorChecker(Converter):
         if isinstance(e.condition.const, bool):
             e.const = (e.then if e.condition.const else e.other).const
 
-    def check_cast(self, e: A.Cast) -> A.Expr:
+    def check_cast(self, e: A.CastExpr) -> A.Expr:
         assert e.to is not None
         to = self.resolve(e.to)
         e.operand = self.expr(e.operand, to)

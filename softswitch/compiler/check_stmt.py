@@ -35,35 +35,35 @@ class StmtChecker(CallChecker):
             if isinstance(stmt, A.DeclStmt) and stmt.decl.name not in self.scope.names:
                 self.poison(stmt.decl)
 
-    def block(self, block: A.Block) -> None:
+    def block(self, block: A.BlockStmt) -> None:
         with self.inside():
             for stmt in block.body:
                 self.checked(stmt)
 
     def stmt(self, s: A.Stmt) -> None:
         match s:
-            case A.Block():
+            case A.BlockStmt():
                 self.block(s)
-            case A.Assign():
+            case A.AssignStmt():
                 self.assign(s)
             case A.CallStmt():
                 s.call = self.expr(s.call)
-                if isinstance(s.call, A.Call) and s.call.builtin == "new":
+                if isinstance(s.call, A.CallExpr) and s.call.builtin == "new":
                     raise P4Error(s.pos, "an instance needs a name")
             case A.DeclStmt():
                 if isinstance(self.scope.find(s.decl.name), A.Param):
                     raise P4Error(s.decl.pos, f"'{s.decl.name}' would hide the parameter of that name")
                 self.local(s.decl)
-            case A.If():
+            case A.IfStmt():
                 s.condition = self.condition(s.condition)
                 with self.inside():
                     self.checked(s.then)
                 if s.other is not None:
                     with self.inside():
                         self.checked(s.other)
-            case A.Switch():
+            case A.SwitchStmt():
                 self.switch(s)
-            case A.For():
+            case A.ForStmt():
                 with self.inside():
                     for part in s.init:
                         self.stmt(part)
@@ -71,14 +71,14 @@ class StmtChecker(CallChecker):
                     for part in s.update:
                         self.stmt(part)
                     self.loop_body(s.body)
-            case A.ForIn():
+            case A.ForInStmt():
                 self.for_in(s)
-            case A.Return():
+            case A.ReturnStmt():
                 self.return_(s)
-            case A.Exit():
+            case A.ExitStmt():
                 if self.where in ("parser", "function"):
                     raise P4Error(s.pos, f"'exit' in a {self.where}")
-            case A.Break() | A.Continue():
+            case A.BreakStmt() | A.ContinueStmt():
                 if not self.loops:
                     raise P4Error(s.pos, "'break' and 'continue' belong in a loop")
             case _:
@@ -92,7 +92,7 @@ class StmtChecker(CallChecker):
         finally:
             self.loops -= 1
 
-    def for_in(self, s: A.ForIn) -> None:
+    def for_in(self, s: A.ForInStmt) -> None:
         with self.inside():
             if isinstance(s.variable, A.VarDecl):
                 self.local(s.variable)
@@ -101,7 +101,7 @@ class StmtChecker(CallChecker):
                 s.variable = self.expr(s.variable)
                 self.lvalue(s.variable)
                 t = s.variable.type
-            if isinstance(s.values, A.Binary) and s.values.op == "..":
+            if isinstance(s.values, A.BinaryExpr) and s.values.op == "..":
                 s.values.left, s.values.right = self.rvalue(s.values.left, t), self.rvalue(s.values.right, t)
                 s.values.type = t
             else:
@@ -114,20 +114,20 @@ class StmtChecker(CallChecker):
                     raise P4Error(s.values.pos, f"cannot run '{t}' over {vt}")
             self.loop_body(s.body)
 
-    def assign(self, s: A.Assign) -> None:
+    def assign(self, s: A.AssignStmt) -> None:
         s.target = self.expr(s.target)
         self.lvalue(s.target)
         t = s.target.type
         if s.op:
             target: A.Expr = s.target
-            value = A.Binary(s.op, target, s.value, pos=s.pos)
+            value = A.BinaryExpr(s.op, target, s.value, pos=s.pos)
             if s.op in ("<<", ">>"):
                 value.right = self.expr(s.value)
             s.value = self.rvalue(value, t)
         else:
             s.value = self.rvalue(s.value, t)
 
-    def return_(self, s: A.Return) -> None:
+    def return_(self, s: A.ReturnStmt) -> None:
         if self.result is None or self.where == "parser":
             raise P4Error(s.pos, "'return' outside a function, action or control")
         if s.value is None:
@@ -138,7 +138,7 @@ class StmtChecker(CallChecker):
         else:
             s.value = self.rvalue(s.value, self.result)
 
-    def switch(self, s: A.Switch) -> None:
+    def switch(self, s: A.SwitchStmt) -> None:
         s.value = self.expr(s.value)
         t = s.value.type
         if not (isinstance(t, T.Bits | T.Enum) or t == T.INFINT or (isinstance(t, T.OfTable) and t.kind == "actions")):
@@ -152,8 +152,8 @@ class StmtChecker(CallChecker):
             elif isinstance(t, T.OfTable) and t.kind == "actions":
                 label = case.label
                 names = [r.decl.name for r in t.table.actions]
-                if not isinstance(label, A.Name) or label.name not in names:
-                    got = label.name if isinstance(label, A.Name) else "this"
+                if not isinstance(label, A.NameExpr) or label.name not in names:
+                    got = label.name if isinstance(label, A.NameExpr) else "this"
                     raise P4Error(label.pos, f"'{got}' is not an action of table {t.table.name}{nearest(got, names)}")
                 label.decl = next(r.decl for r in t.table.actions if r.decl.name == label.name)
                 label.type = t

@@ -30,7 +30,7 @@ class TableChecker(StmtChecker):
                 keys = keys[0].items
             else:
                 key = self.expr(keys[0])
-                if isinstance(key, A.Name) and isinstance(key.decl, A.ValueSetDecl):
+                if isinstance(key, A.NameExpr) and isinstance(key.decl, A.ValueSetDecl):
                     return [key]
         if len(keys) != len(types):
             raise P4Error(at, f"expected {len(types)} keys, got {len(keys)}")
@@ -42,16 +42,16 @@ class TableChecker(StmtChecker):
         if isinstance(key, A.DontCare | A.DefaultValue):
             key.type = t
             return A.DontCare(pos=key.pos, type=t)
-        if isinstance(key, A.Binary) and key.op in ("&&&", ".."):
+        if isinstance(key, A.BinaryExpr) and key.op in ("&&&", ".."):
             base = t.base if isinstance(t, T.Enum) and t.base is not None else t
             key.left, key.right = self.key(key.left, base), self.key(key.right, base)
             key.type = t
             return key
         checked = self.expr(key, t)
-        if isinstance(checked, A.Name) and isinstance(checked.decl, A.ValueSetDecl):
+        if isinstance(checked, A.NameExpr) and isinstance(checked.decl, A.ValueSetDecl):
             return checked
         if isinstance(checked.type, T.NewType):
-            checked = A.Cast(None, checked, pos=key.pos, type=checked.type.base, const=checked.const)
+            checked = A.CastExpr(None, checked, pos=key.pos, type=checked.type.base, const=checked.const)
         if isinstance(checked.type, T.Bits) and isinstance(t, T.Enum) and t.base == checked.type:
             return checked
         return self.coerce(checked, t)
@@ -104,14 +104,14 @@ class TableChecker(StmtChecker):
         return prop.value.type == T.INFINT
 
     def action_decl(self, e: A.Expr) -> tuple[A.ActionDecl, list[A.Arg], bool]:
-        called = isinstance(e, A.Call)
-        name = e.function if isinstance(e, A.Call) else e
-        if not isinstance(name, A.Name):
+        called = isinstance(e, A.CallExpr)
+        name = e.function if isinstance(e, A.CallExpr) else e
+        if not isinstance(name, A.NameExpr):
             raise P4Error(e.pos, "expected the name of an action")
         decl = self.lookup(name.name, name.pos, name.absolute)
         if not isinstance(decl, A.ActionDecl):
             raise P4Error(name.pos, f"'{name.name}' is not an action")
-        return decl, e.args if isinstance(e, A.Call) else [], called
+        return decl, e.args if isinstance(e, A.CallExpr) else [], called
 
     def action_ref(self, ref: A.ActionRef) -> None:
         """`a` or `a(x, y)` in a table's list: arguments bind the parameters that have a direction."""
@@ -123,7 +123,7 @@ class TableChecker(StmtChecker):
         ref.bound = self.bind_args(ref.decl, directed, args, ref.pos)
 
     def bind_args(self, decl: A.ActionDecl, params: list[A.Param], args: list[A.Arg], pos: Pos) -> dict[str, A.Expr]:
-        call = A.Call(A.Name(decl.name, pos=pos), [], args, pos=pos)
+        call = A.CallExpr(A.NameExpr(decl.name, pos=pos), [], args, pos=pos)
         self.bind(call, params, decl.name)
         return self.check_args(params, call.bound, decl.name)
 
@@ -160,21 +160,21 @@ def _same(a: A.Expr, b: A.Expr) -> bool:
     if a.const is not None or b.const is not None:
         return bool(a.const == b.const)
     match a, b:
-        case A.Name(), A.Name():
+        case A.NameExpr(), A.NameExpr():
             return a.decl is b.decl
-        case A.Member(), A.Member():
+        case A.MemberExpr(), A.MemberExpr():
             return a.name == b.name and _same(a.base, b.base)
-        case A.Index(), A.Index():
+        case A.IndexExpr(), A.IndexExpr():
             return _same(a.base, b.base) and _same(a.index, b.index)
-        case A.Slice(), A.Slice():
+        case A.SliceExpr(), A.SliceExpr():
             return _same(a.base, b.base) and _same(a.hi, b.hi) and _same(a.lo, b.lo)
-        case A.Unary(), A.Unary():
+        case A.UnaryExpr(), A.UnaryExpr():
             return a.op == b.op and _same(a.operand, b.operand)
-        case A.Cast(), A.Cast():
+        case A.CastExpr(), A.CastExpr():
             return a.type == b.type and _same(a.operand, b.operand)
-        case A.Binary(), A.Binary():
+        case A.BinaryExpr(), A.BinaryExpr():
             return a.op == b.op and _same(a.left, b.left) and _same(a.right, b.right)
-        case A.Call(), A.Call():
+        case A.CallExpr(), A.CallExpr():
             return (
                 _same(a.function, b.function)
                 and len(a.args) == len(b.args)

@@ -23,7 +23,7 @@ from softswitch.compiler.preprocess import preprocess, read
 
 # The passes are imported where they run: a program that is known needs none, and they take longer than all else then.
 if TYPE_CHECKING:
-    from softswitch.compiler.program import Program as Lowered
+    from softswitch.compiler.program import LoweredProgram as Lowered
 
 __all__ = ["CompileError", "Program", "compile_file", "compile_source"]
 

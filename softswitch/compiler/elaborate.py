@@ -12,7 +12,7 @@ from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.lower_stmt import StmtLowering
-from softswitch.compiler.program import Action, Entry, ExternObject, Key, Table, ValueSet
+from softswitch.compiler.objects import ActionObject, ConstEntry, ExternObject, Key, TableObject, ValueSet
 
 _UNITS = ["packets", "bytes", "packets_and_bytes"]  # CounterType
 _MATCHES = {"exact", "lpm", "ternary", "range", "optional", "selector"}
@@ -47,7 +47,7 @@ class Elaboration(StmtLowering):
         self.block_name = ""  # of the control or parser whose body is being lowered
         self.taken: dict[tuple[type, str], A.Decl] = {}  # by kind and control-plane name
 
-    def instantiate(self, decl: Any, call: A.Call, name: str) -> Any:
+    def instantiate(self, decl: Any, call: A.CallExpr, name: str) -> Any:
         """What `Type(arguments) name` makes."""
         t = call.type
         assert isinstance(t, T.Declared)
@@ -57,7 +57,7 @@ class Elaboration(StmtLowering):
             return self.make_block(t.decl, call, name)
         raise P4Error(call.pos, f"a {t.kind} cannot be instantiated here")
 
-    def make_block(self, decl: A.BlockDecl, call: A.Call, name: str) -> BlockInstance:
+    def make_block(self, decl: A.BlockDecl, call: A.CallExpr, name: str) -> BlockInstance:
         block = BlockInstance(decl, name)
         for p in decl.ctor_params:
             if p.name in call.bound:
@@ -89,9 +89,9 @@ class Elaboration(StmtLowering):
             raise P4Error(decl.pos, f"the control plane's name '{name}' is also that of the one at {first.pos}")
 
     def constructor_argument(self, e: A.Expr) -> Any:
-        if isinstance(e, A.Call) and e.builtin == "new":
+        if isinstance(e, A.CallExpr) and e.builtin == "new":
             return self.instantiate(None, e, "")
-        if isinstance(e, A.Name) and not isinstance(e.decl, A.ConstDecl):
+        if isinstance(e, A.NameExpr) and not isinstance(e.decl, A.ConstDecl):
             return self.bindings[id(e.decl)]
         known = self.scalar_const(e)
         return known if known is not None else e
@@ -111,7 +111,7 @@ class Elaboration(StmtLowering):
 
     # ---- externs ------------------------------------------------------------------------------------------------
 
-    def make_extern(self, t: T.Declared, call: A.Call, name: str, decl: Any) -> ExternObject:
+    def make_extern(self, t: T.Declared, call: A.CallExpr, name: str, decl: Any) -> ExternObject:
         kind = t.name
         array = _ARRAYS.get(kind)
         if array is None:
@@ -161,8 +161,8 @@ class Elaboration(StmtLowering):
 
     # ---- tables -------------------------------------------------------------------------------------------------
 
-    def make_table(self, decl: A.TableDecl, prefix: str) -> Table:
-        table = Table(control_plane_name(prefix, decl), decl, -1)
+    def make_table(self, decl: A.TableDecl, prefix: str) -> TableObject:
+        table = TableObject(control_plane_name(prefix, decl), decl, -1)
         for k in decl.keys:
             if k.match not in _MATCHES:
                 raise P4Error(k.match_pos, f"match_kind '{k.match}' is not supported by v1model")
@@ -174,7 +174,7 @@ class Elaboration(StmtLowering):
             raise P4Error(lpm[1].match_pos, f"table {decl.name} has two lpm keys; one is supported")
         for ref in decl.actions:
             params = [p for p in ref.decl.params if not p.direction]
-            action = Action(
+            action = ActionObject(
                 self.bindings.get(id(ref.decl)) or control_plane_name("", ref.decl),
                 ref.decl, [(p.name, self._param_type(p)) for p in params], ref,
             )
@@ -199,7 +199,7 @@ class Elaboration(StmtLowering):
             raise P4Error(p.pos, f"an action's data cannot be of type {p.type}")
         return t
 
-    def add_default(self, table: Table, decl: A.TableDecl) -> None:
+    def add_default(self, table: TableObject, decl: A.TableDecl) -> None:
         ref = decl.default
         if ref is None:
             # p4c: a table without default_action has NoAction, for default only
@@ -207,8 +207,8 @@ class Elaboration(StmtLowering):
             if not found:
                 no_action = self.no_action()
                 only = [A.Annotation("defaultonly", [], [])]
-                ref = A.ActionRef(expr=A.Name("NoAction"), annotations=only, decl=no_action)
-                table.actions.append(Action("NoAction", no_action, [], ref))
+                ref = A.ActionRef(expr=A.NameExpr("NoAction"), annotations=only, decl=no_action)
+                table.actions.append(ActionObject("NoAction", no_action, [], ref))
                 found = [len(table.actions) - 1]
             table.default = found[0]
             return
@@ -220,7 +220,7 @@ class Elaboration(StmtLowering):
     def no_action(self) -> A.ActionDecl:
         """lower.py"""
 
-    def action_data(self, action: Action, ref: A.ActionRef) -> list[int]:
+    def action_data(self, action: ActionObject, ref: A.ActionRef) -> list[int]:
         values = []
         for name, _ in action.params:
             e = ref.bound.get(name)
@@ -229,18 +229,18 @@ class Elaboration(StmtLowering):
             values.append(self.number(e))
         return values
 
-    def attached(self, table: Table, name: str, kinds: tuple[str, ...]) -> ExternObject | None:
+    def attached(self, table: TableObject, name: str, kinds: tuple[str, ...]) -> ExternObject | None:
         prop = table.decl.properties.get(name)
         if prop is None:
             return None
-        if isinstance(prop.value, A.Call) and prop.value.builtin == "new":
+        if isinstance(prop.value, A.CallExpr) and prop.value.builtin == "new":
             note = next((a for a in prop.annotations if a.name == "name" and a.args), None)
             made = self.instantiate(prop, prop.value, f"{table.name}.{name}")
             if note is not None and isinstance(note.args[0], A.StrLit):
                 text = note.args[0].value
                 made.name = text.removeprefix(".")
         else:
-            made = self.bindings.get(id(prop.value.decl)) if isinstance(prop.value, A.Name) else None
+            made = self.bindings.get(id(prop.value.decl)) if isinstance(prop.value, A.NameExpr) else None
         if not isinstance(made, ExternObject) or made.kind not in kinds:
             raise P4Error(prop.pos, f"'{name}' of a table needs a {' or '.join(kinds)}")
         if made.kind.startswith("direct"):
@@ -257,7 +257,7 @@ class Elaboration(StmtLowering):
 
     # ---- entries ------------------------------------------------------------------------------------------------
 
-    def add_entries(self, table: Table, decl: A.TableDecl) -> None:
+    def add_entries(self, table: TableObject, decl: A.TableDecl) -> None:
         assert decl.entries is not None
         explicit = [self._priority(e) for e in decl.entries]
         given = next((e for e in decl.entries if e.priority is not None), None)
@@ -277,7 +277,7 @@ class Elaboration(StmtLowering):
             ]
             action = next(i for i, a in enumerate(table.actions) if a.decl is entry.ref.decl)
             args = self.action_data(table.actions[action], entry.ref)
-            table.entries.append(Entry(keys, priority, action, args, entry.pos))
+            table.entries.append(ConstEntry(keys, priority, action, args, entry.pos))
 
     def _priority(self, entry: A.EntryDecl) -> int | None:
         if entry.priority is not None:
@@ -294,12 +294,12 @@ class Elaboration(StmtLowering):
             if key.match == "exact":
                 raise P4Error(e.pos, f"'_' for the exact key {key.name}")
             return (0, ones) if key.match == "range" else (0, 0)
-        if isinstance(e, A.Binary) and e.op == "..":
+        if isinstance(e, A.BinaryExpr) and e.op == "..":
             low, high = self.number(e.left), self.number(e.right)
             if key.match != "range":
                 raise P4Error(e.pos, f"a range for the {key.match} key {key.name}")
             return low, high
-        if isinstance(e, A.Binary) and e.op == "&&&":
+        if isinstance(e, A.BinaryExpr) and e.op == "&&&":
             value, mask = self.number(e.left), self.number(e.right)
             if key.match == "lpm":
                 if (mask ^ ones) & ((mask ^ ones) + 1):
@@ -327,7 +327,7 @@ def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> l
     return [p - low + 1 for p in out] if low < 1 else out
 
 
-def _external(e: A.Member) -> str:
+def _external(e: A.MemberExpr) -> str:
     """A field's name for the control plane."""
     t = e.base.type
     if isinstance(t, T.Struct):
@@ -340,21 +340,21 @@ def _external(e: A.Member) -> str:
 def _text(e: A.Expr) -> str:
     """A key expression as p4c writes it into names."""
     match e:
-        case A.Name():
+        case A.NameExpr():
             return e.name
-        case A.Member():
+        case A.MemberExpr():
             return f"{_text(e.base)}.{_external(e)}"
-        case A.Index():
+        case A.IndexExpr():
             return f"{_text(e.base)}[{_text(e.index)}]"
-        case A.Slice():
+        case A.SliceExpr():
             return f"{_text(e.base)}[{_text(e.hi)}:{_text(e.lo)}]"
-        case A.Call(builtin="isValid"):
-            assert isinstance(e.function, A.Member)
+        case A.CallExpr(builtin="isValid"):
+            assert isinstance(e.function, A.MemberExpr)
             return f"{_text(e.function.base)}.$valid$"
         case A.IntLit():
             return str(e.value)
-        case A.Binary(op="&"):
+        case A.BinaryExpr(op="&"):
             return f"{_text(e.left)} & {_text(e.right)}"
-        case A.Cast() if e.to is None:
+        case A.CastExpr() if e.to is None:
             return _text(e.operand)
     raise P4Error(e.pos, 'this key needs a name for the control plane: ... : exact @name("...")')

@@ -11,8 +11,9 @@ from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_name, c_string, width
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
+from softswitch.compiler.objects import ActionObject, ExternObject, TableObject
 from softswitch.compiler.p4info_ids import Ids
-from softswitch.compiler.program import Action, ExternObject, Function, Program, Table
+from softswitch.compiler.program import Function, LoweredProgram
 from softswitch.compiler.types import BOOL, Bits
 
 _MATCH = {"exact": "SS_EXACT", "lpm": "SS_LPM", "ternary": "SS_TERNARY", "range": "SS_RANGE", "optional": "SS_OPTIONAL"}
@@ -23,13 +24,13 @@ _SIGNATURES = {
 }
 
 
-def emit(program: Program, ids: Ids) -> str:
+def emit(program: LoweredProgram, ids: Ids) -> str:
     """The program's C source. Raises P4Error for the few things that only show here."""
     return _Emitter(program, ids).run()
 
 
 class _Emitter(StmtEmitter):
-    def __init__(self, program: Program, ids: Ids) -> None:
+    def __init__(self, program: LoweredProgram, ids: Ids) -> None:
         super().__init__(program.errors)
         self.program = program
         self.ids = ids
@@ -72,7 +73,7 @@ class _Emitter(StmtEmitter):
 
     def types(self) -> list[str]:
         lines: list[str] = []
-        stacks = {t for t in self.all_types() if isinstance(t, ir.Arr)}
+        stacks = {t for t in self.all_types() if isinstance(t, ir.StackType)}
         for rec in self.program.records:
             lines.append(f"struct {rec.name} {{ /* {rec.kind} {rec.p4} */")
             if rec.kind == "header":
@@ -227,7 +228,7 @@ class _Emitter(StmtEmitter):
             out += (f"    {row}," for row in rows)
             out.append("};")
 
-    def table_info(self, t: Table, out: list[str]) -> str:
+    def table_info(self, t: TableObject, out: list[str]) -> str:
         name = f"table_{t.index}"
         keys = [k for k in t.keys if k.match != "selector"]
         self.array(out, "ss_key_field", f"{name}_keys", [
@@ -272,7 +273,7 @@ def _index(x: ExternObject | None) -> int:
     return x.index if x is not None else -1
 
 
-def _data(values: list[int], action: Action) -> bytes:
+def _data(values: list[int], action: ActionObject) -> bytes:
     """Action data in the runtime's byte form."""
     out = b""
     for value, (_, t) in zip(values, action.params, strict=True):
@@ -293,7 +294,7 @@ def _bits(t: object) -> int:
     return width_of(t) or 0
 
 
-def _targets(body: list[ir.Stmt]) -> Iterable[str]:
+def _targets(body: list[ir.Instruction]) -> Iterable[str]:
     for s in body:
         match s:
             case ir.Goto():

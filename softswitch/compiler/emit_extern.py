@@ -7,7 +7,8 @@ from softswitch.compiler import ir
 from softswitch.compiler.c_text import c_string, is_wide, limbs, width
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.emit_packet import PacketEmitter
-from softswitch.compiler.program import ExternObject, Function
+from softswitch.compiler.objects import ExternObject
+from softswitch.compiler.program import Function
 from softswitch.compiler.types import Bits, Varbit
 
 
@@ -49,7 +50,7 @@ class ExternEmitter(PacketEmitter):
             value = self.x(s.args[1])
             self.line(f"if ({index} < {reg.size}) (({ctype} *){cells})[{index}] = ({ctype}){value};")
 
-    def index(self, e: ir.Expr) -> str:
+    def index(self, e: ir.Value) -> str:
         w = width(e.type)
         if w > 128:
             return f"ss_w_amount({self.pointer(e)}, {limbs(w)})"
@@ -167,7 +168,7 @@ class ExternEmitter(PacketEmitter):
             self.line(f"{text}[0] = 0;")
         self.line(f"ss_log(sw, {text});")
 
-    def log_value(self, e: ir.Expr, text: str, at: str) -> None:
+    def log_value(self, e: ir.Value, text: str, at: str) -> None:
         room = f"{text} + {at}, sizeof {text} - {at}"
         t = e.type
         if isinstance(t, Bits) and t.width > 64:

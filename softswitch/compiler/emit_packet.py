@@ -18,7 +18,7 @@ from softswitch.compiler.types import BOOL, Bits, Varbit
 
 
 @dataclass
-class Group:
+class FieldGroup:
     """Neighbouring fields from byte `at`; `aligned` where they end at a byte border too and fit a scalar or are one."""
 
     at: int
@@ -27,9 +27,9 @@ class Group:
     aligned: bool
 
 
-def group(widths: Sequence[int]) -> list[Group]:
+def group(widths: Sequence[int]) -> list[FieldGroup]:
     """Cuts fields, given by their widths, into groups."""
-    groups: list[Group] = []
+    groups: list[FieldGroup] = []
     start, offset, members = 0, 0, []  # type: int, int, list[int]
     for i, w in enumerate(widths):
         members.append(i)
@@ -37,7 +37,7 @@ def group(widths: Sequence[int]) -> list[Group]:
         if offset % 8 == 0 or i == len(widths) - 1:
             bits = offset - start
             ok = (len(members) == 1 and bits % 8 == 0) or bits <= 128
-            groups.append(Group(start // 8, bits, members, ok))
+            groups.append(FieldGroup(start // 8, bits, members, ok))
             start, members = offset, []
     return groups
 
@@ -58,7 +58,7 @@ class PacketEmitter(WideEmitter):
             else:
                 self.unpack_group(where, g, chosen)
 
-    def unpack_group(self, where: str, g: Group, chosen: Sequence[tuple[str, ir.Type]]) -> None:
+    def unpack_group(self, where: str, g: FieldGroup, chosen: Sequence[tuple[str, ir.Type]]) -> None:
         size = (g.bits + 7) // 8
         pad = size * 8 - g.bits
         load = f"ss_load({where}, {size})" if size <= 8 else f"ss_load_128({where}, {size})"
@@ -96,7 +96,7 @@ class PacketEmitter(WideEmitter):
 
     # ---- from fields to bytes -----------------------------------------------------------------------------------
 
-    def pack(self, base: str, values: Sequence[ir.Expr]) -> None:
+    def pack(self, base: str, values: Sequence[ir.Value]) -> None:
         """Writes scalars one after another to byte pointer `base`; a last partial byte is padded with zeros."""
         for g in group([width(v.type) for v in values]):
             chosen = [values[i] for i in g.fields]
@@ -111,7 +111,7 @@ class PacketEmitter(WideEmitter):
             else:
                 self.pack_group(where, g, chosen)
 
-    def pack_group(self, where: str, g: Group, chosen: Sequence[ir.Expr]) -> None:
+    def pack_group(self, where: str, g: FieldGroup, chosen: Sequence[ir.Value]) -> None:
         size = (g.bits + 7) // 8
         ctype = "uint64_t" if size <= 8 else "ss_u128"
         left = size * 8
@@ -128,7 +128,7 @@ class PacketEmitter(WideEmitter):
             parts.append(self.scalar_const(constant, 64 if size <= 8 else 128))
         self.line(f"ss_store{'' if size <= 8 else '_128'}({where}, {size}, {' | '.join(parts)});")
 
-    def pack_slowly(self, where: str, g: Group, chosen: Sequence[ir.Expr]) -> None:
+    def pack_slowly(self, where: str, g: FieldGroup, chosen: Sequence[ir.Value]) -> None:
         if g.bits % 8:
             self.line(f"({where})[{g.bits // 8}] = 0;")
         at = 0
@@ -145,7 +145,7 @@ class PacketEmitter(WideEmitter):
                 self.line(f"ss_bits_put({where}, {at}, {w}, {self.x(v)});")
             at += w
 
-    def pack_each(self, base: str, values: Sequence[ir.Expr]) -> int:
+    def pack_each(self, base: str, values: Sequence[ir.Value]) -> int:
         """The runtime's byte form: each value in whole bytes of its own; returns the size."""
         at = 0
         for v in values:
@@ -160,7 +160,7 @@ class PacketEmitter(WideEmitter):
             at += size
         return at
 
-    def table_key(self, keys: Sequence[ir.Expr]) -> str:
+    def table_key(self, keys: Sequence[ir.Value]) -> str:
         """The byte form as 64-bit words, zeros behind it, made in registers: the name of the array."""
         key = self.fresh("key")
         sizes = [(width(k.type) + 7) // 8 for k in keys]
@@ -187,7 +187,7 @@ class PacketEmitter(WideEmitter):
                 self.line(f"{lv} = ss_load({where}, {size}){' != 0' if t == BOOL else ''};")
             at += size
 
-    def field_list(self, values: Sequence[ir.Expr]) -> tuple[str, str]:
+    def field_list(self, values: Sequence[ir.Value]) -> tuple[str, str]:
         """Packs a list of fields into a buffer of its own: (pointer, size in bytes); varbits make the size dynamic."""
         total = sum(t.width if isinstance(t := v.type, Varbit) else width(t) for v in values)
         buffer = self.fresh("b")
@@ -197,7 +197,7 @@ class PacketEmitter(WideEmitter):
             return buffer, str((total + 7) // 8)
         at = self.fresh("n")
         self.line(f"uint32_t {at} = 0;")
-        run: list[ir.Expr] = []
+        run: list[ir.Value] = []
 
         def flush() -> None:
             bits = sum(width(v.type) for v in run)
@@ -219,7 +219,7 @@ class PacketEmitter(WideEmitter):
     # ---- headers ------------------------------------------------------------------------------------------------
 
     def header_parts(
-        self, rec: ir.Rec, text: str
+        self, rec: ir.RecordType, text: str
     ) -> tuple[list[tuple[str, ir.Type]], Varbit | None, str, list[tuple[str, ir.Type]]]:
         """Leaves before the varbit, the varbit's type and C name, and the leaves after it."""
         before: list[tuple[str, ir.Type]] = []
@@ -237,14 +237,14 @@ class PacketEmitter(WideEmitter):
     def extract(
         self,
         header: ir.LValue,
-        size: ir.Expr | None,
+        size: ir.Value | None,
         fail: Callable[[str], str],
         set_valid: Callable[[ir.LValue], None],
     ) -> None:
         rec = header.type
-        assert isinstance(rec, ir.Rec)
+        assert isinstance(rec, ir.RecordType)
         name = self.lv(header)
-        if isinstance(header, ir.Elem) or "[ss_at(" in name:  # evaluate an index once
+        if isinstance(header, ir.StackElement) or "[ss_at(" in name:  # evaluate an index once
             pointer = self.fresh("h")
             self.line(f"struct {rec.name} *{pointer} = &{name};")
             name = f"(*{pointer})"
@@ -275,7 +275,7 @@ class PacketEmitter(WideEmitter):
 
     def emit_header(self, header: ir.LValue) -> None:
         rec = header.type
-        assert isinstance(rec, ir.Rec)
+        assert isinstance(rec, ir.RecordType)
         name = self.lv(header)
         with self.braces(f"if ({name}._valid)"):
             leaves = list(_leaves(header))
@@ -297,11 +297,11 @@ class PacketEmitter(WideEmitter):
 
 
 def _leaves(header: ir.LValue) -> list[ir.LValue]:
-    assert isinstance(header.type, ir.Rec)
+    assert isinstance(header.type, ir.RecordType)
     found: list[ir.LValue] = []
     for name, t in header.type.fields.items():
         member = ir.Field(t, header, name)
-        if isinstance(t, ir.Rec):
+        if isinstance(t, ir.RecordType):
             found.extend(_leaves(member))
         else:
             found.append(member)

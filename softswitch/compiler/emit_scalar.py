@@ -48,9 +48,9 @@ class ScalarEmitter(ABC):
                 return f"ss_u128 {name}" if t.width <= 128 else f"uint64_t {name}[{limbs(t.width)}]"
             case Varbit():
                 return f"struct {{ uint32_t bits; uint8_t data[{max(1, (t.width + 7) // 8)}]; }} {name}"
-            case ir.Rec():
+            case ir.RecordType():
                 return f"struct {t.name} {name}"
-            case ir.Arr():
+            case ir.StackType():
                 return f"struct {t.item.name}_stack{t.size} {name}"
         return f"bool {name}"
 
@@ -66,7 +66,7 @@ class ScalarEmitter(ABC):
 
     # ---- l-values -----------------------------------------------------------------------------------------------
 
-    def lv(self, lv: ir.Expr) -> str:
+    def lv(self, lv: ir.Value) -> str:
         match lv:
             case ir.Var(storage="state"):
                 return f"s->{c_name(lv.name)}"
@@ -76,8 +76,8 @@ class ScalarEmitter(ABC):
                 return f"p->{lv.name}"
             case ir.Field():
                 return f"{self.lv(lv.base)}.{c_name(lv.name)}"
-            case ir.Elem():
-                assert isinstance(lv.base.type, ir.Arr)
+            case ir.StackElement():
+                assert isinstance(lv.base.type, ir.StackType)
                 if isinstance(lv.index, ir.Const):
                     return f"{self.lv(lv.base)}.e[{min(lv.index.value, lv.base.type.size)}]"
                 return f"{self.lv(lv.base)}.e[ss_at({self.x(lv.index)}, {lv.base.type.size})]"
@@ -86,7 +86,7 @@ class ScalarEmitter(ABC):
         raise AssertionError(lv)
 
     @abstractmethod
-    def pointer(self, e: ir.Expr) -> str:
+    def pointer(self, e: ir.Value) -> str:
         """The limbs of a wide value (emit_wide.py)."""
 
     # ---- scalars ------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class ScalarEmitter(ABC):
         high, low = value >> 64, value & (1 << 64) - 1
         return f"((ss_u128){u64(high)} << 64 | {u64(low)})" if high else f"(ss_u128){u64(low)}"
 
-    def x(self, e: ir.Expr) -> str:
+    def x(self, e: ir.Value) -> str:
         """A C expression for a bool or a value of up to 128 bits, normalised; may write statements before."""
         match e:
             case ir.Const():
@@ -120,9 +120,9 @@ class ScalarEmitter(ABC):
                 return f"{self.lv(e.header)}._valid"
             case ir.PacketLength():
                 return "((uint64_t)len)"
-            case ir.Un():
+            case ir.UnaryOp():
                 return self.unary(e)
-            case ir.Bin():
+            case ir.BinaryOp():
                 return self.binary(e)
             case ir.Cast():
                 return self.cast(e)
@@ -132,7 +132,7 @@ class ScalarEmitter(ABC):
                 return f"({self.x(e.c)} ? {self.x(e.a)} : {self.x(e.b)})"
         raise AssertionError(e)
 
-    def unary(self, e: ir.Un) -> str:
+    def unary(self, e: ir.UnaryOp) -> str:
         a = self.x(e.a)
         if e.op == "!":
             return f"!{a}"
@@ -140,11 +140,11 @@ class ScalarEmitter(ABC):
         zero = "0 - " if e.op == "-" else "~"
         return self.mask(f"({zero}({self.ctype(w)}){a})", w)
 
-    def sext(self, e: ir.Expr) -> str:
+    def sext(self, e: ir.Value) -> str:
         w = width(e.type)
         return f"ss_sext{64 if w <= 64 else 128}({self.x(e)}, {w})"
 
-    def binary(self, e: ir.Bin) -> str:
+    def binary(self, e: ir.BinaryOp) -> str:
         op, a, b = e.op, e.a, e.b
         if op in ("&&", "||"):
             return f"({self.x(a)} {op} {self.x(b)})"
@@ -173,7 +173,7 @@ class ScalarEmitter(ABC):
                 return f"(({self.ctype(w)}){self.x(a)} << {wb} | {self.x(b)})"
         raise AssertionError(op)
 
-    def amount(self, b: ir.Expr) -> str:
+    def amount(self, b: ir.Value) -> str:
         """A shift amount as uint64_t."""
         w = width(b.type)
         if w <= 64:
@@ -182,7 +182,7 @@ class ScalarEmitter(ABC):
             return f"ss_amount128({self.x(b)})"
         return f"ss_w_amount({self.pointer(b)}, {limbs(w)})"
 
-    def shift(self, op: str, a: ir.Expr, b: ir.Expr, t: Bits) -> str:
+    def shift(self, op: str, a: ir.Value, b: ir.Value, t: Bits) -> str:
         w = t.width
         size = 64 if w <= 64 else 128
         if isinstance(b, ir.Const):
@@ -197,7 +197,7 @@ class ScalarEmitter(ABC):
         text = f"ss_{'shl' if op == '<<' else 'shr'}{size}({self.x(a)}, {self.amount(b)})"
         return self.mask(text, w) if op == "<<" else text
 
-    def compare(self, op: str, a: ir.Expr, b: ir.Expr) -> str:
+    def compare(self, op: str, a: ir.Value, b: ir.Value) -> str:
         t = a.type
         if isinstance(t, Varbit):
             x, y = self.lv(a), self.lv(b)

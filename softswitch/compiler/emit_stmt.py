@@ -18,9 +18,9 @@ MAX_STEPS = 1 << 16  # backward jumps a packet may make in one stage
 def has_header(t: ir.Type) -> bool:
     """Does copying a value of this type need the rules for validity?"""
     match t:
-        case ir.Arr():
+        case ir.StackType():
             return True
-        case ir.Rec():
+        case ir.RecordType():
             return t.kind != "struct" or any(has_header(f) for f in t.fields.values())
     return False
 
@@ -33,7 +33,7 @@ class StmtEmitter(ExternEmitter):
         self.targets: set[str] = set()
         self.may_overflow = False  # may the headers of this program not fit in front of the payload?
 
-    def stmts(self, body: list[ir.Stmt]) -> None:
+    def stmts(self, body: list[ir.Instruction]) -> None:
         for stmt in body:
             self.show(stmt.pos)
             self.stmt(stmt)
@@ -44,7 +44,7 @@ class StmtEmitter(ExternEmitter):
             self.shown = pos
             self.line(f"/* {pos.file.replace('*/', '')}:{pos.line} */")
 
-    def stmt(self, s: ir.Stmt) -> None:
+    def stmt(self, s: ir.Instruction) -> None:
         match s:
             case ir.Assign():
                 self.assign(s.dst, s.src)
@@ -89,7 +89,7 @@ class StmtEmitter(ExternEmitter):
 
     def check_bytes(self, header: ir.LValue) -> None:
         rec = header.type
-        assert isinstance(rec, ir.Rec)
+        assert isinstance(rec, ir.RecordType)
         if rec.bits % 8:
             where = self.shown or Pos("", 0, 1)
             raise P4Error(where, f"header {rec.p4} has {rec.bits} bits; only whole bytes can be extracted or emitted")
@@ -98,7 +98,7 @@ class StmtEmitter(ExternEmitter):
         """The output has room for what was parsed and SS_MAX_ADDED bytes more (runtime/softswitch.h)."""
         if self.function.name != "deparse" or not self.may_overflow:
             return
-        assert isinstance(header.type, ir.Rec)
+        assert isinstance(header.type, ir.RecordType)
         size = str(header.type.bits // 8)
         size += "".join(f" + {self.lv(v)}.bits / 8" for v in leaves if isinstance(v.type, Varbit))
         # A length that no frame may have: the runtime drops the frame and counts it (dropped_oversize).
@@ -107,7 +107,7 @@ class StmtEmitter(ExternEmitter):
     def if_(self, s: ir.If) -> None:
         if not s.then and not s.other:
             return
-        condition = self.x(s.condition if s.then else ir.Un(BOOL, "!", s.condition))
+        condition = self.x(s.condition if s.then else ir.UnaryOp(BOOL, "!", s.condition))
         with self.braces(f"if ({_bare(condition)})"):
             self.stmts(s.then or s.other)
         if s.then and s.other:
@@ -117,9 +117,9 @@ class StmtEmitter(ExternEmitter):
 
     # ---- assignment ---------------------------------------------------------------------------------------------
 
-    def assign(self, dst: ir.LValue, src: ir.Expr) -> None:
+    def assign(self, dst: ir.LValue, src: ir.Value) -> None:
         t = dst.type
-        if isinstance(t, ir.Rec | ir.Arr):
+        if isinstance(t, ir.RecordType | ir.StackType):
             if isinstance(src, ir.Const):
                 self.zero(dst)
                 return
@@ -133,7 +133,7 @@ class StmtEmitter(ExternEmitter):
             value = self.x(src)
             self.line(f"{self.lv(dst)} = {_bare(value)};")
 
-    def assign_wide(self, dst: ir.LValue, src: ir.Expr) -> None:
+    def assign_wide(self, dst: ir.LValue, src: ir.Value) -> None:
         text = self.lv(dst)
         if isinstance(src, ir.LValue | ir.Const) or _limbwise(src) or not _reads(src, ir.root(dst)):
             self.wide(src, text)
@@ -144,17 +144,17 @@ class StmtEmitter(ExternEmitter):
         """A struct, header, union or stack. An invalid header makes the target invalid and leaves its fields (BMv2)."""
         t = dst.type
         packet = any(isinstance(r := ir.root(x), ir.Var) and r.storage == "packet" for x in (dst, src))
-        if isinstance(t, ir.Arr):
+        if isinstance(t, ir.StackType):
             for i in range(t.size):
                 at = ir.const(i, ir.U32)
-                self.copy(ir.Elem(t.item, dst, at), ir.Elem(t.item, src, at))
+                self.copy(ir.StackElement(t.item, dst, at), ir.StackElement(t.item, src, at))
             self.line(f"{self.lv(dst)}.next = {self.lv(src)}.next;")
             return
-        assert isinstance(t, ir.Rec)
+        assert isinstance(t, ir.RecordType)
         if t.kind == "header":
             d, s = self.lv(dst), self.lv(src)
             self.line(f"if ({s}._valid) {d} = {s}; else {d}._valid = false;")
-            if isinstance(dst, ir.Field) and isinstance(dst.base.type, ir.Rec) and dst.base.type.kind == "union":
+            if isinstance(dst, ir.Field) and isinstance(dst.base.type, ir.RecordType) and dst.base.type.kind == "union":
                 with self.braces(f"if ({d}._valid)"):
                     self.invalidate_siblings(dst)
         elif t.kind == "struct" and not has_header(t) and not packet:
@@ -175,7 +175,7 @@ class StmtEmitter(ExternEmitter):
         if isinstance(t, Bits | type(BOOL)) and not is_wide(t):
             self.line(f"{text} = 0;")
         elif isinstance(dst, ir.Var) and dst.storage == "packet":
-            assert isinstance(t, ir.Rec)
+            assert isinstance(t, ir.RecordType)
             for name, f in t.fields.items():
                 self.zero(ir.Field(f, dst, name))
         else:
@@ -220,7 +220,7 @@ class StmtEmitter(ExternEmitter):
     def count_length(self, header: ir.LValue, text: str, sign: str) -> str:
         """BMv2's packet_length in egress counts headers that were made valid or invalid."""
         root, rec = ir.root(header), header.type
-        if not isinstance(root, ir.Var) or root.storage != "state" or not isinstance(rec, ir.Rec):
+        if not isinstance(root, ir.Var) or root.storage != "state" or not isinstance(rec, ir.RecordType):
             return ""
         size = str(rec.bits // 8)
         if sign == "-":
@@ -229,14 +229,15 @@ class StmtEmitter(ExternEmitter):
         return f"p->length_change {sign}= {size}; "
 
     def invalidate_siblings(self, header: ir.LValue) -> None:
-        if isinstance(header, ir.Field) and isinstance(header.base.type, ir.Rec) and header.base.type.kind == "union":
-            for name, t in header.base.type.fields.items():
+        whole = header.base.type if isinstance(header, ir.Field) else None
+        if isinstance(header, ir.Field) and isinstance(whole, ir.RecordType) and whole.kind == "union":
+            for name, t in whole.fields.items():
                 if name != header.name:
                     self.line(f"{self.lv(ir.Field(t, header.base, name))}._valid = false;")
 
     def shift_stack(self, s: ir.Shift) -> None:
         t = s.stack.type
-        assert isinstance(t, ir.Arr)
+        assert isinstance(t, ir.StackType)
         text, size = self.lv(s.stack), t.size
         n = min(abs(s.count), size)
         item = f"sizeof {text}.e[0]"
@@ -274,24 +275,24 @@ class StmtEmitter(ExternEmitter):
     def validate(self, lv: ir.LValue) -> None:
         """Marks all headers in a value valid."""
         match lv.type:
-            case ir.Rec() as rec:
+            case ir.RecordType() as rec:
                 if rec.kind == "header":
                     self.line(f"{self.lv(lv)}._valid = true;")
                 for name, t in rec.fields.items():
                     self.validate(ir.Field(t, lv, name))
-            case ir.Arr() as arr:
+            case ir.StackType() as arr:
                 for i in range(arr.size):
-                    self.validate(ir.Elem(arr.item, lv, ir.const(i, ir.U32)))
+                    self.validate(ir.StackElement(arr.item, lv, ir.const(i, ir.U32)))
                 self.line(f"{self.lv(lv)}.next = {arr.size};")
 
     def leaves(self, lv: ir.LValue) -> list[tuple[str, ir.Type]]:
-        if isinstance(lv.type, ir.Rec):
+        if isinstance(lv.type, ir.RecordType):
             found: list[tuple[str, ir.Type]] = []
             for name, t in lv.type.fields.items():
                 found += self.leaves(ir.Field(t, lv, name))
             return found
-        if isinstance(lv.type, ir.Arr):
-            items = [ir.Elem(lv.type.item, lv, ir.const(i, ir.U32)) for i in range(lv.type.size)]
+        if isinstance(lv.type, ir.StackType):
+            items = [ir.StackElement(lv.type.item, lv, ir.const(i, ir.U32)) for i in range(lv.type.size)]
             return [leaf for item in items for leaf in self.leaves(item)]
         if isinstance(lv.type, Varbit):
             raise P4Error(self.shown or Pos("", 0, 1), f"lookahead of a {lv.type} is not supported")
@@ -321,13 +322,13 @@ class StmtEmitter(ExternEmitter):
         self.shown = None
 
 
-def emitted_bytes(body: list[ir.Stmt]) -> int:
+def emitted_bytes(body: list[ir.Instruction]) -> int:
     """The most bytes that a deparser's statements can write, without loops; more than any limit where it loops."""
     total = 0
     for s in body:
         match s:
             case ir.Emit():
-                assert isinstance(s.header.type, ir.Rec)
+                assert isinstance(s.header.type, ir.RecordType)
                 total += (
                     sum(t.width if isinstance(t, Varbit) else ir.bits_of(t) for _, t in ir.scalar_fields(s.header.type))
                     // 8
@@ -350,30 +351,30 @@ def _bare(text: str) -> str:
     return text
 
 
-def _limbwise(e: ir.Expr) -> bool:
+def _limbwise(e: ir.Value) -> bool:
     """Does limb i of the result depend on limbs up to i of the operands alone, read before it is written?"""
     match e:
         case ir.LValue() | ir.Const():
             return True
-        case ir.Un():
+        case ir.UnaryOp():
             return _limbwise(e.a)
-        case ir.Bin(op="&" | "|" | "^" | "+" | "-"):
+        case ir.BinaryOp(op="&" | "|" | "^" | "+" | "-"):
             return _limbwise(e.a) and _limbwise(e.b)
         case ir.Mux():
             return _limbwise(e.a) and _limbwise(e.b)
-        case ir.Bin(op="<<" | ">>"):
+        case ir.BinaryOp(op="<<" | ">>"):
             return False
     return True  # computed into a temporary before the loop
 
 
-def _reads(e: ir.Expr, var: ir.Expr) -> bool:
+def _reads(e: ir.Value, var: ir.Value) -> bool:
     """Does the expression read (part of) this variable?"""
     match e:
         case ir.LValue():
             return ir.root(e) is var
-        case ir.Un() | ir.Cast() | ir.Slice():
+        case ir.UnaryOp() | ir.Cast() | ir.Slice():
             return _reads(e.a, var)
-        case ir.Bin():
+        case ir.BinaryOp():
             return _reads(e.a, var) or _reads(e.b, var)
         case ir.Mux():
             return _reads(e.a, var) or _reads(e.b, var) or _reads(e.c, var)

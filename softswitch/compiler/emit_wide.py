@@ -14,7 +14,7 @@ from softswitch.compiler.types import BOOL, Bits
 
 
 class WideEmitter(ScalarEmitter):
-    def pointer(self, e: ir.Expr) -> str:
+    def pointer(self, e: ir.Value) -> str:
         """The limbs of a wide value: where it is stored, or a temporary."""
         if isinstance(e, ir.LValue):
             return self.lv(e)
@@ -27,28 +27,28 @@ class WideEmitter(ScalarEmitter):
         self.wide(e, name)
         return name
 
-    def wide(self, e: ir.Expr, dst: str) -> None:
+    def wide(self, e: ir.Value, dst: str) -> None:
         """Statements that compute a wide value into `dst`, which shares no storage with operands that are moved."""
         w = width(e.type)
         n = limbs(w)
         match e:
             case ir.LValue() | ir.Const():
                 self.line(f"ss_w_copy({dst}, {self.pointer(e)}, {n});")
-            case ir.Un() | ir.Mux():
+            case ir.UnaryOp() | ir.Mux():
                 self.fused(e, dst)
-            case ir.Bin(op="+" | "-" | "&" | "|" | "^"):
+            case ir.BinaryOp(op="+" | "-" | "&" | "|" | "^"):
                 self.fused(e, dst)
-            case ir.Bin(op="*"):
+            case ir.BinaryOp(op="*"):
                 self.line(f"ss_w_mul({dst}, {self.pointer(e.a)}, {self.pointer(e.b)}, {n});")
                 self.trim(dst, w)
-            case ir.Bin(op="|+|" | "|-|"):
+            case ir.BinaryOp(op="|+|" | "|-|"):
                 assert isinstance(e.type, Bits)
                 name = "add" if e.op == "|+|" else "sub"
                 signed = str(e.type.signed).lower()
                 self.line(f"ss_w_{name}_sat({dst}, {self.pointer(e.a)}, {self.pointer(e.b)}, {w}, {signed});")
-            case ir.Bin(op="<<" | ">>"):
+            case ir.BinaryOp(op="<<" | ">>"):
                 self.wide_shift(e, dst)
-            case ir.Bin(op="++"):
+            case ir.BinaryOp(op="++"):
                 self.concat(e, dst)
             case ir.Cast():
                 self.wide_cast(e, dst)
@@ -62,7 +62,7 @@ class WideEmitter(ScalarEmitter):
         if w % 64:
             self.line(f"ss_w_trim({dst}, {w});")
 
-    def wide_shift(self, e: ir.Bin, dst: str) -> None:
+    def wide_shift(self, e: ir.BinaryOp, dst: str) -> None:
         t = e.type
         assert isinstance(t, Bits)
         by = self.amount(e.b)
@@ -80,11 +80,11 @@ class WideEmitter(ScalarEmitter):
         else:
             self.line(f"ss_w_shr({dst}, {a}, {n}, {by});")
 
-    def concat(self, e: ir.Bin, dst: str) -> None:
-        parts: list[ir.Expr] = []
+    def concat(self, e: ir.BinaryOp, dst: str) -> None:
+        parts: list[ir.Value] = []
 
-        def collect(part: ir.Expr) -> None:
-            if isinstance(part, ir.Bin) and part.op == "++":
+        def collect(part: ir.Value) -> None:
+            if isinstance(part, ir.BinaryOp) and part.op == "++":
                 collect(part.a)
                 collect(part.b)
             else:
@@ -128,7 +128,7 @@ class WideEmitter(ScalarEmitter):
 
     # ---- one loop for a whole tree of limb-wise operators --------------------------------------------------
 
-    def fused(self, e: ir.Expr, dst: str) -> None:
+    def fused(self, e: ir.Value, dst: str) -> None:
         w = width(e.type)
         body: list[str] = []
         carries: list[str] = []
@@ -145,7 +145,7 @@ class WideEmitter(ScalarEmitter):
             self.line(f"{head} {dst}[i] = {value};")
         self.trim(dst, w)
 
-    def limb(self, e: ir.Expr, body: list[str], carries: list[str]) -> str:
+    def limb(self, e: ir.Value, body: list[str], carries: list[str]) -> str:
         """Limb i of a value; `body` are statements inside the loop that it needs before."""
         match e:
             case ir.Const():
@@ -154,17 +154,17 @@ class WideEmitter(ScalarEmitter):
                 if len(parts) == 1:
                     return u64(parts.pop())
                 return f"{self.constant(e.value, w)}[i]"
-            case ir.Un(op="~"):
+            case ir.UnaryOp(op="~"):
                 return f"~{self.limb(e.a, body, carries)}"
-            case ir.Un(op="-"):
+            case ir.UnaryOp(op="-"):
                 return self.carried("ss_subb", "0", self.limb(e.a, body, carries), body, carries)
             case ir.Mux():
                 condition = self.fresh("c")
                 self.line(f"bool {condition} = {self.x(e.c)};")
                 return f"({condition} ? {self.limb(e.a, body, carries)} : {self.limb(e.b, body, carries)})"
-            case ir.Bin(op="&" | "|" | "^"):
+            case ir.BinaryOp(op="&" | "|" | "^"):
                 return f"({self.limb(e.a, body, carries)} {e.op} {self.limb(e.b, body, carries)})"
-            case ir.Bin(op="+" | "-"):
+            case ir.BinaryOp(op="+" | "-"):
                 a, b = self.limb(e.a, body, carries), self.limb(e.b, body, carries)
                 if e.op == "+" and top_bits_clear(e.a) and top_bits_clear(e.b):
                     return f"({a} + {b})"  # no carry can leave a limb: lanes that are added within masks
@@ -178,13 +178,13 @@ class WideEmitter(ScalarEmitter):
         return value
 
 
-def top_bits_clear(e: ir.Expr) -> bool:
+def top_bits_clear(e: ir.Value) -> bool:
     """Is bit 63 of every limb of this value known to be zero?"""
     match e:
         case ir.Const():
             return all(not e.value >> (64 * i + 63) & 1 for i in range(limbs(width(e.type))))
-        case ir.Bin(op="&"):
+        case ir.BinaryOp(op="&"):
             return top_bits_clear(e.a) or top_bits_clear(e.b)
-        case ir.Bin(op="|" | "^"):
+        case ir.BinaryOp(op="|" | "^"):
             return top_bits_clear(e.a) and top_bits_clear(e.b)
     return False

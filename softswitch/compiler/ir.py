@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from softswitch.compiler.diagnostics import NOWHERE, Pos
+from softswitch.compiler.objects import TableObject
 from softswitch.compiler.types import BOOL, Basic, Bits, Varbit
-
-if TYPE_CHECKING:
-    from softswitch.compiler.program import Table
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
-class Rec:
+class RecordType:
     """A struct, header or union; `name` is its C name, `p4` the one in the source."""
 
     kind: str  # "struct", "header", "union"
@@ -40,17 +38,17 @@ class Rec:
 
 
 @dataclass(frozen=True)
-class Arr:
+class StackType:
     """A header stack."""
 
-    item: Rec
+    item: RecordType
     size: int
 
     def __str__(self) -> str:
         return f"{self.item}[{self.size}]"
 
 
-Type = Bits | Basic | Varbit | Rec | Arr
+Type = Bits | Basic | Varbit | RecordType | StackType
 
 
 def bits_of(t: Type) -> int:
@@ -58,11 +56,11 @@ def bits_of(t: Type) -> int:
     match t:
         case Bits():
             return t.width
-        case Rec():
+        case RecordType():
             return t.bits
         case Varbit():
             return 0
-        case Arr():
+        case StackType():
             return t.size * t.item.bits
     return 1
 
@@ -71,10 +69,10 @@ def is_scalar(t: Type) -> bool:
     return isinstance(t, Bits | Basic)
 
 
-def scalar_fields(t: Rec) -> Iterator[tuple[tuple[str, ...], Type]]:
+def scalar_fields(t: RecordType) -> Iterator[tuple[tuple[str, ...], Type]]:
     """Paths and types of a record's leaves, nested structs unfolded."""
     for name, f in t.fields.items():
-        if isinstance(f, Rec) and f.kind == "struct":
+        if isinstance(f, RecordType) and f.kind == "struct":
             for path, leaf in scalar_fields(f):
                 yield (name, *path), leaf
         else:
@@ -85,12 +83,12 @@ def scalar_fields(t: Rec) -> Iterator[tuple[tuple[str, ...], Type]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Expr:
+class Value:
     type: Type
 
 
 @dataclass(frozen=True, eq=False)
-class Const(Expr):
+class Const(Value):
     """The value as an unsigned number of the type's width."""
 
     value: int
@@ -100,7 +98,7 @@ class Const(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class LValue(Expr):
+class LValue(Value):
     pass
 
 
@@ -125,11 +123,11 @@ class Field(LValue):
 
 
 @dataclass(frozen=True, eq=False)
-class Elem(LValue):
+class StackElement(LValue):
     """An element of a stack; out of range it is a scratch element of its own."""
 
     base: LValue
-    index: Expr
+    index: Value
 
     def __str__(self) -> str:
         return f"{self.base}[{self.index}]"
@@ -146,7 +144,7 @@ class NextIndex(LValue):
 
 
 @dataclass(frozen=True, eq=False)
-class Valid(Expr):
+class Valid(Value):
     header: LValue
 
     def __str__(self) -> str:
@@ -154,35 +152,35 @@ class Valid(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Un(Expr):
+class UnaryOp(Value):
     op: str
-    a: Expr
+    a: Value
 
     def __str__(self) -> str:
         return f"{self.op}{self.a}"
 
 
 @dataclass(frozen=True, eq=False)
-class Bin(Expr):
+class BinaryOp(Value):
     op: str
-    a: Expr
-    b: Expr
+    a: Value
+    b: Value
 
     def __str__(self) -> str:
         return f"({self.a} {self.op} {self.b})"
 
 
 @dataclass(frozen=True, eq=False)
-class Cast(Expr):
-    a: Expr
+class Cast(Value):
+    a: Value
 
     def __str__(self) -> str:
         return f"({self.type}){self.a}"
 
 
 @dataclass(frozen=True, eq=False)
-class Slice(Expr):
-    a: Expr
+class Slice(Value):
+    a: Value
     lo: int
 
     def __str__(self) -> str:
@@ -190,17 +188,17 @@ class Slice(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Mux(Expr):
-    c: Expr
-    a: Expr
-    b: Expr
+class Mux(Value):
+    c: Value
+    a: Value
+    b: Value
 
     def __str__(self) -> str:
         return f"({self.c} ? {self.a} : {self.b})"
 
 
 @dataclass(frozen=True, eq=False)
-class PacketLength(Expr):
+class PacketLength(Value):
     def __str__(self) -> str:
         return "packet.length()"
 
@@ -214,9 +212,9 @@ TRUE, FALSE = Const(BOOL, 1), Const(BOOL, 0)
 U32 = Bits(32)
 
 
-def root(lv: Expr) -> Expr:
+def root(lv: Value) -> Value:
     """The variable that an l-value is part of."""
-    while isinstance(lv, Field | Elem | NextIndex):
+    while isinstance(lv, Field | StackElement | NextIndex):
         lv = lv.base
     return lv
 
@@ -225,33 +223,33 @@ def root(lv: Expr) -> Expr:
 
 
 @dataclass(eq=False)
-class Stmt:
+class Instruction:
     pos: Pos = field(default=NOWHERE, kw_only=True)
 
 
 @dataclass(eq=False)
-class Assign(Stmt):
+class Assign(Instruction):
     dst: LValue
-    src: Expr
+    src: Value
 
     def __str__(self) -> str:
         return f"{self.dst} = {self.src}"
 
 
 @dataclass(eq=False)
-class Deposit(Stmt):
+class Deposit(Instruction):
     """dst[lo + width of src - 1 : lo] = src"""
 
     dst: LValue
     lo: int
-    src: Expr
+    src: Value
 
     def __str__(self) -> str:
         return f"{self.dst}[{self.lo + bits_of(self.src.type) - 1}:{self.lo}] = {self.src}"
 
 
 @dataclass(eq=False)
-class Zero(Stmt):
+class Zero(Instruction):
     """All zero, headers invalid."""
 
     dst: LValue
@@ -261,7 +259,7 @@ class Zero(Stmt):
 
 
 @dataclass(eq=False)
-class SetValid(Stmt):
+class SetValid(Instruction):
     header: LValue
     valid: bool
 
@@ -270,7 +268,7 @@ class SetValid(Stmt):
 
 
 @dataclass(eq=False)
-class Shift(Stmt):
+class Shift(Instruction):
     """push_front(count), or pop_front(-count)."""
 
     stack: LValue
@@ -281,14 +279,14 @@ class Shift(Stmt):
 
 
 @dataclass(eq=False)
-class If(Stmt):
-    condition: Expr
-    then: list[Stmt]
-    other: list[Stmt]
+class If(Instruction):
+    condition: Value
+    then: list[Instruction]
+    other: list[Instruction]
 
 
 @dataclass(eq=False)
-class Label(Stmt):
+class Label(Instruction):
     name: str
 
     def __str__(self) -> str:
@@ -296,7 +294,7 @@ class Label(Stmt):
 
 
 @dataclass(eq=False)
-class Goto(Stmt):
+class Goto(Instruction):
     """`counted`: may go backwards; counted against a bound, so that no packet runs for ever."""
 
     name: str
@@ -307,26 +305,26 @@ class Goto(Stmt):
 
 
 @dataclass(eq=False)
-class Extract(Stmt):
+class Extract(Instruction):
     """Header from the packet; `size` is the varbit's size in bits."""
 
     header: LValue
-    size: Expr | None
+    size: Value | None
 
     def __str__(self) -> str:
         return f"extract({self.header}{f', {self.size}' if self.size else ''})"
 
 
 @dataclass(eq=False)
-class Advance(Stmt):
-    bits: Expr
+class Advance(Instruction):
+    bits: Value
 
     def __str__(self) -> str:
         return f"advance({self.bits})"
 
 
 @dataclass(eq=False)
-class Lookahead(Stmt):
+class Lookahead(Instruction):
     dst: LValue
 
     def __str__(self) -> str:
@@ -334,17 +332,17 @@ class Lookahead(Stmt):
 
 
 @dataclass(eq=False)
-class ParserError(Stmt):
+class ParserError(Instruction):
     """Sets parser_error and ends parsing."""
 
-    error: Expr
+    error: Value
 
     def __str__(self) -> str:
         return f"parser_error {self.error}"
 
 
 @dataclass(eq=False)
-class Emit(Stmt):
+class Emit(Instruction):
     header: LValue
 
     def __str__(self) -> str:
@@ -356,16 +354,16 @@ class ActionCase:
     """What one action of a table does: `params` are its locals, filled from the entry in this order."""
 
     params: list[Var]
-    body: list[Stmt]
+    body: list[Instruction]
 
 
 @dataclass(eq=False)
-class Apply(Stmt):
+class Apply(Instruction):
     """Looks the keys up, runs the entry's action. hit: bool; run: number of the action in the table's list."""
 
-    table: Table
-    keys: list[Expr]
-    selectors: list[Expr]
+    table: TableObject
+    keys: list[Value]
+    selectors: list[Value]
     hit: Var
     run: Var
     entry: str  # C name of the ss_entry
@@ -377,12 +375,12 @@ class Apply(Stmt):
 
 
 @dataclass(eq=False)
-class Extern(Stmt):
+class Extern(Instruction):
     """A call of the runtime. `op` says which (see emit_extern.py); `out` receives its result."""
 
     op: str
     out: LValue | None
-    args: list[Expr]
+    args: list[Value]
     info: Any = None
 
     def __str__(self) -> str:

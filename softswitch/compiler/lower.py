@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline: from a checked program's `main` to the six functions of Program."""
+"""The pipeline: from a checked program's `main` to the six functions of LoweredProgram."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_base import ApplyResult
 from softswitch.compiler.lower_call import Frame
 from softswitch.compiler.lower_extern import ExternLowering
-from softswitch.compiler.program import Action, Function, Program, Table
+from softswitch.compiler.objects import ActionObject, TableObject
+from softswitch.compiler.program import Function, LoweredProgram
 
 _STAGES = ["parse", "verify_checksum", "ingress", "egress", "compute_checksum", "deparse"]
 _PARAMS = [["packet", "hdr", "meta", "standard"], ["hdr", "meta"], ["hdr", "meta", "standard"],
            ["hdr", "meta", "standard"], ["hdr", "meta"], ["packet", "hdr"]]
 
 
-def lower(program: A.Program, checker: Checker, source: str) -> Program:
+def lower(program: A.SyntaxTree, checker: Checker, source: str) -> LoweredProgram:
     """Raises P4Error for what has no meaning on v1model, or is not supported."""
     return _Lowering(program, checker, source).run()
 
 
 class _Lowering(ExternLowering):
-    def __init__(self, program: A.Program, checker: Checker, source: str) -> None:
+    def __init__(self, program: A.SyntaxTree, checker: Checker, source: str) -> None:
         super().__init__(checker.specialize, source)
         self.ast = program
         self.checker = checker
         self.program.errors = checker.error_names
 
-    def run(self) -> Program:
+    def run(self) -> LoweredProgram:
         main = self.find_main()
         assert main.type is not None
         blocks = self.elaborate(main)
@@ -66,7 +67,7 @@ class _Lowering(ExternLowering):
         blocks: list[BlockInstance] = []
         for p in main.call.decl.ctor_params:
             arg = main.call.bound[p.name]
-            if isinstance(arg, A.Call) and arg.builtin == "new":
+            if isinstance(arg, A.CallExpr) and arg.builtin == "new":
                 block = self.instantiate(None, arg, control_plane_name("", arg.decl))
             else:
                 block = self.instance_argument(arg)
@@ -145,14 +146,14 @@ class _Lowering(ExternLowering):
         assert isinstance(found, A.ActionDecl)
         return found
 
-    def apply_block(self, e: A.Call) -> None:
-        assert isinstance(e.function, A.Member)
+    def apply_block(self, e: A.CallExpr) -> None:
+        assert isinstance(e.function, A.MemberExpr)
         base = e.function.base
         block: Any = None
-        if isinstance(base, A.Name) and base.decl is not None:
+        if isinstance(base, A.NameExpr) and base.decl is not None:
             block = self.bindings.get(id(base.decl))
         else:  # Control.apply(...): an instance without a name of its own
-            call = A.Call(base, [], [], pos=e.pos, type=base.type, decl=e.decl, builtin="new")
+            call = A.CallExpr(base, [], [], pos=e.pos, type=base.type, decl=e.decl, builtin="new")
             block = self.instantiate(None, call, control_plane_name(self.block_name, e.decl))
         if not isinstance(block, BlockInstance):
             raise P4Error(e.pos, "expected a control or parser instance")
@@ -172,13 +173,13 @@ class _Lowering(ExternLowering):
 
         self.inline(block.decl.params, e.bound, body, types={**self.types, **types} if types else None)
 
-    def apply_table(self, table: Table) -> ApplyResult:
+    def apply_table(self, table: TableObject) -> ApplyResult:
         if table.index < 0:
             table.index = len(self.program.tables)
             self.program.tables.append(table)
         hit, run = self.local("hit", T.BOOL), self.local("run", U32)
-        keys: list[ir.Expr] = []
-        selectors: list[ir.Expr] = []
+        keys: list[ir.Value] = []
+        selectors: list[ir.Value] = []
         elements = [k.element.value for k in table.keys]
         for i, key in enumerate(table.keys):
             value = self.cast(self.saved(elements[i], *elements[i + 1 :]), key.type)
@@ -194,7 +195,7 @@ class _Lowering(ExternLowering):
         self.emit(ir.Apply(table, keys, selectors, hit, run, entry, cases))
         return ApplyResult(table, hit, run)
 
-    def action_case(self, action: Action) -> ir.ActionCase:
+    def action_case(self, action: ActionObject) -> ir.ActionCase:
         """An action of a table: data from the entry, other arguments as bound in the table's list."""
         params = []
         for p in action.decl.params:
@@ -202,7 +203,7 @@ class _Lowering(ExternLowering):
                 var = self.local(p.name, self.type(p.type, p.pos))
                 params.append(var)
                 self.bindings[id(p)] = var
-        body: list[ir.Stmt] = []
+        body: list[ir.Instruction] = []
         with self.into(body):
             directed = [p for p in action.decl.params if p.direction]
             self.inline(directed, action.refs.bound, action.decl.body, outer_names=True)

@@ -11,7 +11,8 @@ from softswitch.compiler import ir
 from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import NOWHERE, P4Error, Pos
 from softswitch.compiler.ir import U32
-from softswitch.compiler.program import Function, Program, Table
+from softswitch.compiler.objects import TableObject
+from softswitch.compiler.program import Function, LoweredProgram
 
 _MAX_STATEMENTS = 200_000
 
@@ -19,7 +20,7 @@ _MAX_STATEMENTS = 200_000
 class ApplyResult:
     """What table.apply() gives."""
 
-    def __init__(self, table: Table, hit: ir.Var, run: ir.Var) -> None:
+    def __init__(self, table: TableObject, hit: ir.Var, run: ir.Var) -> None:
         self.table, self.hit, self.run = table, hit, run
 
 
@@ -27,13 +28,13 @@ class Lowering:
     """State of one lowering run."""
 
     def __init__(self, specialize: Callable[[Any, tuple[T.Type, ...]], T.Type], source: str) -> None:
-        self.program = Program(source)
+        self.program = LoweredProgram(source)
         self.function = Function("")
-        self.out: list[ir.Stmt] = []
+        self.out: list[ir.Instruction] = []
         self.bindings: dict[int, Any] = {}  # id(declaration) -> l-value, constant, instance
         self.types: dict[T.TypeVar, T.Type] = {}  # of the generic that is being lowered
         self.substitute = T.Substitution(specialize)
-        self.records: dict[Any, ir.Rec] = {}
+        self.records: dict[Any, ir.RecordType] = {}
         self.names: dict[str, int] = {"state": 1, "to": 1, "from": 1}  # parameters of the C functions
         self.pos: Pos = NOWHERE
         self.emitted = 0
@@ -43,7 +44,7 @@ class Lowering:
 
     # ---- output -------------------------------------------------------------------------------------------------
 
-    def emit(self, stmt: ir.Stmt) -> None:
+    def emit(self, stmt: ir.Instruction) -> None:
         self.emitted += 1
         if self.emitted > _MAX_STATEMENTS:
             raise P4Error(self.pos, f"the program grows beyond {_MAX_STATEMENTS} statements when calls are inlined")
@@ -51,7 +52,7 @@ class Lowering:
         self.out.append(stmt)
 
     @contextmanager
-    def into(self, body: list[ir.Stmt]) -> Iterator[None]:
+    def into(self, body: list[ir.Instruction]) -> Iterator[None]:
         outer, self.out = self.out, body
         try:
             yield
@@ -69,7 +70,7 @@ class Lowering:
         self.function.locals.append(var)
         return var
 
-    def temp(self, value: ir.Expr, name: str = "t") -> ir.Var:
+    def temp(self, value: ir.Value, name: str = "t") -> ir.Var:
         """The value, saved in a new variable."""
         var = self.local(name, value.type)
         self.temps.add(id(var))
@@ -110,14 +111,14 @@ class Lowering:
                 return self.records[t]
             case T.Stack():
                 item = self.type(t.item)
-                assert isinstance(item, ir.Rec)
-                return ir.Arr(item, t.size)
+                assert isinstance(item, ir.RecordType)
+                return ir.StackType(item, t.size)
             case T.OfTable():
                 return U32
         raise P4Error(pos or self.pos, f"a value of type {t} is not supported here")
 
     def make_record(self, key: Any, kind: str, name: str, fields: dict[str, T.Type], p4: str) -> None:
         lowered = {n: self.type(f) for n, f in fields.items()}
-        rec = ir.Rec(kind, self.unique(f"{kind}_{name}"), p4, lowered)
+        rec = ir.RecordType(kind, self.unique(f"{kind}_{name}"), p4, lowered)
         self.records[key] = rec
         self.program.records.append(rec)

@@ -19,7 +19,7 @@ from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_base import ApplyResult
 from softswitch.compiler.lower_expr import ExprLowering
-from softswitch.compiler.program import Table
+from softswitch.compiler.objects import TableObject
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Frame:
 
     label: str
     result: ir.Var | None = None
-    copies: list[tuple[Callable[[ir.Expr], None], ir.Expr]] = field(default_factory=list)
+    copies: list[tuple[Callable[[ir.Value], None], ir.Value]] = field(default_factory=list)
     returned: bool = False
 
 
@@ -46,21 +46,21 @@ class CallLowering(ExprLowering):
         """lower_stmt.py"""
 
     @abstractmethod
-    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Expr], None]:
+    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Value], None]:
         """lower_stmt.py"""
 
-    def call(self, e: A.Call) -> Any:
+    def call(self, e: A.CallExpr) -> Any:
         outer, self.pos = self.pos, e.pos if e.pos.line else self.pos
         try:
             return self._call(e)
         finally:
             self.pos = outer
 
-    def _call(self, e: A.Call) -> Any:
+    def _call(self, e: A.CallExpr) -> Any:
         if e.builtin == "apply":
-            assert isinstance(e.function, A.Member)
+            assert isinstance(e.function, A.MemberExpr)
             if isinstance(e.decl, A.TableDecl):
-                assert isinstance(e.function.base, A.Name)
+                assert isinstance(e.function.base, A.NameExpr)
                 return self.apply_table(self.bindings[id(e.function.base.decl)])
             return self.apply_block(e)
         if e.builtin:
@@ -74,18 +74,18 @@ class CallLowering(ExprLowering):
         return self.call_extern(e)
 
     @abstractmethod
-    def apply_table(self, table: Table) -> ApplyResult:
+    def apply_table(self, table: TableObject) -> ApplyResult:
         """lower.py"""
 
     @abstractmethod
-    def apply_block(self, e: A.Call) -> None:
+    def apply_block(self, e: A.CallExpr) -> None:
         """lower.py"""
 
     @abstractmethod
-    def call_extern(self, e: A.Call) -> Any:
+    def call_extern(self, e: A.CallExpr) -> Any:
         """lower_extern.py"""
 
-    def call_function(self, e: A.Call) -> ir.Expr | None:
+    def call_function(self, e: A.CallExpr) -> ir.Value | None:
         decl: A.FunctionDecl = e.decl
         outer = self.types
         values = {}
@@ -111,7 +111,7 @@ class CallLowering(ExprLowering):
         """lower.py"""
 
     def inline(
-        self, params: Sequence[A.Param], bound: dict[str, A.Expr], body: A.Block | Callable[[], None], *,
+        self, params: Sequence[A.Param], bound: dict[str, A.Expr], body: A.BlockStmt | Callable[[], None], *,
         result: ir.Var | None = None, types: dict[T.TypeVar, T.Type] | None = None, outer_names: bool = False,
     ) -> None:
         """Runs `body` with the arguments bound. outer_names: the body sees variables other than its parameters."""
@@ -167,7 +167,7 @@ class CallLowering(ExprLowering):
                         written.append(target)
             else:
                 if isinstance(arg, A.ListExpr | A.StructExpr | A.InvalidHeader | A.DefaultValue):
-                    value: ir.Expr = self.local(p.name, self.type(arg.type, arg.pos))
+                    value: ir.Value = self.local(p.name, self.type(arg.type, arg.pos))
                     assert isinstance(value, ir.LValue)
                     self.store(value, arg)
                     self.temps.add(id(value))
@@ -213,7 +213,7 @@ class CallLowering(ExprLowering):
         frame.copies.append((self.setter(target), var))
         return var
 
-    def setter(self, target: ir.LValue | Callable[[ir.Expr], None]) -> Callable[[ir.Expr], None]:
+    def setter(self, target: ir.LValue | Callable[[ir.Value], None]) -> Callable[[ir.Value], None]:
         if isinstance(target, ir.LValue):
             return lambda value: self.emit(ir.Assign(target, value))
         return target
@@ -236,19 +236,19 @@ class CallLowering(ExprLowering):
         )
 
     def instance_argument(self, arg: A.Expr) -> Any:
-        if isinstance(arg, A.Name):
+        if isinstance(arg, A.NameExpr):
             return self.bindings.get(id(arg.decl))
         raise P4Error(arg.pos, "expected the name of an instance")
 
-    def header_method(self, e: A.Call) -> Any:
-        assert isinstance(e.function, A.Member)
+    def header_method(self, e: A.CallExpr) -> Any:
+        assert isinstance(e.function, A.MemberExpr)
         base = self.expr(e.function.base)
         match e.builtin:
             case "isValid":
                 return self.valid(base)
             case "setValid" | "setInvalid":
                 assert isinstance(base, ir.LValue)
-                if isinstance(base.type, ir.Rec) and base.type.kind == "union":
+                if isinstance(base.type, ir.RecordType) and base.type.kind == "union":
                     for name, t in base.type.fields.items():
                         self.emit(ir.SetValid(ir.Field(t, base, name), False))
                 else:
@@ -270,12 +270,12 @@ def _overlap(a: ir.LValue, b: ir.LValue) -> bool:
     return all(x == y or x is None or y is None for x, y in zip(pa, pb, strict=False))
 
 
-def _path(lv: ir.Expr) -> list[str | int | None]:
+def _path(lv: ir.Value) -> list[str | int | None]:
     path: list[str | int | None] = []
-    while isinstance(lv, ir.Field | ir.Elem | ir.NextIndex):
+    while isinstance(lv, ir.Field | ir.StackElement | ir.NextIndex):
         if isinstance(lv, ir.Field):
             path.append(lv.name)
-        elif isinstance(lv, ir.Elem):
+        elif isinstance(lv, ir.StackElement):
             path.append(lv.index.value if isinstance(lv.index, ir.Const) else None)
         else:
             path.append("nextIndex")
@@ -283,9 +283,9 @@ def _path(lv: ir.Expr) -> list[str | int | None]:
     return path[::-1]
 
 
-def names_in(node: Any) -> list[A.Name]:
+def names_in(node: Any) -> list[A.NameExpr]:
     """Every name used in a piece of syntax, those in called actions included."""
-    found: list[A.Name] = []
+    found: list[A.NameExpr] = []
     seen: set[int] = set()
 
     def visit(n: Any) -> None:
@@ -294,9 +294,9 @@ def names_in(node: Any) -> list[A.Name]:
                 visit(part)
         elif isinstance(n, A.Node) and id(n) not in seen:
             seen.add(id(n))
-            if isinstance(n, A.Name):
+            if isinstance(n, A.NameExpr):
                 found.append(n)
-            if isinstance(n, A.Call):
+            if isinstance(n, A.CallExpr):
                 visit(list(n.bound.values()))
                 if isinstance(n.decl, A.ActionDecl):
                     visit(n.decl.body)

@@ -27,19 +27,19 @@ def has_effects(e: Any) -> bool:
     if e is None or getattr(e, "const", None) is not None:
         return False
     match e:
-        case A.Call():
+        case A.CallExpr():
             if e.builtin in _PURE:
                 return has_effects(e.function)
             return True
-        case A.Member() | A.Slice():
+        case A.MemberExpr() | A.SliceExpr():
             return has_effects(e.base)
-        case A.Index():
+        case A.IndexExpr():
             return has_effects(e.base) or has_effects(e.index)
-        case A.Unary() | A.Cast():
+        case A.UnaryExpr() | A.CastExpr():
             return has_effects(e.operand)
-        case A.Binary():
+        case A.BinaryExpr():
             return has_effects(e.left) or has_effects(e.right)
-        case A.Mux():
+        case A.MuxExpr():
             return any(map(has_effects, (e.condition, e.then, e.other)))
         case A.ListExpr():
             return any(map(has_effects, e.items))
@@ -61,33 +61,33 @@ class ExprLowering(Lowering, ABC):
                 return ir.const(e.const, t)
         return None
 
-    def expr(self, e: A.Expr) -> ir.Expr:
+    def expr(self, e: A.Expr) -> ir.Value:
         known = self.scalar_const(e)
         if known is not None:
             return known
         if id(e) in self.known:
             return self.known[id(e)]
         match e:
-            case A.Name():
+            case A.NameExpr():
                 return self.name(e)
-            case A.Member():
+            case A.MemberExpr():
                 return self.member(e)
-            case A.Index():
+            case A.IndexExpr():
                 return self.index(e)
-            case A.Slice():
+            case A.SliceExpr():
                 return self.slice(self.expr(e.base), e)
-            case A.Unary():
+            case A.UnaryExpr():
                 a = self.expr(e.operand)
                 return self.un(e.op, a) if e.op != "+" else a
-            case A.Binary():
+            case A.BinaryExpr():
                 return self.binary(e)
-            case A.Mux():
+            case A.MuxExpr():
                 return self.mux(e)
-            case A.Cast():
+            case A.CastExpr():
                 return self.cast(self.expr(e.operand), self.type(e.type, e.pos))
-            case A.Call():
+            case A.CallExpr():
                 result = self.call(e)
-                if not isinstance(result, ir.Expr):
+                if not isinstance(result, ir.Value):
                     raise P4Error(e.pos, "this call has no value that can be used here")
                 return result
             case A.ListExpr() | A.StructExpr() | A.InvalidHeader() | A.DefaultValue():
@@ -99,31 +99,31 @@ class ExprLowering(Lowering, ABC):
         raise P4Error(e.pos, "this expression is not supported here")
 
     @abstractmethod
-    def call(self, e: A.Call) -> Any:
+    def call(self, e: A.CallExpr) -> Any:
         """lower_call.py"""
 
     @abstractmethod
     def store(self, dst: ir.LValue, e: A.Expr) -> None:
         """lower_stmt.py"""
 
-    def saved(self, e: A.Expr, *later: Any) -> ir.Expr:
+    def saved(self, e: A.Expr, *later: Any) -> ir.Value:
         """Lowers `e`; if something evaluated later has effects, its value is taken now."""
         value = self.expr(e)
         if isinstance(value, ir.Const) or not any(map(has_effects, later)):
             return value
         return self.temp(value)
 
-    def name(self, e: A.Name) -> ir.Expr:
+    def name(self, e: A.NameExpr) -> ir.Value:
         if isinstance(e.decl, A.ConstDecl):
             return self.expr(e.decl.value)
         bound = self.bindings.get(id(e.decl))
-        if isinstance(bound, ir.Expr):
+        if isinstance(bound, ir.Value):
             return bound
         if isinstance(bound, A.Expr):  # a constructor argument that is a list or the like
             return self.expr(bound)
         raise P4Error(e.pos, f"'{e.name}' cannot be used as a value here")
 
-    def member(self, e: A.Member) -> ir.Expr:
+    def member(self, e: A.MemberExpr) -> ir.Value:
         base_type = self.actual(e.base.type)
         if isinstance(base_type, T.OfTable):
             result = self.apply_result(e.base)
@@ -134,17 +134,17 @@ class ExprLowering(Lowering, ABC):
         if isinstance(base_type, T.Stack):
             return self.stack_member(base, base_type, e)
         assert isinstance(base, ir.LValue), base
-        assert isinstance(base.type, ir.Rec)
+        assert isinstance(base.type, ir.RecordType)
         return ir.Field(base.type.fields[e.name], base, e.name)
 
     def apply_result(self, e: A.Expr) -> ApplyResult:
-        if isinstance(e, A.Call):
+        if isinstance(e, A.CallExpr):
             result = self.call(e)
             assert isinstance(result, ApplyResult)
             return result
         raise P4Error(e.pos, "the result of apply() must be used at once")
 
-    def stack_member(self, stack: ir.Expr, t: T.Stack, e: A.Member) -> ir.Expr:
+    def stack_member(self, stack: ir.Value, t: T.Stack, e: A.MemberExpr) -> ir.Value:
         assert isinstance(stack, ir.LValue)
         if e.name == "size":
             return ir.const(t.size, U32)
@@ -163,26 +163,26 @@ class ExprLowering(Lowering, ABC):
         self.raise_if(bad, "StackOutOfBounds")
         item = self.type(t.item)
         at = count if e.name == "next" else self.bin("-", count, ir.const(1, U32), U32)
-        return ir.Elem(item, stack, at)
+        return ir.StackElement(item, stack, at)
 
-    def raise_if(self, condition: ir.Expr, error: str) -> None:
+    def raise_if(self, condition: ir.Value, error: str) -> None:
         code = ir.const(self.program.errors.index(error), U32)
         self.emit(ir.If(condition, [ir.ParserError(code, pos=self.pos)], []))
 
-    def index(self, e: A.Index) -> ir.Expr:
+    def index(self, e: A.IndexExpr) -> ir.Value:
         base_type = self.actual(e.base.type)
         base = self.saved(e.base, e.index) if not isinstance(base_type, T.Stack) else self.expr(e.base)
         assert isinstance(base, ir.LValue)
-        if isinstance(base.type, ir.Rec):  # a tuple
+        if isinstance(base.type, ir.RecordType):  # a tuple
             name = f"f{e.index.const}"
             return ir.Field(base.type.fields[name], base, name)
         at = self.expr(e.index)
         if not isinstance(at, ir.Const):
             at = self.temp(self.cast(at, U32), "index")
-        assert isinstance(base.type, ir.Arr)
-        return ir.Elem(base.type.item, base, at)
+        assert isinstance(base.type, ir.StackType)
+        return ir.StackElement(base.type.item, base, at)
 
-    def slice(self, base: ir.Expr, e: A.Slice) -> ir.Expr:
+    def slice(self, base: ir.Value, e: A.SliceExpr) -> ir.Value:
         hi, lo = e.hi.const, e.lo.const
         if isinstance(base, ir.Const):
             return ir.const(base.value >> lo, T.Bits(hi - lo + 1))
@@ -194,17 +194,17 @@ class ExprLowering(Lowering, ABC):
 
     # ---- operators, folding constants ------------------------------------------------------------------------------
 
-    def un(self, op: str, a: ir.Expr) -> ir.Expr:
+    def un(self, op: str, a: ir.Value) -> ir.Value:
         if isinstance(a, ir.Const):
             if op == "!":
                 return FALSE if a.value else TRUE
             assert isinstance(a.type, T.Bits)
             return ir.const(unary(op, a.value, a.type), a.type)
-        if op == "!" and isinstance(a, ir.Un) and a.op == "!":
+        if op == "!" and isinstance(a, ir.UnaryOp) and a.op == "!":
             return a.a
-        return ir.Un(a.type, op, a)
+        return ir.UnaryOp(a.type, op, a)
 
-    def bin(self, op: str, a: ir.Expr, b: ir.Expr, t: ir.Type) -> ir.Expr:
+    def bin(self, op: str, a: ir.Value, b: ir.Value, t: ir.Type) -> ir.Value:
         if isinstance(a, ir.Const) and isinstance(b, ir.Const) and op not in ("&&", "||"):
             if op == "++":
                 assert isinstance(a.type, T.Bits)
@@ -226,9 +226,9 @@ class ExprLowering(Lowering, ABC):
                 return TRUE if a.value else b
             if isinstance(b, ir.Const) and not b.value:
                 return a
-        return ir.Bin(t, op, a, b)
+        return ir.BinaryOp(t, op, a, b)
 
-    def cast(self, a: ir.Expr, t: ir.Type) -> ir.Expr:
+    def cast(self, a: ir.Value, t: ir.Type) -> ir.Value:
         if a.type == t or not ir.is_scalar(t):
             return a
         if isinstance(a, ir.Const):
@@ -237,7 +237,7 @@ class ExprLowering(Lowering, ABC):
             return ir.const(0, t)
         return ir.Cast(t, a)
 
-    def binary(self, e: A.Binary) -> ir.Expr:
+    def binary(self, e: A.BinaryExpr) -> ir.Value:
         op = e.op
         if op in ("&&", "||"):
             return self.short_circuit(e)
@@ -250,7 +250,7 @@ class ExprLowering(Lowering, ABC):
             return self.divide(op, left, right, e)
         return self.bin(op, left, right, self.type(e.type, e.pos))
 
-    def divide(self, op: str, left: ir.Expr, right: ir.Expr, e: A.Binary) -> ir.Expr:
+    def divide(self, op: str, left: ir.Value, right: ir.Value, e: A.BinaryExpr) -> ir.Value:
         """Targets cannot divide; a power of two known at compile time is a shift or a mask, as in p4c."""
         if isinstance(right, ir.Const) and right.value and right.value & (right.value - 1) == 0:
             t = left.type
@@ -261,20 +261,20 @@ class ExprLowering(Lowering, ABC):
             return left
         raise P4Error(e.pos, f"'{op}' of values that are not known at compile time is not supported")
 
-    def short_circuit(self, e: A.Binary) -> ir.Expr:
+    def short_circuit(self, e: A.BinaryExpr) -> ir.Value:
         left = self.expr(e.left)
         if not has_effects(e.right) or isinstance(left, ir.Const):
             if isinstance(left, ir.Const) and bool(left.value) == (e.op == "||"):
                 return left
             return self.bin(e.op, left, self.expr(e.right), T.BOOL)
         result = self.temp(left)
-        body: list[ir.Stmt] = []
+        body: list[ir.Instruction] = []
         with self.into(body):
             self.emit(ir.Assign(result, self.expr(e.right)))
         self.emit(ir.If(result if e.op == "&&" else self.un("!", result), body, []))
         return result
 
-    def mux(self, e: A.Mux) -> ir.Expr:
+    def mux(self, e: A.MuxExpr) -> ir.Value:
         condition = self.expr(e.condition)
         if isinstance(condition, ir.Const):
             return self.expr(e.then if condition.value else e.other)
@@ -282,45 +282,45 @@ class ExprLowering(Lowering, ABC):
         if ir.is_scalar(t) and not has_effects(e.then) and not has_effects(e.other):
             return ir.Mux(t, condition, self.expr(e.then), self.expr(e.other))
         result = self.local("mux", t)
-        branches: list[list[ir.Stmt]] = [[], []]
+        branches: list[list[ir.Instruction]] = [[], []]
         for body, value in zip(branches, (e.then, e.other), strict=True):
             with self.into(body):
                 self.store(result, value)
         self.emit(ir.If(condition, *branches))
         return result
 
-    def equal(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
+    def equal(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """Equality of two values of any one type."""
         t = a.type
         match t:
-            case ir.Arr():
+            case ir.StackType():
                 assert isinstance(a, ir.LValue)
                 assert isinstance(b, ir.LValue)
+                places = [ir.const(i, U32) for i in range(t.size)]
                 parts = [
-                    self.equal(ir.Elem(t.item, a, ir.const(i, U32)), ir.Elem(t.item, b, ir.const(i, U32)))
-                    for i in range(t.size)
+                    self.equal(ir.StackElement(t.item, a, at), ir.StackElement(t.item, b, at)) for at in places
                 ]
-            case ir.Rec():
+            case ir.RecordType():
                 assert isinstance(a, ir.LValue)
                 assert isinstance(b, ir.LValue)
                 parts = [self.equal(ir.Field(f, a, n), ir.Field(f, b, n)) for n, f in t.fields.items()]
             case _:
                 return self.bin("==", a, b, T.BOOL)
-        same: ir.Expr = TRUE
+        same: ir.Value = TRUE
         for part in parts:
             same = self.bin("&&", same, part, T.BOOL)
-        if isinstance(t, ir.Rec) and t.kind == "header":
+        if isinstance(t, ir.RecordType) and t.kind == "header":
             va, vb = ir.Valid(T.BOOL, a), ir.Valid(T.BOOL, b)
             both = self.bin("&&", self.bin("&&", va, vb, T.BOOL), same, T.BOOL)
             neither = self.bin("&&", self.un("!", va), self.un("!", vb), T.BOOL)
             return self.bin("||", neither, both, T.BOOL)
         return same
 
-    def valid(self, header: ir.Expr) -> ir.Expr:
+    def valid(self, header: ir.Value) -> ir.Value:
         """isValid(); a union is valid when one of its headers is."""
         assert isinstance(header, ir.LValue)
-        if isinstance(header.type, ir.Rec) and header.type.kind == "union":
-            found: ir.Expr = FALSE
+        if isinstance(header.type, ir.RecordType) and header.type.kind == "union":
+            found: ir.Value = FALSE
             for name, f in header.type.fields.items():
                 found = self.bin("||", found, ir.Valid(T.BOOL, ir.Field(f, header, name)), T.BOOL)
             return found
@@ -328,7 +328,7 @@ class ExprLowering(Lowering, ABC):
 
     # ---- flattening ---------------------------------------------------------------------------------------------
 
-    def flatten(self, e: A.Expr) -> list[ir.Expr]:
+    def flatten(self, e: A.Expr) -> list[ir.Value]:
         """The leaves of a struct, header, tuple or list, in order; varbits stay whole."""
         if isinstance(e, A.ListExpr):
             return [leaf for item in e.items for leaf in self.flatten(item)]
@@ -336,22 +336,23 @@ class ExprLowering(Lowering, ABC):
             order = [n for n, _ in T.fields_of(self.actual(e.type)) or []]
             values = dict(e.fields)
             return [leaf for n in order if n in values for leaf in self.flatten(values[n])]
-        if isinstance(e, A.Cast) and isinstance(e.operand, A.ListExpr | A.StructExpr):
+        if isinstance(e, A.CastExpr) and isinstance(e.operand, A.ListExpr | A.StructExpr):
             return self.flatten(e.operand)
         if self.actual(e.type) == T.INFINT:
             raise P4Error(e.pos, "a number of unknown width in a list of fields; write 16w0 instead of 0")
         return leaves(self.expr(e))
 
 
-def leaves(value: ir.Expr) -> list[ir.Expr]:
+def leaves(value: ir.Value) -> list[ir.Value]:
     """The scalars and varbits that a value is made of."""
     match value.type:
-        case ir.Rec() as rec:
+        case ir.RecordType() as rec:
             assert isinstance(value, ir.LValue)
             return [leaf for n, f in rec.fields.items() for leaf in leaves(ir.Field(f, value, n))]
-        case ir.Arr() as arr:
+        case ir.StackType() as arr:
             assert isinstance(value, ir.LValue)
-            return [leaf for i in range(arr.size) for leaf in leaves(ir.Elem(arr.item, value, ir.const(i, U32)))]
+            elements = [ir.StackElement(arr.item, value, ir.const(i, U32)) for i in range(arr.size)]
+            return [leaf for element in elements for leaf in leaves(element)]
     return [value]
 
 

@@ -12,7 +12,7 @@ from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.ir import U32
 from softswitch.compiler.lower_expr import leaves
 from softswitch.compiler.lower_parser import ParserLowering
-from softswitch.compiler.program import Digest, ExternObject, Table
+from softswitch.compiler.objects import Digest, ExternObject, TableObject
 
 U64 = T.Bits(64)
 DROP_PORT = 511
@@ -24,11 +24,11 @@ class ExternLowering(ParserLowering):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.standard = ir.Var(U32, "")  # the standard metadata
-        self.current_table: Table | None = None  # whose action is being lowered
+        self.current_table: TableObject | None = None  # whose action is being lowered
         self.current_entry = ""
 
-    def call_extern(self, e: A.Call) -> Any:
-        if isinstance(e.function, A.Member):
+    def call_extern(self, e: A.CallExpr) -> Any:
+        if isinstance(e.function, A.MemberExpr):
             assert isinstance(e.function.base.type, T.Declared)
             extern = e.function.base.type.name
             if extern == "packet_in":
@@ -37,7 +37,7 @@ class ExternLowering(ParserLowering):
                 self.emit_headers(e)
                 return None
             base = e.function.base
-            found = self.bindings.get(id(base.decl)) if isinstance(base, A.Name) else None
+            found = self.bindings.get(id(base.decl)) if isinstance(base, A.NameExpr) else None
             if not isinstance(found, ExternObject):
                 raise P4Error(e.pos, f"{extern} cannot be used here")
             handler = getattr(self, f"on_{extern}_{e.function.name}", None)
@@ -51,12 +51,12 @@ class ExternLowering(ParserLowering):
 
     # ---- helpers ------------------------------------------------------------------------------------------------
 
-    def args(self, e: A.Call, *names: str) -> list[ir.Expr]:
+    def args(self, e: A.CallExpr, *names: str) -> list[ir.Value]:
         """Scalar arguments, evaluated in order."""
         chosen = [e.bound[n] for n in names]
         return [self.saved(a, *chosen[i + 1 :]) for i, a in enumerate(chosen)]
 
-    def give(self, e: A.Call, name: str, value: ir.Expr) -> None:
+    def give(self, e: A.CallExpr, name: str, value: ir.Value) -> None:
         """Writes an out argument."""
         target = e.bound[name]
         if isinstance(target, A.DontCare):
@@ -67,13 +67,13 @@ class ExternLowering(ParserLowering):
         else:
             where(self.cast(value, self.type(target.type)))
 
-    def result_of(self, op: str, t: T.Bits, args: list[ir.Expr], info: Any = None) -> ir.Var:
+    def result_of(self, op: str, t: T.Bits, args: list[ir.Value], info: Any = None) -> ir.Var:
         var = self.local(op, t)
         self.temps.add(id(var))
         self.emit(ir.Extern(op, var, args, info))
         return var
 
-    def emit_headers(self, e: A.Call) -> None:
+    def emit_headers(self, e: A.CallExpr) -> None:
         arg = e.bound["hdr"]
         if isinstance(arg, A.ListExpr):
             for item in arg.items:
@@ -81,42 +81,42 @@ class ExternLowering(ParserLowering):
             return
         self.emit_value(self.expr(arg), arg)
 
-    def emit_value(self, value: ir.Expr, e: A.Expr) -> None:
+    def emit_value(self, value: ir.Value, e: A.Expr) -> None:
         assert isinstance(value, ir.LValue), e
         match value.type:
-            case ir.Arr() as arr:
+            case ir.StackType() as arr:
                 for i in range(arr.size):
-                    self.emit_value(ir.Elem(arr.item, value, ir.const(i, U32)), e)
-            case ir.Rec(kind="header"):
+                    self.emit_value(ir.StackElement(arr.item, value, ir.const(i, U32)), e)
+            case ir.RecordType(kind="header"):
                 self.emit(ir.Emit(value))
-            case ir.Rec() as rec:
+            case ir.RecordType() as rec:
                 for name, t in rec.fields.items():
                     self.emit_value(ir.Field(t, value, name), e)
             case _:
                 raise P4Error(e.pos, "only headers can be emitted")
 
     def standard_field(self, name: str) -> ir.Field:
-        assert isinstance(self.standard.type, ir.Rec)
+        assert isinstance(self.standard.type, ir.RecordType)
         return ir.Field(self.standard.type.fields[name], self.standard, name)
 
     # ---- parser and program checks ------------------------------------------------------------------------------
 
-    def on_verify(self, e: A.Call) -> None:
+    def on_verify(self, e: A.CallExpr) -> None:
         if not self.in_parser:
             raise P4Error(e.pos, "verify() outside a parser")
         check, error = self.args(e, "check", "toSignal")
         self.emit(ir.If(self.un("!", check), [ir.ParserError(error, pos=e.pos)], []))
 
-    def on_assert(self, e: A.Call) -> None:
+    def on_assert(self, e: A.CallExpr) -> None:
         (check,) = self.args(e, "check")
-        failed: list[ir.Stmt] = []
+        failed: list[ir.Instruction] = []
         with self.into(failed):
             self.emit(ir.Extern("assert_failed", None, [], str(e.pos)))
         self.emit(ir.If(self.un("!", check), failed, []))
 
     on_assume = on_assert
 
-    def on_log_msg(self, e: A.Call) -> None:
+    def on_log_msg(self, e: A.CallExpr) -> None:
         message = e.bound["msg"].const
         if not isinstance(message, str):
             raise P4Error(e.pos, "log_msg needs a literal string")
@@ -127,30 +127,30 @@ class ExternLowering(ParserLowering):
 
     # ---- packet fate --------------------------------------------------------------------------------------------
 
-    def on_mark_to_drop(self, e: A.Call) -> None:
-        target: ir.Expr = self.standard
+    def on_mark_to_drop(self, e: A.CallExpr) -> None:
+        target: ir.Value = self.standard
         if e.bound:
             target = self.expr(e.bound["standard_metadata"])
         assert isinstance(target, ir.LValue)
-        assert isinstance(target.type, ir.Rec)
+        assert isinstance(target.type, ir.RecordType)
         for name, value in (("egress_spec", DROP_PORT), ("mcast_grp", 0)):
             t = target.type.fields[name]
             self.emit(ir.Assign(ir.Field(t, target, name), ir.const(value, t)))
 
-    def on_truncate(self, e: A.Call) -> None:
+    def on_truncate(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("truncate", None, self.args(e, "length")))
 
-    def field_list(self, e: A.Call) -> int:
+    def field_list(self, e: A.CallExpr) -> int:
         index = e.bound["index"]
         number = self.number(index)
         return number if number in self.program.field_lists else NO_LIST
 
-    def data_list(self, e: A.Call) -> int:
+    def data_list(self, e: A.CallExpr) -> int:
         """A list for the deprecated clone3(…, data) and relatives: keeps those of the fields that are metadata."""
         paths: list[tuple[str, ...]] = []
         for leaf in self.flatten(e.bound["data"]) if "data" in e.bound else []:
             path: list[str] = []
-            lv: ir.Expr = leaf
+            lv: ir.Value = leaf
             while isinstance(lv, ir.Field):
                 path.append(lv.name)
                 lv = lv.base
@@ -162,30 +162,30 @@ class ExternLowering(ParserLowering):
         self.program.field_lists[number] = paths
         return number
 
-    def on_clone(self, e: A.Call) -> None:
+    def on_clone(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("clone", None, self.args(e, "session"), NO_LIST))
 
-    def on_clone3(self, e: A.Call) -> None:
+    def on_clone3(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("clone", None, self.args(e, "session"), self.data_list(e)))
 
-    def on_clone_preserving_field_list(self, e: A.Call) -> None:
+    def on_clone_preserving_field_list(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("clone", None, self.args(e, "session"), self.field_list(e)))
 
-    def on_resubmit(self, e: A.Call) -> None:
+    def on_resubmit(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("resubmit", None, [], self.data_list(e)))
 
-    def on_resubmit_preserving_field_list(self, e: A.Call) -> None:
+    def on_resubmit_preserving_field_list(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("resubmit", None, [], self.field_list(e)))
 
-    def on_recirculate(self, e: A.Call) -> None:
+    def on_recirculate(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("recirculate", None, [], self.data_list(e)))
 
-    def on_recirculate_preserving_field_list(self, e: A.Call) -> None:
+    def on_recirculate_preserving_field_list(self, e: A.CallExpr) -> None:
         self.emit(ir.Extern("recirculate", None, [], self.field_list(e)))
 
     # ---- arrays -------------------------------------------------------------------------------------------------
 
-    def on_register_read(self, e: A.Call, reg: ExternObject) -> None:
+    def on_register_read(self, e: A.CallExpr, reg: ExternObject) -> None:
         (index,) = self.args(e, "index")
         where = self.target(e.bound["result"]) if not isinstance(e.bound["result"], A.DontCare) else None
         if isinstance(where, ir.LValue) and where.type == reg.type:
@@ -195,31 +195,31 @@ class ExternLowering(ParserLowering):
         if where is not None:
             self.give(e, "result", value)
 
-    def on_register_write(self, e: A.Call, reg: ExternObject) -> None:
+    def on_register_write(self, e: A.CallExpr, reg: ExternObject) -> None:
         index, value = self.args(e, "index", "value")
         self.emit(ir.Extern("register_write", None, [index, self.cast(value, reg.type)], reg))
 
-    def on_counter_count(self, e: A.Call, counter: ExternObject) -> None:
+    def on_counter_count(self, e: A.CallExpr, counter: ExternObject) -> None:
         self.emit(ir.Extern("count", None, self.args(e, "index"), counter))
 
-    def on_direct_counter_count(self, e: A.Call, counter: ExternObject) -> None:
+    def on_direct_counter_count(self, e: A.CallExpr, counter: ExternObject) -> None:
         """Nothing: BMv2 counts every hit of the table."""
 
-    def on_meter_execute_meter(self, e: A.Call, meter: ExternObject) -> None:
+    def on_meter_execute_meter(self, e: A.CallExpr, meter: ExternObject) -> None:
         self.give(e, "result", self.result_of("meter", U32, self.args(e, "index"), meter))
 
-    def on_direct_meter_read(self, e: A.Call, meter: ExternObject) -> None:
+    def on_direct_meter_read(self, e: A.CallExpr, meter: ExternObject) -> None:
         if self.current_table is None or self.current_table.meter is not meter:
             raise P4Error(e.pos, f"direct meter {meter.name} can only be read in an action of its own table")
         self.give(e, "result", self.result_of("direct_meter", U32, [], self.current_entry))
 
     # ---- functions ----------------------------------------------------------------------------------------------
 
-    def on_random(self, e: A.Call) -> None:
+    def on_random(self, e: A.CallExpr) -> None:
         low, high = (self.cast(a, U64) for a in self.args(e, "lo", "hi"))
         self.give(e, "result", self.result_of("random", U64, [low, high]))
 
-    def on_hash(self, e: A.Call) -> None:
+    def on_hash(self, e: A.CallExpr) -> None:
         algorithm = e.bound["algo"].const
         if algorithm is None:
             raise P4Error(e.bound["algo"].pos, "the hash algorithm must be known at compile time")
@@ -227,7 +227,7 @@ class ExternLowering(ParserLowering):
         data = self.flatten(e.bound["data"])
         self.give(e, "result", self.result_of("hash", U64, [base, limit, *data], algorithm))
 
-    def on_digest(self, e: A.Call) -> None:
+    def on_digest(self, e: A.CallExpr) -> None:
         data = e.bound["data"]
         t = self.actual(data.type)
         values = self.flatten(data)
@@ -240,15 +240,15 @@ class ExternLowering(ParserLowering):
             fields: list[tuple[str, Any]] = [(f"f{i}", v.type) for i, v in enumerate(values)]
             if isinstance(t, T.Struct):
                 rec = self.type(t)
-                assert isinstance(rec, ir.Rec)
+                assert isinstance(rec, ir.RecordType)
                 fields = [(".".join(path), leaf) for path, leaf in ir.scalar_fields(rec)]
             digest = Digest(name, len(self.program.digests), t, fields)
             self.program.digests.append(digest)
         self.emit(ir.Extern("digest", None, values, digest))
 
-    def checksum(self, e: A.Call, *, verify: bool, payload: bool) -> None:
+    def checksum(self, e: A.CallExpr, *, verify: bool, payload: bool) -> None:
         condition = self.expr(e.bound["condition"])
-        body: list[ir.Stmt] = []
+        body: list[ir.Instruction] = []
         with self.into(body):
             algorithm = e.bound["algo"].const
             if algorithm is None:
@@ -262,7 +262,8 @@ class ExternLowering(ParserLowering):
                 have = self.expr(given)
                 wrong = self.un("!", self.equal(self.cast(value, U64), self.cast(have, U64)))
                 header = have.base if isinstance(have, ir.Field) else None
-                if isinstance(header, ir.LValue) and isinstance(header.type, ir.Rec) and header.type.kind == "header":
+                kind = header.type.kind if header is not None and isinstance(header.type, ir.RecordType) else ""
+                if header is not None and kind == "header":
                     wrong = self.bin("&&", self.valid(header), wrong, T.BOOL)
                 flag = self.standard_field("checksum_error")
                 self.emit(ir.If(wrong, [ir.Assign(flag, ir.const(1, flag.type), pos=e.pos)], []))
@@ -270,19 +271,19 @@ class ExternLowering(ParserLowering):
                 self.give(e, "checksum", value)
         self.emit(ir.If(condition, body, []))
 
-    def on_verify_checksum(self, e: A.Call) -> None:
+    def on_verify_checksum(self, e: A.CallExpr) -> None:
         self.checksum(e, verify=True, payload=False)
 
-    def on_verify_checksum_with_payload(self, e: A.Call) -> None:
+    def on_verify_checksum_with_payload(self, e: A.CallExpr) -> None:
         self.checksum(e, verify=True, payload=True)
 
-    def on_update_checksum(self, e: A.Call) -> None:
+    def on_update_checksum(self, e: A.CallExpr) -> None:
         self.checksum(e, verify=False, payload=False)
 
-    def on_update_checksum_with_payload(self, e: A.Call) -> None:
+    def on_update_checksum_with_payload(self, e: A.CallExpr) -> None:
         self.checksum(e, verify=False, payload=True)
 
-    def on_Checksum16_get(self, e: A.Call, _: ExternObject) -> ir.Expr:
+    def on_Checksum16_get(self, e: A.CallExpr, _: ExternObject) -> ir.Value:
         value = self.result_of("checksum", U64, self.flatten(e.bound["data"]), (CSUM16, False))
         return self.cast(value, T.Bits(16))
 

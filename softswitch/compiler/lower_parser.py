@@ -11,7 +11,7 @@ from softswitch.compiler import types as T
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.elaborate import BlockInstance, Elaboration
 from softswitch.compiler.ir import FALSE, TRUE
-from softswitch.compiler.program import ValueSet
+from softswitch.compiler.objects import ValueSet
 
 
 class ParserLowering(Elaboration):
@@ -46,7 +46,7 @@ class ParserLowering(Elaboration):
 
     def select(self, state: A.StateDecl, labels: dict[str, str], done: set[str]) -> None:
         assert state.select is not None
-        values: list[ir.Expr] = []
+        values: list[ir.Value] = []
         for i, e in enumerate(state.select):
             value = self.saved(e, *state.select[i + 1 :])
             if not isinstance(value, ir.Const | ir.LValue):
@@ -55,7 +55,7 @@ class ParserLowering(Elaboration):
         for case in state.cases:
             self.pos = case.pos
             condition = self.matches(case.keys, values)
-            body: list[ir.Stmt] = []
+            body: list[ir.Instruction] = []
             with self.into(body):
                 self.go(case.state, labels, done)
             if isinstance(condition, ir.Const):
@@ -68,38 +68,38 @@ class ParserLowering(Elaboration):
         self.pos = state.next_pos
         self.go("reject", labels, done)
 
-    def matches(self, keys: list[A.Expr], values: list[ir.Expr]) -> ir.Expr:
+    def matches(self, keys: list[A.Expr], values: list[ir.Value]) -> ir.Value:
         """Do the select's values match the keys of a case?"""
         if len(keys) == 1 and isinstance(keys[0], A.DontCare):
             return TRUE
-        if len(keys) == 1 and isinstance(keys[0], A.Name) and isinstance(keys[0].decl, A.ValueSetDecl):
+        if len(keys) == 1 and isinstance(keys[0], A.NameExpr) and isinstance(keys[0].decl, A.ValueSetDecl):
             return self.value_set(keys[0], values)
-        found: ir.Expr = TRUE
+        found: ir.Value = TRUE
         for key, value in zip(keys, values, strict=True):
             found = self.bin("&&", found, self.matches_one(key, value), T.BOOL)
         return found
 
-    def matches_one(self, key: A.Expr, value: ir.Expr) -> ir.Expr:
+    def matches_one(self, key: A.Expr, value: ir.Value) -> ir.Value:
         if isinstance(key, A.DontCare):
             return TRUE
-        if isinstance(key, A.Name) and isinstance(key.decl, A.ValueSetDecl):
+        if isinstance(key, A.NameExpr) and isinstance(key.decl, A.ValueSetDecl):
             return self.value_set(key, [value])
-        if isinstance(key, A.Binary) and key.op == "&&&":
+        if isinstance(key, A.BinaryExpr) and key.op == "&&&":
             mask = self.known_key(key.right, value.type)
             want = self.bin("&", self.known_key(key.left, value.type), mask, value.type)
             return self.bin("==", self.bin("&", value, mask, value.type), want, T.BOOL)
-        if isinstance(key, A.Binary) and key.op == "..":
+        if isinstance(key, A.BinaryExpr) and key.op == "..":
             low = self.bin(">=", value, self.known_key(key.left, value.type), T.BOOL)
             return self.bin("&&", low, self.bin("<=", value, self.known_key(key.right, value.type), T.BOOL), T.BOOL)
         return self.equal(value, self.known_key(key, value.type))
 
-    def known_key(self, key: A.Expr, t: ir.Type) -> ir.Expr:
+    def known_key(self, key: A.Expr, t: ir.Type) -> ir.Value:
         value = self.cast(self.expr(key), t)
         if not isinstance(value, ir.Const):
             raise P4Error(key.pos, "a key of a select must be known at compile time")
         return value
 
-    def value_set(self, key: A.Name, values: list[ir.Expr]) -> ir.Expr:
+    def value_set(self, key: A.NameExpr, values: list[ir.Value]) -> ir.Value:
         found: Any = self.bindings[id(key.decl)]
         assert isinstance(found, ValueSet)
         flat = [self.cast(v, t) for v, (_, _, t) in zip(values, found.fields, strict=True)]
@@ -108,7 +108,7 @@ class ParserLowering(Elaboration):
         self.emit(ir.Extern("value_set", result, flat, found))
         return result
 
-    def packet_in(self, e: A.Call, method: str) -> Any:
+    def packet_in(self, e: A.CallExpr, method: str) -> Any:
         """Methods of packet_in."""
         if not self.in_parser:
             raise P4Error(e.pos, f"packet_in.{method} outside a parser")
@@ -127,29 +127,29 @@ class ParserLowering(Elaboration):
                 return result
         raise P4Error(e.pos, f"packet_in.{method} is not supported")
 
-    def extract(self, e: A.Call) -> None:
+    def extract(self, e: A.CallExpr) -> None:
         size = e.bound.get("variableFieldSizeInBits")
         arg = e.bound.get("hdr") or e.bound["variableSizeHeader"]
         if isinstance(arg, A.DontCare):
-            header: ir.Expr = self.local("skipped", self.type(arg.type, e.pos))
+            header: ir.Value = self.local("skipped", self.type(arg.type, e.pos))
         else:
             header = self.expr(arg)
         assert isinstance(header, ir.LValue)
         rec = header.type
-        if not isinstance(rec, ir.Rec) or rec.kind != "header":
+        if not isinstance(rec, ir.RecordType) or rec.kind != "header":
             raise P4Error(e.pos, "only a header can be extracted")
         varbits = [t for _, t in ir.scalar_fields(rec) if isinstance(t, T.Varbit)]
         if (size is None) != (not varbits) or len(varbits) > 1:
             want = "needs" if varbits else "has no varbit field, so it takes no"
             raise P4Error(e.pos, f"extract: header {rec.p4} {want} a size for its varbit field")
         self.emit(ir.Extract(header, self.temp(self.expr(size), "size") if size is not None else None))
-        if isinstance(arg, A.Member) and arg.name == "next" and isinstance(header, ir.Elem):
+        if isinstance(arg, A.MemberExpr) and arg.name == "next" and isinstance(header, ir.StackElement):
             self.advance_stack(header)
-        elif isinstance(header, ir.Field) and isinstance(header.base, ir.Elem) and isinstance(arg, A.Member):
-            base = arg.base  # a header of a union in a stack: unions.next.v4
-            if isinstance(base, A.Member) and base.name == "next" and isinstance(base.base.type, T.Stack):
+        elif isinstance(header, ir.Field) and isinstance(header.base, ir.StackElement):
+            base = arg.base if isinstance(arg, A.MemberExpr) else None  # a header of a union in a stack: unions.next.v4
+            if isinstance(base, A.MemberExpr) and base.name == "next" and isinstance(base.base.type, T.Stack):
                 self.advance_stack(header.base)
 
-    def advance_stack(self, element: ir.Elem) -> None:
+    def advance_stack(self, element: ir.StackElement) -> None:
         count = ir.NextIndex(ir.U32, element.base)
         self.emit(ir.Assign(count, self.bin("+", count, ir.const(1, ir.U32), ir.U32)))

@@ -23,34 +23,34 @@ class StmtLowering(CallLowering):
 
     def _stmt(self, s: A.Stmt) -> None:
         match s:
-            case A.Block():
+            case A.BlockStmt():
                 for part in s.body:
                     self.stmt(part)
-            case A.Assign():
+            case A.AssignStmt():
                 self.assign(s)
             case A.CallStmt():
-                assert isinstance(s.call, A.Call)
+                assert isinstance(s.call, A.CallExpr)
                 if s.call.const is None:
                     self.call(s.call)
             case A.DeclStmt():
                 self.declare(s.decl)
-            case A.If():
+            case A.IfStmt():
                 self.if_(s)
-            case A.Switch():
+            case A.SwitchStmt():
                 self.switch(s)
-            case A.For():
+            case A.ForStmt():
                 self.for_(s)
-            case A.ForIn():
+            case A.ForInStmt():
                 self.for_in(s)
-            case A.Return():
+            case A.ReturnStmt():
                 self.return_(s)
-            case A.Exit():
+            case A.ExitStmt():
                 for frame in reversed(self.frames):
                     self.copy_back(frame)
                 self.emit(ir.Goto(self.exit_label))
-            case A.Break():
+            case A.BreakStmt():
                 self.emit(ir.Goto(self.loops[-1][0]))
-            case A.Continue():
+            case A.ContinueStmt():
                 self.emit(ir.Goto(self.loops[-1][1]))
             case _:
                 raise AssertionError(s)
@@ -71,10 +71,10 @@ class StmtLowering(CallLowering):
             case _:
                 raise AssertionError(decl)
 
-    def assign(self, s: A.Assign) -> None:
+    def assign(self, s: A.AssignStmt) -> None:
         set_target = self.target(s.target)
         place = s.target
-        while isinstance(place, A.Slice):
+        while isinstance(place, A.SliceExpr):
             place = place.base
         if s.op:  # `a op= b` is a = a op b, with the place of a found once
             self.known[id(place)] = set_target if isinstance(set_target, ir.LValue) else self.place
@@ -84,12 +84,12 @@ class StmtLowering(CallLowering):
             set_target(self.expr(s.value))
         self.known.pop(id(place), None)
 
-    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Expr], None]:
+    def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Value], None]:
         """Where to store: an l-value, or for a slice a function that stores a value there."""
-        if isinstance(e, A.Slice):
+        if isinstance(e, A.SliceExpr):
             lo, width = e.lo.const, e.hi.const - e.lo.const + 1
             base = e.base
-            while isinstance(base, A.Slice):
+            while isinstance(base, A.SliceExpr):
                 lo += base.lo.const
                 base = base.base
             whole = self.target(base)
@@ -110,7 +110,7 @@ class StmtLowering(CallLowering):
                 self.emit(ir.Zero(dst))
             case A.ListExpr() | A.StructExpr():
                 self.store_list(dst, e)
-            case A.Cast() if isinstance(e.operand, A.ListExpr | A.StructExpr):
+            case A.CastExpr() if isinstance(e.operand, A.ListExpr | A.StructExpr):
                 self.store(dst, e.operand)
             case _:
                 value = self.expr(e)
@@ -121,13 +121,13 @@ class StmtLowering(CallLowering):
         t = dst.type
         # The right side is evaluated whole before anything is written: s = {s.b, s.a}.
         final, dst = dst, self.local("list", t)
-        if isinstance(t, ir.Arr):
+        if isinstance(t, ir.StackType):
             assert isinstance(e, A.ListExpr)
             self.emit(ir.Zero(dst))
             for i, item in enumerate(e.items):
-                self.store(ir.Elem(t.item, dst, ir.const(i, U32)), item)
+                self.store(ir.StackElement(t.item, dst, ir.const(i, U32)), item)
         else:
-            assert isinstance(t, ir.Rec)
+            assert isinstance(t, ir.RecordType)
             names = list(t.fields)
             if t.kind == "union":
                 raise P4Error(e.pos, "a header_union cannot be made from a list")
@@ -140,14 +140,14 @@ class StmtLowering(CallLowering):
                 self.store(ir.Field(t.fields[name], dst, name), value)
         self.emit(ir.Assign(final, dst))
 
-    def branch(self, s: A.Stmt | None) -> list[ir.Stmt]:
-        body: list[ir.Stmt] = []
+    def branch(self, s: A.Stmt | None) -> list[ir.Instruction]:
+        body: list[ir.Instruction] = []
         if s is not None:
             with self.into(body):
                 self.stmt(s)
         return body
 
-    def if_(self, s: A.If) -> None:
+    def if_(self, s: A.IfStmt) -> None:
         condition = self.expr(s.condition)
         if isinstance(condition, ir.Const):
             for stmt in self.branch(s.then if condition.value else s.other):
@@ -155,16 +155,16 @@ class StmtLowering(CallLowering):
             return
         self.emit(ir.If(condition, self.branch(s.then), self.branch(s.other)))
 
-    def switch(self, s: A.Switch) -> None:
+    def switch(self, s: A.SwitchStmt) -> None:
         t = self.actual(s.value.type)
-        tests: list[tuple[ir.Expr, A.Block]] = []  # condition, body
-        default: A.Block | None = None
-        pending: ir.Expr = FALSE
+        tests: list[tuple[ir.Value, A.BlockStmt]] = []  # condition, body
+        default: A.BlockStmt | None = None
+        pending: ir.Value = FALSE
         falls_to_default = False
         if isinstance(t, T.OfTable):
-            assert isinstance(s.value, A.Member)
+            assert isinstance(s.value, A.MemberExpr)
             result = self.apply_result(s.value.base)
-            value: ir.Expr = result.run
+            value: ir.Value = result.run
         else:
             value = self.expr(s.value)
             if not isinstance(value, ir.Const):
@@ -174,9 +174,9 @@ class StmtLowering(CallLowering):
                 falls_to_default = True
             else:
                 if isinstance(t, T.OfTable):
-                    assert isinstance(case.label, A.Name)
+                    assert isinstance(case.label, A.NameExpr)
                     decls = [a.decl for a in result.table.actions]
-                    label: ir.Expr = ir.const(decls.index(case.label.decl), U32)
+                    label: ir.Value = ir.const(decls.index(case.label.decl), U32)
                 else:
                     label = self.expr(case.label)
                 pending = self.bin("||", pending, self.bin("==", value, label, T.BOOL), T.BOOL)
@@ -186,7 +186,7 @@ class StmtLowering(CallLowering):
                 else:
                     tests.append((pending, case.body))
                 pending, falls_to_default = FALSE, False
-        chain: list[ir.Stmt] = self.branch(default)
+        chain: list[ir.Instruction] = self.branch(default)
         for condition, body in reversed(tests):
             if isinstance(condition, ir.Const):
                 chain = self.branch(body) if condition.value else chain
@@ -194,7 +194,7 @@ class StmtLowering(CallLowering):
             chain = [ir.If(condition, self.branch(body), chain, pos=s.pos)]
         self.out.extend(chain)
 
-    def loop(self, body: A.Stmt, update: Callable[[], None], condition: Callable[[], ir.Expr]) -> None:
+    def loop(self, body: A.Stmt, update: Callable[[], None], condition: Callable[[], ir.Value]) -> None:
         again, next_, end = self.unique("loop"), self.unique("next"), self.unique("done")
         self.emit(ir.Label(again))
         test = condition()
@@ -207,7 +207,7 @@ class StmtLowering(CallLowering):
         self.emit(ir.Goto(again, counted=True))
         self.emit(ir.Label(end))
 
-    def for_(self, s: A.For) -> None:
+    def for_(self, s: A.ForStmt) -> None:
         for part in s.init:
             self.stmt(part)
 
@@ -217,7 +217,7 @@ class StmtLowering(CallLowering):
 
         self.loop(s.body, update, lambda: self.expr(s.condition))
 
-    def for_in(self, s: A.ForIn) -> None:
+    def for_in(self, s: A.ForInStmt) -> None:
         if isinstance(s.variable, A.VarDecl):
             var: ir.LValue = self.local(s.variable.name, self.type(s.variable.type, s.pos))
             self.bindings[id(s.variable)] = var
@@ -226,7 +226,7 @@ class StmtLowering(CallLowering):
             assert isinstance(lv, ir.LValue)
             var = lv
         values = s.values
-        if isinstance(values, A.Binary):
+        if isinstance(values, A.BinaryExpr):
             low = self.saved(values.left, values.right)
             high = self.temp(self.expr(values.right), "last")
             count = self.temp(low, "at")
@@ -254,9 +254,9 @@ class StmtLowering(CallLowering):
             items = list(values.items)
         else:
             stack = self.expr(values)
-            if not isinstance(stack.type, ir.Arr) or not isinstance(stack, ir.LValue):
+            if not isinstance(stack.type, ir.StackType) or not isinstance(stack, ir.LValue):
                 raise P4Error(values.pos, "'for' over this is not supported")
-            items = [ir.Elem(stack.type.item, stack, ir.const(i, U32)) for i in range(stack.type.size)]
+            items = [ir.StackElement(stack.type.item, stack, ir.const(i, U32)) for i in range(stack.type.size)]
         end = self.unique("done")
         for item in items:
             next_ = self.unique("next")
@@ -270,7 +270,7 @@ class StmtLowering(CallLowering):
             self.emit(ir.Label(next_))
         self.emit(ir.Label(end))
 
-    def return_(self, s: A.Return) -> None:
+    def return_(self, s: A.ReturnStmt) -> None:
         frame = self.frames[-1]
         if s.value is not None:
             assert frame.result is not None

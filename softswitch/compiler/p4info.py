@@ -15,8 +15,9 @@ from finsy.proto.p4.config.v1 import p4types_pb2 as p4t
 from softswitch.compiler import ast as A
 from softswitch.compiler import ir
 from softswitch.compiler import types as T
+from softswitch.compiler.objects import ExternObject, TableObject, ValueSet
 from softswitch.compiler.p4info_ids import Ids, numbers
-from softswitch.compiler.program import ExternObject, Program, Table, ValueSet
+from softswitch.compiler.program import LoweredProgram
 
 _MATCH = {"exact": p4i.MatchField.EXACT, "lpm": p4i.MatchField.LPM, "ternary": p4i.MatchField.TERNARY,
           "range": p4i.MatchField.RANGE, "optional": p4i.MatchField.OPTIONAL}
@@ -40,13 +41,13 @@ def controller_name(t: T.Struct) -> str:
     return note.args[0].value if note and note.args and isinstance(note.args[0], A.StrLit) else t.name
 
 
-def make(program: Program, ids: Ids) -> p4i.P4Info:
+def make(program: LoweredProgram, ids: Ids) -> p4i.P4Info:
     """The program's P4Info."""
     return _Maker(program, ids).run()
 
 
 class _Maker:
-    def __init__(self, program: Program, ids: Ids) -> None:
+    def __init__(self, program: LoweredProgram, ids: Ids) -> None:
         self.program, self.ids = program, ids
         self.info = p4i.P4Info()
 
@@ -96,7 +97,7 @@ class _Maker:
                 args = f"({_join(note.text)})" if note.text else ""
                 message.annotations.append(f"@{note.name}{args}")
 
-    def table(self, table: Table) -> None:
+    def table(self, table: TableObject) -> None:
         self.info.type_info.SetInParent()  # p4c writes it wherever a type was looked at
         m = self.info.tables.add()
         self.preamble(m.preamble, self.ids.of(table), table.name, table.decl)

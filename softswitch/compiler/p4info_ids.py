@@ -13,7 +13,8 @@ from typing import Any
 
 from softswitch.compiler import ast as A
 from softswitch.compiler.diagnostics import P4Error
-from softswitch.compiler.program import Digest, ExternObject, Program, Table, ValueSet
+from softswitch.compiler.objects import Digest, ExternObject, TableObject, ValueSet
+from softswitch.compiler.program import LoweredProgram
 
 PREFIX = {
     "action": 0x01, "table": 0x02, "value_set": 0x03, "controller_header": 0x04, "action_profile": 0x11,
@@ -37,7 +38,7 @@ def jenkins(name: str) -> int:
 class Ids:
     """Ids and aliases of everything that the control plane sees."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: LoweredProgram) -> None:
         self.program = program
         self.names: set[str] = set()
         self.ids: dict[tuple[str, str], int] = {}
@@ -73,8 +74,8 @@ class Ids:
     def action(self, name: str) -> int:
         return self.ids["action", name]
 
-    def of(self, x: Table | ExternObject | ValueSet | Digest) -> int:
-        kind = {Table: "table", ValueSet: "value_set", Digest: "digest"}.get(type(x))
+    def of(self, x: TableObject | ExternObject | ValueSet | Digest) -> int:
+        kind = {TableObject: "table", ValueSet: "value_set", Digest: "digest"}.get(type(x))
         return self.ids[kind or _kind(x), x.name]
 
     def alias(self, name: str) -> str:
@@ -90,7 +91,7 @@ def _kind(x: Any) -> str:
     return "action_profile" if x.kind == "action_selector" else x.kind
 
 
-def _symbols(program: Program) -> Iterable[tuple[str, str, Any]]:
+def _symbols(program: LoweredProgram) -> Iterable[tuple[str, str, Any]]:
     for table in program.tables:
         yield "table", table.name, table.decl
     for name, decl in program.actions.items():

@@ -75,7 +75,7 @@ class BlockParser(StmtParser):
         op = self.token
         if op.text in ("&&&", ".."):
             self.take()
-            return A.Binary(op.text, left, self.expression(), pos=op.pos)
+            return A.BinaryExpr(op.text, left, self.expression(), pos=op.pos)
         return left
 
     def value_set(self, notes: list[A.Annotation]) -> A.ValueSetDecl:

@@ -154,7 +154,7 @@ class ExprParser(Cursor):
         if self.accept("?"):
             then = self.expression()
             self.expect(":")
-            return A.Mux(condition, then, self.expression(), pos=token.pos)
+            return A.MuxExpr(condition, then, self.expression(), pos=token.pos)
         return condition
 
     def binary_op(self, level: int) -> Token | None:
@@ -180,13 +180,13 @@ class ExprParser(Cursor):
             op = self.binary_op(level)
             if op is None:
                 return left
-            left = A.Binary(op.text, left, self.binary(level + 1), pos=op.pos)
+            left = A.BinaryExpr(op.text, left, self.binary(level + 1), pos=op.pos)
 
     def unary(self) -> A.Expr:
         token = self.token
         if token.kind == "op" and token.text in ("!", "~", "-", "+"):
             self.take()
-            return A.Unary(token.text, self.unary(), pos=token.pos)
+            return A.UnaryExpr(token.text, self.unary(), pos=token.pos)
         if token.text == "(" and token.kind == "op":
             cast = self.cast()
             if cast is not None:
@@ -205,7 +205,7 @@ class ExprParser(Cursor):
         if not (self.token.kind in ("id", "int", "str") or self.token.text in ("(", "!", "~", "-", "+", "{", ".")):
             self.i = mark
             return None
-        return A.Cast(syntax, self.unary(), pos=pos)
+        return A.CastExpr(syntax, self.unary(), pos=pos)
 
     def postfix(self) -> A.Expr:
         expr = self.primary()
@@ -219,28 +219,28 @@ class ExprParser(Cursor):
                 if name.kind != "id":
                     raise self.unexpected("a member's name")
                 self.take()
-                expr = A.Member(expr, name.text, pos=name.pos)
+                expr = A.MemberExpr(expr, name.text, pos=name.pos)
             elif token.text == "[":
                 self.take()
                 first = self.expression()
                 if self.accept(":"):
-                    expr = A.Slice(expr, first, self.expression(), pos=token.pos)
+                    expr = A.SliceExpr(expr, first, self.expression(), pos=token.pos)
                 elif self.accept("+:"):
-                    expr = A.Slice(expr, first, first, self.expression(), pos=token.pos)
+                    expr = A.SliceExpr(expr, first, first, self.expression(), pos=token.pos)
                 else:
-                    expr = A.Index(expr, first, pos=token.pos)
+                    expr = A.IndexExpr(expr, first, pos=token.pos)
                 self.expect("]")
             elif token.text == "(":
-                expr = A.Call(expr, [], self.arguments(), pos=expr.pos)
-            elif token.text == "<" and isinstance(expr, A.Name | A.Member):
+                expr = A.CallExpr(expr, [], self.arguments(), pos=expr.pos)
+            elif token.text == "<" and isinstance(expr, A.NameExpr | A.MemberExpr):
                 args = self.call_type_args()
                 if not args:
                     return expr
-                if isinstance(expr, A.Name) and expr.name in self.type_names:
+                if isinstance(expr, A.NameExpr) and expr.name in self.type_names:
                     syntax = A.TypeSyntax("name", expr.name, args, pos=expr.pos)
-                    expr = A.Call(A.TypeExpr(syntax, pos=expr.pos), [], self.arguments(), pos=expr.pos)
+                    expr = A.CallExpr(A.TypeExpr(syntax, pos=expr.pos), [], self.arguments(), pos=expr.pos)
                 else:
-                    expr = A.Call(expr, args, self.arguments(), pos=expr.pos)
+                    expr = A.CallExpr(expr, args, self.arguments(), pos=expr.pos)
             else:
                 return expr
 
@@ -295,7 +295,7 @@ class ExprParser(Cursor):
         if text == ".":
             self.take()
             name = self.name()
-            return A.Name(name.text, absolute=True, pos=name.pos)
+            return A.NameExpr(name.text, absolute=True, pos=name.pos)
         if text == "error" and self.peek(1).text == ".":
             self.take()
             return A.TypeExpr(A.TypeSyntax("error", pos=pos), pos=pos)
@@ -312,7 +312,7 @@ class ExprParser(Cursor):
             if text in RESERVED:
                 raise self.unexpected("an expression")
             self.take()
-            return A.Name(text, pos=pos)
+            return A.NameExpr(text, pos=pos)
         raise self.unexpected("an expression")
 
     def braces(self) -> A.Expr:

@@ -39,16 +39,16 @@ class StmtParser(ExprParser):
         if self.at("="):
             raise P4Error(name.pos, "instances with an initializer block are not supported")
         self.expect(";")
-        call = A.Call(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
+        call = A.CallExpr(A.TypeExpr(syntax, pos=syntax.pos), [], args, pos=syntax.pos)
         return A.InstanceDecl(pos=name.pos, name=name.text, annotations=notes, call=call)
 
-    def block(self) -> A.Block:
+    def block(self) -> A.BlockStmt:
         self.annotations()
         pos = self.expect("{").pos
         body: list[A.Stmt] = []
         while not self.accept("}"):
             body.append(self.statement())
-        return A.Block(body, pos=pos)
+        return A.BlockStmt(body, pos=pos)
 
     def statement(self) -> A.Stmt:
         notes = self.annotations()
@@ -58,7 +58,7 @@ class StmtParser(ExprParser):
                 return self.block()
             case ";":
                 self.take()
-                return A.Block([], pos=token.pos)
+                return A.BlockStmt([], pos=token.pos)
             case "if":
                 return self.if_()
             case "switch":
@@ -69,11 +69,11 @@ class StmtParser(ExprParser):
                 self.take()
                 value = None if self.at(";") else self.expression()
                 self.expect(";")
-                return A.Return(value, pos=token.pos)
+                return A.ReturnStmt(value, pos=token.pos)
             case "exit" | "break" | "continue":
                 self.take()
                 self.expect(";")
-                kinds: dict[str, type[A.Stmt]] = {"exit": A.Exit, "break": A.Break, "continue": A.Continue}
+                kinds: dict[str, type[A.Stmt]] = {"exit": A.ExitStmt, "break": A.BreakStmt, "continue": A.ContinueStmt}
                 return kinds[token.text](pos=token.pos)
             case "const":
                 return A.DeclStmt(self.const(notes), pos=token.pos)
@@ -109,11 +109,11 @@ class StmtParser(ExprParser):
         token = self.token
         if token.text == "=":
             self.take()
-            return A.Assign(target, self.expression(), pos=token.pos)
+            return A.AssignStmt(target, self.expression(), pos=token.pos)
         op = self.assign_op()
         if op:
-            return A.Assign(target, self.expression(), op, pos=token.pos)
-        if not isinstance(target, A.Call):
+            return A.AssignStmt(target, self.expression(), op, pos=token.pos)
+        if not isinstance(target, A.CallExpr):
             raise self.unexpected("'=' or a call" if token.text != ";" else "an assignment or a call before")
         return A.CallStmt(target, pos=target.pos)
 
@@ -128,16 +128,16 @@ class StmtParser(ExprParser):
             return ">>"
         return ""
 
-    def if_(self) -> A.If:
+    def if_(self) -> A.IfStmt:
         pos = self.expect("if").pos
         self.expect("(")
         condition = self.expression()
         self.expect(")")
         then = self.statement()
         other = self.statement() if self.accept("else") else None
-        return A.If(condition, then, other, pos=pos)
+        return A.IfStmt(condition, then, other, pos=pos)
 
-    def switch(self) -> A.Switch:
+    def switch(self) -> A.SwitchStmt:
         pos = self.expect("switch").pos
         self.expect("(")
         value = self.expression()
@@ -155,7 +155,7 @@ class StmtParser(ExprParser):
             self.expect(":")
             body = self.block() if self.token.text in ("{", "@") else None
             cases.append(A.SwitchCase(label, body, pos=token.pos))
-        return A.Switch(value, cases, pos=pos)
+        return A.SwitchStmt(value, cases, pos=pos)
 
     def for_(self) -> A.Stmt:
         pos = self.expect("for").pos
@@ -172,7 +172,7 @@ class StmtParser(ExprParser):
         if self.token.kind == "id" and self.peek(1).text == "in":
             name = self.take()
             self.take()
-            return self.for_in(pos, A.Name(name.text, pos=name.pos))
+            return self.for_in(pos, A.NameExpr(name.text, pos=name.pos))
         init: list[A.Stmt] = []
         while not self.at(";"):
             if self.declares():
@@ -195,12 +195,12 @@ class StmtParser(ExprParser):
             if not self.accept(","):
                 break
         self.expect(")")
-        return A.For(init, condition, update, self.statement(), pos=pos)
+        return A.ForStmt(init, condition, update, self.statement(), pos=pos)
 
     def for_in(self, pos: Pos, variable: A.VarDecl | A.Expr) -> A.Stmt:
         values = self.expression()
         op = self.token
         if self.accept(".."):
-            values = A.Binary("..", values, self.expression(), pos=op.pos)
+            values = A.BinaryExpr("..", values, self.expression(), pos=op.pos)
         self.expect(")")
-        return A.ForIn(variable, values, self.statement(), pos=pos)
+        return A.ForInStmt(variable, values, self.statement(), pos=pos)

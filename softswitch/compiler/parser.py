@@ -13,7 +13,7 @@ from softswitch.compiler.parse_block import BlockParser
 from softswitch.compiler.parse_expr import BASE_TYPES
 
 
-def parse(text: str, errors: Errors) -> A.Program:
+def parse(text: str, errors: Errors) -> A.SyntaxTree:
     """Parses preprocessed text. Errors are collected; raises CompileError at the end if there were any."""
     try:
         parser = _Parser(lex(text))
@@ -21,7 +21,7 @@ def parse(text: str, errors: Errors) -> A.Program:
         errors.add(error)
         errors.stop_if_any()
         raise
-    program = A.Program(parser.program(errors))
+    program = A.SyntaxTree(parser.program(errors))
     errors.stop_if_any()
     return program
 

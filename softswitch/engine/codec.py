@@ -7,22 +7,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
-from softswitch.engine.entities import (
-    ERRORS,
+from softswitch.engine.entities import Count, Do, DoAction, DoGroup, DoMember, Entry, MeterConfig
+from softswitch.engine.errors import ERRORS, EngineError, Internal, InvalidArgument
+from softswitch.engine.program_info import (
     ActionInfo,
-    Count,
     DigestInfo,
-    Do,
-    DoAction,
-    DoGroup,
-    DoMember,
-    EngineError,
-    Entry,
-    Internal,
-    InvalidArgument,
     KeyField,
     MatchKind,
-    MeterConfig,
     MeteringInfo,
     ProfileInfo,
     ProgramInfo,

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose switch lives in this process, for tests and `softswitch stf`."""
+"""An engine whose switch runs inside this process, for tests and `softswitch stf`.
+
+    with LocalEngine.open(compile_file(Path("l2.p4"))) as engine:
+        engine.insert(entry)
+        engine.inject(1, frame)                      # [(2, frame)]
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from softswitch.engine.engine import Engine
-from softswitch.engine.entities import Event, InvalidArgument
+from softswitch.engine.entities import Event
+from softswitch.engine.errors import InvalidArgument
 from softswitch.engine.linking import Compiled, build
 from softswitch.engine.transport import InProcess
 
@@ -16,7 +22,11 @@ class LocalEngine(Engine):
 
     @classmethod
     def open(cls, program: Compiled | str | Path, *, cpu_port: int | None = None, seed: int = 1) -> LocalEngine:
-        """As `Engine.in_process`. Raises cc.BuildError."""
+        """Opens a compiled program, C text, a C file, or a library made by `linking.build`. Raises cc.BuildError.
+
+        cpu_port   the port of packet-in and packet-out, or None
+        seed       of the switch's random numbers
+        """
         built = isinstance(program, Path) and program.suffix == ".so"
         library = program if isinstance(program, Path) and built else build(program)
         return cls(InProcess(library, cpu_port=cpu_port, seed=seed))

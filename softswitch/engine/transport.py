@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from softswitch.engine.entities import NO_PORT, EngineError, EngineTimeout, Event, EventKind, Internal
+from softswitch.engine.entities import NO_PORT, Event, EventKind
+from softswitch.engine.errors import EngineError, EngineTimeout, Internal
 
 MESSAGE_MAX = 1 << 20
 """Bytes of the longest message either way (SS_MESSAGE_MAX)."""

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions with their parameters (P4Runtime 9.1.2): Action messages <-> byte form."""
+"""Actions with their parameters (P4Runtime 9.1.2): ActionSchema messages <-> byte form."""
 
 from __future__ import annotations
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import DoAction, InvalidArgument, pack_fields
+from softswitch.engine.byte_form import pack_fields
+from softswitch.engine.entities import DoAction
+from softswitch.engine.errors import InvalidArgument
 from softswitch.p4runtime import bytestrings
-from softswitch.p4runtime.schema import Action, Table
+from softswitch.p4runtime.schema import ActionSchema, TableSchema
 
 
-def decode_params(action: Action, message: p4r.Action) -> bytes:
+def decode_params(action: ActionSchema, message: p4r.Action) -> bytes:
     """Parameters in byte form. Raises InvalidArgument, OutOfRange."""
     values: dict[int, int] = {}
     for param in message.params:
@@ -28,7 +30,7 @@ def decode_params(action: Action, message: p4r.Action) -> bytes:
     return pack_fields([values[i] for i in range(len(bits))], bits, f"action {action.name}")
 
 
-def encode_action(action: Action, params: bytes, message: p4r.Action) -> None:
+def encode_action(action: ActionSchema, params: bytes, message: p4r.Action) -> None:
     """Fills an Action message from parameters in byte form."""
     message.action_id = action.id
     at = 0
@@ -39,7 +41,7 @@ def encode_action(action: Action, params: bytes, message: p4r.Action) -> None:
         message.params.add(param_id=param.id, value=bytestrings.encode(value))
 
 
-def decode_table_action(table: Table, message: p4r.Action, *, default: bool = False) -> DoAction:
+def decode_table_action(table: TableSchema, message: p4r.Action, *, default: bool = False) -> DoAction:
     """An action that an entry of the table, or its default, may run."""
     known = table.actions.get(message.action_id)
     if known is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from finsy.proto import p4r, rpc_code
 
-from softswitch.engine.entities import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
+from softswitch.engine.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 
 Send = Callable[[p4r.StreamMessageResponse], None]
 

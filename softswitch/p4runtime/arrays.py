@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import InvalidArgument, MeteringInfo, OutOfRange, RegisterInfo
+from softswitch.engine.errors import InvalidArgument, OutOfRange
+from softswitch.engine.program_info import MeteringInfo, RegisterInfo
 from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from softswitch.engine.entities import InvalidArgument, OutOfRange
+from softswitch.engine.errors import InvalidArgument, OutOfRange
 
 
 def encode(value: int) -> bytes:

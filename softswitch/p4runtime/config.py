@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import EngineError, Event, FailedPrecondition, Internal, InvalidArgument
+from softswitch.engine.entities import Event
+from softswitch.engine.errors import EngineError, FailedPrecondition, Internal, InvalidArgument
 from softswitch.p4runtime import entities
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.digests import Digests

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from softswitch.engine.engine import Engine
 from softswitch.p4runtime.digests import Digests
-from softswitch.p4runtime.profiles import OneShot
+from softswitch.p4runtime.one_shot import OneShotSets
 from softswitch.p4runtime.schema import Schema
 
 Identity = tuple[int, bytes, bytes, int]
@@ -25,7 +25,7 @@ class Context:
     """TableEntry.metadata, which the switch itself has no use for."""
     group_metadata: dict[int, bytes] = field(default_factory=dict)
     """MulticastGroupEntry.metadata, likewise."""
-    one_shot: OneShot = field(init=False)
+    one_shot: OneShotSets = field(init=False)
 
     def __post_init__(self) -> None:
-        self.one_shot = OneShot(self)
+        self.one_shot = OneShotSets(self.engine)

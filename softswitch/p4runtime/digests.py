@@ -7,15 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from finsy.proto import p4d, p4i, p4r, p4t
 
-from softswitch.engine.entities import AlreadyExists, DigestInfo, InvalidArgument, NotFound, unpack_fields
+from softswitch.engine.byte_form import unpack_fields
+from softswitch.engine.errors import AlreadyExists, InvalidArgument, NotFound
+from softswitch.engine.program_info import DigestInfo
 from softswitch.p4runtime import bytestrings
-
-if TYPE_CHECKING:
-    from softswitch.p4runtime.context import Context
 
 _LIST_MAX = 10_000
 """Values in a list at most, where the client sets no limit."""
@@ -184,13 +182,3 @@ def _fill(data: p4d.P4Data, spec: p4t.P4DataTypeSpec, values: Iterator[bytes], t
         data.enum_value = next(values)
     else:
         data.bitstring = next(values)
-
-
-def write(context: Context, kind: str, message: p4r.DigestEntry) -> None:
-    """Configures how a digest's messages are gathered.  Raises InvalidArgument, AlreadyExists, NotFound."""
-    context.digests.configure(kind, message)
-
-
-def read(context: Context, asked: p4r.DigestEntry) -> Iterator[p4r.Entity]:
-    """The configuration of one digest, or of all."""
-    yield from context.digests.configurations(asked.digest_id)

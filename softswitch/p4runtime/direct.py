@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import Default, DoAction, Entry, InvalidArgument, NotFound
+from softswitch.engine.entities import Default, DoAction, Entry
+from softswitch.engine.errors import InvalidArgument, NotFound
 from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter
-from softswitch.p4runtime.schema import Table
+from softswitch.p4runtime.schema import TableSchema
 from softswitch.p4runtime.tables import asked_entries, asked_tables, decode_key, encode_key
 
 if TYPE_CHECKING:
     from softswitch.p4runtime.context import Context
 
 
-def _direct_target(context: Context, message: p4r.TableEntry, kind: str, what: str) -> tuple[Table, Entry | None]:
+def _direct_target(context: Context, message: p4r.TableEntry, kind: str, what: str) -> tuple[TableSchema, Entry | None]:
     if kind != "modify":
         raise InvalidArgument(f"a {what} can be modified, not {kind}ed")
     table = context.schema.table(message.table_id)
@@ -44,7 +45,7 @@ def write_direct_meter(context: Context, kind: str, message: p4r.DirectMeterEntr
     context.engine.write_direct_meter(table.info, entry, config)
 
 
-def _direct_reads(context: Context, asked: p4r.TableEntry, has: str) -> Iterator[tuple[Table, Entry | Default]]:
+def _direct_reads(context: Context, asked: p4r.TableEntry, has: str) -> Iterator[tuple[TableSchema, Entry | Default]]:
     for table in asked_tables(context, asked.table_id):
         if getattr(table.info, has) < 0:
             if asked.table_id:
@@ -57,7 +58,7 @@ def _direct_reads(context: Context, asked: p4r.TableEntry, has: str) -> Iterator
                 yield table, entry
 
 
-def _encode_target(table: Table, entry: Entry | Default, message: p4r.TableEntry) -> None:
+def _encode_target(table: TableSchema, entry: Entry | Default, message: p4r.TableEntry) -> None:
     if isinstance(entry, Entry):
         encode_key(table, entry, message)
     else:

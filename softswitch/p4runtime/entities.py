@@ -8,8 +8,8 @@ from typing import Any
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import EngineError, InvalidArgument, Unimplemented
-from softswitch.p4runtime import arrays, digests, direct, profiles, replication, tables, value_sets
+from softswitch.engine.errors import EngineError, InvalidArgument, Unimplemented
+from softswitch.p4runtime import arrays, direct, profiles, replication, tables, value_sets
 from softswitch.p4runtime.context import Context
 
 _Write = Callable[[Context, str, Any], None]
@@ -26,7 +26,8 @@ _SERVED: dict[str, tuple[_Write, _Read]] = {
     "clone_session_entry": (replication.write_session, replication.read_sessions),
     "value_set_entry": (value_sets.write, value_sets.read),
     "register_entry": (arrays.write_register, arrays.read_registers),
-    "digest_entry": (digests.write, digests.read),
+    "digest_entry": (lambda context, kind, message: context.digests.configure(kind, message),
+                     lambda context, asked: context.digests.configurations(asked.digest_id)),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import InvalidArgument, KeyField, MatchKind
+from softswitch.engine.errors import InvalidArgument
+from softswitch.engine.program_info import KeyField, MatchKind
 from softswitch.p4runtime import bytestrings
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import Count, InvalidArgument, MeterConfig
+from softswitch.engine.entities import Count, MeterConfig
+from softswitch.engine.errors import InvalidArgument
 
 
 def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:

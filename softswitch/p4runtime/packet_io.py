@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import InvalidArgument
+from softswitch.engine.errors import InvalidArgument
 from softswitch.p4runtime import bytestrings
-from softswitch.p4runtime.schema import Header
+from softswitch.p4runtime.schema import ControllerHeader
 
 
-def encode_packet_in(header: Header, frame: bytes) -> p4r.PacketIn:
+def encode_packet_in(header: ControllerHeader, frame: bytes) -> p4r.PacketIn:
     """A frame that left through the CPU port: its packet_in header becomes metadata."""
     size = header.bits // 8
     if len(frame) < size:  # the program did not emit its packet_in header
@@ -24,7 +24,7 @@ def encode_packet_in(header: Header, frame: bytes) -> p4r.PacketIn:
     return message
 
 
-def decode_packet_out(header: Header, message: p4r.PacketOut) -> bytes:
+def decode_packet_out(header: ControllerHeader, message: p4r.PacketOut) -> bytes:
     """The frame to put into the pipeline: metadata become its packet_out header. Raises InvalidArgument, OutOfRange."""
     given: dict[int, bytes] = {}
     known = {ident for ident, _, _ in header.fields}

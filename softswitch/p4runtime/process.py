@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softswitch.engine.engine import Engine
-from softswitch.engine.entities import EngineError, Event, Internal
+from softswitch.engine.entities import Event
+from softswitch.engine.errors import EngineError, Internal
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +97,10 @@ class _ProcessEngine(Engine):
     """An engine that also knows the requests to the process itself (runtime/io.h)."""
 
     def start_ports(self) -> None:
-        self._one(struct.pack("<IH", 2, _OP_START))
+        self._channel.one(struct.pack("<IH", 2, _OP_START))
 
     def ports(self) -> list[PortState]:
-        data = self._one(struct.pack("<IH", 2, _OP_PORTS))
+        data = self._channel.one(struct.pack("<IH", 2, _OP_PORTS))
         (n,) = struct.unpack_from("<I", data)
         at, found = 4, []
         for _ in range(n):

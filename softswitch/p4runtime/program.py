@@ -15,7 +15,7 @@ from typing import Protocol
 from finsy.proto import p4i, p4r
 
 from cbuild import cc
-from softswitch.engine.entities import EngineError, InvalidArgument
+from softswitch.engine.errors import EngineError, InvalidArgument
 from softswitch.engine.linking import build
 from softswitch.p4runtime.process import SOURCES
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import CloneSession, InvalidArgument, Multicast, Unimplemented
+from softswitch.engine.entities import CloneSession, Multicast
+from softswitch.engine.errors import InvalidArgument, Unimplemented
 from softswitch.p4runtime import bytestrings
 from softswitch.p4runtime.context import Context
 

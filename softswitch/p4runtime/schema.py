@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 from finsy.proto import p4i
 
 from softswitch.engine.engine import Engine
-from softswitch.engine.entities import (
+from softswitch.engine.errors import Internal, InvalidArgument
+from softswitch.engine.program_info import (
     ActionInfo,
     DigestInfo,
-    Internal,
-    InvalidArgument,
     KeyField,
     MeteringInfo,
     Named,
@@ -28,7 +27,7 @@ _N = TypeVar("_N", bound=Named)
 
 
 @dataclass(frozen=True)
-class Param:
+class ActionParam:
     """An action parameter; `place` is its index in the engine's parameter list."""
 
     id: int
@@ -38,26 +37,26 @@ class Param:
 
 
 @dataclass(frozen=True)
-class Action:
+class ActionSchema:
     """An action, with parameters by id."""
 
     id: int
     name: str
-    params: dict[int, Param]
+    params: dict[int, ActionParam]
 
 
 @dataclass(frozen=True)
 class TableAction:
     """An action as one table may use it."""
 
-    action: Action
+    action: ActionSchema
     info: ActionInfo
     in_entries: bool
     as_default: bool
 
 
 @dataclass(frozen=True)
-class Field:
+class MatchField:
     """A match field; `place` is its index in the key."""
 
     id: int
@@ -66,19 +65,19 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSchema:
     """A table: p4info names, the engine's layout."""
 
     id: int
     name: str
     info: TableInfo
-    fields: dict[int, Field]
+    fields: dict[int, MatchField]
     actions: dict[int, TableAction]
     profile: ProfileInfo | None
 
 
 @dataclass(frozen=True)
-class Header:
+class ControllerHeader:
     """packet_in or packet_out: the metadata of a controller header, (id, name, bits) in wire order."""
 
     fields: tuple[tuple[int, str, int], ...]
@@ -108,10 +107,10 @@ class Schema:
         self.value_set_ids = {v.preamble.id: [m.id for m in v.match] for v in p4info.value_sets}
         self.register_types = {r.preamble.id: r.type_spec for r in p4info.registers}
         headers = {h.preamble.name: _header(h) for h in p4info.controller_packet_metadata}
-        self.packet_in = headers.get("packet_in", Header(()))
-        self.packet_out = headers.get("packet_out", Header(()))
+        self.packet_in = headers.get("packet_in", ControllerHeader(()))
+        self.packet_out = headers.get("packet_out", ControllerHeader(()))
 
-    def table(self, ident: int) -> Table:
+    def table(self, ident: int) -> TableSchema:
         """Raises InvalidArgument, as the ones below."""
         return _get(self.tables, ident, "table")
 
@@ -139,19 +138,19 @@ class Schema:
         """A parser value set."""
         return _get(self.value_sets, ident, "value set")
 
-    def table_of_profile(self, profile: ProfileInfo) -> Table:
+    def table_of_profile(self, profile: ProfileInfo) -> TableSchema:
         """A table that uses the profile: its action list is the profile's."""
         for table in self.tables.values():
             if table.info.profile == profile.index:
                 return table
         raise InvalidArgument(f"no table uses action profile {profile.name}")
 
-    def _table(self, t: p4i.Table, infos: dict[int, TableInfo]) -> Table:
+    def _table(self, t: p4i.Table, infos: dict[int, TableInfo]) -> TableSchema:
         info = infos.get(t.preamble.id)
         name = t.preamble.name
         if info is None or len(info.keys) != len(t.match_fields):
             raise Internal(f"table {name}: the program has no such table, or one with another key")
-        fields = {m.id: Field(m.id, place, info.keys[place]) for place, m in enumerate(t.match_fields)}
+        fields = {m.id: MatchField(m.id, place, info.keys[place]) for place, m in enumerate(t.match_fields)}
         actions = {}
         for ref in t.action_refs:
             found = [a for a in info.actions if a.id == ref.id]
@@ -164,16 +163,16 @@ class Schema:
                 ref.scope != p4i.ActionRef.TABLE_ONLY,
             )
         profile = next((p for p in self.profiles.values() if p.index == info.profile), None)
-        return Table(t.preamble.id, name, info, fields, actions, profile)
+        return TableSchema(t.preamble.id, name, info, fields, actions, profile)
 
 
-def _action(a: p4i.Action) -> Action:
-    params = {p.id: Param(p.id, p.name, p.bitwidth, place) for place, p in enumerate(a.params)}
-    return Action(a.preamble.id, a.preamble.name, params)
+def _action(a: p4i.Action) -> ActionSchema:
+    params = {p.id: ActionParam(p.id, p.name, p.bitwidth, place) for place, p in enumerate(a.params)}
+    return ActionSchema(a.preamble.id, a.preamble.name, params)
 
 
-def _header(h: p4i.ControllerPacketMetadata) -> Header:
-    return Header(tuple((m.id, m.name, m.bitwidth) for m in h.metadata))
+def _header(h: p4i.ControllerPacketMetadata) -> ControllerHeader:
+    return ControllerHeader(tuple((m.id, m.name, m.bitwidth) for m in h.metadata))
 
 
 def _by_id(things: Iterable[_N]) -> dict[int, _N]:

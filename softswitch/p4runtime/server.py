@@ -24,10 +24,9 @@ import grpc
 from finsy.proto import p4r, p4r_grpc, rpc_code, rpc_status
 
 from softswitch.engine.engine import read_idle_entry
-from softswitch.engine.entities import (
+from softswitch.engine.entities import Event, EventKind
+from softswitch.engine.errors import (
     EngineError,
-    Event,
-    EventKind,
     FailedPrecondition,
     Internal,
     InvalidArgument,

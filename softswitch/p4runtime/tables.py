@@ -9,24 +9,13 @@ from typing import TYPE_CHECKING
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import (
-    Default,
-    Do,
-    DoAction,
-    DoGroup,
-    DoMember,
-    EngineError,
-    Entry,
-    InvalidArgument,
-    MatchKind,
-    NotFound,
-    PermissionDenied,
-    TableInfo,
-)
+from softswitch.engine.entities import Default, Do, DoAction, DoGroup, DoMember, Entry
+from softswitch.engine.errors import EngineError, InvalidArgument, NotFound, PermissionDenied
+from softswitch.engine.program_info import MatchKind, TableInfo
 from softswitch.p4runtime.actions import decode_table_action, encode_action
 from softswitch.p4runtime.matches import decode_match, encode_match
 from softswitch.p4runtime.metering import decode_count, decode_meter, encode_count, encode_meter
-from softswitch.p4runtime.schema import Table
+from softswitch.p4runtime.schema import TableSchema
 
 if TYPE_CHECKING:
     from softswitch.p4runtime.context import Context
@@ -34,7 +23,7 @@ if TYPE_CHECKING:
 KINDS = {p4r.Update.INSERT: "insert", p4r.Update.MODIFY: "modify", p4r.Update.DELETE: "delete"}
 
 
-def decode_key(table: Table, message: p4r.TableEntry) -> tuple[bytes, bytes, int]:
+def decode_key(table: TableSchema, message: p4r.TableEntry) -> tuple[bytes, bytes, int]:
     """(key, mask, priority) of an entry."""
     given: dict[int, tuple[int, int]] = {}
     for match in message.match:
@@ -63,7 +52,7 @@ def decode_key(table: Table, message: p4r.TableEntry) -> tuple[bytes, bytes, int
     return key_bytes, mask, message.priority
 
 
-def _decode_do(context: Context, table: Table, message: p4r.TableEntry) -> Do:
+def _decode_do(context: Context, table: TableSchema, message: p4r.TableEntry) -> Do:
     kind = message.action.WhichOneof("type")
     if kind is None:
         raise InvalidArgument(f"table {table.name}: the entry has no action")
@@ -87,7 +76,7 @@ def _decode_do(context: Context, table: Table, message: p4r.TableEntry) -> Do:
     return context.one_shot.create(table, message.action.action_profile_action_set)
 
 
-def _encode_do(context: Context, table: Table, do: Do, message: p4r.TableAction) -> None:
+def _encode_do(context: Context, table: TableSchema, do: Do, message: p4r.TableAction) -> None:
     if isinstance(do, DoAction):
         encode_action(context.schema.actions[table.info.actions[do.action].id], do.params, message.action)
     elif isinstance(do, DoMember):
@@ -99,7 +88,7 @@ def _encode_do(context: Context, table: Table, do: Do, message: p4r.TableAction)
 # ---- table entries ---------------------------------------------------------------------------------------------
 
 
-def _const_guard(table: Table) -> None:
+def _const_guard(table: TableSchema) -> None:
     if table.info.const_entries:
         raise PermissionDenied(f"table {table.name} has const entries")
 
@@ -210,7 +199,7 @@ def _write_direct(context: Context, table: TableInfo, entry: Entry | None, messa
         context.engine.write_direct_counter(table, entry, decode_count(message.counter_data, table.name))
 
 
-def encode_key(table: Table, entry: Entry, message: p4r.TableEntry) -> None:
+def encode_key(table: TableSchema, entry: Entry, message: p4r.TableEntry) -> None:
     """Fills table id, match and priority: what identifies an entry."""
     message.table_id = table.id
     pairs = entry.fields
@@ -223,7 +212,7 @@ def encode_key(table: Table, entry: Entry, message: p4r.TableEntry) -> None:
 
 
 def encode_entry(
-    context: Context, table: Table, entry: Entry, asked: p4r.TableEntry, message: p4r.TableEntry
+    context: Context, table: TableSchema, entry: Entry, asked: p4r.TableEntry, message: p4r.TableEntry
 ) -> None:
     """Fills a whole TableEntry; counters, meters and times where `asked` has them set."""
     encode_key(table, entry, message)
@@ -237,24 +226,24 @@ def encode_entry(
     _encode_direct(table, entry, asked, message)
 
 
-def encode_idle(context: Context, table: Table, entry: Entry, message: p4r.TableEntry) -> None:
+def encode_idle(context: Context, table: TableSchema, entry: Entry, message: p4r.TableEntry) -> None:
     """An entry as its idle notification shows it: all but counters and meters."""
     encode_entry(context, table, entry, p4r.TableEntry(time_since_last_hit=p4r.TableEntry.IdleTimeout()), message)
 
 
-def _encode_direct(table: Table, entry: Entry | Default, asked: p4r.TableEntry, message: p4r.TableEntry) -> None:
+def _encode_direct(table: TableSchema, entry: Entry | Default, asked: p4r.TableEntry, message: p4r.TableEntry) -> None:
     if asked.HasField("counter_data") and table.info.direct_counter >= 0:
         encode_count(entry.count, message.counter_data)
     if asked.HasField("meter_config") and table.info.direct_meter >= 0 and entry.meter is not None:
         encode_meter(entry.meter, message.meter_config)
 
 
-def asked_tables(context: Context, ident: int) -> list[Table]:
+def asked_tables(context: Context, ident: int) -> list[TableSchema]:
     """The table of this id; 0: all.  Raises InvalidArgument."""
     return [context.schema.table(ident)] if ident else list(context.schema.tables.values())
 
 
-def asked_entries(context: Context, table: Table, asked: p4r.TableEntry) -> Iterator[Entry]:
+def asked_entries(context: Context, table: TableSchema, asked: p4r.TableEntry) -> Iterator[Entry]:
     """The entries that a read names: one by its match, or all with the given priority, metadata and action."""
     if asked.match:
         key, mask, priority = decode_key(table, asked)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from finsy.proto import p4r
 
-from softswitch.engine.entities import InvalidArgument, ResourceExhausted, pack_key, unpack_key
+from softswitch.engine.errors import InvalidArgument, ResourceExhausted
+from softswitch.engine.program_info import pack_key, unpack_key
 from softswitch.p4runtime.context import Context
 from softswitch.p4runtime.matches import decode_match, encode_match
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from netfold.wire import roce
 from netfold.wire.roce import LaneOperation
 from softswitch.compiler.driver import compile_file
-from softswitch.engine import engine, entities, linking
+from softswitch.engine import entities, linking, local
 from support.slot_model import combine
 
 P4SRC = Path(__file__).resolve().parents[2] / "p4src"
@@ -42,7 +42,7 @@ class Leaf:
     """One switch, root of a tree with three children at ports 1..3: one stream for all operations."""
 
     def __init__(self) -> None:
-        self.switch = engine.Engine.in_process(library(), cpu_port=510)
+        self.switch = local.LocalEngine.open(library(), cpu_port=510)
         self.psn = 0
         replicas = tuple((port, port - 1) for port in range(1, CHILDREN + 1))
         self.switch.write_multicast("insert", entities.Multicast(GROUP, replicas))

@@ -18,7 +18,6 @@ from netfold.controller.switch.tables import Mode
 from netfold.fabric import routes
 from netfold.fabric.generate import leafspine
 from netfold.wire import roce
-from softswitch.engine.engine import Engine
 from softswitch.engine.local import LocalEngine
 from support.bmv2 import Bmv2, by_port
 from support.program import PROGRAM, checksum, library, mac, native
@@ -52,7 +51,7 @@ def frame(source_port: int, to: str = FAR.address, *, dport: int = roce.UDP_PORT
 @pytest.fixture
 def leaf() -> Iterator[LocalEngine]:
     """leaf1, all leaves in the mode that Steering begins with: pinned."""
-    with Engine.in_process(library(), cpu_port=510) as engine:
+    with LocalEngine.open(library(), cpu_port=510) as engine:
         for entry in entries():
             engine.insert(native(engine, entry))
         yield engine
@@ -142,7 +141,7 @@ def test_bmv2_takes_the_same_uplinks(tmp_path: Path) -> None:
         folder.mkdir()
         frames = [(1, frame(port, rng.choice(to).address, dport=roce.UDP_PORT if part == "random" else
                             rng.choice([roce.UDP_PORT, 4000]), psn=psn)) for psn, port in enumerate(ports)]
-        with Engine.in_process(library(), cpu_port=510) as engine, Bmv2(PROGRAM, folder, ports=7) as bmv2:
+        with LocalEngine.open(library(), cpu_port=510) as engine, Bmv2(PROGRAM, folder, ports=7) as bmv2:
             for entry in entries(modes):  # type: ignore[arg-type]
                 engine.insert(native(engine, entry))
                 assert bmv2.write_entry("insert", native(engine, entry))

@@ -33,7 +33,7 @@ from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
-from softswitch.engine import engine, local
+from softswitch.engine import local
 from support.program import library
 from support.slot_model import Packet, SlotSwitch
 from support.wires import as_sent, write
@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         self.folds: dict[str, Fold] = {}
         entries = tables.folding(fabric, self.hosts, stream)
         for fold in stream.tree.folds:
-            one = engine.Engine.in_process(library(), cpu_port=510)
+            one = local.LocalEngine.open(library(), cpu_port=510)
             for entity in entries[fold.switch]:
                 write(one, entity)
             model = SlotSwitch(len(fold.children), self.slots, root=fold.is_root)

@@ -15,26 +15,28 @@ from unittest.mock import MagicMock
 import pytest
 
 from netfold.sim import ethereal
-from netfold.sim.claims import Row, claims, relative
-from netfold.sim.figures import Panel, small_multiples
+from netfold.sim.claims import ComparisonRow, claims, relative
+from netfold.sim.ethereal import Comparison, run
+from netfold.sim.points import BROKEN, FABRICS, Point, broken
+from netfold.sim.results import ROWS
 from netfold.sim.sweep import EngineError, engine, sweep
 from netfold.sim.topology import leaf_spine
 from support import needs
 
-SMALL = {"collectives": ["halving-doubling"], "models": [], "sizes": [1, 2], "schemes": ["netfold", "spray", "ecmp"],
-         "jobs": 1}
+SMALL = {"collectives": ["halving-doubling"], "models": [], "sizes": [1, 2], "schemes": ["netfold", "spray", "ecmp"]}
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ethereal.FABRICS, "leaf-spine", lambda: leaf_spine(hosts=16, leaves=4, spines=4))
+    monkeypatch.setitem(FABRICS, "leaf-spine", lambda: leaf_spine(hosts=16, leaves=4, spines=4))
 
 
 @pytest.mark.usefixtures("small")
-def test_the_command_writes_results_and_figures_and_says_its_seed(tmp_path) -> None:
-    """Every point has a row in the JSON, every scheme is in the figure, the seed is spoken."""
+def test_the_command_writes_results_and_figures_and_says_its_seed(tmp_path: Path) -> None:
+    """Every point has a row in the JSON, every scheme is in the figure, and the last line has the seed."""
+    pytest.importorskip("matplotlib")
     said: list[str] = []
-    found = ethereal.run(out=tmp_path, seeds=[7], echo=said.append, **SMALL)
+    found = run(Comparison(seeds=[7], **SMALL), out=tmp_path, jobs=1, echo=said.append)
 
     document = json.loads((tmp_path / "results.json").read_text())
     assert len(document["rows"]) == 2 * 3 * 3
@@ -51,32 +53,46 @@ def test_the_command_writes_results_and_figures_and_says_its_seed(tmp_path) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_equal_seeds_give_equal_rows(tmp_path) -> None:
+def test_without_matplotlib_the_data_are_written_and_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without the extra loses the figures alone, and hears how to get them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said: list[str] = []
+    run(Comparison(**{**SMALL, "sizes": [1]}), out=tmp_path, jobs=1, echo=said.append)
+    assert "pip install 'netfold[plots]'" in said[-2]
+    assert len(json.loads((tmp_path / "results.json").read_text())["rows"]) == 3 * 3
+    assert not list(tmp_path.glob("*.svg"))
+
+
+@pytest.mark.usefixtures("small")
+def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
     """A run can be repeated."""
     rows = []
     for name in "ab":
-        ethereal.run(out=tmp_path / name, echo=lambda _: None, **SMALL)
+        run(Comparison(**SMALL), out=tmp_path / name, jobs=1, echo=lambda _: None)
         rows.append(json.loads((tmp_path / name / "results.json").read_text())["rows"])
     assert rows[0] == rows[1]
 
 
-def test_unknown_names_are_refused_with_the_known_ones(tmp_path) -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     """A typing error does not start a sweep."""
     with pytest.raises(ValueError, match="no scheme is called ecpm; there are ethereal, netfold"):
-        ethereal.run(out=tmp_path, schemes=["ecpm"])
+        Comparison(schemes=["ecpm"])
     with pytest.raises(ValueError, match="a number of links of 0: expected 1 or more"):
-        ethereal.run(out=tmp_path, links=[0])
+        Comparison(links=[0])
     with pytest.raises(ValueError, match="257 links out: the fabric has 256"):
-        ethereal.run(out=tmp_path, links=[1, 257])
+        Comparison(links=[1, 257])
     with pytest.raises(ValueError, match="nothing to simulate"):
-        ethereal.run(out=tmp_path, collectives=[], models=[])
-    assert not list(tmp_path.iterdir())
+        Comparison(collectives=[], models=[])
 
 
-ROW = Row("leaf-spine", "ring", 1 << 20, "spray", "healthy", 1, 1.0, 0, 8, 1.0, 0, 0)
+ROW = ComparisonRow("leaf-spine", "ring", 1 << 20, "spray", "healthy", 1, 1.0, 0, 8, 1.0, 0, 0)
 
 
-def verdict(rows: list[Row], words: str) -> bool:
+def verdict(rows: list[ComparisonRow], words: str) -> bool:
     (claim,) = [claim for claim in claims(rows) if words in claim.says]
     return claim.holds
 
@@ -102,33 +118,6 @@ def test_what_never_finished_is_no_yardstick() -> None:
     hung = replace(ROW, scheme="netfold", time=inf)
     assert relative([ROW, hung], "netfold", "spray") == {ROW.key: inf}
     assert relative([replace(ROW, time=inf), hung], "netfold", "spray") == {}
-
-
-def test_figures_hold_every_point_and_mark_what_never_finished() -> None:
-    """Circles for values, crosses for inf, nothing for None; special characters survive."""
-    panel = Panel("a < b", ["1", "2", "3"], {"one": [1.0, 2.0, None], "two": [1.5, inf, 1.1]})
-    root = ET.fromstring(small_multiples("t & u", [[panel], [panel]], x="x", y="y"))
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(list(root.iter(space + "circle"))) == 2 * 4
-    assert len(list(root.iter(space + "path"))) == 2 * 1
-    hung = Panel("b", ["1"], {"one": [None]}, "nothing < came")
-    assert "nothing &lt; came" in small_multiples("t", [[panel, hung]], x="x", y="y")
-    assert "nothing &lt; came" not in small_multiples("t", [[panel]], x="x", y="y")
-    with pytest.raises(ValueError, match="nothing to draw"):
-        small_multiples("t", [], x="x", y="y")
-
-
-def test_crosses_stand_inside_the_frame_one_beside_the_other() -> None:
-    """Above all values, clear of the title, and no two on one spot, however many schemes never finished."""
-    panel = Panel("t", ["1", "2"], {name: [inf, 3.0] for name in "abcdefgh"} | {"z": [1.0, 9.0]})
-    root = ET.fromstring(small_multiples("t", [[panel]], x="x", y="y"))
-    space = "{http://www.w3.org/2000/svg}"
-    frame = next(rect for rect in root.iter(space + "rect") if rect.get("fill") == "none")
-    left, top = (float(frame.get(key, "")) for key in ("x", "y"))
-    corners = [tuple(map(float, path.get("d", "")[1:].split()[:2])) for path in root.iter(space + "path")]
-    highest = min(float(circle.get("cy", "")) for circle in root.iter(space + "circle"))
-    assert len(set(corners)) == len(corners) == 8
-    assert all(x >= left and top < y and y + 8 < highest for x, y in corners)
 
 
 def _square(x: int) -> int:
@@ -186,14 +175,14 @@ def test_a_ray_cluster_that_is_not_there_is_not_waited_for(scheme: str, monkeypa
 @pytest.mark.usefixtures("small")
 def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
     """As many different cables as asked for, each number with rows of its own; healthy runs are not repeated."""
-    topology = ethereal.FABRICS["leaf-spine"]()
-    few, more = (ethereal.broken(topology, n, seed=1) for n in (2, 5))
-    assert few[0] == more[0] == ethereal.BROKEN
+    topology = FABRICS["leaf-spine"]()
+    few, more = (broken(topology, n, seed=1) for n in (2, 5))
+    assert few[0] == more[0] == BROKEN
     assert [len(set(few)), len(set(more))] == [2, 5]
-    assert len(set(ethereal.broken(topology, 16, seed=1))) == 16
+    assert len(set(broken(topology, 16, seed=1))) == 16
     with pytest.raises(ValueError, match="17 links out: the fabric has 16"):
-        ethereal.broken(topology, 17, seed=1)
-    ethereal.run(out=tmp_path, links=[1, 3], echo=lambda _: None, **{**SMALL, "sizes": [1]})
+        broken(topology, 17, seed=1)
+    run(Comparison(**{**SMALL, "links": [1, 3], "sizes": [1]}), out=tmp_path, jobs=1, echo=lambda _: None)
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [(row["state"], row["links"]) for row in rows if row["scheme"] == "netfold"] == [
         ("healthy", 1), ("link breaks", 1), ("link breaks", 3), ("link is out", 1), ("link is out", 3)]
@@ -204,25 +193,25 @@ def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
 def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is simulated twice, and the results are those of a run in one go; other settings are not mixed in."""
     whole = tmp_path / "whole"
-    ethereal.run(out=whole, echo=lambda line: None, **SMALL)
+    run(Comparison(**SMALL), out=whole, jobs=1, echo=lambda line: None)
     parts = tmp_path / "parts"
     parts.mkdir()
-    lines = (whole / ethereal.ROWS).read_text().splitlines(keepends=True)
-    (parts / ethereal.ROWS).write_text("".join(lines[:7]))
-    count: list[ethereal.Point] = []
+    lines = (whole / ROWS).read_text().splitlines(keepends=True)
+    (parts / ROWS).write_text("".join(lines[:7]))
+    count: list[Point] = []
     real = ethereal.simulate_point
 
-    def counted(point: ethereal.Point) -> Row:
+    def counted(point: Point) -> ComparisonRow:
         count.append(point)
         return real(point)
 
     monkeypatch.setattr(ethereal, "simulate_point", counted)
-    ethereal.run(out=parts, resume=True, echo=lambda line: None, **SMALL)
+    run(Comparison(**SMALL), out=parts, jobs=1, resume=True, echo=lambda line: None)
     assert len(count) == len(lines) - 7
     first, second = (json.loads((folder / "results.json").read_text()) for folder in (whole, parts))
     assert first["rows"] == second["rows"]
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: no row of a run like this one"):
-        ethereal.run(out=parts, resume=True, rto=2e-3, echo=lambda line: None, **SMALL)
+        run(Comparison(rto=2e-3, **SMALL), out=parts, jobs=1, resume=True, echo=lambda line: None)
 
 
 def test_without_joblib_the_sweep_says_that_it_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:

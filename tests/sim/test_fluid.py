@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.sim import fluid, packet
 from netfold.sim.placement import SCHEMES
-from netfold.sim.topology import Cable, Topology, leaf_spine, paper_fat_tree
+from netfold.sim.topology import ClosCable, Topology, leaf_spine, paper_fat_tree
 from netfold.sim.workload import (
     COLLECTIVES,
     MODELS,
@@ -75,7 +75,7 @@ def test_a_dead_uplink_takes_its_share() -> None:
                     np.zeros((0, 2), np.int64))
     for scheme in ("netfold", "ethereal", "spray"):
         healthy, broken = (fluid.simulate(topology, work, SCHEMES[scheme], dead=dead)
-                           for dead in ((), [Cable("leaf", 0, 0)]))
+                           for dead in ((), [ClosCable("leaf", 0, 0)]))
         latency = 4 * (500e-9 + 9058 * 8 / 400e9) - 9058 * 8 / 400e9
         assert (broken.time - latency) / (healthy.time - latency) == pytest.approx(4 / 3, rel=1e-4)
         assert broken.finished.min() == pytest.approx(broken.time, rel=1e-3)

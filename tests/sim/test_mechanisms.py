@@ -13,7 +13,7 @@ import pytest
 
 from netfold.sim.packet import Fault, Outcome, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
-from netfold.sim.topology import Cable, Topology, leaf_spine
+from netfold.sim.topology import ClosCable, Topology, leaf_spine
 from netfold.sim.workload import Workload, all_to_all
 
 TWO_LEAVES = leaf_spine(hosts=16, leaves=2, spines=1)
@@ -56,7 +56,7 @@ def test_a_switch_drops_what_its_buffer_does_not_hold(room) -> None:
 
 def test_packets_on_a_link_are_lost_when_it_breaks() -> None:
     """The only packet is on its way to the spine: it is lost, repeated after a time-out, and counted so."""
-    cable = Cable("leaf", 0, 0)
+    cable = ClosCable("leaf", 0, 0)
     halfway = HOP + SERIAL / 2
     faults = [Fault(cable, halfway, 0.1), Fault(cable, 1e-4, 0.1, up=True)]
     outcome = run(TWO_LEAVES, flows((0, 8, 1)), faults=faults)
@@ -66,14 +66,14 @@ def test_packets_on_a_link_are_lost_when_it_breaks() -> None:
 
 def test_a_dead_link_takes_nothing_even_if_it_is_back_soon() -> None:
     """Down when the packet comes to it, up again before it would have arrived at the far end: lost all the same."""
-    cable = Cable("leaf", 0, 0)
+    cable = ClosCable("leaf", 0, 0)
     faults = [Fault(cable, HOP / 2, 0.1), Fault(cable, HOP + SERIAL / 2, 0.1, up=True)]
     assert run(TWO_LEAVES, flows((0, 8, 1)), faults=faults).counts["dropped"] == 1
 
 
 def test_an_ack_is_lost_if_its_way_back_is_down() -> None:
     """The link breaks when the packet is past it: it arrives once, its ACK does not, and the repeat is discarded."""
-    cable = Cable("leaf", 0, 0)
+    cable = ClosCable("leaf", 0, 0)
     faults = [Fault(cable, 3.5 * HOP, 0.1), Fault(cable, 1e-4, 0.1, up=True)]
     work = flows((0, 8, 1), (1, 9, 2000))  # the second goes on for longer than the time-out
     outcome = run(TWO_LEAVES, work, faults=faults)
@@ -84,7 +84,7 @@ def test_an_ack_is_lost_if_its_way_back_is_down() -> None:
 
 def test_go_back_n_discards_what_follows_a_gap_and_hears_of_it_at_once() -> None:
     """A flap takes some packets of a flow: the receiver drops the rest of the window, its NAK spares the time-out."""
-    cable = Cable("leaf", 0, 0)
+    cable = ClosCable("leaf", 0, 0)
     packets = 200
     flap = 4 * HOP + 40 * SERIAL
     faults = [Fault(cable, flap, 0.1), Fault(cable, flap + 3 * SERIAL, 0.1, up=True)]
@@ -101,7 +101,7 @@ def test_go_back_n_discards_what_follows_a_gap_and_hears_of_it_at_once() -> None
 
 def test_go_back_n_sends_all_from_the_gap_again() -> None:
     """Of two packets the first is lost: the second is thrown away, and both come again, without a time-out."""
-    cable = Cable("leaf", 0, 0)
+    cable = ClosCable("leaf", 0, 0)
     faults = [Fault(cable, HOP / 2, 0.1), Fault(cable, HOP + SERIAL / 2, 0.1, up=True)]
     outcome = run(TWO_LEAVES, flows((0, 8, 2)), faults=faults)
     names = ("dropped", "sent", "delivered", "discarded", "timeouts")
@@ -131,7 +131,7 @@ def test_spraying_reaches_every_core() -> None:
 def test_after_a_failure_everybody_knows_of_flows_take_the_plan_around_it() -> None:
     """Bytes on every link are those of the second plan, not of the first one with its dead pieces put anywhere."""
     topology = leaf_spine(hosts=16, leaves=4, spines=4)
-    cable = Cable("leaf", 0, 0)
+    cable = ClosCable("leaf", 0, 0)
     work = all_to_all(range(16), 16 * 50_000)
     placed = place(topology, work, SCHEMES["netfold"], dead=topology.dead([cable]), mtu=EXACT.mtu)
     expected = np.zeros(topology.links, np.int64)
@@ -146,7 +146,7 @@ def test_reps_learns_where_spraying_does_not() -> None:
     """A dead path that nobody knows of: after a time-out recycled entropies avoid it, the better the longer."""
     topology = leaf_spine(hosts=8, leaves=2, spines=4)
     work = flows(*[(i, 4 + i, 3000) for i in range(4)])
-    fault = [Fault(Cable("leaf", 0, 0), 2e-6, 9.0)]
+    fault = [Fault(ClosCable("leaf", 0, 0), 2e-6, 9.0)]
     lost = {name: run(topology, work, scheme, faults=fault, freeze_time=freeze).counts["dropped"]
             for name, scheme, freeze in (("spray", "spray", 0.0), ("reps", "reps", 0.01), ("thawed", "reps", 0.0))}
     assert lost["reps"] < lost["thawed"] < lost["spray"]
@@ -157,7 +157,7 @@ def test_reps_leaves_paths_that_mark() -> None:
     """Leaf 2 has lost its link to spine 0, so spine 1's link to leaf 1 is the busy one; leaf 0 turns to spine 0."""
     topology = leaf_spine(hosts=12, leaves=3, spines=2)
     work = flows(*[(i, 4 + i, 4000) for i in range(4)], *[(8 + i, 4 + i, 4000) for i in range(4)])
-    fault = [Fault(Cable("leaf", 2, 0), 0.0, 0.0)]
+    fault = [Fault(ClosCable("leaf", 2, 0), 0.0, 0.0)]
     outcome = run(topology, work, "reps", faults=fault, ecn=10 * WIRE)
     up = outcome.link_packets[2 * topology.size:2 * topology.size + topology.blocks[2]].reshape(3, 2)
     assert up[2, 0] == 0

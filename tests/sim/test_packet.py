@@ -15,7 +15,7 @@ from netfold.fabric.clos import Clos
 from netfold.fabric.paths import Flow, equal_split, fewest_pieces, plan
 from netfold.sim.packet import Fault, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
-from netfold.sim.topology import Cable, Topology, leaf_spine
+from netfold.sim.topology import ClosCable, Topology, leaf_spine
 from netfold.sim.workload import COLLECTIVES, Workload, all_to_all, halving_doubling, ring, shifted_all_to_all
 
 TWO_TIERS = leaf_spine(hosts=16, leaves=4, spines=4)
@@ -133,7 +133,7 @@ def test_packets_are_conserved_and_runs_repeat(case, broken, tight, ack) -> None
     """Whatever flows, scheme, failures, buffers, ACKs: the books balance, and equal arguments give equal outcomes."""
     rows, scheme, topology, seed = case
     transport = Transport(buffer=40_000, rto=1e-4, ack=ack) if tight else Transport(rto=1e-4, ack=ack)
-    faults = [Fault(Cable("leaf", leaf, agg), when, announced=when + 5e-3) for leaf, agg, when in broken]
+    faults = [Fault(ClosCable("leaf", leaf, agg), when, announced=when + 5e-3) for leaf, agg, when in broken]
     work = flows(*rows)
     run = {"transport": transport, "faults": faults, "seed": seed, "deadline": 0.1}
 
@@ -166,7 +166,7 @@ def test_bytes_follow_the_routes_that_python_computes(topology) -> None:
 
 def test_a_moved_piece_finishes_one_time_out_after_a_failure() -> None:
     """The paper's recovery: time-out, another path, back to line rate; other flows do not notice."""
-    fault = Fault(Cable("leaf", 0, 0), time=2e-6)
+    fault = Fault(ClosCable("leaf", 0, 0), time=2e-6)
     work = all_to_all(range(16), 16 << 20)
     healthy = simulate(TWO_TIERS, work, SCHEMES["netfold"], seed=1)
     outcome = simulate(TWO_TIERS, work, SCHEMES["netfold"], faults=[fault], seed=1)
@@ -178,7 +178,7 @@ def test_a_moved_piece_finishes_one_time_out_after_a_failure() -> None:
 def test_hashed_paths_hang_on_a_failure_until_routing_knows() -> None:
     """ECMP does not finish while a dead port is in its tables, and does once it is out of them."""
     work = all_to_all(range(16), 1 << 20)
-    cable = Cable("leaf", 1, 2)
+    cable = ClosCable("leaf", 1, 2)
     never = simulate(TWO_TIERS, work, SCHEMES["ecmp"], faults=[Fault(cable, announced=9.0)], deadline=0.05)
     later = simulate(TWO_TIERS, work, SCHEMES["ecmp"], faults=[Fault(cable, announced=0.01)], deadline=0.05)
     assert never.unfinished > 0
@@ -190,7 +190,7 @@ def test_hashed_paths_hang_on_a_failure_until_routing_knows() -> None:
 def test_a_failure_known_beforehand_costs_only_its_share() -> None:
     """Planned around from the start: no time-out, and at most the bandwidth that is gone is lost."""
     work = all_to_all(range(16), 32 << 20)
-    fault = Fault(Cable("leaf", 0, 0), time=0.0, announced=0.0)
+    fault = Fault(ClosCable("leaf", 0, 0), time=0.0, announced=0.0)
     healthy = simulate(TWO_TIERS, work, SCHEMES["netfold"])
     outcome = simulate(TWO_TIERS, work, SCHEMES["netfold"], faults=[fault])
     assert outcome.counts["timeouts"] == 0
@@ -200,14 +200,14 @@ def test_a_failure_known_beforehand_costs_only_its_share() -> None:
 def test_flows_that_start_at_once_know_of_a_link_that_was_out_before() -> None:
     """A failure of time 0 is there before the first packet leaves, also where all flows start at 0 and are hashed."""
     work = all_to_all(range(16), 1 << 20)
-    fault = Fault(Cable("leaf", 0, 0), time=0.0, announced=0.0)
+    fault = Fault(ClosCable("leaf", 0, 0), time=0.0, announced=0.0)
     outcome = simulate(TWO_TIERS, work, SCHEMES["ecmp"], faults=[fault], transport=Transport(jitter=0.0))
     assert (outcome.counts["timeouts"], outcome.counts["dropped"], outcome.unfinished) == (0, 0, 0)
 
 
 def test_a_cable_that_comes_back_is_used_again() -> None:
     """Down for 2 ms and back before anyone is told: hashed flows finish after a repeat or two."""
-    cable = Cable("leaf", 1, 2)
+    cable = ClosCable("leaf", 1, 2)
     outcome = simulate(TWO_TIERS, all_to_all(range(16), 1 << 20), SCHEMES["ecmp"],
                        faults=[Fault(cable, 0.0, 1.0), Fault(cable, 2e-3, 1.0, up=True)], deadline=0.9)
     assert outcome.unfinished == 0
@@ -250,7 +250,7 @@ def test_an_ack_that_queues_waits_behind_data() -> None:
     ({"workload": flows((0, 99, 1))}, "host 99 is not among"),
     ({"deadline": 0.0}, "deadline"),
     ({"scheme": replace(SCHEMES["spray"], tolerant=False)}, "receivers must be tolerant"),
-    ({"faults": [Fault(Cable("leaf", 9, 0))]}, "4 leaves with 4 uplinks"),
+    ({"faults": [Fault(ClosCable("leaf", 9, 0))]}, "4 leaves with 4 uplinks"),
 ])
 def test_what_cannot_be_simulated_is_refused(change, says) -> None:
     """Caller mistakes stop before the event loop."""
@@ -289,7 +289,7 @@ def test_tree_ranks_are_inner_in_one_tree_only() -> None:
 def test_the_simulators_plan_is_the_controllers_plan(planner, scope, scheme) -> None:
     """Same flows on the same fabric, one by numbers, one by graph: equal pieces, equal loads."""
     topology = THREE_TIERS
-    dead = topology.directions(Cable("core", 0, 1, 0))
+    dead = topology.directions(ClosCable("core", 0, 1, 0))
     clos = Clos(topology.graph(), dead_links={dead[0]})
     work = all_to_all(range(topology.size), topology.size * 12_000)
     wanted = [Flow(f"h{a}", f"h{b}", int(s)) for a, b, s in zip(work.source, work.destination, work.size, strict=True)]
@@ -313,7 +313,7 @@ def test_the_simulators_plan_is_the_controllers_plan(planner, scope, scheme) -> 
 def test_hashed_pieces_cover_their_flows_on_live_paths() -> None:
     """MP-RDMA's equal splits: all bytes once, at most one packet's difference, random live paths; seed 9."""
     topology = leaf_spine(hosts=8, leaves=2, spines=4)
-    dead = topology.dead([Cable("leaf", 0, 3)])
+    dead = topology.dead([ClosCable("leaf", 0, 3)])
     work = flows((0, 4, 100_000), (1, 2, 50_000), (2, 5, 9_000), (3, 7, 1))
     placed = place(topology, work, SCHEMES["mp-rdma-4"], dead=dead, seed=9, mtu=9000)
     assert np.bincount(placed.task).tolist() == [4, 1, 1, 1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.fabric.clos import Clos
 from netfold.fabric.generate import leafspine
-from netfold.sim.topology import Cable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
+from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, of_fabric, paper_fat_tree
 
 SIZES = st.builds(lambda hosts, leaves, aggs, pods, cores: Topology(
     hosts=hosts, leaves=leaves, aggs=aggs, pods=pods, cores=cores if pods > 1 else 0),
@@ -44,7 +44,7 @@ def test_a_route_is_a_walk_from_host_to_host(topology, data) -> None:
 @given(topology=SIZES.filter(lambda t: t.pods > 1), dead=st.data())
 def test_shares_are_the_planners_weights(topology, dead) -> None:
     """The closed form for a regular fabric equals the controller's max-min weights on its graph."""
-    cables = [Cable("core", p, a, c) for p in range(topology.pods) for a in range(topology.aggs)
+    cables = [ClosCable("core", p, a, c) for p in range(topology.pods) for a in range(topology.aggs)
               for c in range(topology.cores)]
     out = dead.draw(st.sets(st.sampled_from(cables), max_size=2))
     topology = replace(topology, leaf_rate=dead.draw(st.sampled_from([400e9, 1200e9])))
@@ -83,7 +83,7 @@ def test_impossible_fabrics_are_refused(sizes, says) -> None:
 
 def test_cables_that_are_not_there_are_refused() -> None:
     """A failure of a link that does not exist would be no failure at all."""
-    for cable in (Cable("leaf", 16, 0), Cable("leaf", 0, 16), Cable("core", 0, 0, 0)):
+    for cable in (ClosCable("leaf", 16, 0), ClosCable("leaf", 0, 16), ClosCable("core", 0, 0, 0)):
         with pytest.raises(ValueError, match="16 leaves with 16 uplinks"):
             leaf_spine().directions(cable)
 

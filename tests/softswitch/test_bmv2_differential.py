@@ -12,20 +12,10 @@ import pytest
 from netfold.wire import roce
 from softswitch.compiler.driver import compile_file
 from softswitch.engine.engine import Engine
-from softswitch.engine.entities import (
-    CloneSession,
-    Do,
-    DoAction,
-    DoGroup,
-    DoMember,
-    EngineError,
-    Entry,
-    Group,
-    KeyField,
-    MatchKind,
-    Multicast,
-    TableInfo,
-)
+from softswitch.engine.entities import CloneSession, Do, DoAction, DoGroup, DoMember, Entry, Group, Multicast
+from softswitch.engine.errors import EngineError
+from softswitch.engine.local import LocalEngine
+from softswitch.engine.program_info import KeyField, MatchKind, TableInfo
 from support.bmv2 import Bmv2, by_port
 
 NATIVE = Path(__file__).resolve().parent.parent / "support" / "native"
@@ -62,7 +52,7 @@ def everything(rng: random.Random) -> list[tuple[int, bytes]]:
 def test_the_traffic_manager_does_what_bmv2s_does(tmp_path: Path) -> None:
     """Clones, resubmission, recirculation, multicast, truncation, exit, drops, metadata and hashes."""
     frames = everything(random.Random(1))
-    with Engine.in_process(compile_file(TRAFFIC)) as engine:
+    with LocalEngine.open(compile_file(TRAFFIC)) as engine:
         for group in GROUPS:
             engine.write_multicast("insert", group)
         for session in SESSIONS:
@@ -111,7 +101,7 @@ def test_tables_choose_as_bmv2s_do(tmp_path: Path, seed: int) -> None:
     """Random inserts, modifies and deletes on tables of every kind, ties included; then random frames."""
     print(f"seed {seed}")
     rng = random.Random(seed)
-    with Engine.in_process(compile_file(TABLES)) as engine, Bmv2(TABLES, tmp_path, ports=2) as bmv2:
+    with LocalEngine.open(compile_file(TABLES)) as engine, Bmv2(TABLES, tmp_path, ports=2) as bmv2:
         kinds = [t for t in engine.info.tables if t.profile < 0]
         made: list[Entry] = []
         for verdict in range(250):
@@ -233,7 +223,7 @@ def test_the_fold_program_folds_as_on_bmv2(tmp_path: Path, seed: int) -> None:
     """Every operation, at a root and below one, with late, repeated, corrupt, marked and foreign packets."""
     print(f"seed {seed}")
     frames = fold_frames(random.Random(seed), 1500)
-    with Engine.in_process(compile_file(FOLD), cpu_port=510) as engine, Bmv2(FOLD, tmp_path, ports=5) as bmv2:
+    with LocalEngine.open(compile_file(FOLD), cpu_port=510) as engine, Bmv2(FOLD, tmp_path, ports=5) as bmv2:
         entries, groups = fold_entries(engine)
         for group in groups:
             engine.write_multicast("insert", group)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softswitch.compiler.diagnostics import CompileError
-from softswitch.engine.engine import Engine
 from softswitch.engine.local import LocalEngine
-from softswitch.stf import Report, draw_difference, matches, run_statements
-from softswitch.stf import run as run_files
-from softswitch.stf_script import Add, Call, CheckCounter, Command, Expect, Packet, StfSyntaxError, parse
+from softswitch.stf.frames import draw_difference, matches
+from softswitch.stf.runner import Report, run_statements
+from softswitch.stf.runner import run as run_files
+from softswitch.stf.script import ActionCall, Add, CheckCounter, Command, Expect, Packet, StfSyntaxError, parse
 from support.probe import PROBE
 
 PARAMS = {0x01000001: ["port"], 0x01000002: ["value", "port"], 0x01000003: []}
@@ -25,7 +25,7 @@ PARAMS = {0x01000001: ["port"], 0x01000002: ["value", "port"], 0x01000003: []}
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalEngine]:
-    with Engine.in_process(PROBE) as engine:
+    with LocalEngine.open(PROBE) as engine:
         yield engine
 
 
@@ -52,7 +52,7 @@ def test_statements_are_read_with_their_lines() -> None:
     '''
     assert parse(text) == [
         Add(3, "my table", 100, (("hdr.a", "0x0a**"), ("h.stack$1.b", "0b1*0"), ("c", "10/8"), ("d", "1..5")),
-            Call("do.it", (("x", "0x1"), ("y", "2"))), "A"),
+            ActionCall("do.it", (("x", "0x1"), ("y", "2"))), "A"),
         Packet(4, 3, bytes.fromhex("0011aabb")),
         Expect(5, 3, "0*11", True),
         Expect(6, 4, None, False),

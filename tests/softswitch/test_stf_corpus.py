@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from softswitch.compiler.diagnostics import CompileError
-from softswitch.stf import run
+from softswitch.stf.runner import run
 
 SAMPLES = os.environ.get("P4C_SAMPLES", "")
 _V1MODEL = re.compile(r'#include\s*[<"]v1model\.p4')

@@ -24,18 +24,8 @@ import grpc
 from finsy.proto import p4r, p4r_grpc
 from google.protobuf import text_format
 
-from softswitch.engine.entities import (
-    ActionInfo,
-    CloneSession,
-    DoAction,
-    DoGroup,
-    DoMember,
-    Entry,
-    Group,
-    KeyField,
-    MatchKind,
-    Multicast,
-)
+from softswitch.engine.entities import CloneSession, DoAction, DoGroup, DoMember, Entry, Group, Multicast
+from softswitch.engine.program_info import ActionInfo, KeyField, MatchKind
 
 _PCAP_HEAD = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
 _START = 60.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from softswitch.compiler.driver import Program, compile_source
-from softswitch.engine.engine import Engine
+from softswitch.engine.local import LocalEngine
 
 _TAIL = """
 control NoCheck(inout headers_t h, inout meta_t m) { apply {} }
@@ -42,5 +42,5 @@ control Write(packet_out p, in headers_t h) {{ apply {{ p.emit(h.o); }} }}
 def run(source: str | Program, frames: Sequence[bytes]) -> list[bytes]:
     """What the program makes of each frame that comes in at port 0; b"" where nothing leaves."""
     compiled = compile_source(source, "test.p4") if isinstance(source, str) else source
-    with Engine.in_process(compiled) as engine:
+    with LocalEngine.open(compiled) as engine:
         return [b"".join(frame for _, frame in engine.inject(0, frame)) for frame in frames]

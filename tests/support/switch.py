@@ -13,8 +13,8 @@ from typing import Any
 
 from finsy.proto import p4i, p4r
 
-from softswitch.engine.engine import Engine
-from softswitch.engine.entities import MatchKind, ProgramInfo, Unit
+from softswitch.engine.local import LocalEngine
+from softswitch.engine.program_info import MatchKind, ProgramInfo, Unit
 from softswitch.p4runtime.program import Built, build_executable
 
 PROBE = Path(__file__).parent / "native" / "probe.c"
@@ -99,7 +99,7 @@ def p4info_of(info: ProgramInfo) -> p4i.P4Info:
 @functools.cache
 def probe_p4info() -> p4i.P4Info:
     """The probe's p4info."""
-    with Engine.in_process(PROBE) as engine:
+    with LocalEngine.open(PROBE) as engine:
         return p4info_of(engine.info)
 
 

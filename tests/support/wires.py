@@ -11,7 +11,7 @@ from functools import partial
 
 from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Fabric
-from softswitch.engine import engine, entities, local
+from softswitch.engine import entities, local
 from support.program import checksum, library, mac, native
 from support.slot_model import TerribleNetwork, ip_packet
 
@@ -38,7 +38,7 @@ class Wires(abc.ABC):
     def __init__(self, fabric: Fabric, network: TerribleNetwork) -> None:
         self.fabric, self.network = fabric, network
         self.hosts = list(fabric.hosts)
-        self.engines = {s.name: engine.Engine.in_process(library(), cpu_port=CPU_PORT) for s in fabric.switches}
+        self.engines = {s.name: local.LocalEngine.open(library(), cpu_port=CPU_PORT) for s in fabric.switches}
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self._arrive = {end: partial(self._deliver, end) for end in self.ends}
         self.seen: list[tuple[str, bytes]] = []

@@ -50,7 +50,7 @@ def ethereal(
                 raise ValueError(f"--{name}: expected whole numbers by commas, got {given!r}")
             chosen[name] = [int(number) for number in given.split(",")]
         with sweep.engine(engine) if engine != "loky" else contextlib.nullcontext():
-            paper.run(out=out, rto=rto, scale=scale, jobs=jobs, resume=resume, **chosen)
+            paper.run(paper.Comparison(rto=rto, **chosen), out=out, scale=scale, jobs=jobs, resume=resume)
     except (ValueError, ModuleNotFoundError) as error:
         fail(CANNOT, f"sim ethereal: {error}")
     except OSError as error:

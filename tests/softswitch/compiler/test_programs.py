@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from softswitch import stf
 from softswitch.compiler import parser
 from softswitch.compiler.driver import RUNTIME_DIR, CompileError, compile_file, compile_source
-from softswitch.engine.engine import Engine
+from softswitch.engine.local import LocalEngine
+from softswitch.stf import runner as stf
 from support.compiler import program, run
 
 HERE = Path(__file__).resolve().parent
@@ -131,7 +131,7 @@ def test_deparser_never_writes_past_its_room() -> None:
     eight, nine = (program(declarations, "hdr.o.w = 1;").replace("p.emit(h.o);", "p.emit(h.o); " * n) for n in (8, 9))
 
     assert run(eight, [b"\x01tail"]) == [(bytes(255) + b"\x01") * 8 + b"tail"]
-    with Engine.in_process(compile_source(nine, "nine.p4")) as engine:
+    with LocalEngine.open(compile_source(nine, "nine.p4")) as engine:
         assert engine.inject(0, b"\x01tail") == []
         assert engine.stats().dropped_oversize == 1
 

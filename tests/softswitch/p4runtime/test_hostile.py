@@ -11,7 +11,7 @@ import grpc
 import pytest
 from finsy.proto import p4r
 
-from softswitch.engine.entities import EngineError
+from softswitch.engine.errors import EngineError
 from softswitch.p4runtime.program import Built
 from softswitch.p4runtime.server import Server
 from support.client import DELETE, INSERT, Client, Stream, code_of, primary

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from softswitch.engine.engine import Engine
-from softswitch.engine.entities import CloneSession, EventKind, InvalidArgument, Multicast
+from softswitch.engine.entities import CloneSession, EventKind, Multicast
+from softswitch.engine.errors import InvalidArgument
 from softswitch.engine.local import LocalEngine
 from support.probe import PROBE, TELL, Op, probe, read
 
@@ -19,7 +19,7 @@ PARSED = 77 << 24
 
 @pytest.fixture
 def engine() -> Iterator[LocalEngine]:
-    with Engine.in_process(PROBE, cpu_port=510) as engine:
+    with LocalEngine.open(PROBE, cpu_port=510) as engine:
         yield engine
 
 

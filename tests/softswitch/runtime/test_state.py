@@ -13,30 +13,25 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from softswitch.engine.engine import Engine
-from softswitch.engine.entities import (
+from softswitch.engine.entities import CloneSession, Count, Event, EventKind, MeterConfig, Multicast
+from softswitch.engine.errors import (
     AlreadyExists,
-    CloneSession,
-    Count,
     EngineTimeout,
-    Event,
-    EventKind,
     Internal,
     InvalidArgument,
-    MeterConfig,
-    Multicast,
     NotFound,
     OutOfRange,
     ResourceExhausted,
     Unimplemented,
-    pack_key,
 )
 from softswitch.engine.local import LocalEngine
+from softswitch.engine.program_info import pack_key
 from support.probe import PROBE, Op, probe, read
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalEngine]:
-    with Engine.in_process(PROBE, seed=7) as engine:
+    with LocalEngine.open(PROBE, seed=7) as engine:
         yield engine
 
 

@@ -11,26 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from softswitch.engine.codec import DELETE, INSERT, split, table_write
-from softswitch.engine.engine import Engine, read_idle_entry
-from softswitch.engine.entities import (
+from softswitch.engine.engine import read_idle_entry
+from softswitch.engine.entities import Count, DoAction, DoGroup, DoMember, Entry, EventKind, Group, MeterConfig
+from softswitch.engine.errors import (
     AlreadyExists,
-    Count,
-    DoAction,
-    DoGroup,
-    DoMember,
     EngineError,
-    Entry,
-    EventKind,
     FailedPrecondition,
-    Group,
     InvalidArgument,
-    MeterConfig,
     NotFound,
     PermissionDenied,
     ResourceExhausted,
-    TableInfo,
 )
 from softswitch.engine.local import LocalEngine
+from softswitch.engine.program_info import TableInfo
 from support.probe import PROBE, Op, probe, read
 
 ONES16, ONES32 = 0xFFFF, 0xFFFFFFFF
@@ -38,7 +31,7 @@ ONES16, ONES32 = 0xFFFF, 0xFFFFFFFF
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalEngine]:
-    with Engine.in_process(PROBE) as engine:
+    with LocalEngine.open(PROBE) as engine:
         yield engine
 
 

@@ -31,7 +31,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Call:
+class ActionCall:
     """An action with named arguments."""
 
     action: str
@@ -45,7 +45,7 @@ class Add(Statement):
     table: str
     priority: int | None
     fields: tuple[tuple[str, str], ...]
-    call: Call
+    call: ActionCall
     label: str | None
 
 
@@ -54,7 +54,7 @@ class SetDefault(Statement):
     """`setdefault`: a table's default action."""
 
     table: str
-    call: Call
+    call: ActionCall
 
 
 @dataclass(frozen=True)
@@ -192,13 +192,13 @@ def _add(rest: str, line: int) -> Add:
     return Add(line, _unquote(head[1]), priority, tuple(fields), call, label)
 
 
-def _call(text: str) -> tuple[Call, str | None]:
+def _call(text: str) -> tuple[ActionCall, str | None]:
     found = _need(_CALL, text, "ACTION(PARAM:VALUE, ...)")
     args = []
     for arg in filter(str.strip, found[2].split(",")):
         pair = _need(_ARG, arg, "PARAM:VALUE")
         args.append((_unquote(pair[1]), pair[2]))
-    return Call(_unquote(found[1]), tuple(args)), found[3]
+    return ActionCall(_unquote(found[1]), tuple(args)), found[3]
 
 
 def _need(pattern: re.Pattern[str], text: str, shape: str, *, whole: bool = True) -> re.Match[str]:

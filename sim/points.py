@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulations of Ethereal's comparison: on which fabric, of what, by which scheme, with which links out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from netfold.sim import fluid
+from netfold.sim.claims import GIVE_UP, ComparisonRow, State
+from netfold.sim.packet import Fault, Transport, simulate
+from netfold.sim.placement import SCHEMES, place
+from netfold.sim.topology import ClosCable, Topology, large_fat_tree, leaf_spine, paper_fat_tree
+from netfold.sim.workload import COLLECTIVES, MODELS, Workload, training_step
+
+FABRICS: dict[str, Callable[[], Topology]] = {"leaf-spine": leaf_spine, "fat-tree": paper_fat_tree}
+BROKEN = ClosCable("leaf", 0, 0)
+"""The cable that breaks in the paper, and first in every simulation here."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One simulation of the comparison."""
+
+    fabric: str
+    workload: str
+    """A collective, or a model of which two layers' training is simulated."""
+    size: int
+    """Bytes on each rank; 0 for a model."""
+    scheme: str
+    state: State
+    seed: int
+    rto: float
+    links: int = 1
+    """Cables that break or are out; 1 also where all are up."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Everything but the time-out, as in the row of this simulation (`claims.ComparisonRow.identity`)."""
+        return self.fabric, self.workload, self.size, self.scheme, self.state, self.links, self.seed
+
+
+def simulate_point(point: Point) -> ComparisonRow:
+    """Run one simulation; of a model only the first two layers, since all its layers are alike."""
+    topology = FABRICS[point.fabric]()
+    workload = _workload(topology, point)
+    scheme = SCHEMES[point.scheme]
+    cables = [] if point.state == "healthy" else broken(topology, point.links, point.seed)
+    known = point.state == "link is out"
+    faults = [Fault(cable, 0.0, 0.0) if known else Fault(cable, 1e-6) for cable in cables]
+    dead = topology.dead(cables) if known else frozenset()
+    transport = Transport(rto=point.rto)
+    outcome = simulate(topology, workload, scheme, transport=transport, faults=faults, seed=point.seed,
+                       deadline=GIVE_UP + float(workload.gap.sum()))
+    uplinks = outcome.link_bytes[2 * topology.size:2 * topology.size + topology.blocks[2]].reshape(-1, topology.aggs)
+    uplinks = uplinks[uplinks.any(axis=1)]
+    placed = place(topology, workload, scheme, dead=dead, seed=point.seed, mtu=transport.mtu)
+    ends = np.stack([column[placed.task] for column in (workload.step, workload.source, workload.destination)])
+    pairs = np.unique(np.vstack([ends, placed.path]), axis=1)  # segments of a flow on one path share a queue pair
+    return ComparisonRow(point.fabric, point.workload, point.size, point.scheme, point.state, point.seed,
+               inf if outcome.unfinished else outcome.time, outcome.unfinished,
+               int(np.unique(pairs[:2], axis=1, return_counts=True)[1].max()),
+               float((uplinks.max(axis=1) / uplinks.mean(axis=1)).max(initial=1.0)),
+               outcome.counts["timeouts"], outcome.counts["dropped"], point.links)
+
+
+def broken(topology: Topology, number: int, seed: int) -> list[ClosCable]:
+    """Choose ``number`` cables between leaves and the tier above by the seed, `BROKEN` always first.
+
+    Raises ValueError for more cables than the fabric has.
+    """
+    leaves = topology.leaves * topology.pods
+    rest = [ClosCable("leaf", leaf, agg) for leaf in range(leaves) for agg in range(topology.aggs)]
+    rest.remove(BROKEN)
+    if number > len(rest) + 1:
+        raise ValueError(f"{number} links out: the fabric has {len(rest) + 1} between leaves and the tier above")
+    return [BROKEN, *random.Random(seed).sample(rest, number - 1)]
+
+
+def _workload(topology: Topology, point: Point) -> Workload:
+    hosts = range(topology.size)
+    if point.workload in MODELS:
+        return training_step(hosts, MODELS[point.workload], layers=2)
+    return COLLECTIVES[point.workload](hosts, point.size)
+
+
+def simulate_large(*, seed: int, size: int = 64 << 20, echo: Callable[[str], None] = print) -> dict[str, float]:
+    """Run halving-doubling among 16,384 hosts in the fluid simulator and return seconds for each scheme."""
+    topology = large_fat_tree()
+    workload = COLLECTIVES["halving-doubling"](range(topology.size), size)
+    times: dict[str, float] = {}
+    for name in ("netfold", "spray", "ecmp"):
+        outcome = fluid.simulate(topology, workload, SCHEMES[name], seed=seed, resolution=2e-5)
+        times[name] = outcome.time
+        echo(f"16,384 hosts, halving-doubling {size >> 20} MB, {name}: {outcome.time * 1e3:.2f} ms "
+             f"({outcome.wall:.0f} s to simulate)")
+    return times

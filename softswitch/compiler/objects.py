@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects of a lowered program, which P4 declares once: tables with their actions, instances of externs, digests.
+
+Objects are numbered within their kind, as the runtime numbers them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from softswitch.compiler.diagnostics import Pos
+from softswitch.compiler.types import Basic, Bits
+
+
+@dataclass(eq=False)
+class ActionObject:
+    """An action as a table lists it; the parameters are those that entries give."""
+
+    name: str
+    decl: Any
+    params: list[tuple[str, Bits | Basic]]
+    refs: Any = None
+
+
+@dataclass(eq=False)
+class Key:
+    name: str
+    match: str  # "exact", "lpm", ...
+    type: Bits | Basic
+    element: Any  # ast.KeyElement
+
+
+@dataclass(eq=False)
+class ConstEntry:
+    """A const entry: (value, mask or high end) for each key."""
+
+    keys: list[tuple[int, int]]
+    priority: int
+    action: int
+    args: list[int]
+    pos: Pos
+
+
+@dataclass(eq=False)
+class TableObject:
+    name: str
+    decl: Any
+    index: int
+    keys: list[Key] = field(default_factory=list)
+    actions: list[ActionObject] = field(default_factory=list)
+    default: int = 0
+    default_args: list[int] = field(default_factory=list)
+    const_default: bool = False
+    entries: list[ConstEntry] = field(default_factory=list)
+    const_entries: bool = False
+    size: int = 1024
+    idle_timeout: bool = False
+    profile: ExternObject | None = None
+    counter: ExternObject | None = None
+    meter: ExternObject | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False)
+class ExternObject:
+    """An instance of an extern; `index` counts within its kind as the runtime does (direct ones with indirect)."""
+
+    kind: str
+    name: str
+    decl: Any
+    index: int
+    size: int = 0
+    type: Any = None  # of a register's cells
+    unit: str = "packets"
+    table: TableObject | None = None
+    algorithm: int = 0
+    max_group_size: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False)
+class ValueSet:
+    name: str
+    decl: Any
+    index: int
+    size: int
+    fields: list[tuple[str, str, Bits | Basic]]  # name, match kind, type
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False)
+class Digest:
+    """`digest<T>()`: the struct's leaves, as (path, type)."""
+
+    name: str
+    index: int
+    type: Any
+    fields: list[tuple[str, Bits | Basic]]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-shot action sets: members and a group of a selector that are written with a table entry (P4Runtime 9.2.3)."""
+
+from __future__ import annotations
+
+from finsy.proto import p4r
+
+from softswitch.engine.engine import Engine
+from softswitch.engine.entities import Do, DoGroup, Entry, Group
+from softswitch.engine.errors import EngineError, InvalidArgument, NotFound, ResourceExhausted, Unimplemented
+from softswitch.p4runtime.actions import decode_table_action
+from softswitch.p4runtime.schema import TableSchema
+
+FIRST_ID = 1 << 31
+"""Members and groups made for one-shot action sets have ids from here on; clients see and use only those below."""
+
+
+class OneShotSets:
+    """Action sets written with their entry: each becomes a group of members of its own, gone with the entry."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._next = FIRST_ID
+        self._sets: dict[tuple[int, int], p4r.ActionProfileActionSet] = {}  # (table id, group) -> as it was written
+        self._members: dict[tuple[int, int], list[int]] = {}
+        self._tables: dict[int, TableSchema] = {}
+
+    def create(self, table: TableSchema, message: p4r.ActionProfileActionSet) -> DoGroup:
+        """Members and group for an action set, not yet used by an entry."""
+        profile = table.profile
+        assert profile is not None
+        actions = message.action_profile_actions
+        if not actions:
+            raise InvalidArgument(f"table {table.name}: the action set is empty")
+        if profile.max_group_size and sum(a.weight for a in actions) > profile.max_group_size:
+            raise ResourceExhausted(
+                f"table {table.name}: the action set's weights add up to more than the "
+                f"{profile.max_group_size} of action profile {profile.name}"
+            )
+        for action in actions:
+            if action.weight < 1:
+                raise InvalidArgument(f"table {table.name}: weights must be at least 1, got {action.weight}")
+            if action.WhichOneof("watch_kind") is not None:
+                raise Unimplemented("actions do not watch ports here")
+        engine, members = self._engine, list[int]()
+        try:
+            for action in actions:
+                do = decode_table_action(table, action.action)
+                self._next += 1
+                engine.write_member("insert", profile, self._next, table.info, do)
+                members.append(self._next)
+            self._next += 1
+            pairs = tuple((m, a.weight) for m, a in zip(members, actions, strict=True))
+            engine.write_group("insert", profile, Group(self._next, pairs))
+        except EngineError:
+            for member in members:
+                engine.write_member("delete", profile, member)
+            raise
+        stored = p4r.ActionProfileActionSet()
+        stored.CopyFrom(message)
+        group = self._next
+        self._sets[table.id, group], self._members[table.id, group] = stored, members
+        self._tables[group] = table
+        return DoGroup(group)
+
+    def of_entry(self, entry: Entry) -> Do | None:
+        """The action set that the entry now in the switch uses, if any."""
+        try:
+            do = self._engine.entry(entry.table, entry.key, entry.mask, entry.priority).do
+        except NotFound:
+            return None
+        return do if isinstance(do, DoGroup) and do.group >= FIRST_ID else None
+
+    def abandon(self, do: Do) -> None:
+        """Frees the members and the group of an action set that no entry uses (any longer)."""
+        if not isinstance(do, DoGroup) or do.group not in self._tables:
+            return
+        table = self._tables.pop(do.group)
+        assert table.profile is not None
+        engine = self._engine
+        engine.write_group("delete", table.profile, Group(do.group, ()))
+        for member in self._members.pop((table.id, do.group)):
+            engine.write_member("delete", table.profile, member)
+        del self._sets[table.id, do.group]
+
+    def describe(self, table: TableSchema, do: DoGroup, message: p4r.TableAction) -> bool:
+        """Writes the action set as the client gave it; False where `do` is an ordinary group."""
+        stored = self._sets.get((table.id, do.group))
+        if stored is None:
+            return False
+        message.action_profile_action_set.CopyFrom(stored)
+        return True
