@@ -26,9 +26,9 @@ def texts(root: ET.Element) -> set[str]:
     return {element.text or "" for element in root.iter(SPACE + "text")}
 
 
+@pytest.mark.needs("matplotlib")
 def test_lines_hold_every_value_and_mark_what_never_finished(tmp_path: Path) -> None:
     """There is a dot for each value, a cross for inf, nothing for None; special characters survive."""
-    pytest.importorskip("matplotlib")
     chart = LineChart("a < b", ["1", "2", "3"], {"one": [1.0, 2.0, None], "two": [1.5, inf, 1.1]})
     svg, png = line_charts(tmp_path / "t", "t & u", [[chart], [chart]], x="x", y="y")
     root = ET.parse(svg).getroot()
@@ -37,9 +37,9 @@ def test_lines_hold_every_value_and_mark_what_never_finished(tmp_path: Path) -> 
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.needs("matplotlib")
 def test_a_chart_without_values_says_why(tmp_path: Path) -> None:
     """The words for an empty chart stand in that chart alone."""
-    pytest.importorskip("matplotlib")
     full = LineChart("a", ["1"], {"one": [1.0]}, "nothing < came")
     empty = LineChart("b", ["1"], {"one": [None]}, "nothing < came")
     both, _ = line_charts(tmp_path / "both", "t", [[full, empty]], x="x", y="y")
@@ -48,9 +48,9 @@ def test_a_chart_without_values_says_why(tmp_path: Path) -> None:
     assert "nothing < came" not in texts(ET.parse(alone).getroot())
 
 
+@pytest.mark.needs("matplotlib")
 def test_crosses_stand_above_all_values_one_beside_the_other(tmp_path: Path) -> None:
     """No two are on one spot, however many series never finished."""
-    pytest.importorskip("matplotlib")
     names = "abcdefgh"
     chart = LineChart("t", ["1", "2"], {name: [inf, 3.0] for name in names} | {"z": [1.0, 9.0]})
     root = ET.parse(line_charts(tmp_path / "t", "t", [[chart]], x="x", y="y")[0]).getroot()
@@ -60,17 +60,17 @@ def test_crosses_stand_above_all_values_one_beside_the_other(tmp_path: Path) -> 
     assert max(y for _, y in crosses) < min(y for _, y in dots), "y grows downwards"
 
 
+@pytest.mark.needs("matplotlib")
 def test_bars_hold_every_value(tmp_path: Path) -> None:
     """Each bar has its value written above it, and each group its name below."""
-    pytest.importorskip("matplotlib")
     chart = BarChart("load", {"ring": {"pinned": 1.25, "ecmp": 2.5}, "all to all": {"pinned": 1.125}}, base=1.0)
     root = ET.parse(bar_charts(tmp_path / "t", "title", [chart, chart])[0]).getroot()
     assert {"1.25", "2.50", "1.12", "ring", "all to all", "pinned", "ecmp", "load", "title"} <= texts(root)
 
 
+@pytest.mark.needs("matplotlib")
 def test_equal_charts_give_equal_files(tmp_path: Path) -> None:
     """No date and no random name makes two drawings of the same values differ."""
-    pytest.importorskip("matplotlib")
     chart = LineChart("a", ["1"], {"one": [1.0]})
     first, second = (line_charts(tmp_path / name, "t", [[chart]], x="x", y="y")[0] for name in "ab")
     assert first.read_bytes() == second.read_bytes()

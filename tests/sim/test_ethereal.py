@@ -31,10 +31,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FABRICS, "leaf-spine", lambda: leaf_spine(hosts=16, leaves=4, spines=4))
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.usefixtures("small")
 def test_the_command_writes_results_and_figures_and_says_its_seed(tmp_path: Path) -> None:
     """Every point has a row in the JSON, every scheme is in the figure, and the last line has the seed."""
-    pytest.importorskip("matplotlib")
     said: list[str] = []
     found = run(Comparison(seeds=[7], **SMALL), out=tmp_path, jobs=1, echo=said.append)
 

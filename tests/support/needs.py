@@ -106,6 +106,7 @@ NEEDS: Final[dict[str, Need]] = {
     "scapy": Need("pip install 'netfold[scapy]'", modules=("scapy",)),
     "scikit-learn": Need("pip install 'netfold[demo]'", modules=("sklearn",)),
     "joblib": Need("pip install 'netfold[sim]'", modules=("joblib",)),
+    "matplotlib": Need("pip install 'netfold[plots]'", modules=("matplotlib",)),
     "root": Need("run the tests as root", check=lambda: None if os.geteuid() == 0 else "this is not root"),
     "setpriv": Need("apt install util-linux", ("setpriv",)),
     "x86_64": Need("an x86-64 machine",

@@ -29,8 +29,8 @@ def runtime() -> tuple[Path, cc.Compiler]:
 def build(program: str | Path) -> Path:
     """An executable: a program with the sanitized runtime and hostile.c."""
     library, compiler = runtime()
-    return cc.build([program], kind="exe", name="hostile", include=[RUNTIME, cc.INCLUDE], flags=FLAGS,
-                    libs=[str(library)], compiler=compiler)
+    return cc.build([program], kind="exe", name="hostile", include=[RUNTIME], flags=FLAGS, libs=[str(library)],
+                    compiler=compiler)
 
 
 def run(program: Path, *args: str) -> None:

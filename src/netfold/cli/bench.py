@@ -127,7 +127,7 @@ def paths(
         bool, typer.Option("--silent", help="With --fail-link: it swallows packets, and both ends think it is up.")
     ] = False,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all measurements here.")] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For logs, paths.svg and paths.png.")] = Path("build/bench-paths"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For figures and logs.")] = Path("build/bench-paths"),
 ) -> None:
     """Collectives over planned paths, ECMP, spraying and REPS: bytes of every uplink, and completion times.
 
