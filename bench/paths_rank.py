@@ -23,7 +23,7 @@ from netfold.controller import client
 from netfold.controller.paths import path_service
 from netfold.host.client.jobs import JobClient
 from netfold.host.collectives.flow import even
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.path_client import PlannedPaths

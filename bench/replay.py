@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from netfold.host.client.jobs import JobClient
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.roce.mesh import RoceMesh
 from netfold.wire import roce

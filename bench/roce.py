@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from netfold.host.mesh.connected import ConnectedMesh
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh

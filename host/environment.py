@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this process is, as its launcher says: `netfold run`, torchrun, Slurm's srun, Open MPI's or MPICH's mpirun.
+"""Which rank this process is and which address it has, from its launcher's environment variables.
 
-Each launcher has words of its own for rank, world size and rank on this machine.  They are taken together from the
-first launcher that says both rank and world size, so that one inside another (torchrun under srun) is not mixed up
-with it.
+Launchers are `netfold run`, torchrun, Slurm's srun, Open MPI's and MPICH's mpirun.  Each has variables of its own for
+rank, world size and rank on this machine.  All three are taken from the first launcher that sets both rank and world
+size, so that one launcher inside another (torchrun under srun) is not mixed up with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAUNCHERS = {
     "MPICH, Intel MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 }
-"""Launcher -> variables of rank, world size, rank on this machine."""
+"""Launcher -> its variables for rank, world size, and rank on this machine."""
 ADDRESS_VARIABLE = "NETFOLD_ADDRESS"
 
 log = logging.getLogger("netfold")
@@ -28,16 +28,17 @@ log = logging.getLogger("netfold")
 
 @dataclass(frozen=True)
 class RankIdentity:
-    """A process among its job's."""
+    """The rank of this process in its job."""
 
     rank: int
     world: int
     local_rank: int
-    """Among those of the same machine; 0 where the launcher does not say."""
+    """Rank among the processes of the same machine; 0 where the launcher does not say."""
 
 
 def place(environment: Mapping[str, str] | None = None) -> RankIdentity:
-    """This process's place.  Raises ValueError where no launcher says it, or what it says is no number."""
+    """This process's rank, from the environment.  Raises ValueError where no launcher's variables are set, or where one
+    of them is no integer."""
     environment = os.environ if environment is None else environment
     for rank, world, local in LAUNCHERS.values():
         if rank in environment and world in environment:
@@ -50,8 +51,8 @@ def place(environment: Mapping[str, str] | None = None) -> RankIdentity:
 
 
 def address(*towards: str) -> str:
-    """This host's address on the fabric: $NETFOLD_ADDRESS, else that of the interface which leads to the first of
-    ``towards`` ("host", "host:port"; empty ones and unix sockets say nothing).  Raises ValueError."""
+    """This host's IPv4 address on the fabric: $NETFOLD_ADDRESS, else the address of the interface that leads to the
+    first of ``towards`` ("host" or "host:port"; empty ones and unix sockets are skipped).  Raises ValueError."""
     if said := os.environ.get(ADDRESS_VARIABLE):
         return said
     for target in towards:
@@ -73,7 +74,7 @@ def address(*towards: str) -> str:
 
 
 def number(environment: Mapping[str, str], name: str, default: str = "") -> int:
-    """A variable that is an integer.  Raises ValueError."""
+    """An environment variable as an integer.  Raises ValueError."""
     value = environment.get(name, default)
     try:
         return int(value)

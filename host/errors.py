@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong on a rank, by name.
+"""The exceptions that netfold.host raises.
 
 Every message says what happened, where (job, rank, operation, tree), what was expected, what came, and what to do.
 After any of these but ``Busy`` and ``JoinRefused`` the communicator is broken: the ranks no longer agree on what was
@@ -10,48 +10,49 @@ from __future__ import annotations
 
 
 class NetFoldError(Exception):
-    """Base of everything that netfold.host raises on its own account."""
+    """Base of all exceptions that netfold.host raises on its own account."""
 
 
 class JoinRefused(NetFoldError):
-    """The controller is out of reach, did not answer in time, or does not want this rank."""
+    """The controller cannot be reached, did not answer in time, or refuses this rank."""
 
 
 class CollectiveTimeout(NetFoldError, TimeoutError):
-    """No result came for the whole timeout: a rank is gone, stopped, or never called."""
+    """No result came within the timeout: a rank is gone, has stopped, or never called the operation."""
 
 
 class RankMismatch(NetFoldError):
-    """The ranks call different things: another order, number of elements, dtype or operation."""
+    """The ranks called different operations, or with different numbers of elements, dtypes or reductions."""
 
 
 class PeerLost(NetFoldError, ConnectionError):
-    """A rank is gone: its connection broke, or the controller says so."""
+    """A rank is gone: its connection broke, or the controller reported its death."""
 
 
 class RailDown(NetFoldError):
-    """A rail of several moves nothing any more; to the caller: none of them does."""
+    """One of several rails makes no progress any more; where it reaches the caller, none of the rails does."""
 
 
 class TreesLost(NetFoldError):
-    """A switch or link that the job folds over went away, and nothing took its place in time."""
+    """A switch or link that the job folds over failed, and no replacement was found in time."""
 
 
 class JobEnded(NetFoldError):
-    """The controller took the job off the switches: an operator dropped it, or its ranks joined anew."""
+    """The controller removed the job from the switches: an operator dropped it, or its ranks joined anew."""
 
 
 class TransportError(NetFoldError, OSError):
-    """The operating system refused a socket, an address, or a packet."""
+    """The operating system refused a socket, an address or a packet."""
 
 
 class PlanError(NetFoldError):
-    """The controller's plan contradicts itself or what this rank asked for."""
+    """The controller's plan contradicts itself or this rank's request."""
 
 
 class Busy(NetFoldError):
-    """Two threads used one communicator at the same time: their order would differ from rank to rank."""
+    """Two threads used one communicator at the same time, so that the order of operations would differ from rank to
+    rank."""
 
 
 class Closed(NetFoldError):
-    """The communicator was closed."""
+    """The communicator has been closed."""

@@ -112,7 +112,7 @@ class Plain:
     """The library's collectives over TCP, without a controller."""
 
     def __init__(self, setup: Setup) -> None:
-        from netfold.host.mesh.link import listen
+        from netfold.host.mesh.connection import listen
         from netfold.host.mesh.tcp import TcpMesh
         from netfold.host.selection.peers import Peers
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rooms say to each other: the packet format (roce) and the job service's messages (jobs)."""
+"""Formats that rooms share: packets (roce), the messages of the controller's services (jobs, paths, operator), and files."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank's flight recorder writes (host/tracing/flight.py), and `netfold flight` reads: one JSON file a rank."""
+"""The file that a rank's flight recorder writes (host/tracing/flight.py) and `netfold flight` reads: JSON, one file a
+rank."""
 
 from __future__ import annotations
 
@@ -10,29 +11,29 @@ class OperationRecord(msgspec.Struct):
     """One operation of a communicator or one of its groups."""
 
     number: int
-    """Counts its group's operations from 1, alike on all of its ranks; 0 for a message between two."""
+    """Number of the operation in its group, from 1, the same on all of its ranks; 0 for a message between two ranks."""
     group: str
-    """"ranks 0, 2", or empty: all ranks of the job."""
+    """Ranks of the group, as in "ranks 0, 2"; empty: all ranks of the job."""
     name: str
-    """allreduce, broadcast, ...; or what the caller calls it."""
+    """Kind of operation, such as allreduce or broadcast, or the name that the caller gave it."""
     op: str
-    """sum, max, ...; empty where nothing is reduced."""
+    """Reduction, such as sum or max; empty where nothing is reduced."""
     dtype: str
     nbytes: int
-    """Of the array that was handed in."""
+    """Bytes of the array that the caller passed."""
     path: str
-    """What carried it; empty until that is known."""
+    """The rail or algorithm that carried it; empty until that is known."""
     begin: float
     """Seconds since 1970."""
     end: float = 0.0
     state: str = "running"
-    """running, done, failed."""
+    """One of running, done and failed."""
     retransmissions: int = 0
     error: str = ""
 
 
 class Dump(msgspec.Struct):
-    """One rank's file."""
+    """The content of one rank's file."""
 
     job: str
     rank: int
@@ -40,9 +41,9 @@ class Dump(msgspec.Struct):
     host: str
     pid: int
     time: float
-    """Seconds since 1970 when it was written."""
+    """Seconds since 1970 at which the file was written."""
     why: str
     operations: list[OperationRecord]
-    """The oldest first."""
+    """The recorded operations, the oldest first."""
     threads: dict[str, list[str]]
-    """What every thread of the process was doing, outermost call first; for a signal only."""
+    """Stack of every thread of the process, outermost call first; written on a signal only."""

@@ -2,11 +2,13 @@
 """Messages of the job service, between a rank (host/) and the controller.
 
 gRPC carries them as JSON and msgspec checks every field at the border: no generated code ties us to one protobuf.
-A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it, once
-all others say that they are ``Settled``.  A rank whose repeats bring nothing calls ``Suspect``, and one that waits in
-vain asks ``Missing`` for whom.  Where a switch or a link goes away, ranks are told to ``Halt``, and
-``Resume`` over other trees. Meanwhile each may hold a ``Watch`` open: the controller tells it what happens to the
-others, and takes a broken one for its death.  Every request carries the fabric's token, where the fabric has one. """
+A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``Report`` and ``Leave`` end it, once all
+others have said that they are ``Settled``.  A rank whose retransmissions bring no result calls ``Suspect``, and one
+that has timed out calls ``Missing`` to learn which ranks the switches wait for.  Where a switch or a link fails, ranks
+are told to ``Halt``, and call ``Resume`` to go on over other trees.  Meanwhile each may hold a ``Watch`` open: on it
+the controller reports what happens to the others, and takes a broken one for the rank's death.  Every request carries
+the fabric's token, where the fabric has one.
+"""
 
 from __future__ import annotations
 
@@ -18,46 +20,48 @@ from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
 PROTOCOL: Final = 5
-"""Raised whenever packets or messages change their meaning: mismatched sides refuse each other."""
+"""Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
+other."""
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank asks to take part.  All ranks of a job must agree on everything but rank and addresses."""
+    """A rank's request to take part in a job.  All ranks must agree on everything but rank and addresses."""
 
     job: str
     world: int
     rank: int
     address: str
-    """IPv4 address on the fabric, where results are to arrive."""
+    """IPv4 address on the fabric at which results arrive."""
     tcp: str
-    """``address:port`` where this rank's TCP ring listens."""
+    """``address:port`` at which this rank's mesh accepts TCP connections."""
     path_mtu: int
-    """What it wants; 0: what the fabric has, which the plan says."""
+    """Path MTU that the rank asks for; 0: that of the fabric, which the plan states."""
     protocol: int = PROTOCOL
     timeout: float = 30.0
     """Seconds to wait for the other ranks."""
     token: str = ""
     fold: bool = True
-    """Whether this rank can use trees; where one cannot, the job gets none, and takes no slots."""
+    """Whether this rank can use trees; where one rank cannot, the job gets none and takes no slots."""
     lane_bits: int = 32
-    """Of lanes of float32 sums where an operation says nothing else."""
+    """Default width in bits of the lanes of float32 sums."""
 
 
 class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One connection of one rank: contributions leave for the ring's next rank, results arrive under ``qp``.
+    """One rank's view of one connection: contributions are addressed to the next rank of the ring, results arrive on
+    ``qp``.
 
-    A connection is a queue pair for each operation (roce.LaneOperation); both fields name the one of operation 0, a
-    multiple of 8, and the operation is added.
+    A connection has a queue pair for each lane operation (roce.LaneOperation); both fields name that of operation 0, a
+    multiple of 8, to which the operation's number is added.
     """
 
     peer: str
-    """IPv4 address of rank + 1: where contributions are addressed."""
+    """IPv4 address of rank + 1, to which contributions are addressed."""
     peer_qp: int
-    """Destination queue pair of contributions: rank + 1's ``qp``."""
+    """Destination queue pair of contributions: the ``qp`` of rank + 1."""
     qp: int
-    """Destination queue pair of the results that this rank gets."""
+    """Destination queue pair of the results that this rank receives."""
     source_port: int
-    """UDP source port of contributions: the flow's entropy."""
+    """UDP source port of contributions, by which switches choose their path."""
     psn: int
     """First PSN."""
     slots: int
@@ -65,14 +69,16 @@ class RankStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One aggregation tree: a stream for the data, and one for what ranks agree on before it leaves."""
+    """One rank's view of an aggregation tree: a stream for the data, and one for what ranks agree on before the data is
+    sent."""
 
     name: str
-    """Of the root switch."""
+    """Name of the root switch."""
     weight: float
     data: RankStream
     agreement: RankStream
-    """Signatures of operations, and the scales of their blocks: their largest of all ranks (host/native/fold.h)."""
+    """Stream for signatures of operations and for the scales of blocks, of which the switches take the maximum over all
+    ranks (host/native/fold.h)."""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +90,8 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank needs to know.  ``trees`` is empty where nothing folds: ``reason`` then says why."""
+    """What a rank needs to know about its job.  ``trees`` is empty where nothing folds, and ``reason`` then says why.
+    """
 
     job: str
     epoch: int
@@ -92,19 +99,22 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     world: int
     peers: list[Peer]
     trees: list[RankTree]
-    """Of this rank and those in its place on the other machines: of all ranks, where each has a machine of its own."""
+    """Trees of this rank and the ranks with the same index on the other machines; where each rank has a machine of its
+    own, those are all ranks."""
     reason: str = ""
     machines: list[list[int]] = []
-    """Ranks by machine, that is by fabric address; empty: each has its own.  Where a machine has n ranks and there are
-    trees, all have n, and connections and source ports of its l-th rank leave the remainder l divided by n."""
+    """Ranks by machine, that is by fabric address; empty: each rank has its own machine.  Where a machine has n ranks
+    and there are trees, all machines have n, and connection numbers and source ports of a machine's l-th rank are l
+    modulo n. """
     rate: float = 0.0
-    """Bytes per second of the slowest of the ranks' links; 0: the fabric's file does not say."""
+    """Bytes per second of the slowest of the ranks' links; 0: the fabric file does not say."""
     ring: list[int] = []
-    """Ranks in the order of a ring that crosses each link between switches at most once each way; empty: by address."""
+    """Ranks in the order of a ring that crosses each link between switches at most once in each direction; empty: sort
+    by address."""
     path_mtu: int = PATH_MTU
     """Payload bytes of every data packet on this fabric."""
     round: int = 0
-    """How often the trees were planned anew."""
+    """Number of recovery rounds so far, in each of which the trees were planned anew."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,12 +128,13 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packets_sent: int
     retransmissions: int
     by_tree: dict[str, int] = {}
-    """Payload bytes folded by each tree."""
+    """Payload bytes folded over each tree, by name."""
     token: str = ""
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank has no more operations.  Answered with `Done` when the job can do without it."""
+    """A rank's notice that it has no more operations.  It is answered with `Done` once no other rank can need this one.
+    """
 
     job: str
     rank: int
@@ -134,7 +145,7 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank wants to know what happens to the job.  The answer is a stream of events, from Join to Leave."""
+    """A rank's request for the events of its job.  The answer is a stream of events, from Join to Leave."""
 
     job: str
     rank: int
@@ -143,27 +154,29 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank gets no result any more: for whom do the switches wait?  Or, as ``Suspect``: is a link to blame?"""
+    """A rank's question, because results have stopped, which ranks the switches wait for; as ``Suspect``, whether a
+    link has failed."""
 
     job: str
     rank: int
     epoch: int
     waits: dict[int, int]
-    """Its own queue pairs, as the plan has them -> the lowest PSN of each that was sent and has no result."""
+    """Queue pair of this rank, as in its plan -> the lowest PSN that was sent on it and has no result."""
     token: str = ""
 
 
 class MissingContributions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer: what the slots of these PSNs hold at this moment."""
+    """The answer to AskMissing: what the slots of these PSNs hold at this moment."""
 
     ranks: list[int]
-    """Whose contributions are missing; empty where it is a packet between switches, or nothing waits."""
+    """Ranks whose contributions are missing; empty where a packet between switches is missing, or nothing waits."""
     why: list[str]
-    """In words: switch, slot, bitmap, by stream."""
+    """For each stream a description of its slot: switch, slot, bitmap."""
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank has stopped for `Halt`: it sends nothing, and takes no result, until it has the answer, a new `Plan`.
+    """The request of a rank that has stopped for `Halt`: it sends nothing and takes no result until it has the answer,
+    a new `Plan`.
 
     The plan has as many trees as the one before, and the ``psn`` of each stream is where all ranks begin again.
     """
@@ -172,14 +185,14 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     epoch: int
     missing: dict[int, int]
-    """Its own queue pairs, as its present plan has them -> the PSN of the lowest packet without a result."""
+    """Queue pair of this rank, as in its present plan -> the PSN of the lowest packet without a result."""
     timeout: float = 10.0
     """Seconds to wait for the other ranks, and for switches to come back."""
     token: str = ""
 
 
 class Watching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The first event: from now on this rank's death is noticed."""
+    """The first event of the stream: from now on this rank's death is noticed."""
 
 
 class RankLost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -188,26 +201,26 @@ class RankLost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
     rank: int
     address: str
     host: str
-    """Its name in the fabric."""
+    """Name of the rank's host in the fabric."""
     why: str
 
 
 class JobEndedEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="JobEnded"):
-    """The switches hold nothing of the job any more, although this rank has not left."""
+    """The job has been removed from the switches although this rank has not left."""
 
     why: str
 
 
 class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Something that the job's trees need is gone: stop, and call `Resume`."""
+    """A switch or link that the job's trees need has failed: the rank must stop and call `Resume`."""
 
     round: int
-    """Counts them: a plan with this number, or a higher one, answers it."""
+    """Number of the recovery round; a plan with this number or a higher one ends it."""
     why: str
 
 
 class Settle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Another rank wants to leave: say `Settled` when all is finished that this rank has begun."""
+    """Another rank wants to leave: this rank must say `Settled` once every operation that it has begun is finished."""
 
 
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -223,4 +236,4 @@ Event = Watching | RankLost | JobEndedEvent | Halt | Settle
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to what needs none."""
+    """An empty answer."""

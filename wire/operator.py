@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the operator's service, between `netfold status` and the like and the controller."""
+"""Messages of the operator service, between the controller and `netfold status`, `drain`, `stall` and the like."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ from netfold.wire.jobs import RankReport
 
 SERVICE: Final = "netfold.Operator"
 LINES: Final = 8
-"""Culprits that a report of a stall names one by one: those of the oldest slots say it all."""
+"""Number of culprits that a stall report lists one by one; those of the oldest slots suffice to find the cause."""
 
 
 class OpenSlot(msgspec.Struct, frozen=True):
-    """A slot that waits."""
+    """A slot on a switch that waits for contributions or for its parent's result."""
 
     switch: str
     tree: str
-    """Root of the tree."""
+    """Name of the tree's root switch."""
     operation: str
-    """Of the contributions that are in: SUM32, MAX32, ..."""
+    """Lane operation of the contributions that have arrived: SUM32, MAX32, ..."""
     slot: int
     psn: int
     bitmap: int
     present: list[str]
-    """Children whose contributions are in: "rank 3 (h4)" or a switch's name."""
+    """Children whose contributions have arrived: "rank 3 (h4)", or a switch's name."""
     missing: list[str]
-    """Children whose contributions are not; empty where the slot is complete and waits for its parent's result."""
+    """Children whose contributions have not arrived; empty where the slot is complete and waits for its parent's
+    result."""
 
 
 class Culprit(msgspec.Struct, frozen=True):
-    """What one open slot waits for in the end."""
+    """The cause for which an open slot waits, found by following the tree downwards or upwards."""
 
     slot: OpenSlot
-    """Nearest to the reason."""
+    """The open slot nearest to the cause."""
     ranks: list[int]
-    """Ranks that have not contributed; empty where a packet between two switches is missing."""
+    """Ranks whose contribution is missing; empty where a packet between two switches is missing."""
     why: str
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A job's open slots, the oldest first, with what each stream's oldest one waits for."""
+    """A job's open slots, the oldest first, and what the oldest slot of each stream waits for."""
 
     job: str
     epoch: int
     missing: list[int]
-    """Ranks that something waits for."""
+    """Ranks that any slot waits for."""
     open: int
-    """Slots open on all switches."""
+    """Number of open slots on all switches."""
     culprits: list[Culprit]
 
     def __str__(self) -> str:
@@ -65,65 +66,66 @@ class Stall(msgspec.Struct, frozen=True):
 
 
 class AskStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing more to say: asks for the status."""
+    """A request for the status of the whole fabric."""
 
     token: str = ""
 
 
 class Outcomes(msgspec.Struct, frozen=True):
-    """What became of the contributions and results that a switch folded, in packets; all but `first` were repeats."""
+    """How a switch handled contributions and results, in packets; all but ``first`` were retransmissions."""
 
     first: int = 0
     answered: int = 0
-    """By the result in this switch's slot: it was lost below."""
+    """Retransmitted contributions answered with the result in this switch's slot: the result had been lost below it."""
     asked: int = 0
-    """By sending this switch's sum to its parent once more: something was lost above."""
+    """Retransmitted contributions for which this switch sent its sum to its parent again: something had been lost above
+    it."""
     waited: int = 0
-    """By nothing: contributions of others are missing."""
+    """Retransmitted contributions that changed nothing, since contributions of other children are missing."""
     late: int = 0
-    """Contributions to a PSN whose slot has gone on."""
+    """Contributions with a PSN whose slot is already in use for a later one."""
     repeated: int = 0
-    """Results that were here."""
+    """Results that this switch already had."""
 
 
 class SwitchStatus(msgspec.Struct, frozen=True):
-    """One switch."""
+    """The state of one switch."""
 
     name: str
     role: str
     grpc: str
     up: bool
     problem: str
-    """Why it is not up."""
+    """Why it is not up; empty while it is."""
     entries: int
     pushes: int
-    """Pipelines that this controller pushed to it."""
+    """Times that this controller has installed the pipeline on it."""
     slots_used: int
     slots: int
     corrupt: int
-    """Packets dropped at the first hop because their ICRC did not hold."""
+    """Packets from hosts that it dropped because their ICRC was wrong."""
     folded: Outcomes = Outcomes()
     drained: bool = False
-    """Taken out of use by an operator."""
+    """Whether an operator has taken it out of use."""
     device_id: int = 0
-    """P4Runtime's name of it, at ``grpc``."""
+    """P4Runtime device id of the switch at the address ``grpc``."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """One direction of a link, as the switches' counters have it; Ethernet frames without FCS."""
+    """Traffic in one direction of a link by the switches' counters; bytes are those of Ethernet frames without FCS."""
 
     packets: int
     bytes: int
     lost: int
-    """Packets lost on purpose (Link's ``loss``), and so on."""
+    """Packets lost by fault injection (the link's ``loss``); the following fields count the other injected faults."""
     corrupted: int = 0
     duplicated: int = 0
     held: int = 0
-    """Held back for others to overtake them."""
+    """Packets held back by fault injection so that others overtake them."""
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
-    """One link."""
+    """The state of one link."""
 
     a: str
     b: str
@@ -132,41 +134,41 @@ class LinkStatus(msgspec.Struct, frozen=True):
     a_to_b: Traffic
     b_to_a: Traffic
     up: bool = True
-    """False where probes between its two switches are lost, or one of them is down."""
+    """False where probes between its two switches are lost, or one of the switches is down."""
     duplicate: float = 0.0
     reorder: float = 0.0
     corrupt: float = 0.0
     drained: bool = False
-    """Taken out of use by an operator, or one of its switches is."""
+    """Whether an operator has taken it, or one of its switches, out of use."""
 
 
 class TreeStatus(msgspec.Struct, frozen=True):
-    """One tree of a job."""
+    """One aggregation tree of a job."""
 
     root: str
     weight: float
     switches: dict[str, list[str]]
-    """Switch to its children, hosts and switches by name."""
+    """Switch -> its children in the tree, hosts and switches by name."""
     links: list[str] = []
-    """Links between switches that carry it, from the lower end: ``switch:port - switch``."""
+    """Links between switches that carry the tree, each named from its lower end: ``switch:port - switch``."""
 
 
 class RoundStatus(msgspec.Struct, frozen=True):
-    """The last time that a job's trees were planned anew."""
+    """The last recovery round, in which a job's trees were planned anew."""
 
     number: int
-    """Counts them."""
+    """Number of the round, from 1."""
     why: str
     ago: float
-    """Seconds since its beginning."""
+    """Seconds since the round began."""
     took: float | None
-    """Seconds from notice to go-on; None while the ranks stand still."""
+    """Seconds from the failure's notice until the ranks went on; None while they are halted."""
     problem: str
-    """Why there are no trees yet."""
+    """Why there are no new trees yet."""
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """One incarnation of a job."""
+    """One incarnation (epoch) of a job."""
 
     name: str
     state: str
@@ -175,43 +177,43 @@ class JobStatus(msgspec.Struct, frozen=True):
     joined: list[int]
     left: list[int]
     hosts: list[str]
-    """Addresses in the order of ``joined``."""
+    """Fabric addresses of the ranks in ``joined``, in the same order."""
     slots: int
-    """Of each tree's data stream, on each of its switches."""
+    """Slots that each tree's data stream holds on each of its switches."""
     trees: list[TreeStatus]
     reason: str
-    """Why nothing folds, or why the job is broken."""
+    """Why the job has no trees, or why it is broken."""
     reports: list[RankReport]
     lost: list[int] = []
-    """Ranks that died: their connection broke before they left."""
+    """Ranks that died: their connection broke before they had left."""
     round: RoundStatus | None = None
     stays: str = ""
-    """Why its trees are not where they should be."""
+    """Why the job's trees were not moved to where they should be."""
 
 
 class Totals(msgspec.Struct):
-    """Of all jobs since the controller started; what ranks say they say when they leave."""
+    """Totals over all jobs since the controller started; what ranks count is added when they leave."""
 
     jobs: int = 0
-    """That were complete."""
+    """Jobs that all ranks joined."""
     rounds: int = 0
-    """Times that trees were planned anew."""
+    """Recovery rounds, in which trees were planned anew."""
     round_seconds: float = 0.0
-    """That ranks stood still for it, job by job."""
+    """Seconds that ranks were halted in recovery rounds, summed over jobs."""
     operations: int = 0
-    """Of each rank, added up; as the rest."""
+    """Operations, summed over ranks, as are the following counts."""
     bytes_reduced: int = 0
     packets_sent: int = 0
     retransmissions: int = 0
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The whole fabric at one moment."""
+    """The state of the whole fabric at one moment."""
 
     fabric: str
     engine: str
     uptime: float
-    """Seconds since the controller was ready."""
+    """Seconds since the controller became ready."""
     switches: list[SwitchStatus]
     links: list[LinkStatus]
     jobs: list[JobStatus]
@@ -219,26 +221,26 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """End a job whose ranks are dead."""
+    """A request to end a job whose ranks are dead."""
 
     job: str
     token: str = ""
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """Whether there was one."""
+    """The answer to Drop: whether there was such a job."""
 
     found: bool
 
 
 class SetDrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A switch or a link is to be left by everything, or may be used again."""
+    """A request to move all jobs off a switch or link, or to allow its use again."""
 
     name: str
-    """Of a switch; or ``switch:port``, either end of a link between switches."""
+    """Name of a switch, or ``switch:port``, either end of a link between switches."""
     drained: bool
     timeout: float = 0.0
-    """Seconds to wait for jobs to leave it."""
+    """Seconds to wait until no job uses it."""
     token: str = ""
 
 
@@ -246,29 +248,29 @@ class Drained(msgspec.Struct, frozen=True):
     """The answer to SetDrain."""
 
     name: str
-    """As `names` has it: a link by its first end."""
+    """The name as it stands in ``names``, where a link is named by its first end."""
     names: list[str]
-    """All that is drained now."""
+    """All switches and links that are drained now."""
     still: list[str]
-    """Jobs that are on it still, and why."""
+    """Jobs that still use it, and why."""
 
 
 class AskSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What waits on one switch."""
+    """A request for the open slots of one switch."""
 
     switch: str
     job: str | None = None
-    """None: every job."""
+    """The job asked about; None: every job."""
     token: str = ""
 
 
 class JobSlots(msgspec.Struct, frozen=True):
-    """One job on one switch."""
+    """The open slots of one job on one switch."""
 
     job: str
     epoch: int
     probed: int
-    """Slots that it has there, all of them asked."""
+    """Number of slots that the job holds on the switch, all of which were read."""
     open: list[OpenSlot]
 
 
@@ -279,7 +281,7 @@ class SwitchSlots(msgspec.Struct, frozen=True):
 
 
 class AskStall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whom a job waits for."""
+    """A request for what a job waits for."""
 
     job: str
     token: str = ""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the path service, between a rank (host/) and the controller: which flow takes which path.
 
-A rank says once which flows it is going to have (``Follow``), and gets a ``Paths`` now and whenever they change: a link
-went down or came back, somebody suspects an uplink, the operator wants it otherwise.  ``Suspect`` is how it says that a
-path does not answer.
+A rank announces once which flows it is going to have (``Follow``).  It receives a ``Paths`` at once and whenever its
+paths change: because a link failed or came back, a rank suspects an uplink, or an operator drains something.  With
+``Suspect`` it reports a path on which packets are not acknowledged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SERVICE: Final = "netfold.Paths"
 
 
 class PathFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes from rank to rank in one step of a collective."""
+    """Bytes from one rank to another in one step of a collective."""
 
     source: int
     destination: int
@@ -24,29 +24,31 @@ class PathFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank sends: which collective it is going to run, or which flows.  Flows of one step run together and share
-    uplinks; steps come one after the other."""
+    """A rank's announcement: the collective that it is going to run, or its flows.  Flows of one step run at the same
+    time and share uplinks; steps run one after the other. """
 
     job: str
     rank: int
     epoch: int
     steps: list[list[PathFlow]] = []
-    """Where ``collective`` is empty: this rank's flows; all ranks' for ``scope`` "leaf".  At most one flow to each peer
-    in all."""
+    """Flows by step, used where ``collective`` is empty: this rank's flows, or all ranks' for ``scope`` "leaf".  At
+    most one flow to each peer over all steps."""
     scope: Literal["host", "leaf", "auto"] = "host"
-    """"host": these flows are cut by themselves; "leaf": all flows of a step between two leaves are cut together, into
-    fewer pieces; "auto", for a named collective: the latter, unless there are too many to be planned together."""
+    """"host": each rank's flows are split by themselves; "leaf": all flows of a step between two leaves are split
+    together, into fewer pieces; "auto", for a named collective: "leaf", unless there are too many flows to plan them
+    together."""
     collective: str = ""
-    """A name that the controller knows the flows of; of one that it does not: as if everybody sent to everybody."""
+    """Name of a collective whose flows the controller knows; for an unknown name it plans as if every rank sent to
+    every other."""
     ranks: list[int] = []
-    """Who takes part in it, in its order: of the ring, above all.  Empty: all, by number."""
+    """Ranks that take part, in the collective's own order (that of its ring, above all); empty: all, by number."""
     root: int = 0
-    """Whence or where to, a place in ``ranks``: of broadcasts, gathers and the like."""
+    """Index in ``ranks`` of the root of broadcasts, gathers and the like."""
     token: str = ""
 
 
 class PathPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes ``offset .. offset+size`` of the flow to ``peer``: a queue pair that leaves by ``source_port``."""
+    """Bytes ``offset .. offset+size`` of the flow to ``peer``, sent on a queue pair with this UDP source port."""
 
     peer: int
     offset: int
@@ -55,7 +57,7 @@ class PathPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All live paths to a peer, by UDP source port; none where both share a leaf."""
+    """All working paths to a peer, by UDP source port; none where both ranks are under one leaf."""
 
     peer: int
     leaf: str
@@ -63,18 +65,18 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How this rank's flows go from now on."""
+    """The paths that this rank's flows take from now on."""
 
     version: int
     ports: list[int]
-    """Every source port that may ever name a path of this rank: what a mesh binds."""
+    """Every source port that may ever name a path of this rank; the mesh binds all of them."""
     pieces: list[PathPiece]
-    """By peer, then offset.  Flows under one leaf have none."""
+    """Pieces sorted by peer, then offset; flows under one leaf have none."""
     reaches: list[Reach]
 
 
 class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What this rank sent to ``peer`` by ``source_port`` was not acknowledged, however often it was repeated."""
+    """A report that packets to ``peer`` from ``source_port`` were not acknowledged although they were retransmitted."""
 
     job: str
     rank: int
@@ -88,4 +90,4 @@ class Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to Suspect."""
 
     uplink: str
-    """``switch:port`` of the uplink that is blamed; empty where the source port names no path."""
+    """``switch:port`` of the uplink that is suspected; empty where the source port names no path."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoCEv2 as NetFold sends it: sizes, opcodes, and a plain (slow, obviously right) ICRC.
+"""RoCEv2 as NetFold uses it: sizes, opcodes, and a plain reference implementation of the ICRC.
 
-Ethernet / IPv4 / UDP 4791 / BTH / [RETH on FIRST and ONLY] / payload / ICRC.  The same numbers stand in
+A packet is Ethernet / IPv4 / UDP 4791 / BTH / [RETH on FIRST and ONLY] / payload / ICRC.  The same numbers stand in
 p4src/sizes.p4 and host/native/roce.h; tests/wire/test_formats.py holds the three against each other.
 """
 
@@ -16,14 +16,14 @@ UDP_PORT: Final = 4791
 PATH_PORT: Final = 0xF000
 """UDP source ports from here up name paths (controller/paths/steering.py); the kernel chooses others by itself."""
 PATH_MTUS: Final = (1024, 4096)
-"""Payload bytes of every data packet of a fabric."""
+"""Path MTUs that a fabric may have: payload bytes of every data packet."""
 PATH_MTU: Final = PATH_MTUS[0]
-"""Where nothing else is asked for."""
+"""Path MTU where nothing else is asked for."""
 LANE_BYTES: Final = 4
 LANES: Final = PATH_MTU // LANE_BYTES
-"""32-bit lanes in a packet, big endian."""
+"""Number of 32-bit big-endian lanes in a packet of path MTU 1024."""
 BLOCK: Final = 256
-"""Float elements that share one scale: one lane of the agreement stream each."""
+"""Float elements that share one scale (a block); each block has one lane of the agreement stream."""
 
 ETHERNET_BYTES: Final = 14
 IPV4_BYTES: Final = 20
@@ -40,7 +40,7 @@ ECN_CE: Final = 0b11
 
 
 class Opcode(IntEnum):
-    """BTH opcodes of the reliable connection service that NetFold uses."""
+    """BTH opcodes of the reliable connection service that NetFold uses (InfiniBand specification volume 1, section 9.2.1)."""
 
     WRITE_FIRST = 0x06
     WRITE_MIDDLE = 0x07
@@ -50,36 +50,37 @@ class Opcode(IntEnum):
 
     @property
     def has_reth(self) -> bool:
-        """FIRST and ONLY carry the RDMA extended header."""
+        """Whether packets of this opcode carry the RDMA extended transport header; FIRST and ONLY do."""
         return self in (Opcode.WRITE_FIRST, Opcode.WRITE_ONLY)
 
 
 class LaneOperation(IntEnum):
-    """What a switch does with the lanes of packets that meet: OP_* of p4src/sizes.p4.
+    """How a switch combines the lanes of packets for the same slot: OP_* of p4src/sizes.p4.
 
-    The lowest bits of the destination queue pair say it, so that one stream, its slots and its table entries serve all.
-    """
+    The lowest bits of the destination queue pair select it, so that one stream, its slots and its table entries serve
+    all operations. """
 
     SUM32 = 0
-    """Wraps, as SUM16 and SUM8 do."""
+    """Sum of 32-bit lanes that wraps around, as SUM16 and SUM8 do in theirs."""
     MAX32 = 1
-    """Signed."""
+    """Maximum of signed 32-bit lanes."""
     SUM16 = 2
     SUM8 = 3
     SAT32 = 4
-    """Signed; a lane that once came to -2**31 or 2**31 - 1 stays there."""
+    """Saturating sum of signed 32-bit lanes; a lane that has reached -2**31 or 2**31 - 1 stays there."""
 
 
 OPERATION_BITS: Final = 3
-"""Lowest bits of a destination queue pair that are the operation; the others are the connection."""
+"""Number of lowest bits of a destination queue pair that select the lane operation; the others are the connection."""
 QUEUE_PAIRS: Final = 1 << OPERATION_BITS
-"""Of a connection."""
+"""Queue pair numbers of one connection, one for each lane operation."""
 
 
 BTH: Final = struct.Struct("!BBHII")
-"""opcode, flags, pkey, FECN/BECN byte and destination QP, ack request and PSN."""
+"""Layout of the base transport header: opcode, flags, partition key, FECN/BECN byte and destination queue pair,
+acknowledge request and PSN."""
 RETH: Final = struct.Struct("!QII")
-"""address, rkey, length."""
+"""Layout of the RDMA extended transport header: address, remote key, length."""
 
 
 def data_packet_bytes(opcode: Opcode, path_mtu: int = PATH_MTU) -> int:
@@ -109,11 +110,11 @@ def icrc(ip_packet: bytes) -> bytes:
 
 
 RESULT_TTL: Final = 64
-"""Of results, as switches write them, and of contributions as they leave: one that comes with less was routed to us
-unfolded."""
+"""TTL of results as switches write it, and of contributions as they leave; a contribution that arrives with less was
+routed to the next rank without being folded."""
 
 
 def psn_age(psn: int, other: int) -> int:
-    """How far ``psn`` is ahead of ``other`` in serial arithmetic: -2**23 .. 2**23 - 1."""
+    """PSN ``psn`` minus ``other`` in serial number arithmetic: -2**23 ..  2**23 - 1."""
     distance = (psn - other) & PSN_MASK
     return distance - (1 << PSN_BITS) if distance >> (PSN_BITS - 1) else distance

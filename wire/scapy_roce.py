@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 """Scapy layers that scapy's own RoCE module lacks: RETH and immediate data.  Optional; scapy is GPL-2.0-only.
 
-``import netfold.wire.scapy_roce`` makes ``Ether(frame)`` dissect every packet that NetFold sends, ICRC included:
+``import netfold.wire.scapy_roce`` makes ``Ether(frame)`` dissect every packet that NetFold sends, ICRC included;
 ``BTH`` comes from scapy.contrib.roce, which also computes the ICRC when a packet is built.
 """
 

@@ -32,7 +32,7 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.folded import allreduce as folded_allreduce
 from netfold.host.innet.parallel import ParallelFold
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.operation.arrays import Array, native
 from netfold.host.operation.coding import Coding, LaneBits, check_levels, lane_bits_said
 from netfold.host.operation.rail import LaneRail, RailStats

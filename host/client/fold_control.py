@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fold hears from the controller and asks of it, without knowing how either is carried."""
+"""What a fold asks the controller and hears from it, as plain functions, so that it does not depend on gRPC."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from netfold.host.errors import NetFoldError
 from netfold.wire.jobs import MissingContributions, Plan
 
 Waits = dict[int, int]
-"""Our queue pairs, and of each the PSN without a result that it waits for."""
+"""Queue pair of this rank -> the lowest PSN sent on it that has no result."""
 
 
 @dataclass(frozen=True)
 class FoldControl:
-    """By default nobody is at the other end.
+    """The functions by which a fold talks to the controller; the defaults are those of a rank without one.
 
-    job_error  what has ended the job, if anything
-    suspect  says that repeats bring nothing; returns at once
-    missing  asks for whom the switches wait
-    resume   stands still until other trees are there; None: nobody tells us to halt
+    job_error  returns what has ended the job, or None
+    suspect    reports that retransmissions bring no result; returns at once
+    missing    asks which ranks' contributions the switches wait for
+    resume     waits until all ranks have halted and new trees are planned, and returns the new plan; None: nobody halts
+               it
     """
 
     job_error: Callable[[], NetFoldError | None] = lambda: None

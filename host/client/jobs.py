@@ -33,24 +33,25 @@ from netfold.wire.jobs import (
 )
 
 ANSWER_MARGIN = 5.0
-"""Seconds that the controller gets beyond the join's own timeout, so that its own refusal arrives first."""
+"""Seconds that an answer may take beyond the request's own timeout, so that the controller's refusal arrives first."""
 MISSING_TIMEOUT = 3.0
-"""Seconds that an operation which has timed out spends on learning why."""
+"""Seconds that an operation which has timed out spends on asking for the reason."""
 MAX_RESUME = 600.0
-"""Seconds that ranks wait for other trees at most."""
+"""Longest time in seconds that ranks wait for new trees."""
 REPORT_TIMEOUT = 2.0
-"""Seconds for what needs no answer: a finished rank does not wait for a controller that hangs."""
+"""Timeout in seconds of requests whose answer is not needed, so that a finished rank does not wait for a controller
+that hangs."""
 LEAVE_TIMEOUT = 12.0
-"""Seconds until nobody needs this rank any more: the controller waits for 10 at most."""
+"""Timeout in seconds of ``Leave``: the controller waits at most 10 s until no other rank needs this one."""
 
 log = logging.getLogger("netfold")
 
 
 class JobClient:
-    """One rank's line to the controller, over TLS where NETFOLD_CA is set (rpc/channel.py).  Raises JoinRefused.
+    """One rank's connection to the controller, over TLS where NETFOLD_CA is set (rpc/channel.py).  Raises JoinRefused.
 
     controller  "host:port" or "unix:/path"
-    token       the fabric's, if it has one; default: $NETFOLD_TOKEN
+    token       the fabric's shared token, if it has one; default: $NETFOLD_TOKEN
     """
 
     def __init__(self, controller: str, *, token: str = "") -> None:
@@ -58,7 +59,7 @@ class JobClient:
         self.token = token or os.environ.get(tls.TOKEN_VARIABLE, "")
         try:
             self.channel = tls.channel(controller)
-            """For other services of the controller."""
+            """The gRPC channel, for other services of the controller."""
         except tls.TlsError as error:
             raise JoinRefused(f"{controller}: {error}") from error
         self._join = self._unary("Join", Plan)
@@ -82,7 +83,7 @@ class JobClient:
         )
 
     def join(self, request: Join) -> Plan:
-        """Returns this rank's plan once all ranks are in.  Raises JoinRefused, PlanError."""
+        """Joins the job.  Returns this rank's plan once all ranks have joined.  Raises JoinRefused, PlanError."""
         who = f"job {request.job!r}, rank {request.rank} of {request.world}"
         try:
             request = msgspec.structs.replace(request, token=request.token or self.token)
@@ -102,11 +103,11 @@ class JobClient:
                 ) from error
             else:
                 what = f"{self.controller} says {code.name}: {details}"
-            raise JoinRefused(f"{who}: {what}") from None  # all of it is said; gRPC's own words are twenty lines a rank
+            raise JoinRefused(f"{who}: {what}") from None  # gRPC's own text is twenty lines a rank and says no more
 
     def watch(self, plan: Plan) -> Watcher:
-        """Lets the controller see that this rank lives, and hears from it which others do not.  Close it after
-        ``leave``."""
+        """Opens the stream by which the controller notices this rank's death and reports that of others.  To be closed
+        after ``leave``."""
         request = Watch(plan.job, plan.rank, plan.epoch, self.token)
         settled = Settled(plan.job, plan.rank, plan.epoch, self.token)
         return Watcher(
@@ -115,8 +116,8 @@ class JobClient:
         )
 
     def leave(self, report: RankReport, reason: str = "") -> None:
-        """Sends totals and leave, and waits until no other rank may need this one; a controller that is gone is
-        logged, never raised."""
+        """Sends this rank's totals, leaves the job, and waits until no other rank can need this one; an unreachable
+        controller is logged, never raised."""
         try:
             self._report(msgspec.structs.replace(report, token=self.token), timeout=REPORT_TIMEOUT)
             leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, token=self.token)
@@ -128,7 +129,8 @@ class JobClient:
             )
 
     def missing(self, plan: Plan, waits: dict[int, int]) -> MissingContributions:
-        """For whom the switches wait, asked within MISSING_TIMEOUT; where nobody can say, why not.
+        """Asks the controller whose contributions the switches wait for, within MISSING_TIMEOUT; where it cannot say,
+        the answer holds the reason.
 
         waits  as in AskMissing
         """
@@ -141,19 +143,21 @@ class JobClient:
             return MissingContributions([], [f"the controller at {self.controller} cannot say who is missing: {said}"])
 
     def suspect(self, plan: Plan, waits: dict[int, int]) -> None:
-        """Repeats bring nothing: the controller may look at the trees' links.  Returns at once.
+        """Reports that retransmissions bring no result, so that the controller checks the trees' links.  Returns at
+        once.
 
         waits  as in AskMissing
         """
         self._notify(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token))
 
     def notify(self, method: Any, request: msgspec.Struct, on_failure: Callable[[str], None]) -> None:
-        """Without waiting for the answer; ``on_failure`` is called with why there was none.
+        """Sends a request without waiting for the answer; ``on_failure`` is called with the reason where there was
+        none.
 
-        On a thread: the future of a call has the same trouble as a stream (`Listening.close`).
+        It runs on a thread, since the future of a call has the same trouble as a stream (`StreamListener.close`).
         """
 
-        def say() -> None:
+        def send() -> None:
             try:
                 method(request, timeout=REPORT_TIMEOUT)
             except grpc.RpcError as error:
@@ -161,14 +165,15 @@ class JobClient:
             except ValueError as error:  # the channel is closed: we have left
                 on_failure(str(error))
 
-        threading.Thread(target=say, name="netfold-tell", daemon=True).start()
+        threading.Thread(target=send, name="netfold-notify", daemon=True).start()
 
     def _notify(self, method: Any, request: msgspec.Struct) -> None:
-        """The same; that nobody heard it is logged where anybody looks."""
+        """Sends a request without waiting for the answer; a failure is logged at level DEBUG."""
         self.notify(method, request, lambda why: log.debug("%s: nobody heard %s: %s", self.controller, request, why))
 
     def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
-        """Stands still until all ranks do, and other trees are there: the plan to go on by.  Raises TreesLost.
+        """Waits until all ranks have halted and new trees are planned.  Returns the plan to go on by.  Raises
+        TreesLost.
 
         missing  as in Resume
         timeout  seconds
@@ -188,11 +193,11 @@ class JobClient:
         timeout: float,
         follow: Callable[[Plan], None],
     ) -> FoldControl:
-        """What a fold hears and asks.
+        """The functions by which a fold talks to the controller.
 
-        news     of the plan's ``Watcher``
-        timeout  seconds that it waits for other trees
-        follow   is told of every plan that takes this one's place
+        job_error  that of the plan's ``Watcher``
+        timeout    seconds that a fold waits for new trees
+        follow     called with every plan that replaces this one
         """
         now = plan
 
@@ -207,7 +212,8 @@ class JobClient:
         )
 
     def close(self) -> None:
-        """Ends the connection.  gRPC sets no bound to that, and what has left the job must not hang in its leave."""
+        """Closes the connection, waiting ``CLOSE_SECONDS`` at most, because gRPC sets no bound to it and a rank that
+        has left must not hang."""
         closing = threading.Thread(target=self.channel.close, name="netfold-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)

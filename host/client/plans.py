@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan must be to be followed, and what a rank reads out of it."""
+"""Checks a plan before it is followed, and derives from it what a rank needs to know."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 
 MAX_WORLD = 1023
-"""Ranks that the encoding of Inf and NaN can count (native/quantise.h)."""
+"""Largest number of ranks, limited by how the lanes encode Inf and NaN (native/quantise.h)."""
 
 
 def ring_order(plan: Plan) -> list[int]:
-    """The controller's; a plan that came some other way has none, and then ranks go by address: hosts under one leaf
-    are mostly numbered side by side."""
+    """Ranks in the order of the ring: the controller's order, else by address, since hosts under one leaf mostly have
+    neighbouring addresses."""
     if plan.ring:
         return plan.ring
 
@@ -28,13 +28,14 @@ def ring_order(plan: Plan) -> list[int]:
 
 
 def fabric_of(plan: Plan) -> str:
-    """What figures of the links hold for, those of another job of the same ranks too: their places, and what folds."""
+    """A checksum of the ranks' addresses and the trees' names: measured figures of links hold for all jobs that have
+    the same one."""
     places = [peer.address for peer in sorted(plan.peers, key=lambda peer: peer.rank)]
     return f"{zlib.crc32(repr((places, sorted(tree.name for tree in plan.trees))).encode()):08x}"
 
 
 def sharing(plan: Plan) -> str:
-    """Which ranks have one address, for errors."""
+    """The ranks that share one address, and the address, for error messages."""
     ranks = next(ranks for ranks in plan.machines if len(ranks) > 1)
     return f"ranks {', '.join(map(str, ranks))} have one, {plan.peers[ranks[0]].address}"
 
@@ -83,7 +84,7 @@ def check_plan(plan: Plan) -> None:
             seen[stream.qp] = name
 
 def path_reason(plan: Plan, rail: str, helpers: Sequence[int]) -> str:
-    """Reductions go the way they go."""
+    """Why reductions of this plan are carried as they are, in words for ``Communicator.explain`` and errors."""
     if plan.world == 1:
         return "this job has one rank"
     if rail in ("tcp", "roce"):

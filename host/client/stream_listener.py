@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream of the controller's messages, heard on a thread of its own."""
+"""Reads a stream of the controller's messages on a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ CLOSE_SECONDS: Final = 1.0
 
 
 class StreamListener:
-    """From its making to `close`.
+    """A thread that reads a gRPC stream from the moment it is made until ``close``.
 
     call  the stream
-    hear  called with each message, on the thread
-    over  called with why it ended, on the thread; not where we closed it
+    hear  called on the thread with each message
+    over  called on the thread with the reason why the stream ended, unless this side closed it
     """
 
     def __init__(self, call: Any, name: str, hear: Callable[[Any], None], over: Callable[[str], None]) -> None:
@@ -26,12 +26,11 @@ class StreamListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it, and lets go of the stream; safe to call twice.
+        """Cancels the stream, joins the thread and deletes the stream; safe to call twice.
 
-        A stream takes a lock when it is deleted, which a thread of gRPC's holds now and then.  When the interpreter
-        ends, that thread may have been stopped with it: whoever then deletes the stream waits forever.  So it is
-        deleted here.
-        """
+        A stream takes a lock when it is deleted, which one of gRPC's threads holds now and then.  When the interpreter
+        ends, that thread may have been stopped while it held the lock, and whoever then deletes the stream waits
+        forever.  Therefore it is deleted here. """
         if self._call is not None:
             self._call.cancel()
             self._call = None

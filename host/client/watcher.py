@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's open line to the controller: how it is seen to be alive, and how it learns that another rank is not.
+"""A rank's open stream from the controller: how the controller sees that the rank lives, and how the rank learns that
+another one does not.
 
-The switches tell nobody that a rank is gone: its contributions just stop.  The controller sees the rank's connection
-break and says so to all others, so that a blocked collective ends long before its timeout.
+The switches report to nobody that a rank is gone: its contributions just stop.  The controller sees the rank's
+connection break and reports it to all others, so that a blocked collective ends long before its timeout.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ log = logging.getLogger("netfold")
 
 
 class Watcher:
-    """Listens on a thread of its own from the plan to the goodbye.
+    """Listens to the controller's events on a thread of its own, from the plan until the rank has left.
 
     call     the stream of the controller's events
-    me       who speaks in errors
-    settled  says that this rank lacks no result
+    me       job and rank, for messages
+    settled  tells the controller that this rank lacks no result
     """
 
     def __init__(self, call: Any, me: str, settled: Callable[[], None]) -> None:
@@ -40,28 +41,29 @@ class Watcher:
         self._listening = StreamListener(call, "netfold-watch", self._hear, self._over)
 
     def job_error(self) -> NetFoldError | None:
-        """What ended the job for this rank: the first thing that the controller said, or None while all is well."""
+        """The first event that ended the job for this rank, as an exception; None while all is well."""
         return self._job_error
 
     def on_halt(self, call: Callable[[int], None]) -> None:
-        """Calls it, on our thread, with the number of each round in which the trees are planned anew; it must return at
-        once."""
+        """Registers a function that is called, on the watcher's thread, with the number of each recovery round in which
+        the trees are planned anew; it must return at once."""
         with self._lock:
             self._on_halt = call
             if self._halt:
                 call(self._halt)
 
     def on_settle(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Calls it, on our thread, when another rank wants to leave: it must return at once, and see to it that what it
-        is given is called when all is finished that this rank has begun.  Without, nothing ever is under way."""
+        """Registers a function that is called, on the watcher's thread, when another rank wants to leave.  It must
+        return at once, and must call its argument once every operation that this rank has begun is finished.  Without
+        it, the argument is called at once."""
         self._on_settle = call
 
     def leaving(self) -> None:
-        """Before the goodbye: from now on the controller may end the stream, and that is no news."""
+        """Called before leaving: from now on the controller may end the stream without that being an error."""
         self._closing = True
 
     def close(self) -> None:
-        """After the goodbye: before, the controller takes it for this rank's death."""
+        """Closes the stream.  To be called after leaving: earlier, the controller takes it for this rank's death."""
         self._closing = True
         self._listening.close()
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte messages between every two ranks: what collectives run on, and what carries it."""
+"""Byte messages between any two ranks, which the collectives run on, and the transports that carry them."""

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mesh whose ranks hold TCP connections, and tell each other over them who is lost.
+"""The base of meshes whose ranks hold TCP connections, over which they also report failures to each other.
 
-The higher rank connects, the lower one accepts, on the listener whose port stands in the plan, when the two first have
-something to say to each other; the first bytes say who it is (``HELLO``).  One poll loop moves everything that is
-posted, sending and receiving at once.
+When two ranks first have something to send, the higher one connects to the listener whose port stands in the plan, the
+lower one accepts, and the connection begins with a handshake (``handshake``).  One poll loop makes progress on
+everything that is posted, in both directions.
 
-    news = header: FAILURE_REPORT | whom | who | why          passed on to all connected ranks
+    failure report = header: FAILURE_REPORT | rank concerned | reporting rank | reason     passed on to all connected
+    ranks
 
-FailureReports (``news``) is how a rank that died or never called is named everywhere.  A fact ends the operation on
-every rank that it reaches; after a timeout each rank tells whom it waits for, hears the others out, and follows the
-chains to those who said nothing.
+By failure reports (``failure_reports``) every rank can name a rank that died or never called.  The report of a lost
+rank ends the operation on every rank that it reaches; after a timeout each rank reports which ranks it waits for,
+collects the reports of the others, and follows the wait-for graph to the ranks that reported nothing.
 
-Messages are ``tcp.TcpMesh``'s, over the same connections, or ``roce.mesh.RoceMesh``'s, which needs them for news alone.
-"""
+Messages travel over the same connections in ``tcp.TcpMesh``; ``roce.mesh.RoceMesh`` uses them for failure reports
+alone. """
 
 from __future__ import annotations
 
@@ -32,37 +33,37 @@ from netfold.host.errors import (
     RankMismatch,
     TransportError,
 )
+from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, HELLO, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.handshake import HandshakeAcceptor, PeerUnreachable, connect
-from netfold.host.mesh.link import FAILURE_REPORT, HEADER, HELLO, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, ranks
 from netfold.wire.jobs import Plan
 
 BURST = 4 << 20
-"""Bytes that one connection moves before the others get their turn."""
+"""Bytes moved on one connection before the others get their turn."""
 GRACE_FRACTION = 0.1
-"""Part of the timeout that a rank spends, after it ran out, on hearing whom its peers miss, and that one which gives up
-waits for those who have not connected yet; at least ``REPORT_SECONDS``."""
+"""Fraction of the timeout that a rank, after it has timed out, spends on collecting its peers' wait reports, and that a
+rank which gives up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
 WATCHED_SLICE = 0.01
-"""Seconds between looks of whoever watches (``watch``)."""
+"""Seconds between two calls of ``watch``."""
 REPORT_SECONDS = 0.2
-"""Seconds that a rank which gives up spends at most on getting its news out."""
+"""Seconds that a rank which gives up spends at most on sending its failure reports."""
 
 SAME_ORDER_HINT = "call the same operations in the same order on every rank, then join anew"
-"""What to do about a RankMismatch."""
+"""What to do about a RankMismatch, for its message."""
 PEER_LOST_HINT = "Look at that rank's own error; then join anew"
-"""What to do about a PeerLost."""
+"""What to do about a PeerLost, for its message."""
 
 
 class ConnectedMesh(Mesh):
-    """The ranks of a plan and their connections.  Owns ``listener``; opens nothing before the first message.
+    """The ranks of a plan and the TCP connections between them.  Owns ``listener``; connects at the first message.
 
     timeout  seconds without a byte moving after which a wait gives up
     clock    monotonic seconds
     """
 
     name: str
-    """Of this kind of mesh, in errors."""
+    """Name of this kind of mesh in errors."""
 
     def __init__(
         self, plan: Plan, listener: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic
@@ -81,10 +82,10 @@ class ConnectedMesh(Mesh):
         self._poller = select.poll()
         self._acceptor = HandshakeAcceptor(plan, listener, self._poller)
         self.bytes_sent = 0
-        """Payload bytes handed to the kernel so far."""
+        """Payload bytes posted for sending so far."""
         self.watch: Callable[[float], None] | None = None
-        """Called every ``WATCHED_SLICE`` with the time of the last progress, while anything is waited for; what it
-        raises ends the operation."""
+        """While anything is waited for, this is called every ``WATCHED_SLICE`` with the monotonic time of the last
+        progress; an exception that it raises ends the operation."""
         self._moved = self._looked = clock()
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class ConnectedMesh(Mesh):
                 self._advance()
 
     def _advance(self) -> None:
-        """Moves what can move; waits, for at most the timeout, until something does."""
+        """Moves the bytes that can be moved, waiting at most the timeout until some can."""
         deadline = self._clock() + self._timeout
         most = self._timeout if self.watch is None else WATCHED_SLICE
         while not self._poll_once(min(most, deadline - self._clock())):
@@ -112,7 +113,7 @@ class ConnectedMesh(Mesh):
             self.watch(self._moved)
 
     def _poll_once(self, seconds: float) -> bool:
-        """One poll and its consequences; says whether any byte or connection moved."""
+        """Runs one poll and handles its events.  Returns whether any byte or connection moved."""
         if self._error is not None:
             raise self._error
         for link in self._gone:
@@ -145,7 +146,7 @@ class ConnectedMesh(Mesh):
         if events != link.events:
             if not link.events:
                 self._poller.register(link.socket, events)
-            elif not events:  # a hang-up is reported even to those who ask for nothing: the loop would spin on it
+            elif not events:  # poll reports a hang-up even without events, and the loop would spin on it
                 self._poller.unregister(link.socket)
             else:
                 self._poller.modify(link.socket, events)
@@ -183,16 +184,14 @@ class ConnectedMesh(Mesh):
                 total += got
         except (BlockingIOError, InterruptedError):
             pass
-        except (
-            NetFoldError
-        ):  # our own, from what the peer announced us; some of them are OSErrors, but not the socket's
+        except NetFoldError:  # raised by us; some of these are OSErrors, but not the socket's
             raise
         except OSError as error:
             self._drop(link, error.strerror or str(error))
         return total > 0
 
     def _header(self, link: PeerConnection) -> None:
-        """A header is in: of news, or of a message."""
+        """Handles a complete header: that of a failure report or of a message."""
         number, whom, who, why = HEADER.unpack(link.header)
         if number == FAILURE_REPORT:
             link.header_bytes = 0
@@ -201,9 +200,10 @@ class ConnectedMesh(Mesh):
             self._message(link)
 
     def _message(self, link: PeerConnection) -> None:
-        """A message's header is in; it is held, and nothing more is read, until ``link.current`` has room for the rest.
+        """Handles the complete header of a message, which is held, with nothing more read, until ``link.current`` has
+        room for the payload.
 
-        Here no messages are expected.
+        This base class expects no messages over TCP.
         """
         number, _, _, text = HEADER.unpack(link.header)
         if self._call is not IDLE:
@@ -211,7 +211,7 @@ class ConnectedMesh(Mesh):
                                            f"TCP; expected it by {self.kind}; give the same rail on every rank")
 
     def _arrived(self, link: PeerConnection, receive: Receive) -> None:
-        """A message is in."""
+        """Marks a completely received message as done."""
         link.current, link.header_bytes = None, 0
         receive.done = True
 
@@ -244,11 +244,12 @@ class ConnectedMesh(Mesh):
         link.events = link.poll_events()
         self._by_fd[sock.fileno()] = link
         self._poller.register(sock, link.events)
-        for who, whom, why in list(self._reports.all()):  # telling may bring more
+        for who, whom, why in list(self._reports.all()):  # sending reports may add more of them
             self._send_report(who, whom, why, only=link)
 
     def _drop(self, link: PeerConnection, why: str) -> None:
-        """Takes a dead connection away.  An error only if something is still owed: a peer may leave when it is done."""
+        """Removes a dead connection.  That is an error only while something is posted for the peer: a peer may leave
+        when it is done."""
         link.lost = link.lost or why
         self._gone.add(link)
         link.restart_receive()
@@ -261,7 +262,7 @@ class ConnectedMesh(Mesh):
             link.socket = None
 
     def _admit_peer(self, fd: int) -> bool:
-        """Something happened at the door; says whether a peer has come in."""
+        """Handles an event of the acceptor.  Returns whether a peer has connected."""
         came = self._acceptor.on_readable(fd)
         if came is None:
             return False
@@ -280,18 +281,20 @@ class ConnectedMesh(Mesh):
     # ---- failure ---------------------------------------------------------------------------------------------------
     @abstractmethod
     def _busy(self, link: PeerConnection) -> bool:
-        """Something is posted for this peer, and not done."""
+        """Whether anything posted for this peer is not done."""
 
     @abstractmethod
     def _peers_awaited(self) -> list[PeerConnection]:
-        """Peers that owe us something: first those whose bytes we want, then those who do not take ours."""
+        """Connections of the peers that this rank waits for: first those that must send, then those that must receive.
+        """
 
     @abstractmethod
     def _describe_missing(self, link: PeerConnection) -> str:
-        """What a peer owes, in words."""
+        """What a peer has not sent or not accepted yet, in words."""
 
     def _receive_report(self, who: int, whom: int, why: str) -> None:
-        """FailureReports from a peer.  Between operations it only goes on the record: the next one will run into it."""
+        """Handles a peer's failure report.  Between operations it is only recorded, and raised when the next one
+        begins."""
         if why:
             if whom != self.rank:
                 self._report_lost_rank(whom, why)
@@ -301,7 +304,7 @@ class ConnectedMesh(Mesh):
                 self._time_out()
 
     def _report_lost_rank(self, whom: int, why: str) -> None:
-        """A fact: passes it on, and gives up."""
+        """Records a lost rank, reports it to all peers, and ends the operation under way."""
         if not self._reports.add_lost(whom, why):
             return
         self._send_report(self.rank, whom, why)
@@ -310,16 +313,17 @@ class ConnectedMesh(Mesh):
 
     def _lost_error(self) -> NetFoldError:
         rank, why = next(iter(self._reports.lost_ranks.items()))
-        owed = "; ".join(self._describe_missing(link) for link in self._peers_awaited())
-        return self._fail(PeerLost, f"rank {rank} {why}; {owed or 'nothing was owed'}. {PEER_LOST_HINT}")
+        missing = "; ".join(self._describe_missing(link) for link in self._peers_awaited())
+        return self._fail(PeerLost, f"rank {rank} {why}; {missing or 'no message was awaited'}. {PEER_LOST_HINT}")
 
     def _time_out(self) -> None:
-        """Nothing moves, or others say so: tells all whom we miss, hears whom they miss, raises with the names."""
+        """Handles a timeout, this rank's or a reported one: reports which ranks this one waits for, collects the
+        others' reports, and raises CollectiveTimeout with the ranks at fault."""
         missing = self._peers_awaited()
-        owed = "; ".join(self._describe_missing(link) for link in missing)
+        described = "; ".join(self._describe_missing(link) for link in missing)
         self._reports.set_own_waits([link.rank for link in missing])
         for link in missing:
-            if link.socket is None and not link.lost:  # it should have connected: only we can ask it why not
+            if link.socket is None and not link.lost:  # it should have connected to us
                 self._connect(link)
         for link in missing:
             self._send_report(self.rank, link.rank, "")
@@ -329,12 +333,12 @@ class ConnectedMesh(Mesh):
         guilty = ranks(self._reports.culprits())
         raise self._fail(
             CollectiveTimeout,
-            f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {owed}. "
+            f"nothing moved for {self._timeout:g} s: {guilty} gone, stopped, or never called; here {described}. "
             "Expected: every rank calls within the timeout",
         )
 
     def _send_report(self, who: int, whom: int, why: str, only: PeerConnection | None = None) -> None:
-        """Passes news on to all who are connected: after a message that is on its way, before all others."""
+        """Sends a failure report to all connected peers, after a message that is partly sent and before all others."""
         news = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:76])
         for link in [only] if only else list(self._links.values()):
             if link.socket is None:
@@ -366,16 +370,16 @@ class ConnectedMesh(Mesh):
         announced = self._reports.announced
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
         self._call = IDLE
-        # Those we wait for, or they for us, who have not come yet: whom they would find gone they would name.
+        # Peers with posted messages that have not connected yet would otherwise blame this rank for being gone.
         late = [link for link in self._links.values() if link.receives or link.sends]
         for link in self._links.values():
             if not announced and link.socket is None and not link.lost and (link.receives or link.sends):
-                self._connect(link)  # it waits for us, or will: without a connection it could not learn
+                self._connect(link)  # without a connection it could not hear our report
             link.receives.clear()
             link.sends = deque(send for send in link.sends if isinstance(send, ControlMessage) or send.begun)
         if not announced:
             self._send_report(self.rank, self.rank, f"gave up: {type(error).__name__}")
-        if not isinstance(error, RailDown):  # a rail that was found dead takes no news either
+        if not isinstance(error, RailDown):  # a dead rail carries no reports either
             grace = max(REPORT_SECONDS, GRACE_FRACTION * self._timeout)
             self._poll_while(grace, lambda: any(link.socket is None and not link.lost for link in late))
             self._poll_while(REPORT_SECONDS, lambda: any(link.sends for link in self._links.values()))

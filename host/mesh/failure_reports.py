@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank has heard of the others: who is lost, and who waits in vain for whom.
+"""What a rank has been told about failures of the others: which ranks are lost, and which rank waits in vain for which.
 
-    fact   "rank 3 is lost: it closed the connection"      ends the operation of everybody who hears it
-    wait   "rank 1 waits for rank 2"                       only all of them together say whose fault it is
+    loss   "rank 3 is lost: it closed the connection"      ends the operation of every rank that hears it
+    wait   "rank 1 waits for rank 2"                       only all waits together, a wait-for graph, show who is at
+           fault
 
-Each is passed on once, by whoever it is new to, and told to those who connect later (``connected``).
+A rank passes each report on once, when it is new to it, and repeats all of them to ranks that connect later
+(``connected``).
 """
 
 from __future__ import annotations
@@ -15,42 +17,42 @@ from netfold.host.mesh.mesh import culprits
 
 
 class FailureReports:
-    """Of one rank."""
+    """The failure reports that one rank knows of, its own among them."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.lost_ranks: dict[int, str] = {}
-        """By rank that is lost: why."""
+        """Lost rank -> the first reason that was reported."""
         self.waits: dict[int, set[int]] = {}
-        """By rank that waits: for whom."""
+        """Waiting rank -> the ranks that it says it waits for."""
 
     @property
     def announced(self) -> bool:
-        """A reason to give up is known, and the others have it from us."""
+        """Whether this rank knows a reason to give up and has already sent it to the others."""
         return bool(self.lost_ranks) or self._rank in self.waits
 
     def add_lost(self, whom: int, why: str) -> bool:
-        """A fact; whether it is new: the first reason stands."""
+        """Records that rank ``whom`` is lost.  Returns whether that is new; the first reason is kept."""
         new = whom not in self.lost_ranks
         self.lost_ranks.setdefault(whom, why)
         return new
 
     def add_wait(self, who: int, whom: int) -> bool:
-        """A wait; whether it is new."""
+        """Records that rank ``who`` waits for rank ``whom``.  Returns whether that is new."""
         known = self.waits.setdefault(who, set())
         new = whom not in known
         known.add(whom)
         return new
 
     def set_own_waits(self, whoms: Sequence[int]) -> None:
-        """Whom this rank itself waits for."""
+        """Records the ranks that this rank itself waits for."""
         self.waits[self._rank] = set(whoms)
 
     def all(self) -> Iterator[tuple[int, int, str]]:
-        """As they are told: who says or waits, whom it is about, and why, which a wait has not."""
+        """Every report as (reporting rank, rank concerned, reason); the reason of a wait is empty."""
         yield from ((self._rank, whom, why) for whom, why in self.lost_ranks.items())
         yield from ((who, whom, "") for who, whoms in self.waits.items() for whom in whoms)
 
     def culprits(self) -> list[int]:
-        """The ranks that are missed and have said nothing themselves (``mesh.culprits``)."""
+        """The awaited ranks that have not reported any wait themselves (``mesh.culprits``), in ascending order."""
         return culprits(self.waits, self._rank)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of a rank: its listener, and who has connected to it without having said yet who it is; and how to knock."""
+"""The handshake of TCP connections between ranks: connecting to a peer's listener, and accepting those who identify
+themselves as ranks of the same job."""
 
 from __future__ import annotations
 
@@ -7,16 +8,16 @@ import errno
 import select
 import socket
 
-from netfold.host.mesh.link import HELLO, MAGIC, open_socket
+from netfold.host.mesh.connection import HELLO, MAGIC, open_socket
 from netfold.wire.jobs import Plan
 
 
 class PeerUnreachable(Exception):
-    """Nobody can be reached at that address: says the kernel's reason."""
+    """A peer's address cannot be connected to; the message is the kernel's error name."""
 
 
 def connect(where: str) -> socket.socket:
-    """A connection that is being made to the door at ``ADDRESS:PORT``.
+    """Starts a non-blocking connection to the listener at ``ADDRESS:PORT``.
 
     Raises PeerUnreachable; OSError, ValueError for what is no address.
     """
@@ -34,9 +35,10 @@ def connect(where: str) -> socket.socket:
 
 
 class HandshakeAcceptor:
-    """Lets in the ranks of a plan; port scanners and other jobs' ranks are sent away.  Owns ``listener``.
+    """Accepts connections of the plan's ranks and closes those of port scanners and other jobs.  Owns ``listener``.
 
-    poller  watches the listener and the strangers; `knock` wants to hear of what it finds
+    poller  is registered for the listener and for connections that have not identified themselves; whatever it reports
+            on these descriptors (``fds``) goes to ``on_readable``
     """
 
     def __init__(self, plan: Plan, listener: socket.socket, poller: select.poll) -> None:
@@ -49,16 +51,17 @@ class HandshakeAcceptor:
         poller.register(listener, select.POLLIN)
 
     def hello(self, rank: int) -> bytes:
-        """What a connection of this rank begins with."""
+        """The first bytes of every connection that this rank opens: magic, epoch, rank, world size and job name."""
         plan = self._plan
         return HELLO.pack(MAGIC, plan.epoch, rank, plan.world, plan.job.encode()[:32])
 
     def fds(self) -> list[int]:
-        """What the poller watches here."""
+        """File descriptors that the poller watches for this object."""
         return [self.listener.fileno(), *self._unidentified]
 
     def on_readable(self, fd: int) -> tuple[int, socket.socket] | None:
-        """The poller found something at this descriptor: a rank and its connection, once it has said who it is."""
+        """Handles a readable descriptor.  Returns a rank and its connection once that rank has identified itself, else
+        None."""
         if fd == self.listener.fileno():
             self._accept()
             return None
@@ -83,7 +86,8 @@ class HandshakeAcceptor:
         return None
 
     def close(self) -> None:
-        """The listener and the strangers; those whom `knock` has let in are their receiver's."""
+        """Closes the listener and all unidentified connections; those that ``on_readable`` returned belong to the
+        caller."""
         for sock, _ in self._unidentified.values():
             sock.close()
         self._unidentified.clear()
@@ -92,7 +96,7 @@ class HandshakeAcceptor:
     def _accept(self) -> None:
         try:
             sock, _ = self.listener.accept()
-        except OSError:  # it went away again before we looked
+        except OSError:  # the connection was closed again before it was accepted
             return
         sock.setblocking(False)
         self._unidentified[sock.fileno()] = sock, bytearray()

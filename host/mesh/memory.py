@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh's twin in one process: ranks are threads, wires are copies, time is counted, faults come on order.
+"""A mesh within one process: ranks are threads, messages are copies, time is counted, and faults happen where asked
+for.
 
-For tests of collectives, ours and yours:
+For tests of collectives, the library's and a user's own:
 
     fabric = MemoryFabric(4, seed=7)
     results = fabric.run(lambda mesh: my_collective(mesh, ...))      # one thread a rank; values or exceptions
 
-It is stricter than a network.  About half of the messages (the seed decides) are copied only when somebody waits for
-them, so that memory touched between post and wait shows.  Nothing takes wall-clock time: when every rank waits and
-nothing can move, the timeout has come.  Each rank has a clock of the alpha-beta model: a message leaves when its
-rank's link is free, and is in after ``latency`` and ``seconds_per_byte``, when the receiver's link is free.
+It is stricter than a network.  About half of the messages, as the seed decides, are copied only when somebody waits
+for them, so that memory touched between post and wait is noticed.  Nothing takes wall-clock time: a timeout is raised
+as soon as every rank waits and nothing can move.  Each rank has a clock of the alpha-beta model: a message leaves when
+its sender's link is free, and has arrived after ``latency`` plus its bytes times ``seconds_per_byte``, when the
+receiver's link is free.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from netfold.host.operation.arrays import Flat
 
 
 class Killed(NetFoldError):
-    """The fault that ``MemoryFabric.kill`` puts into a rank."""
+    """Raised in a rank that ``MemoryFabric.kill`` was told to kill."""
 
 
 class _Message(Pending):
-    """One posted end of a message; a match marks both ends."""
+    """One end of a message, a posted send or receive; ``match`` is the other end once both are posted."""
 
     __slots__ = ("array", "call", "late", "match", "peer", "sends", "start", "tag", "timed")
 
@@ -51,7 +53,8 @@ class _Message(Pending):
 
 
 class _Posts:
-    """One end's messages on a wire that have no match yet, in the order posted within a call and tag."""
+    """The sends, or the receives, of one direction between two ranks that have no match yet, in the order posted within
+    a call and tag."""
 
     def __init__(self) -> None:
         self._by_call: dict[Call, dict[int, deque[_Message]]] = {}
@@ -60,8 +63,8 @@ class _Posts:
         self._by_call.setdefault(message.call, {}).setdefault(message.tag, deque()).append(message)
 
     def take(self, other: _Message) -> _Message | None:
-        """What the wire's other end meets: the oldest of its call and tag, or any of another call, which is an error
-        for both ends to find."""
+        """Removes and returns the match for the other end: the oldest of the same call and tag, or any of another call,
+        which both ends then report as a mismatch."""
         for call, tags in self._by_call.items():
             tag = other.tag if call == other.call else next(iter(tags))
             if tag in tags:
@@ -75,7 +78,7 @@ class _Posts:
 
 
 class MemoryFabric:
-    """The wires between ``size`` ranks.
+    """The simulated network between ``size`` ranks.
 
     seed              decides which messages are copied late
     latency           seconds, alpha
@@ -87,17 +90,17 @@ class MemoryFabric:
         self.latency = latency
         self.seconds_per_byte = seconds_per_byte
         self.bytes: Counter[tuple[int, int]] = Counter()
-        """Payload bytes by (from, to)."""
+        """Payload bytes sent, by (sender, receiver)."""
         self.messages: Counter[tuple[int, int]] = Counter()
         self.meshes = [MemoryMesh(self, rank) for rank in range(size)]
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
         self._changed = [threading.Condition(self._lock) for _ in range(size)]
-        """By rank: something that it may wait for."""
+        """By rank: notified whenever something happens that the rank may wait for."""
         self._sends: defaultdict[tuple[int, int], _Posts] = defaultdict(_Posts)
         self._receives: defaultdict[tuple[int, int], _Posts] = defaultdict(_Posts)
         self._waiting: dict[int, list[_Message]] = {}
-        """What each rank would go on with."""
+        """Waiting rank -> the messages any of which would let it go on."""
         self._gone: dict[int, str] = {}
         self._running: set[int] = set()
         self._kills: dict[int, int] = {}
@@ -106,16 +109,18 @@ class MemoryFabric:
 
     # ---- faults ----------------------------------------------------------------------------------------------------
     def kill(self, rank: int, *, after: int) -> None:
-        """The rank dies at its ``after``-th post (0: the first one)."""
+        """Lets a rank die at its ``after``-th post, counted from 0: it raises Killed, and its peers PeerLost."""
         self._kills[rank] = after
 
     def lose(self, sender: int, receiver: int, nth: int) -> None:
-        """The nth message (0: the first) on this wire and all later ones never arrive, as if its sender had stopped."""
+        """Loses the nth message (from 0) from ``sender`` to ``receiver`` and all later ones, as if the sender had
+        stopped."""
         self._losses[sender, receiver] = nth
 
     # ---- ranks -----------------------------------------------------------------------------------------------------
     def run(self, work: Callable[[Mesh], Any], *, timeout: float = 60.0) -> list[Any]:
-        """Runs ``work`` on every rank at once; returns what each returned, or the exception that it raised."""
+        """Runs ``work`` on every rank at once, a thread each.  Returns what each returned, or the exception that it
+        raised."""
         results: list[Any] = [None] * self.size
         self._running = set(range(self.size))
 
@@ -140,7 +145,7 @@ class MemoryFabric:
 
     @property
     def seconds(self) -> float:
-        """The slowest rank's clock."""
+        """Seconds on the clock of the slowest rank."""
         return max(mesh.clock for mesh in self.meshes)
 
     # ---- inside: all of it under the lock --------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class MemoryFabric:
             self._changed[message.peer].notify()
 
     def _lost(self, rank: int, why: str) -> None:
-        """Whoever waits for this rank will learn why in vain."""
+        """Records that a rank is gone and why, and wakes all waiting ranks."""
         self._gone.setdefault(rank, why)
         for changed in self._changed:
             changed.notify()
@@ -189,7 +194,7 @@ class MemoryFabric:
     def _wait(self, mesh: MemoryMesh, pending: Sequence[Pending], *, first: bool) -> None:
         wanted = [message for message in pending if isinstance(message, _Message)]
         if first and len(wanted) < len(pending):
-            return  # one had nothing to move
+            return  # one of them was empty, and so is done
         with self._lock:
             if first:
                 while wanted and not sum(self._settled(mesh, message) for message in wanted):  # looks at every one
@@ -201,20 +206,21 @@ class MemoryFabric:
                     self._sleep(mesh, [message], wanted[at:])
 
     def _settled(self, mesh: MemoryMesh, message: _Message) -> bool:
-        """Whether it is done: now at the latest, where both ends are posted."""
+        """Whether a message is done; copies it first where both ends are posted."""
         if message.match is not None and not message.done:
             self._copy(message if message.sends else message.match)
         if message.done and not message.timed:
             self._finish(mesh, message)
         return message.done
 
-    def _sleep(self, mesh: MemoryMesh, wanted: list[_Message], owing: Sequence[_Message]) -> None:
-        """Until something changes for this rank.  Raises CollectiveTimeout, PeerLost where nothing ever will.
+    def _sleep(self, mesh: MemoryMesh, wanted: list[_Message], awaited: Sequence[_Message]) -> None:
+        """Waits until something changes for this rank.  Raises CollectiveTimeout or PeerLost where nothing ever will.
 
-        wanted  what it would go on with;  owing  all that its caller waits for
+        wanted   the messages any of which would let it go on
+        awaited  all messages that its caller waits for
         """
         if self._gone:
-            for message in owing:
+            for message in awaited:
                 if message.match is None and message.peer in self._gone:
                     why = self._gone[message.peer]
                     self._lost(mesh.rank, why)
@@ -226,8 +232,8 @@ class MemoryFabric:
         del self._waiting[mesh.rank]
         if mesh.rank in self._stalled:
             guilty = ranks(culprits(self._stalled, mesh.rank))
-            owed = ", ".join(f"{m.array.nbytes} bytes with rank {m.peer}" for m in owing if m.match is None)
-            raise CollectiveTimeout(f"{mesh.me()}: nothing can move, for want of {guilty}; open: {owed}")
+            open_ = ", ".join(f"{m.array.nbytes} bytes with rank {m.peer}" for m in awaited if m.match is None)
+            raise CollectiveTimeout(f"{mesh.me()}: nothing can move, for want of {guilty}; open: {open_}")
 
     def _finish(self, mesh: MemoryMesh, message: _Message) -> None:
         message.timed = True
@@ -244,7 +250,7 @@ class MemoryFabric:
         mesh.clock = max(mesh.clock, mesh.book(message.match.start + self.latency, cost))
 
     def _look_for_stall(self) -> None:
-        """Where every rank that still runs waits for something that nobody can bring: their timeouts have come."""
+        """Lets every waiting rank time out, where each running rank waits for something that no other can bring."""
         open_ = {rank: wanted for rank, wanted in self._waiting.items() if rank in self._running}
         if set(open_) != self._running or any(self._movable(m) for wanted in open_.values() for m in wanted):
             return
@@ -257,7 +263,7 @@ class MemoryFabric:
 
 
 class MemoryMesh(Mesh):
-    """One rank of a MemoryFabric."""
+    """One rank's end of a MemoryFabric."""
 
     def __init__(self, fabric: MemoryFabric, rank: int) -> None:
         self.rank, self.size = rank, fabric.size
@@ -265,7 +271,7 @@ class MemoryMesh(Mesh):
         """Seconds on this rank's clock of the alpha-beta model."""
         self.link_free = 0.0
         self._busy: list[tuple[float, float]] = []
-        """When messages come in: begin and end, in order, neighbours joined."""
+        """Intervals in which messages come in, as (begin, end) in seconds, sorted, adjacent ones joined."""
         self.posts = 0
         self._fabric = fabric
         self._call = IDLE
@@ -302,14 +308,14 @@ class MemoryMesh(Mesh):
             self._fabric._lost(self.rank, f"rank {self.rank} gave up: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing: there are no resources to release."""
 
     def book(self, start: float, seconds: float) -> float:
-        """When a message is in that could come from ``start`` on and keeps this rank's link busy for ``seconds``.
+        """Books this rank's link for ``seconds``, from ``start`` at the earliest.  Returns when the message has
+        arrived.
 
-        Messages are looked at in the order in which they are waited for, not in which they came: each takes the first
-        gap that is long enough.
-        """
+        Messages are booked in the order in which they are waited for, not in which they came: each takes the first gap
+        that is long enough. """
         if not seconds:
             return start
         at = bisect(self._busy, start, key=lambda busy: busy[1])
@@ -326,5 +332,5 @@ class MemoryMesh(Mesh):
         return start + seconds
 
     def me(self) -> str:
-        """Who speaks in an error."""
+        """Rank, size and current call, for the beginning of an error message."""
         return f"rank {self.rank} of {self.size}, {self._call}"

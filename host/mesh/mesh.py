@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a collective stands on: messages between any two ranks of a job, posted now and waited for later.
+"""The interface that collectives are written on: messages between any two ranks, posted now and waited for later.
 
-    pending = mesh.receive(peer, into)      posts; the memory belongs to the mesh until the message is in
-    mesh.send(peer, data)                   posts; the same until it is out
-    mesh.wait([pending])                    moves every posted message until these are done
+    pending = mesh.receive(peer, into)      posts; the memory belongs to the mesh until the message has arrived
+    mesh.send(peer, data)                   posts; the memory belongs to the mesh until the message is sent
+    mesh.wait([pending])                    makes progress on every posted message until these are done
 
 Messages from one rank to another with the same ``tag`` arrive in the order sent; different tags are independent, so
 that one collective can run several strands (``collectives/flow.py``) between the same two ranks.  Every message
-carries its ``Call``: ranks that call different things find out at the first message instead of mixing bytes.
+carries its ``Call``: ranks that call different operations find out at the first message instead of mixing bytes.
 
-``tcp.TcpMesh`` is the real one, ``memory.MemoryMesh`` its twin in one process, for tests.
+``tcp.TcpMesh`` and ``roce.mesh.RoceMesh`` are the transports; ``memory.MemoryMesh`` does the same within one process,
+for tests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from netfold.host.tracing.timeline import Timeline
 
 @dataclass(frozen=True)
 class Call:
-    """One operation, as all ranks must agree on it.  ``number`` counts a group's operations; ``text`` says the rest."""
+    """The operation that a message belongs to, which must be the same on all ranks.  ``number`` counts a group's
+    operations; ``text`` describes the operation (kind, elements, dtype, algorithm)."""
 
     number: int
     text: str
@@ -41,7 +43,7 @@ IDLE = Call(0, "between operations")
 
 
 class Pending:
-    """A posted message.  ``done`` once its memory is the caller's again."""
+    """A posted send or receive.  ``done`` turns true once its memory belongs to the caller again."""
 
     __slots__ = ("done",)
 
@@ -54,22 +56,23 @@ DONE.done = True
 
 
 class Mesh(ABC):
-    """Ranks 0 .. size-1, each able to send to each.  For one thread at a time."""
+    """Ranks 0 .. size-1, each able to send to each other one.  To be used by one thread at a time."""
 
     rank: int
     size: int
     kind: str = "TCP"
-    """What carries it, for people."""
+    """Name of the transport, for messages to people."""
     timeline: Timeline | None = None
-    """Is told when it sends, waits and receives, where somebody asked for one."""
+    """Records the spans spent on sending, waiting and receiving, where a timeline was asked for."""
 
     @abstractmethod
     def send(self, peer: int, data: Flat, *, tag: int = 0) -> Pending:
-        """Posts ``data`` to ``peer``.  Arrays without elements are not sent: both ends know the sizes."""
+        """Posts ``data`` to ``peer``.  Arrays without elements are not sent, since both ends know the sizes."""
 
     @abstractmethod
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
-        """Posts room for the next message of ``peer`` with this tag, which must have exactly this many bytes."""
+        """Posts a receive for the next message of ``peer`` with this tag, which must have exactly the size of ``into``.
+        """
 
     @abstractmethod
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
@@ -80,15 +83,15 @@ class Mesh(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Waits until nothing posted is left.  Raises as ``wait``."""
+        """Waits until everything posted is done.  Raises what ``wait`` raises."""
 
     @abstractmethod
     def begin(self, call: Call) -> None:
-        """All messages from here on belong to ``call``."""
+        """Marks all messages posted from here on as belonging to ``call``."""
 
     def expect(self, algorithm: str, *, ranks: Sequence[int] = (), root: int = 0) -> None:
-        """Says whose messages come next, by a collective's name (fabric/collectives.py): a mesh whose paths
-        are planned plans them for these.  All who take part say the same.  Between operations.
+        """Announces which collective's messages come next, by its name in fabric/collectives.py, so that a mesh with
+        planned paths can plan them for it.  All who take part announce the same, between operations.
 
         ranks  who takes part, in the collective's order: of its ring, above all; default: all, by number
         root   a place in ``ranks``, where the collective has one
@@ -97,19 +100,20 @@ class Mesh(ABC):
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:
-        """Tells the peers that this rank gave up, as far as that is possible without waiting."""
+        """Tells the peers that this rank gave up because of ``error``, as far as that is possible without waiting."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives everything back; safe to call twice."""
+        """Releases all resources; safe to call twice."""
 
     def spanned(self, name: str) -> AbstractContextManager[None]:
-        """A block that the timeline, if any, shows as a span."""
+        """A context whose duration the timeline, if there is one, records as a span of this name."""
         return _NO_SPAN if self.timeline is None else self.timeline.span(name)
 
     @contextmanager
     def operation(self, call: Call) -> Iterator[None]:
-        """Everything posted inside belongs to ``call`` and is done at the end; an error inside is told to the peers."""
+        """A context in which everything posted belongs to ``call``.  Waits for all of it at the end; an error inside is
+        reported to the peers (``abort``) and raised again."""
         self.begin(call)
         try:
             yield
@@ -121,7 +125,7 @@ class Mesh(ABC):
 
 
 class Subset(Mesh):
-    """Some ranks of a mesh, in an order of their own: ``ranks[i]`` is rank i here.  Messages travel as the mesh's."""
+    """Some ranks of a mesh in an order of their own: ``ranks[i]`` is rank i here.  Messages travel over that mesh."""
 
     def __init__(self, mesh: Mesh, ranks: Sequence[int]) -> None:
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < mesh.size for rank in ranks):
@@ -156,21 +160,21 @@ class Subset(Mesh):
         self._mesh.abort(error)
 
     def close(self) -> None:
-        """Nothing: the mesh belongs to whoever made it."""
+        """Does nothing: the mesh belongs to whoever made it."""
 
 
 def as_bytes(array: Flat, what: str) -> memoryview:
-    """The memory of a flat array as bytes.  Raises ValueError for what cannot be sent without a copy."""
+    """The memory of a flat array as bytes.  Raises ValueError for arrays that cannot be sent without a copy."""
     if array.ndim != 1 or not array.flags.c_contiguous:
         raise ValueError(f"{what} shape {array.shape}, strides {array.strides}: expected one dimension, contiguous")
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
 
 
 def culprits(waits: Mapping[int, Set[int]], rank: int) -> list[int]:
-    """Follows "waits for" from ``rank`` to the ranks that wait for nobody themselves.
+    """Follows the wait-for graph from ``rank`` to the ranks that wait for nobody themselves; sorted.
 
-    waits  for each rank that said so, the ranks that it waits for
-    Where all wait in a circle, it is those that ``rank`` itself waits for.
+    waits  waiting rank -> the ranks that it waits for
+    Where all ranks wait in a circle, the result is the ranks that ``rank`` itself waits for.
     """
     reached, queue = {rank}, [rank]
     for at in queue:
@@ -182,10 +186,10 @@ def culprits(waits: Mapping[int, Set[int]], rank: int) -> list[int]:
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """"rank 3", or "ranks 3, 5"."""
+    """Rank numbers for a message: "rank 3", or "ranks 3, 5"."""
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def no_such_peer(mesh: Mesh, peer: int) -> ValueError:
-    """The error for a peer that does not exist or is this rank itself."""
+    """The error for a peer number that does not exist or is this rank's own."""
     return ValueError(f"rank {mesh.rank}: peer={peer}: expected another rank of 0 .. {mesh.size - 1}")

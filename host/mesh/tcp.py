@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mesh of TCP connections.
+"""A mesh whose messages travel over TCP connections.
 
-Bytes go straight from and into the caller's memory, and no order of sends and receives can block two ranks against
-each other.  Only a message that stands before a wanted one of another tag is put aside into memory of its own.
+Bytes go straight from and into the caller's memory, and no order of sends and receives can make two ranks block each
+other.  Only an unexpected message, one that arrives before a receive with its tag is posted while another receive is,
+is read into memory of its own.
 
-    message = header: call number | bytes | tag | call text        then the bytes
+    message = header: call number | bytes | tag | call text        followed by the payload
 """
 
 from __future__ import annotations
 
 from netfold.host.errors import RankMismatch
 from netfold.host.mesh.connected import SAME_ORDER_HINT, ConnectedMesh
-from netfold.host.mesh.link import HEADER, PeerConnection, Receive, Send, text_of
+from netfold.host.mesh.connection import HEADER, PeerConnection, Receive, Send, text_of
 from netfold.host.mesh.mesh import DONE, Call, Pending, as_bytes
 from netfold.host.operation.arrays import Flat
 
 
 class TcpMesh(ConnectedMesh):
-    """The ranks of a plan over TCP: `ConnectedMesh` says what it is made of."""
+    """The ranks of a plan connected over TCP; ``ConnectedMesh`` describes connections, time-outs and errors."""
 
     name = "TCP mesh"
 
@@ -33,7 +34,7 @@ class TcpMesh(ConnectedMesh):
         self.bytes_sent += view.nbytes
         if len(link.sends) == 1 and link.socket is not None:
             with self.spanned("send"):
-                self._write(link)  # most small messages leave here, without a turn of the poll loop
+                self._write(link)  # most small messages are sent here, without a pass of the poll loop
         self._watch(link)
         return pending
 
@@ -60,7 +61,7 @@ class TcpMesh(ConnectedMesh):
 
     # ---- matching --------------------------------------------------------------------------------------------------
     def _message(self, link: PeerConnection) -> None:
-        """A header is in: finds the receive that it is for, if that is posted already."""
+        """Handles a complete header: finds the posted receive that the message belongs to, if there is one already."""
         number, nbytes, tag, text = HEADER.unpack(link.header)
         if not link.receives:
             return
@@ -83,7 +84,7 @@ class TcpMesh(ConnectedMesh):
             self._match_unexpected(link)
 
     def _match_unexpected(self, link: PeerConnection) -> None:
-        """Gives messages that were put aside to receives that have been posted since."""
+        """Copies unexpected messages to receives that have been posted since."""
         for early in list(link.unexpected):
             wanted = next((receive for receive in link.receives if receive.tag == early.tag), None)
             if wanted is not None:
@@ -115,8 +116,8 @@ class TcpMesh(ConnectedMesh):
     def _describe_missing(self, link: PeerConnection) -> str:
         parts = []
         if link.bytes_awaited:
-            parts.append(f"owes {link.bytes_awaited} bytes")
+            parts.append(f"has not sent {link.bytes_awaited} bytes")
         if link.bytes_unsent:
-            parts.append(f"does not take {link.bytes_unsent} bytes")
+            parts.append(f"has not accepted {link.bytes_unsent} bytes")
         state = "" if link.socket is not None else ", never connected" if not link.lost else f", {link.lost}"
-        return f"rank {link.rank} ({link.address}{state}) {' and '.join(parts) or 'owes nothing'}"
+        return f"rank {link.rank} ({link.address}{state}) {' and '.join(parts) or 'has nothing to send or accept'}"

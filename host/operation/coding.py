@@ -110,7 +110,7 @@ def take_back(source: NDArray[Any], feedback: NDArray[Any], element: str = "floa
     narrow(wide, element, rounded)
     with np.errstate(invalid="ignore"):
         np.subtract(wide, widen(rounded, element), out=feedback)
-    feedback[~np.isfinite(feedback)] = 0  # an Inf or NaN is not owed
+    feedback[~np.isfinite(feedback)] = 0  # an Inf or NaN leaves no residual
     return rounded
 
 

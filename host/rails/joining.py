@@ -11,7 +11,7 @@ from typing import cast, get_args
 import numpy as np
 
 from netfold.host.errors import NetFoldError
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.rails.multirail import MultiRail, Start
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import TcpOutOfBand, cookie

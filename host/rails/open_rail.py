@@ -17,7 +17,7 @@ from netfold.host.client.watcher import Watcher
 from netfold.host.errors import NetFoldError, PlanError, RailDown
 from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.connected import ConnectedMesh
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.rail import Flat, Op, RailStats
 from netfold.host.operation.reduction import Reduction

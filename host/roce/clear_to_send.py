@@ -136,8 +136,8 @@ class PeerTransfers:
         """What is missing, for people."""
         parts = []
         if self.receives:
-            parts.append(f"owes {sum(message.left for message in self.receives)} bytes")
+            parts.append(f"has not sent {sum(message.left for message in self.receives)} bytes")
         if self.sends:
             unready, rest = len(self.unmatched), len(self.sends) - len(self.unmatched)
             parts.append(f"is not ready for {unready} messages and has not acknowledged {rest}")
-        return " and ".join(parts) or "owes nothing"
+        return " and ".join(parts) or "has nothing to send or acknowledge"

@@ -21,7 +21,7 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.mesh.connected import PEER_LOST_HINT, ConnectedMesh
-from netfold.host.mesh.link import PeerConnection
+from netfold.host.mesh.connection import PeerConnection
 from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.operation.arrays import Flat
@@ -345,8 +345,8 @@ class RoceMesh(ConnectedMesh):
 
     def _peers_awaited(self) -> list[PeerConnection]:
         links = list(self._links.values())
-        owing = [link for link in links if self._transfers[link.rank].receives]
-        return owing + [link for link in links if self._transfers[link.rank].sends and link not in owing]
+        senders = [link for link in links if self._transfers[link.rank].receives]
+        return senders + [link for link in links if self._transfers[link.rank].sends and link not in senders]
 
     def _describe_missing(self, link: PeerConnection) -> str:
         return f"rank {link.rank} ({link.address}) {self._transfers[link.rank].describe_missing()}"

@@ -19,7 +19,7 @@ from netfold.host import environment
 from netfold.host.api.communicator import CONTROLLER_VARIABLE, Communicator, RailName
 from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.operation.coding import LaneBits
 from netfold.wire.jobs import PROTOCOL, Peer, Plan
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flight recorder: what a communicator did last, operation by operation, for the time when something goes wrong.
+"""The flight recorder: a communicator's last operations, kept in memory for when something goes wrong.
 
-It always runs: an operation costs about three microseconds.  ``Communicator.flight()`` gives what it holds.  Where
-$NETFOLD_FLIGHT names a folder, it writes there, as JOB.rankN.json, when an operation fails, and when the process gets a
-signal ($NETFOLD_FLIGHT_SIGNAL, default SIGUSR2, which neither torch nor schedulers use), even one whose main thread is
-stuck in native code: the wake-up descriptor of Python's signals leads to a thread of our own.  `netfold flight FOLDER`
-puts all ranks' files beside each other.
-"""
+It always runs: an operation costs about three microseconds.  ``Communicator.flight()`` returns what it holds.  Where
+$NETFOLD_FLIGHT names a folder, it writes JOB.rankN.json there when an operation fails, and when the process gets a
+signal ($NETFOLD_FLIGHT_SIGNAL, default SIGUSR2, which neither torch nor schedulers use), even if the main thread is
+stuck in native code: the wake-up descriptor of Python's signals is read by a thread of our own.  `netfold flight
+FOLDER` prints all ranks' files side by side. """
 
 from __future__ import annotations
 
@@ -32,21 +31,21 @@ from netfold.host.tracing.timeline import Timeline
 from netfold.wire.flight import Dump, OperationRecord
 
 KEPT: Final = 1000
-"""Operations that are remembered."""
+"""Number of operations that are remembered."""
 FOLDER_VARIABLE: Final = "NETFOLD_FLIGHT"
 SIGNAL_VARIABLE: Final = "NETFOLD_FLIGHT_SIGNAL"
 SIGNAL: Final = "SIGUSR2"
 ONCE: Final = 0.2
-"""Seconds in which signals are one."""
+"""Signals that arrive within so many seconds count as one."""
 
 log = logging.getLogger("netfold")
 
 
 class Flight:
-    """The recorder of one rank of a job.
+    """The flight recorder of one rank of a job.
 
-    folder    where to write when something goes wrong; default: $NETFOLD_FLIGHT, or nowhere
-    timeline  gets every operation as well, where somebody asked for one
+    folder    where files are written; default: $NETFOLD_FLIGHT, or none are
+    timeline  records every operation as well, where a timeline was asked for
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Flight:
         self._operations: deque[OperationRecord] = deque(maxlen=KEPT)
         self.timeline = timeline
         self.now = _NONE
-        """The operation under way; else the last one."""
+        """The operation under way, or else the last one."""
         if folder is not None:
             _recorders.add(self)
             _listen()
@@ -68,7 +67,8 @@ class Flight:
     def operation(
         self, number: int, group: str, name: str, op: str, dtype: str, nbytes: int
     ) -> Iterator[OperationRecord]:
-        """Records one operation; an error inside is its end, and is written down with it."""
+        """Records one operation while the context is open; an error inside marks it as failed and, with a folder,
+        writes the file."""
         self.now = operation = OperationRecord(number, group, name, op, dtype, nbytes, "", time.time())
         self._operations.append(operation)
         begin = time.monotonic_ns()
@@ -87,15 +87,15 @@ class Flight:
                 self.dump(f"operation {number} failed: {operation.error}")
 
     def note(self, path: str) -> None:
-        """What carries the operation under way, or a part of it."""
+        """Records which rail or algorithm carries the operation under way, or a part of it."""
         self.now.path = f"{self.now.path} + {path}" if self.now.path else path
 
     def operations(self) -> list[OperationRecord]:
-        """Copies of the last ones, the oldest first."""
+        """Copies of the remembered operations, the oldest first."""
         return [msgspec.structs.replace(operation) for operation in self._operations.copy()]
 
     def dump(self, why: str, *, threads: bool = False) -> Path | None:
-        """Writes what there is to the folder; the file, or None where that failed, which is logged, never raised."""
+        """Writes the file.  Returns its path, or None where that failed, which is logged and never raised."""
         assert self.folder is not None
         path = self.folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', self._job)}.rank{self._rank}.json"
         said = Dump(
@@ -114,7 +114,7 @@ class Flight:
         return path
 
     def close(self) -> None:
-        """No signal writes it any more; the timeline is written."""
+        """Unregisters the recorder from the signal, and writes the timeline."""
         if self.timeline is not None:
             self.timeline.write()
         _recorders.discard(self)
@@ -134,11 +134,12 @@ def _threads() -> dict[str, list[str]]:
 _NONE = OperationRecord(0, "", "", "", "", 0, "", 0.0, state="done")
 _recorders: weakref.WeakSet[Flight] = weakref.WeakSet()
 _listening = threading.Lock()
-"""Held for good once the signal has its handler."""
+"""Acquired for good once the signal's handler is installed."""
 
 
 def _listen() -> None:
-    """Gives the signal its handler, once a process.  Warns where that cannot be: errors still write their files."""
+    """Installs the signal's handler, once a process.  Warns where that is impossible; failed operations still write
+    their files."""
     name = os.environ.get(SIGNAL_VARIABLE) or SIGNAL
     try:
         number = signal.Signals[name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stretch of time that the native loop spent on one thing, as host/native/io.h lays it out."""
+"""A time span that the native loop spent on one activity, in the layout of host/native/io.h."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import ctypes as C
 
 
 class Span(C.Structure):
-    """nf_span."""
+    """``nf_span`` of io.h: times in nanoseconds of CLOCK_MONOTONIC, an index into ``SPANS``, and a number of packets.
+    """
 
     begin: int
     end: int
@@ -17,4 +18,4 @@ class Span(C.Structure):
 
 
 SPANS = ("quantise", "send", "retransmit", "receive", "dequantise", "wait")
-"""nf_span_kind."""
+"""Names of the activities, in the order of ``nf_span_kind``."""

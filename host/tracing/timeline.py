@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline of a rank, on request, in the trace event format that Perfetto (ui.perfetto.dev) and Chrome read.
+"""A rank's timeline, recorded on request in the trace event format of Perfetto (ui.perfetto.dev) and Chrome.
 
-$NETFOLD_TIMELINE=trace.json: each rank writes trace.JOB.rankN.json when its communicator is closed, and `netfold
-timeline merge` makes one file of them, a process a rank.  Its rows:
+With $NETFOLD_TIMELINE=trace.json each rank writes trace.JOB.rankN.json when its communicator is closed, and `netfold
+timeline merge` makes one file of them, with a process for each rank.  Its rows:
 
     operations   one span for each operation, with bytes, path, retransmissions, and milliseconds of each stage below
-    queued       asynchronous operations between their call and their turn
+    queued       asynchronous operations between their call and their start
     packets      folding, from io.c: quantise (packets made of the tensor, ICRC included), send, wait, receive,
                  dequantise (results written to the tensor), retransmit (packets made, or sent, again)
     messages     over TCP or queue pairs: send, wait, receive
     innet@a      with several rails: the chunks that this one carried; "innet@a packets", "tcp@b messages" as above
 
-Where nobody asks, it costs a comparison a packet burst.  Times are CLOCK_MONOTONIC, put beside other machines' by their
-clocks of the day, as they are when the communicator is made.
+Without a timeline it costs a comparison for each packet burst.  Times are CLOCK_MONOTONIC, aligned between machines by
+their wall clocks at the moment when the communicator is made.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from netfold.wire.flight import OperationRecord
 
 VARIABLE: Final = "NETFOLD_TIMELINE"
 MOST: Final = 1_000_000
-"""Events that are kept; later ones are counted only."""
+"""Number of events that are kept; later ones are only counted."""
 OPERATIONS, QUEUED, PACKETS, MESSAGES = "operations", "queued", "packets", "messages"
 ROWS: Final = (OPERATIONS, QUEUED, PACKETS, MESSAGES)
 STAGES: Final = (PACKETS, MESSAGES)
-"""What an operation spends its time on."""
+"""Rows whose spans are summed up as the stages of the operation under way."""
 
 log = logging.getLogger("netfold")
 
 
 def asked(job: str, rank: int, world: int) -> Timeline | None:
-    """A rank's timeline where $NETFOLD_TIMELINE asks for one."""
+    """This rank's timeline where $NETFOLD_TIMELINE asks for one, else None."""
     where = os.environ.get(VARIABLE)
     if not where:
         return None
@@ -54,7 +54,7 @@ def asked(job: str, rank: int, world: int) -> Timeline | None:
 
 
 class Timeline:
-    """Collects spans of one rank of a job, and writes them once."""
+    """Collects the spans of one rank of a job, and writes them once."""
 
     def __init__(self, job: str, rank: int, world: int, path: Path) -> None:
         self.path = path
@@ -62,15 +62,15 @@ class Timeline:
         self._origin = time.monotonic_ns()
         self._epoch = time.time_ns()
         self._events: list[tuple[str, str, int, int, dict[str, Any] | None]] = []
-        """Row, name, begin, end in nanoseconds of CLOCK_MONOTONIC, arguments."""
+        """Each event's row, name, begin and end in nanoseconds of CLOCK_MONOTONIC, and arguments."""
         self._stages: dict[str, int] = {}
-        """Nanoseconds of the operation under way, by stage."""
+        """Stage -> nanoseconds spent on it by the operation under way."""
         self._lost = 0
         self._lock = threading.Lock()
 
-    # ---- what is told ------------------------------------------------------------------------------------------------
+    # ---- recording ---------------------------------------------------------------------------------------------------
     def add(self, row: str, name: str, begin: int, end: int, arguments: dict[str, Any] | None = None) -> None:
-        """A span from ``begin`` to ``end``, nanoseconds of CLOCK_MONOTONIC."""
+        """Adds a span from ``begin`` to ``end``, in nanoseconds of CLOCK_MONOTONIC."""
         part, _, kind = row.rpartition(" ")
         if kind in STAGES:
             stage = f"{part} {name}".strip()
@@ -82,7 +82,7 @@ class Timeline:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """What happens inside, among the messages."""
+        """A context whose duration is added to the row "messages"."""
         begin = time.monotonic_ns()
         try:
             yield
@@ -90,7 +90,7 @@ class Timeline:
             self.add(MESSAGES, name, begin, time.monotonic_ns())
 
     def operation(self, operation: OperationRecord, begin: int, end: int) -> None:
-        """One operation, as the flight recorder has it."""
+        """Adds one operation, as the flight recorder has recorded it."""
         arguments = {
             name: value
             for name in ("number", "group", "op", "dtype", "nbytes", "path", "state", "retransmissions", "error")
@@ -102,23 +102,24 @@ class Timeline:
         self.add(OPERATIONS, operation.name, begin, end, arguments)
 
     def spans(self, spans: Sequence[Span], lost: int) -> None:
-        """What the native loop did."""
+        """Adds the native loop's spans, of which ``lost`` more were not recorded."""
         for span in spans:
             arguments = {"packets": span.packets} if span.packets else None
             self.add(PACKETS, SPANS[span.kind], span.begin, span.end, arguments)
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """So many spans came that nobody keeps."""
+        """Counts spans that were not kept."""
         self._lost += count
 
     def part(self, label: str) -> Timeline:
-        """The same timeline for one of several that do the same at the same time: in rows of its own."""
+        """The same timeline with rows of its own, named after ``label``, for one of several rails that work at the same
+        time."""
         return _Part(self, label)
 
     # ---- the file ----------------------------------------------------------------------------------------------------
     def write(self) -> None:
-        """Writes the file; a second time does nothing.  What cannot be written is logged, never raised."""
+        """Writes the file; a second call does nothing.  A file that cannot be written is logged, never raised."""
         with self._lock:
             events, self._events = self._events, []
         if not events:
@@ -158,7 +159,7 @@ class Timeline:
 
 
 class _Part(Timeline):
-    """Rows of a timeline under a label."""
+    """The rows of a timeline that belong to one label."""
 
     def __init__(self, whole: Timeline, label: str) -> None:
         self._whole, self._label = whole, label
@@ -170,15 +171,15 @@ class _Part(Timeline):
         self._whole.lose(count)
 
     def write(self) -> None:
-        """Whoever has the whole does."""
+        """Does nothing: the whole timeline is written by its owner."""
 
 
 def in_order(event: dict[str, Any]) -> tuple[bool, float]:
-    """Key of a trace's order: names first, then by time."""
+    """Sort key of a trace's events: metadata first, then by time."""
     return event["ph"] != "M", event["ts"]
 
 
 def _about(pid: int, tid: int | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A metadata event: names and order of processes and rows."""
+    """A metadata event, which names or orders processes and rows."""
     where = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
     return {"name": name, "ph": "M", "ts": 0, **where, "args": arguments}

@@ -15,7 +15,7 @@ import numpy as np
 
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.flow import run
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.arrays import Flat

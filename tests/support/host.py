@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from netfold.host.api.communicator import Communicator, RailName
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
 from support.slot_model import Packet, SlotSwitch

@@ -7,7 +7,7 @@ import os
 from itertools import count
 from typing import Any
 
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.roce.mesh import RoceMesh
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import TcpRanks

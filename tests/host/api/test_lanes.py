@@ -65,11 +65,11 @@ def test_with_feedback_the_sum_over_time_is_the_sum_of_all(rail: RailName, bits:
     x = np.random.default_rng(2).standard_normal(700).astype(np.float32)
 
     def train(comm: Communicator) -> NDArray[Any]:
-        owed, total = np.zeros_like(x), np.zeros_like(x)
+        residual, total = np.zeros_like(x), np.zeros_like(x)
         for _ in range(10):
-            total += comm.allreduce(x * np.float32(comm.rank + 1), lane_bits=bits, feedback=owed)
+            total += comm.allreduce(x * np.float32(comm.rank + 1), lane_bits=bits, feedback=residual)
         if rail == "tcp" or bits == 32:
-            assert not owed.any()
+            assert not residual.any()
         # what the others owe is not here to see: bounded by one step a rank
         assert np.abs(total - 30 * x).max() <= 2 * np.abs(x).max() * 2 / (2 * quantise.levels(2, 8) - 1)
         return total
@@ -197,19 +197,19 @@ def test_halves_fold_as_float32_and_are_rounded_once(element: str) -> None:
 @pytest.mark.parametrize("element", HALVES)
 def test_feedback_of_halves_keeps_what_they_cannot_hold(rail: RailName, element: str) -> None:
     """Ten sums of halves are ten times the exact sum but for the results' own rounding, on 16 bits in the network and
-    whole over TCP; Inf is not owed."""
+    whole over TCP; Inf leaves no residual."""
     x = as_half(np.random.default_rng(4).standard_normal(700).astype(np.float32), element)
     exact = 20 * widen(x, element).astype(np.float64)
 
     def train(comm: Communicator) -> NDArray[Any]:
-        owed, total = np.zeros(x.shape, np.float32), np.zeros(x.shape)
+        residual, total = np.zeros(x.shape, np.float32), np.zeros(x.shape)
         for _ in range(10):
-            total += widen(comm.allreduce(x, dtype=element, lane_bits=16, feedback=owed), element)
+            total += widen(comm.allreduce(x, dtype=element, lane_bits=16, feedback=residual), element)
         step = 2**-11 if element == "float16" else 2**-8
-        assert np.abs(total - exact).max() <= 10 * step * np.abs(exact / 10).max() + np.abs(owed).max() * 2
+        assert np.abs(total - exact).max() <= 10 * step * np.abs(exact / 10).max() + np.abs(residual).max() * 2
         infinite = as_half(np.full(700, np.inf, np.float32), element)
-        assert np.isinf(widen(comm.allreduce(infinite, dtype=element, lane_bits=32, feedback=owed), element)).all()
-        assert np.isfinite(owed).all()
+        assert np.isinf(widen(comm.allreduce(infinite, dtype=element, lane_bits=32, feedback=residual), element)).all()
+        assert np.isfinite(residual).all()
         return total
 
     with loopback_job(2, rail=rail) as comms:

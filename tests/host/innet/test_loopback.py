@@ -20,7 +20,7 @@ from netfold.host.api.communicator import Communicator, RailName
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.innet import fold
 from netfold.host.innet.fold import FoldRail
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.native import sockets
 from netfold.host.operation.rail import Op
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree

@@ -122,7 +122,7 @@ def test_sums_beyond_float_range_are_infinite(bits: int) -> None:
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_inf_and_nan_make_their_block_nan_everywhere(bits: int, value: float) -> None:
-    """All 256 elements around an Inf or NaN of any rank are NaN, others are untouched, and nothing is owed of them."""
+    """All 256 elements around an Inf or NaN of any rank are NaN, others are untouched, and they leave no residual."""
     x, y = np.ones(768, np.float32), np.ones(768, np.float32)
     x[300] = value
     residuals = [np.full(768, 0.25, np.float32) for _ in range(2)]
@@ -162,7 +162,7 @@ def test_feedback_owes_no_more_than_its_bound_and_loses_nothing(
     world: int, bits: int, seed: int, steps: int
 ) -> None:
     """Step after step, what is left out stays below max|x| / (2M - 1) but for float32's own
-    rounding, and the results' sum and what is still owed are
+    rounding, and the results' sum and what is still residual are
     the exact sum of all that was ever sent."""
     rng = np.random.default_rng(seed)
     residuals = [np.zeros(300, np.float32) for _ in range(world)]
@@ -172,7 +172,7 @@ def test_feedback_owes_no_more_than_its_bound_and_loses_nothing(
         largest = max(largest, max(float(np.abs(x).max()) for x in sources))
         got += reduce(sources, bits, residuals=residuals)
         sent += np.sum(np.array(sources, np.float64), axis=0)
-        owed = max(float(np.abs(e).max()) for e in residuals)
-        assert owed <= largest * (1 / (2 * quantise.levels(world, bits) - 1) + 2**-20)
+        residual = max(float(np.abs(e).max()) for e in residuals)
+        assert residual <= largest * (1 / (2 * quantise.levels(world, bits) - 1) + 2**-20)
     difference = np.abs(got + np.sum(np.array(residuals, np.float64), axis=0) - sent).max()
     assert difference <= 1e-5 * world * steps * largest

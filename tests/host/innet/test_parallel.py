@@ -306,11 +306,11 @@ def test_narrow_lanes_over_machines_are_made_good_by_feedback(lane_bits: Any) ->
     with loopback_job(4, members=2) as comms:
         own = arrays(4, 3000, "float32")
         exact = np.sum(own, axis=0, dtype=np.float64)
-        owed = [np.zeros(3000, np.float32) for _ in range(4)]
+        residual = [np.zeros(3000, np.float32) for _ in range(4)]
         total, worst = np.zeros(3000), 0.0
         for _ in range(rounds):
             outs = everyone(
-                comms, lambda c: c.allreduce(own[c.rank], lane_bits=lane_bits, feedback=owed[c.rank])
+                comms, lambda c: c.allreduce(own[c.rank], lane_bits=lane_bits, feedback=residual[c.rank])
             )
             assert all((out == outs[0]).all() for out in outs)
             total += outs[0]

@@ -17,8 +17,8 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
+from netfold.host.mesh.connection import CONGESTION_VARIABLE, listen
 from netfold.host.mesh.handshake import connect
-from netfold.host.mesh.link import CONGESTION_VARIABLE, listen
 from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.operation.arrays import Flat

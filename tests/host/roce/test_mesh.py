@@ -21,7 +21,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.collectives import ALLREDUCE
 from netfold.host.errors import CollectiveTimeout, PeerLost, PlanError, RankMismatch, TransportError
 from netfold.host.innet.fold import FoldRail
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.host.api.open_mesh import OPEN_PAIRS_VARIABLE, open_mesh
 from netfold.host.collectives.all_to_all import AHEAD
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.roce.native import Endpoint
 from netfold.host.roce.queue_pairs import OPEN

@@ -150,15 +150,15 @@ def resumed(gloo: dist.ProcessGroup, comm: Communicator) -> list[Losses]:
         losses = train(model, break_at, optimizer=optimizer)
         if break_at:
             file = io.BytesIO()
-            owed = state.state_dict(model) if remembers else {}
-            torch.save((model.module.state_dict(), optimizer.state_dict(), owed), file)
+            residual = state.state_dict(model) if remembers else {}
+            torch.save((model.module.state_dict(), optimizer.state_dict(), residual), file)
             state.close()
             file.seek(0)
-            of_model, of_optimizer, owed = torch.load(file)
+            of_model, of_optimizer, residual = torch.load(file)
             model, optimizer, state = begin()
             model.module.load_state_dict(of_model)
             optimizer.load_state_dict(of_optimizer)
-            state.load_state_dict(model, owed)
+            state.load_state_dict(model, residual)
         runs.append(losses + train(model, 2 * STEPS - break_at, optimizer=optimizer, first=break_at))
         state.close()
     return runs

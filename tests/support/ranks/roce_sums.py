@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from netfold.host.client.jobs import JobClient
-from netfold.host.mesh.link import listen
+from netfold.host.mesh.connection import listen
 from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers

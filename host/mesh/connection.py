@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection of the TCP mesh: what it begins with, what goes over it, and what is posted for its peer."""
+"""One TCP connection of a mesh: its handshake and message header, and the sends and receives posted for its peer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from netfold.host.errors import TransportError
 from netfold.host.mesh.mesh import Pending
 
 HELLO = struct.Struct("!8sQII32s")
-"""magic, epoch, rank, world, job (cut to 32 bytes): what a connection begins with."""
+"""Layout of the handshake: magic, epoch, rank, world size, and the job's name cut to 32 bytes."""
 MAGIC = b"netfold1"
 HEADER = struct.Struct("!QQI76s")
-"""call number, bytes, tag, call text (cut): 96 bytes."""
+"""Layout of a message header, 96 bytes: call number, payload bytes, tag, and the call's text cut to 76 bytes."""
 CONGESTION_VARIABLE: Final = "NETFOLD_TCP_CONGESTION"
-"""Congestion control of the connections between ranks; default: the machine's own.  BBR spreads what is sent over time
-by rates that it estimates: between the short messages of a collective it may stand still for up to 40 ms."""
+"""Environment variable that names the TCP congestion control of connections between ranks; default: the kernel's own.
+BBR paces by rates that it estimates, so between a collective's short messages it may pause for up to 40 ms."""
 FAILURE_REPORT = (1 << 64) - 1
-"""In place of a call number: the header is a message by itself (``connected``)."""
+"""Call number that marks a header as a failure report, which has no payload (``connected``)."""
 
 
 def text_of(field: bytes) -> str:
-    """A text field of a header, without its padding."""
+    """A text field of a header, decoded and without its zero padding."""
     return field.rstrip(b"\0").decode(errors="replace")
 
 
@@ -66,7 +66,7 @@ def listen(address: str) -> socket.socket:
 
 
 class Send(Pending):
-    """A message, as header and body; what is out has been taken off."""
+    """A posted message: header and payload, from which bytes are removed as the kernel takes them."""
 
     __slots__ = ("parts",)
 
@@ -76,18 +76,19 @@ class Send(Pending):
 
     @property
     def begun(self) -> bool:
-        """Some of the message is out: the rest must follow before anything else."""
+        """Whether part of the message has been sent, so that the rest must follow before anything else."""
         return len(self.parts) < 2 or len(self.parts[0]) < HEADER.size
 
 
 class ControlMessage(Send):
-    """A hello or news: goes out before what is posted, and nobody owes it."""
+    """A handshake or failure report: it is sent before posted messages, and nobody waits for it."""
 
     __slots__ = ()
 
 
 class Receive(Pending):
-    """Room for a message with this tag: the caller's, or ``aside``, for one that nobody has asked for yet."""
+    """A posted receive for a message with this tag.  ``buffer`` is None where ``view`` is the caller's memory, else the
+    memory allocated for a message that arrived before its receive was posted."""
 
     __slots__ = ("buffer", "tag", "view")
 
@@ -100,26 +101,27 @@ class Receive(Pending):
 
 @dataclass(eq=False)
 class PeerConnection:
-    """One peer: its connection, what is posted for it, and how much of the next header is in."""
+    """The connection to one peer, what is posted for it, and how far the next incoming header has been read."""
 
     rank: int
     address: str
     socket: socket.socket | None = None
     lost: str = ""
-    """Why there is no connection any more."""
+    """Why the connection is gone; empty while it is not."""
     sends: deque[Send] = field(default_factory=deque)
     receives: list[Receive] = field(default_factory=list)
     header: bytearray = field(default_factory=lambda: bytearray(HEADER.size))
     header_bytes: int = 0
-    """Bytes of ``header`` that are in.  A whole header without ``current`` is held until its receive is posted."""
+    """Bytes of ``header`` that have been read.  A complete header while ``current`` is None is held until its receive
+    is posted, and nothing more is read."""
     current: Receive | None = None
     unexpected: list[Receive] = field(default_factory=list)
-    """Messages that came before those which were wanted, whole, with memory of their own."""
+    """Complete messages that arrived before a receive with their tag was posted, each in memory of its own."""
     events: int = 0
-    """What the poller looks for."""
+    """Poll events that the poller is registered for."""
 
     def write(self, most: int) -> int:
-        """Hands some ``most`` bytes of what is posted to the kernel, or as many as it takes; how many.
+        """Hands about ``most`` bytes of what is posted to the kernel, or as many as it takes.  Returns how many.
 
         Raises OSError where the connection is gone.
         """
@@ -141,23 +143,24 @@ class PeerConnection:
         return total
 
     def restart_receive(self) -> None:
-        """The connection ended: what was coming in is to come anew."""
+        """Puts a partly received message back among the posted receives, because the connection ended before it was
+        complete."""
         if self.current is not None and self.current.buffer is None:
             self.receives.insert(0, self.current)
         self.current, self.header_bytes = None, 0
 
     def poll_events(self) -> int:
-        """What the poller should look for: to read, unless a header is held; to write, where something is posted."""
+        """Poll events to register for: reading unless a header is held, writing while anything is posted."""
         held = self.current is None and self.header_bytes == HEADER.size
         return (0 if held else select.POLLIN) | (select.POLLOUT if self.sends else 0)
 
     @property
     def bytes_awaited(self) -> int:
-        """Bytes that the peer is to send."""
+        """Bytes that this rank has posted receives for and that the peer has not sent yet."""
         current = [self.current] if self.current is not None and self.current.buffer is None else []
         return sum(len(receive.view) for receive in [*self.receives, *current])
 
     @property
     def bytes_unsent(self) -> int:
-        """Bytes that the peer is to take, notes left out."""
+        """Bytes of posted messages that the peer has not accepted yet, control messages not counted."""
         return sum(len(part) for send in self.sends if not isinstance(send, ControlMessage) for part in send.parts)
