@@ -40,7 +40,8 @@ ECN_CE: Final = 0b11
 
 
 class Opcode(IntEnum):
-    """BTH opcodes of the reliable connection service that NetFold uses (InfiniBand specification volume 1, section 9.2.1)."""
+    """BTH opcodes of the reliable connection service that NetFold uses (InfiniBand specification volume 1, section
+    9.2.1)."""
 
     WRITE_FIRST = 0x06
     WRITE_MIDDLE = 0x07

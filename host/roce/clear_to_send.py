@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ClearToSend-to-send: how a receiver tells a sender where its next messages may go, and how both match them.
+"""Clear-to-send: how a receiver tells a sender where its next messages may be written, and how both are matched.
 
     receiver                                              sender
     receive(): registers the memory,
-               WRITEs a clear-to-send (96 bytes) ------->  into its inbox, one ring of slots for each peer
+               WRITEs a clear-to-send (96 bytes) ------->  into its inbox, one ring of entries for each peer
                                                            send(): takes the oldest one of the same tag
                memory is filled          <---------------  WRITEs the data, in one piece for each queue pair
-    done: all pieces are whole                             done: all pieces are acknowledged
+    done: all pieces have arrived                          done: all pieces are acknowledged
 
-So data never arrives where no memory waits for it.
+So data never arrives where no memory is ready for it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.operation.arrays import Flat
 
 SLOTS: Final = 64
-"""Receives that one rank may have posted at another before the next waits for one to be done."""
+"""Receives that one rank may have announced to another at a time; further ones wait until one of them is done."""
 _CLEAR: Final = struct.Struct("!QQIIHH68s")
 TEXT: Final = 68
-"""Bytes of a call's text that fit."""
+"""Bytes of the call's text that a clear-to-send has room for."""
 NBYTES: Final = _CLEAR.size
 
 
 class ClearToSend(NamedTuple):
-    """What the 96 bytes say."""
+    """The content of a clear-to-send, 96 bytes."""
 
     number: int
-    """Of the call."""
+    """Number of the call."""
     nbytes: int
     tag: int
     key: int
-    """Of the memory."""
+    """Remote key of the receiver's memory."""
     path_mtu: int
     queue_pairs: int
     text: bytes
-    """Of the call, cut."""
+    """Text of the call, cut to ``TEXT`` bytes."""
 
     def pack(self) -> Flat:
-        """As it is written."""
+        """The bytes of the clear-to-send as an array."""
         return np.frombuffer(_CLEAR.pack(*self), np.uint8)
 
     @classmethod
     def unpack(cls, data: bytes) -> ClearToSend:
-        """As it was written."""
+        """The clear-to-send with these bytes."""
         clear = cls._make(_CLEAR.unpack(data))
         return clear._replace(text=clear.text.rstrip(b"\0"))
 
 
 class Message(Pending):
-    """One posted end of a message.  ``left``: pieces (of a send) or bytes (of a receive) that are still to come."""
+    """A posted send or receive.  ``left``: pieces (of a send) or bytes (of a receive) that are not done yet."""
 
     __slots__ = ("array", "call", "key", "left", "tag")
 
@@ -75,33 +75,34 @@ class Message(Pending):
 
 @dataclass(eq=False)
 class PeerTransfers:
-    """Our end of what goes on with one peer."""
+    """All transfers with one peer that are posted on this rank, and the peer's clear-to-sends."""
 
     rank: int
     inbox: Flat = field(default_factory=lambda: np.zeros(SLOTS * NBYTES, np.uint8))
-    """Where the peer writes its clears."""
+    """Memory into which the peer writes its clear-to-sends."""
     sends: list[Message] = field(default_factory=list)
-    """Posted and not done."""
+    """Sends that are posted and not done."""
     unmatched: deque[Message] = field(default_factory=deque)
-    """Those of them without a clear-to-send."""
+    """Posted sends for which no clear-to-send has arrived."""
     clear_to_sends: list[ClearToSend] = field(default_factory=list)
     receives: list[Message] = field(default_factory=list)
-    """Posted and not done."""
+    """Receives that are posted and not done."""
     ungranted: deque[Message] = field(default_factory=deque)
-    """Those of them that the peer does not know of yet."""
+    """Posted receives for which no clear-to-send has been sent."""
     _granted: int = 0
 
     @property
     def busy(self) -> bool:
-        """Something is posted."""
+        """Whether anything is posted and not done."""
         return bool(self.sends or self.receives)
 
     def clear_at(self, offset: int) -> ClearToSend:
-        """What the peer has written there."""
+        """The clear-to-send that the peer has written at this offset of the inbox."""
         return ClearToSend.unpack(bytes(self.inbox[offset : offset + NBYTES]))
 
     def grant(self) -> Iterator[tuple[Message, int]]:
-        """Receives that the peer may learn of now, and the offsets in its inbox where."""
+        """Yields receives that the peer may be told of now, each with the offset in the peer's inbox for its
+        clear-to-send."""
         while self.ungranted and len(self.receives) - len(self.ungranted) < SLOTS:
             message = self.ungranted.popleft()
             slot = self._granted % SLOTS
@@ -109,7 +110,8 @@ class PeerTransfers:
             yield message, slot * NBYTES
 
     def match(self, call: Call) -> Iterator[tuple[Message, int]]:
-        """Sends that the peer is ready for, and the keys of the memory.  Raises RankMismatch."""
+        """Yields sends for which a clear-to-send has arrived, each with the key of the receiver's memory.  Raises
+        RankMismatch."""
         for message in list(self.unmatched):
             stray = next((clear for clear in self.clear_to_sends if (clear.number, clear.text) != message.call), None)
             if stray is not None:
@@ -133,7 +135,7 @@ class PeerTransfers:
             posted.clear()
 
     def describe_missing(self) -> str:
-        """What is missing, for people."""
+        """What the peer has not sent, granted or acknowledged yet, in words."""
         parts = []
         if self.receives:
             parts.append(f"has not sent {sum(message.left for message in self.receives)} bytes")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves queue pairs off paths that do not answer, and says whom to blame, once another path has answered.
+"""Path failover: moves queue pairs off paths on which nothing is acknowledged, and confirms a path's failure once
+another path has worked.
 
-    Endpoint  -- STALLED, ANSWERED -->  PathFailover  -- which ports are good? -->  SourcePorts
-        ^------------- move ---------------'  '---- proven: tell the controller (path_client.PlannedPaths)
+    Endpoint  -- STALLED, ANSWERED -->  PathFailover  -- which ports work? -->  SourcePorts
+        ^------------- move ---------------'  '---- confirmed failures: report them (path_client.PlannedPaths)
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ log = logging.getLogger("netfold")
 
 @dataclass
 class _Lane:
-    """One queue pair: whose it is, and the port that it leaves by."""
+    """One queue pair: the peer that it belongs to, and its source port."""
 
     peer: int
     port: int
 
 
 class PathFailover:
-    """Of one endpoint's queue pairs.
+    """Failover of all queue pairs of one endpoint.
 
-    me     who speaks, in warnings
-    locked  the endpoint stands still in this context
-    clock  nanoseconds, as the endpoint's
+    me      job and rank, for warnings
+    locked  a context in which the endpoint stands still
+    clock   nanoseconds, the endpoint's clock
     """
 
     def __init__(
@@ -52,24 +53,26 @@ class PathFailover:
             clock,
         )
         self._lanes: dict[int, _Lane] = {}
-        """By queue pair."""
+        """Queue pair index -> its peer and port."""
         self._blamed: dict[tuple[int, int], tuple[int, int]] = {}
-        """By peer and port of what is not proven yet: a queue pair that left, and how much of it was acknowledged."""
+        """(peer, source port) of paths whose failure is not confirmed -> a queue pair that left it, and how many
+        packets of that one were acknowledged by then."""
 
     def add(self, pair: int, peer: int, port: int) -> None:
-        """A new queue pair, which leaves by this port.  The endpoint must stand still already."""
+        """Adds a new queue pair that uses this source port.  The endpoint must be locked already."""
         self._lanes[pair] = _Lane(peer, port)
         self._endpoint.place(pair, self._source_ports.path_group(peer))
 
     def replanned(self) -> None:
-        """Peers may be under other leaves than before, and no path is blamed any more."""
+        """Follows a new plan: peers may be under other leaves than before, and no path is blamed any more."""
         self._blamed.clear()
         with self._locked():
             for pair, lane in self._lanes.items():
                 self._endpoint.place(pair, self._source_ports.path_group(lane.peer))
 
     def move(self, pair: int, port: int, *, lost: bool = False) -> None:
-        """To another port, where it is another.  ``lost``: so is what is under way."""
+        """Moves a queue pair to this source port, unless it is there already.  ``lost``: packets in flight on the old
+        one count as lost."""
         lane = self._lanes[pair]
         if lane.port != port:
             lane.port = port
@@ -77,15 +80,17 @@ class PathFailover:
                 self._endpoint.move(pair, port, self._clock(), lost=lost)
 
     def restrict(self, paths: Paths) -> None:
-        """The controller has news in the middle of an operation: all leave the ports that lead nowhere any more."""
+        """Follows the controller's news in the middle of an operation: all queue pairs leave the ports that lead
+        nowhere any more."""
         self._source_ports.restrict(paths)
         self._leave_suspects()
 
     def stalled(self, event: EndpointEvent) -> None:
-        """A path does not answer: everything leaves it that goes to the same leaf, whatever rank it is for.
+        """Handles a path on which nothing is acknowledged: all queue pairs to the same leaf leave it, whichever rank
+        they lead to.
 
-        The event may be older than the last move: then it says nothing about where the queue pair is now.
-        """
+        The event may be older than the queue pair's last move; then it says nothing about its present path and is
+        ignored. """
         lane, dead = self._lanes[event.pair], event.source_port
         if lane.port != dead:
             return
@@ -97,7 +102,8 @@ class PathFailover:
         self._leave_suspects()
 
     def answered(self, event: EndpointEvent) -> None:
-        """A path that was left was slow, not dead: nobody is told of it, and who found no better one comes back."""
+        """Handles an acknowledgement from a suspected path, which was slow and not dead: it is no longer blamed, and
+        queue pairs that found no better one return to it."""
         peer, port = self._lanes[event.pair].peer, event.source_port
         group = self._source_ports.path_group(peer)
         self._blamed = {blamed: mark for blamed, mark in self._blamed.items()
@@ -110,8 +116,8 @@ class PathFailover:
             self.move(pair, self._source_ports.usable_port(lane.peer, lane.port), lost=True)
 
     def confirmed_failures(self) -> list[tuple[int, int]]:
-        """Peers and ports to blame, each once: another path answers the queue pair that left.  Where none does, it may
-        be the peer."""
+        """The (peer, source port) pairs to report, each once: those whose queue pair has been acknowledged on another
+        path since.  Where no other path works either, it may be the peer that failed."""
         found = []
         for (peer, port), (pair, before) in list(self._blamed.items()):
             with self._locked():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail "roce": a mesh of reliable connections in plain RoCEv2, which no switch needs to know.
+"""The rail "roce": a mesh of reliable connections in plain RoCEv2, of which switches need to know nothing.
 
-Between any two ranks there is one queue pair for control and some for data (``pairs``: one message is split over
-several, each with a UDP source port, and so maybe a path, of its own).  ClearToSend-to-sends go by the one for control
-(``clears``); a message is cut as ``ways`` says, and written straight to where the receiver wants it.
+Between any two ranks there is one queue pair for control and some for data (``queue_pairs``): a message is split over
+several, each with a UDP source port, and so perhaps a path, of its own.  Clear-to-sends travel on the one for control
+(``clear_to_send``); a message is split as ``source_ports`` says, and written directly to where the receiver wants it.
 
-TCP connections (``mesh.connected``) carry only news: who died, who waits for whom.  Ranks that call different things
-are found out by the call in the clear-to-send.
+TCP connections (``mesh.connected``) carry only failure reports.  Ranks that call different operations are found out by
+the call in the clear-to-send.
 """
 
 from __future__ import annotations
@@ -39,27 +39,30 @@ from netfold.wire.paths import Paths
 
 MOST_PORTS = 256
 ENTROPIES = 32
-"""Source ports that REPS draws from, where none are given: alike on all ranks, for answers name them."""
+"""Number of source ports that REPS draws from where none are given; the same on all ranks, since acknowledgements name
+them."""
 SLICE = 0.1
-"""Seconds in native code between looks at Python's signals (Ctrl-C)."""
+"""Seconds in native code between two checks of Python's signals (Ctrl-C)."""
 ACCEPT = 0.01
-"""Seconds, three times, that a rank which gives up waits for connections that are being made."""
+"""Seconds that a rank which gives up waits, three times, for connections that are being made."""
 LINGER = 0.25
-"""Seconds of silence after which a closing rank believes that nobody misses an acknowledgement; at most 4 of these."""
+"""Seconds of silence after which a closing rank assumes that no peer misses an acknowledgement; it waits 4 of these at
+most."""
 
 
 class RoceMesh(ConnectedMesh):
-    """The ranks of a plan over RC queue pairs.  Owns ``listener``.
+    """The ranks of a plan over reliable-connection queue pairs.  Owns ``listener``.
 
-    queue_pairs  for data, between any two ranks: 1 .. MOST_QUEUE_PAIRS
-    open_pairs   queue pairs of this rank, to all peers, that have memory at once (``pairs``); a warning where more must
+    queue_pairs  queue pairs for data between any two ranks: 1 .. MOST_QUEUE_PAIRS
+    open_pairs   queue pairs of this rank, to all peers, that have memory at once (``queue_pairs``); exceeding it is
+                 logged
     path_mtu     payload bytes of a packet; the fabric's MTU must be 60 more
     window       packets in flight on a queue pair, a power of two
-    reorder      packets that may overtake one before it counts as lost: more where paths are sprayed
+    reorder      packets that may overtake one before it counts as lost: more where packets are sprayed over paths
     ports        UDP source ports, which queue pairs take in turn; default: as many as needed, chosen by the kernel
     recycle      every packet takes one of ``ports`` by itself (REPS, native/reps.h); ``reorder`` should be large
-    stay         queue pairs stay on their ports, also where nothing answers; else they go over to others
-    planned      the controller's paths: gives queue_pairs and ports, and is the mesh's from here on
+    stay         queue pairs stay on their ports even where nothing is acknowledged; else they fail over to others
+    planned      the controller's paths, which give queue_pairs and ports; owned by the mesh from here on
     shared       a FoldRail is going to be opened on the same address (``sockets``)
     All ranks must give the same queue_pairs, path_mtu and window.
     Raises PlanError, TransportError, ValueError.
@@ -106,7 +109,8 @@ class RoceMesh(ConnectedMesh):
         mine = addresses[plan.rank]
         self._ids = count(1)
         self._writes: dict[int, tuple[PeerTransfers, Message] | Flat] = {}
-        """Whose piece a write is; or a clear-to-send that must stay in memory until it is acknowledged."""
+        """Write id -> the message that it is a part of, or a clear-to-send that must stay in memory until it is
+        acknowledged."""
         self._reads: dict[int, tuple[PeerTransfers, Message]] = {}
         room = window * min(8, plan.world) * (2 * path_mtu + 256)  # as the kernel counts a packet by itself
         if recycle and not ports:
@@ -140,7 +144,7 @@ class RoceMesh(ConnectedMesh):
             raise
 
     def _open(self, rank: int) -> PeerTransfers:
-        """Room for a peer's clears, under the key that is its rank."""
+        """Registers the inbox for a peer's clear-to-sends; its memory key is the peer's rank."""
         transfers = PeerTransfers(rank)
         key = self._endpoint.register(transfers.inbox.ctypes.data, transfers.inbox.nbytes)
         assert key == rank, "the first keys count up from 0"
@@ -172,7 +176,7 @@ class RoceMesh(ConnectedMesh):
         return message
 
     def _grant(self, transfers: PeerTransfers) -> None:
-        """Tells the peer where its next messages may go."""
+        """Sends clear-to-sends for posted receives that the peer does not know of yet."""
         self._queue_pairs.data(transfers.rank)
         for message, offset in transfers.grant():
             with self._locked():
@@ -185,7 +189,7 @@ class RoceMesh(ConnectedMesh):
             self._write_to(transfers, self._queue_pairs.control(transfers.rank), clear.pack(), self.rank, offset, None)
 
     def _match_clear_to_sends(self, transfers: PeerTransfers) -> None:
-        """Sends what the peer is ready for."""
+        """Sends the messages for which a clear-to-send has arrived."""
         try:
             for message, key in transfers.match(self._call):
                 self._write_data(transfers, message, key)
@@ -221,7 +225,7 @@ class RoceMesh(ConnectedMesh):
             self._advance()
 
     def _poll(self, seconds: float) -> bool:
-        if self._io is None:  # only news are left to tell
+        if self._io is None:  # only failure reports are left to send
             return super()._poll(seconds)
         others = [(link.socket.fileno(), link.events) for link in self._links.values() if link.socket and link.events]
         others += [(fd, native.POLLIN) for fd in self._acceptor.fds()]
@@ -241,7 +245,7 @@ class RoceMesh(ConnectedMesh):
         return (super()._poll(0) if ready else False) or moved
 
     def _take_events(self) -> bool:
-        """Whether anything moved: that a path stands still is news, but the opposite of it."""
+        """Handles the endpoint's events.  Returns whether anything moved, which a stalled path does not count as."""
         with self._locked():
             events = list(self._endpoint.events())
         for event in events:
@@ -300,7 +304,7 @@ class RoceMesh(ConnectedMesh):
 
     # ---- paths -----------------------------------------------------------------------------------------------------
     def pin(self, peer: int, lane: int, port: int) -> None:
-        """Sends data of queue pair ``lane`` (0 ..) to ``peer`` from this one of ``ports`` from now on."""
+        """Sends data of queue pair ``lane`` (from 0) to ``peer`` from this one of ``ports`` from now on."""
         if port not in self.ports or not 0 <= lane < self.queue_pairs or peer not in self._links or peer == self.rank:
             raise ValueError(
                 f"pin(peer={peer}, lane={lane}, port={port}): expected another rank, a queue pair below "
@@ -309,7 +313,7 @@ class RoceMesh(ConnectedMesh):
         self._failover.move(self._queue_pairs.data(peer)[lane], port)
 
     def adopt(self, paths: Paths) -> None:
-        """From now on messages are cut and leave as the controller planned; between operations.
+        """Splits and sends messages as the controller planned from now on; to be called between operations.
 
         Raises PlanError for a plan that needs more queue pairs or other ports than this mesh has.
         """
@@ -326,16 +330,16 @@ class RoceMesh(ConnectedMesh):
         for peer, (control, *data) in self._queue_pairs.items():
             if ports := reached.get(peer):
                 self._failover.move(control, ports[peer % len(ports)])
-            for pair, weighted in zip(data, self.source_ports.weighted_ports(peer), strict=False):  # those made by now
+            for pair, weighted in zip(data, self.source_ports.weighted_ports(peer), strict=False):  # the queue pairs that exist
                 self._failover.move(pair, weighted.port)
 
     def forget_stalls(self) -> None:
-        """``stalled`` of all queue_pair_states counts from here on."""
+        """Resets ``stalled``, the longest stall, of all queue pairs."""
         with self._locked():
             self._endpoint.forget_stalls()
 
     def queue_pair_states(self) -> dict[int, list[native.QueuePairState]]:
-        """By peer: where its queue pairs are, control first."""
+        """Peer -> the states of its queue pairs, the one for control first."""
         with self._locked():
             return {peer: [self._endpoint.state(pair) for pair in pairs] for peer, pairs in self._queue_pairs.items()}
 
@@ -368,14 +372,14 @@ class RoceMesh(ConnectedMesh):
         announced = self._reports.announced
         waiting = [self._links[transfers.rank] for transfers in self._transfers.values() if transfers.busy]
         self._error = self._error or self._fail(NetFoldError, f"gave up ({type(error).__name__}: {error}); join anew")
-        self._call = IDLE  # from here on nothing that we hear is an error of ours
+        self._call = IDLE  # nothing that arrives from here on is an error of this rank
         self._stop()
         if not announced:
-            for _ in range(3):  # queue pairs are quicker than TCP: who waits for us may stand at the listener's door
+            for _ in range(3):  # queue pairs are faster than TCP: a peer may still be connecting
                 self._poll(ACCEPT)
             for link in waiting:
                 if link.socket is None and not link.lost:
-                    self._connect(link)  # without a connection it could not learn
+                    self._connect(link)  # without a connection it could not hear our report
         super().abort(error)
 
     def close(self) -> None:
@@ -385,7 +389,7 @@ class RoceMesh(ConnectedMesh):
         super().close()
 
     def _linger(self) -> None:
-        """Answers for a while: a peer whose acknowledgement was lost asks again."""
+        """Keeps acknowledging for a while, since a peer whose acknowledgement was lost retransmits."""
         assert self._io is not None
         last = self._clock() + 4 * LINGER
         while self._clock() < last:
@@ -401,7 +405,7 @@ class RoceMesh(ConnectedMesh):
         return sum(pair.received + pair.duplicates for pairs in self.queue_pair_states().values() for pair in pairs)
 
     def _stop(self) -> None:
-        """From here on nobody writes into our callers' memory."""
+        """Ends all transfers; from here on no peer can write into the callers' memory."""
         if self._planned is not None:
             self._planned.close()
         if self._io is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queue pairs (native/rc*.c) from Python: built on first use, bound with ctypes, which lets go of the GIL.
+"""The Python binding of queue pairs (native/rc*.c): built on first use, and bound with ctypes, which releases the GIL.
 
 ``Endpoint`` is sans-I/O: packets in, packets out, next deadline.  ``EndpointIo`` runs one over real sockets.
 """
@@ -31,7 +31,7 @@ SOURCES = (
 )
 POLLIN = select.POLLIN
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
-"""nf_rc_what."""
+"""Kinds of events: ``nf_rc_what`` of native/rc.h."""
 SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
 
 
@@ -40,7 +40,7 @@ class PairPlan(C.Structure):
 
 
 class EndpointEvent(C.Structure):
-    """nf_rc_event."""
+    """``nf_rc_event`` of native/rc.h."""
 
     what: int
     pair: int
@@ -51,7 +51,7 @@ class EndpointEvent(C.Structure):
     syndrome: int
     by_peer: int
     source_port: int
-    """The path that a STALLED or ANSWERED is about."""
+    """UDP source port of the path that a STALLED or ANSWERED is about."""
     _fields_ = [
         ("what", C.c_uint32), ("pair", C.c_uint32), ("id", C.c_uint64), ("offset", C.c_uint64),
         ("key", C.c_uint32), ("length", C.c_uint32), ("syndrome", C.c_uint32), ("by_peer", C.c_uint32),
@@ -68,7 +68,7 @@ class RoceRunStruct(C.Structure):
 
 
 class QueuePairState(C.Structure):
-    """nf_rc_standing: where one queue pair is.  Counts of packets; times in nanoseconds."""
+    """``nf_rc_standing`` of native/rc.h, the state of one queue pair.  Counts are of packets, times in nanoseconds."""
 
     posted: int
     next: int
@@ -86,9 +86,9 @@ class QueuePairState(C.Structure):
     srtt: int
     allowed: float
     stalled: int
-    """Longest time that something was in flight and nothing was acknowledged."""
+    """Longest time in which packets were in flight and none was acknowledged."""
     open: int
-    """1 where it has memory for a window (``Endpoint.bound``)."""
+    """1 where the queue pair has memory for a window (``Endpoint.bound``), else 0."""
     _fields_ = [
         *((name, C.c_uint64) for name in (
             "posted", "next", "acknowledged", "sent", "retransmitted", "timeouts", "naks", "marks",
@@ -108,7 +108,7 @@ class Pollfd(C.Structure):
 
 @functools.cache
 def library() -> C.CDLL:
-    """Compiled for this CPU on first use.  Raises cbuild.cc.BuildError."""
+    """The compiled library, built for this CPU on first use.  Raises cbuild.cc.BuildError."""
     pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
     functions = {
         "nf_rc_abi_size": (u32, u32),
@@ -148,27 +148,27 @@ def library() -> C.CDLL:
 
 @dataclass(frozen=True)
 class Connection:
-    """One end of a connection, as both ends must agree on it."""
+    """One end of a reliable connection, in the parameters that both ends must agree on."""
 
     peer: str
     """IPv4 address of the other end."""
     peer_qp: int
     qp: int
     source_port: int
-    """UDP source port of what leaves: the flow's entropy.  The other end need not know it."""
+    """UDP source port of what leaves, by which switches choose its path.  The other end need not know it."""
     psn: int
-    """First PSN that leaves."""
+    """First PSN that this end sends."""
     peer_psn: int
-    """First PSN that arrives."""
+    """First PSN that this end expects."""
 
 
 class Endpoint:
-    """All queue pairs of one address, without sockets: times are nanoseconds that the caller hands in.
+    """All queue pairs of one address, without sockets: times are nanoseconds that the caller passes.
 
     path_mtu  payload bytes of a packet: 256, 512, 1024, 2048 or 4096
     window    packets in flight on a queue pair, a power of two; the same at both ends
     max_run   packets of a super-packet, 1 .. 60
-    reorder   packets sent later that may overtake before one counts as lost
+    reorder   packets sent later that may overtake one before it counts as lost
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Endpoint:
         self._run = RoceRunStruct()
 
     def connect(self, pair: Connection) -> int:
-        """Makes a queue pair; returns its index."""
+        """Makes a queue pair.  Returns its index."""
         plan = PairPlan(number(pair.peer), pair.peer_qp, pair.qp, pair.source_port, pair.psn, pair.peer_psn)
         index = int(self._lib.nf_rc_connect(self.handle, C.byref(plan)))
         if index == -2:
@@ -194,56 +194,59 @@ class Endpoint:
         return index
 
     def bound(self, most: int) -> None:
-        """So many queue pairs, 1 or more, are open at once: have memory for a window.  Where another one opens, those
-        idle for longest close; more are open only while all of them are busy."""
+        """Sets how many queue pairs, 1 or more, are open at once, that is have memory for a window.  When another one
+        opens, those idle for longest are closed; more are open only while all of them are busy."""
         self._lib.nf_rc_bound(self.handle, most)
 
     def open_now(self) -> int:
-        """Queue pairs that are open."""
+        """Number of queue pairs that are open now."""
         return int(self._lib.nf_rc_open_now(self.handle))
 
     def open_most(self) -> int:
-        """As many were open at once by now."""
+        """Largest number of queue pairs that were open at once so far."""
         return int(self._lib.nf_rc_open_most(self.handle))
 
     def move(self, pair: int, source_port: int, now: int, *, lost: bool = False) -> None:
-        """From now on the queue pair's packets leave by this source port, and so maybe another path.  ``lost``: the one
-        before is dead, and the peer is asked at once what it has of what is in flight."""
+        """Sends the queue pair's packets from this source port from now on, and so perhaps over another path.
+        ``lost``: the path before is dead, and the peer is asked at once which packets in flight it has."""
         if not self._lib.nf_rc_move(self.handle, pair, source_port, lost, now):
             raise MemoryError(f"move(pair={pair}): no such queue pair, or no memory for its path")
 
     def place(self, pair: int, group: int) -> None:
-        """Peers of one group are reached over the same paths; at first each is a group of its own."""
+        """Puts the queue pair's peer into a group; peers of one group are reached over the same paths.  Without this
+        each is a group of its own."""
         if not self._lib.nf_rc_place(self.handle, pair, group):
             raise MemoryError(f"place(pair={pair}): no such queue pair, or no memory for its path")
 
     def ports(self, ports: Sequence[int]) -> None:
-        """Source ports that packets can leave by; answers to what came from one of them leave by it, too."""
+        """Sets the source ports that packets can be sent from; acknowledgements of packets from one of them are sent
+        from it, too."""
         if not ports or not self._lib.nf_rc_ports(self.handle, (C.c_uint16 * len(ports))(*ports), len(ports)):
             raise ValueError(f"ports={list(ports)}: expected at least one, or there is no memory")
 
     def recycle(self, pair: int, seed: int) -> None:
-        """Each data packet takes the one of ``ports`` that REPS says (native/reps.h)."""
+        """Lets each data packet take the one of ``ports`` that REPS chooses (native/reps.h)."""
         if not self._lib.nf_rc_recycle(self.handle, pair, seed):
             raise ValueError(f"recycle(pair={pair}): no such queue pair, no ports, or no memory")
 
     def register(self, address: int, length: int) -> int:
-        """Lets peers write into this memory; returns the key.  The first keys are 0, 1, 2 and so on."""
+        """Allows peers to write into this memory.  Returns its key; the first keys are 0, 1, 2 and so on."""
         key = int(self._lib.nf_rc_register(self.handle, address, length))
         if key < 0:
             raise MemoryError("more than 65536 receives are posted, or there is no memory")
         return key
 
     def forget(self, key: int) -> None:
-        """Takes the permission back: whoever still writes there breaks the connection."""
+        """Revokes a key: a peer that still writes there breaks the connection."""
         self._lib.nf_rc_forget(self.handle, key)
 
     def write(self, pair: int, address: int, length: int, *, key: int, offset: int, id: int) -> bool:
-        """Posts an RDMA WRITE of memory that stays in use until the event SENT.  False: the queue pair is broken."""
+        """Posts an RDMA WRITE of memory that stays in use until the event SENT.  Returns False where the queue pair is
+        broken."""
         return bool(self._lib.nf_rc_write(self.handle, pair, address, length, key, offset, id))
 
     def send(self, now: int) -> Run | None:
-        """The next run of packets to send, or None."""
+        """The next run of packets to send, or None where there is nothing to send."""
         run = self._run
         if not self._lib.nf_rc_send(self.handle, now, C.byref(run)):
             return None
@@ -252,20 +255,20 @@ class Endpoint:
     def receive(
         self, data: bytes, now: int, *, segment: int = 0, marked: bool = False, source_port: int = 0
     ) -> None:
-        """Takes UDP payloads that came in, cut every ``segment`` bytes (0: one packet)."""
+        """Takes received UDP payloads, split every ``segment`` bytes (0: one packet)."""
         size = segment or max(1, len(data))
         self._lib.nf_rc_receive(self.handle, data, len(data), size, marked, source_port, now)
 
     def tick(self, now: int) -> None:
-        """Runs the retransmission timers that are due."""
+        """Runs the retransmission timers that are due at ``now``."""
         self._lib.nf_rc_tick(self.handle, now)
 
     def deadline(self) -> int:
-        """When to tick next; NEVER where nothing is outstanding."""
+        """Time in nanoseconds at which ``tick`` is due next; NEVER where nothing is in flight."""
         return int(self._lib.nf_rc_deadline(self.handle))
 
     def events(self) -> Iterator[EndpointEvent]:
-        """What happened, oldest first."""
+        """Yields the events since the last call, oldest first."""
         while True:
             event = EndpointEvent()
             if not self._lib.nf_rc_event_next(self.handle, C.byref(event)):
@@ -273,26 +276,26 @@ class Endpoint:
             yield event
 
     def progress(self) -> int:
-        """Grows with every new packet and every one acknowledged."""
+        """A count that grows with every new packet and with every one acknowledged."""
         return int(self._lib.nf_rc_progress(self.handle))
 
     def foreign(self) -> int:
-        """Packets received that are for none of our queue pairs, or no RoCEv2 that we know."""
+        """Number of packets received that are for none of these queue pairs, or not RoCEv2 as we know it."""
         return int(self._lib.nf_rc_foreign(self.handle))
 
     def forget_stalls(self) -> None:
-        """QueuePairState.stalled counts from here on."""
+        """Resets ``QueuePairState.stalled`` of all queue pairs."""
         self._lib.nf_rc_forget_stalls(self.handle)
 
     def state(self, pair: int) -> QueuePairState:
-        """Where a queue pair is."""
+        """The state of one queue pair."""
         state = QueuePairState()
         if not self._lib.nf_rc_standing_of(self.handle, pair, C.byref(state)):
             raise IndexError(f"queue pair {pair}: there is none")
         return state
 
     def close(self) -> None:
-        """Frees it; safe to call twice."""
+        """Frees the endpoint; safe to call twice."""
         if self.handle:
             self._lib.nf_rc_close(self.handle)
             self.handle = None
@@ -303,7 +306,7 @@ class Endpoint:
 
 
 class Locked:
-    """A block in which an endpoint stands still."""
+    """A context in which an endpoint is locked: its thread does not touch it."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -316,10 +319,10 @@ class Locked:
 
 
 class EndpointIo:
-    """An endpoint over sockets: one that receives, one that sends for each UDP source port.
+    """An endpoint over sockets: one that receives, and one that sends for each UDP source port.
 
-    A thread answers and repeats while nobody is in ``run``; so the endpoint is touched only under ``locked()``.
-    """
+    A thread acknowledges and retransmits while nobody is in ``run``; so the endpoint is touched only under
+    ``locked()``. """
 
     def __init__(self, endpoint: Endpoint, receiver: socket.socket, senders: Mapping[int, socket.socket]) -> None:
         self._lib = library()
@@ -329,7 +332,7 @@ class EndpointIo:
             raise MemoryError("no memory for receive buffers, or no thread")
 
     def locked(self) -> Locked:
-        """The endpoint stands still in this block.  Does not nest."""
+        """A context in which the endpoint stands still.  It does not nest."""
         return Locked(self._handle)
 
     def run(self, until: int, others: Sequence[tuple[int, int]] = ()) -> tuple[bool, int]:
@@ -343,7 +346,7 @@ class EndpointIo:
         return any(one.revents for one in table), error
 
     def setbacks(self) -> tuple[int, int]:
-        """How often the kernel had no way for a packet, and the last such errno."""
+        """Number of packets for which the kernel had no route, and the errno of the last one."""
         count, error = C.c_uint64(), C.c_int32()
         self._lib.nf_rc_io_setbacks(self._handle, C.byref(count), C.byref(error))
         return count.value, error.value
@@ -358,5 +361,5 @@ class EndpointIo:
 
 
 def now() -> int:
-    """CLOCK_MONOTONIC, nanoseconds."""
+    """CLOCK_MONOTONIC in nanoseconds."""
     return int(library().nf_now())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's line to the controller's path service (wire/paths.py): its paths now, newer ones, and paths it suspects.
+"""A rank's client of the controller's path service (wire/paths.py): its paths, their updates, and reports of suspects.
 
     planned = PlannedPaths(jobs, plan)
     mesh = RoceMesh(plan, listener, planned=planned, timeout=30.0)    # owns it; asks before each collective
@@ -26,13 +26,14 @@ from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 log = logging.getLogger("netfold")
 
 ANSWER: Final = 10.0
-"""Seconds for the controller's first answer."""
+"""Seconds to wait for the controller's first answer."""
 MOST_COLLECTIVES: Final = 32
-"""Plans that a rank follows at once, a stream each: what comes after them goes by the all-to-all's."""
+"""Number of collectives whose paths a rank follows at once, a stream each; later ones use the all-to-all's."""
 
 
 class Collective(NamedTuple):
-    """Whose paths: an algorithm's, among some of the job's ranks in its order; none: all, by number."""
+    """The collective that paths are planned for: an algorithm, and the ranks that take part, in its order; no ranks:
+    all, by number."""
 
     algorithm: str
     ranks: tuple[int, ...] = ()
@@ -43,9 +44,9 @@ ALL_TO_ALL: Final = Collective("all_to_all")
 
 
 class PlannedPaths:
-    """A rank's paths for each collective, asked for when it is first used.  Raises PlanError.
+    """A rank's paths for each collective, requested when it is first used.  Raises PlanError.
 
-    scope  which flows are cut together (wire.paths.Follow)
+    scope  which flows are split together (wire.paths.Follow)
     """
 
     def __init__(self, jobs: JobClient, plan: Plan, *, scope: Literal["host", "leaf", "auto"] = "auto") -> None:
@@ -54,9 +55,9 @@ class PlannedPaths:
         self._refused: set[Collective] = set()
         self._adopted: tuple[Collective, Paths] | None = None
         self._last_given: Paths | None = None
-        """What ``newer`` gave last."""
+        """The paths that ``newer`` or ``changed`` returned last."""
         self.changed_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when there may be something newer."""
+        """An eventfd that is readable when there may be newer paths."""
         self._tell: Any = jobs.channel.unary_unary(
             f"/{SERVICE}/Suspect",
             request_serializer=msgspec.json.encode,
@@ -71,13 +72,14 @@ class PlannedPaths:
 
     @property
     def queue_pairs(self) -> int:
-        """For data, to any one peer: as many as there may be paths, so that any later plan fits; alike on all ranks."""
+        """Queue pairs for data to any one peer: as many as there can be paths, so that any later plan fits; the same on
+        all ranks."""
         return max(1, min(MOST_QUEUE_PAIRS, len(self.ports)))
 
     def changed(self, wanted: Collective) -> Paths | None:
-        """The newest paths for a collective, unless they were the last ones that this gave.
+        """The newest paths for a collective, or None where they are the ones returned last.
 
-        Where the controller has none for it, those of the all-to-all, and a warning: it may be down just now.
+        Where the controller has none for it, it is carried on those of the all-to-all, and a warning is logged.
         """
         if wanted not in self._clients and wanted not in self._refused:
             try:
@@ -95,7 +97,8 @@ class PlannedPaths:
         return now[1]
 
     def newer(self) -> Paths | None:
-        """In the middle of a collective: what the controller said since it began, or since the last time."""
+        """Paths that have arrived since the collective began or since the last call, else None; for use in the middle
+        of a collective."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.changed_fd)
         now = self._clients[self._adopted[0]].now if self._adopted is not None else None
@@ -105,7 +108,7 @@ class PlannedPaths:
         return now
 
     def suspect(self, peer: int, port: int) -> None:
-        """Tells the controller, without waiting for it."""
+        """Reports a failed path to the controller, without waiting for its answer."""
         plan = self._plan
         self._jobs.notify(
             self._tell, Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token),
@@ -114,7 +117,7 @@ class PlannedPaths:
         )
 
     def close(self) -> None:
-        """Ends all streams; safe to call twice."""
+        """Closes all streams; safe to call twice."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -135,10 +138,10 @@ class PlannedPaths:
 
 
 class PathClient:
-    """Of one rank and one collective, over the channel of ``jobs``.  Raises PlanError.
+    """The stream of one rank's paths for one collective, over the channel of ``jobs``.  Raises PlanError.
 
-    scope  which flows are cut together (wire.paths.Follow)
-    ring   is called with each plan that comes, by a thread of its own
+    scope      which flows are split together (wire.paths.Follow)
+    on_change  called with nothing after each plan that arrives, on a thread of its own
     """
 
     def __init__(
@@ -164,12 +167,12 @@ class PathClient:
 
     @property
     def now(self) -> Paths:
-        """The newest plan."""
+        """The newest paths."""
         assert self._now is not None
         return self._now
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Closes the stream and ends its thread."""
         self._listening.close()
 
     def _hear(self, paths: Paths) -> None:

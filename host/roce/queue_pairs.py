@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue pairs between ranks: one for control, and one for each piece that messages to a peer are cut into.
+"""The queue pairs between ranks: one for control, and one for each piece that messages to a peer are split into.
 
     number   OURS | 8 bits of the job | 10 bits of the peer's rank | 5 bits of the lane: 0 for control
     PSN      a checksum of job, epoch, ranks and lane
 
-Both follow from the plan, so nothing has to be agreed on.  Those for data are made when two ranks first talk, and are
+Both follow from the plan, so nothing has to be negotiated.  Those for data are made when two ranks first talk, and are
 *open*, with memory for a window, from their first packet until another one needs their place (native/rc_contexts.c): a
 rank of a ring has those of its two neighbours, and one that talks to 255 peers no more than ``OPEN`` at a time.
 """
@@ -26,19 +26,19 @@ from netfold.wire.jobs import Plan
 log = logging.getLogger("netfold")
 
 MOST_RANKS = 1 << 10
-"""Of a job: what their numbers have room for."""
+"""Ranks of a job at most: queue pair numbers have 10 bits for them."""
 OPEN = 64
-"""Queue pairs of a rank that are open at once, where nobody says otherwise."""
+"""Default number of queue pairs of a rank that are open at once."""
 
 
 class QueuePairs:
-    """Of one rank, as the endpoint numbers them.
+    """The queue pairs of one rank, by the endpoint's indices.
 
     lanes    queue pairs for data to each peer at most
-    ports    source ports, which queue pairs take in turn where no one says which
-    most     that are open at once, where that many are not busy
+    ports    source ports, which queue pairs take in turn where none is planned
+    most     queue pairs that are open at once, unless more are busy
     recycle  every packet takes one of the ports by itself (REPS)
-    quiet    the endpoint stands still in this context
+    locked   a context in which the endpoint stands still
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class QueuePairs:
             self._connect(peer, ports[peer % len(ports)])
 
     def control(self, peer: int) -> int:
-        """The one for what the mesh itself has to say."""
+        """Index of the queue pair for the mesh's own messages to this peer."""
         return self._to[peer][0]
 
     def data(self, peer: int) -> Sequence[int]:
-        """Those for data, made by now."""
+        """Indices of the queue pairs for data to this peer; makes them at the first call."""
         if len(self._to[peer]) == 1:
             weighted = self._source_ports.weighted_ports(peer)
             with self._locked():
@@ -81,22 +81,22 @@ class QueuePairs:
         return self._to[peer][1:]
 
     def items(self) -> Iterable[tuple[int, Sequence[int]]]:
-        """By peer: all that there are, control first."""
+        """Each peer with the indices of all its queue pairs, the one for control first."""
         return self._to.items()
 
     def warn_if_too_many(self) -> None:
-        """Warns, where more were open at once than since the last such warning, and than there should be."""
+        """Logs a warning where more queue pairs were open at once than allowed, and than in the last such warning."""
         if (most := self._endpoint.open_most()) > self._most:
             log.warning("job %r, rank %d: %d queue pairs were open at once, since so many were busy; expected %d",
                         self._plan.job, self._plan.rank, most, self._most)
             self._most = most
 
     def rank_of(self, pair: int) -> int:
-        """Whose it is."""
+        """The peer to which a queue pair leads."""
         return self._rank_of[pair]
 
     def _connect(self, peer: int, port: int) -> None:
-        """One more to this peer.  The endpoint must stand still already."""
+        """Makes one more queue pair to this peer.  The endpoint must be locked already."""
         lane, me = len(self._to[peer]), self._plan.rank
         index = self._endpoint.connect(Connection(
             peer=self._addresses[peer],
@@ -113,7 +113,8 @@ class QueuePairs:
         self._failover.add(index, peer, port)
 
     def _number(self, peer: int, lane: int) -> int:
-        """The queue pair that a rank has for this peer.  Part of it is the job's, so that another's is not mixed up."""
+        """The number of the queue pair that a rank has for this peer.  Part of it comes from the job, so that another
+        job's queue pair is not taken for it."""
         return OURS | (zlib.crc32(self._job.encode()) & 0xFF) << 15 | peer << 5 | lane
 
     def _psn(self, source: int, target: int, lane: int) -> int:

@@ -16,11 +16,11 @@ from netfold.host.native.sockets import Sockets, open_sockets
 log = logging.getLogger("netfold")
 
 OURS = 0x800000
-"""Queue pair numbers with this bit are connections between ranks."""
+"""Bit that is set in the queue pair numbers of connections between ranks."""
 
 
 def open_endpoint(address: str, ports: Sequence[int], *, room: int, shared: bool) -> Sockets:
-    """As ``sockets.open_sockets``.
+    """Opens the endpoint's sockets (``sockets.open_sockets``).
 
     shared  the folding engine is going to use the same address and port
     Raises TransportError.

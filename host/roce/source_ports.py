@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source ports a rank's flows leave by: as the controller planned it, and elsewhere as soon as a path is dead.
+"""The UDP source ports from which a rank's flows leave: as the controller planned, and others as soon as a path fails.
 
-A *one* is a source port and the part of each message that goes by it: one queue pair (`mesh.RoceMesh`).  A path that
-does not answer is suspect for all peers under the same leaf, until it answers after all, or the controller's next plan.
+Switches choose a packet's path by its source port.  A *weighted port* is a source port and the share of each message
+that it carries, on one queue pair (`mesh.RoceMesh`).  A path on which nothing is acknowledged is suspect for all peers
+under the same leaf, until it works after all, or until the controller's next plan.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from typing import Final, NamedTuple
 from netfold.wire.paths import Paths
 
 MOST_QUEUE_PAIRS: Final = 31
-"""Queue pairs for data between two ranks at most: their numbers have 5 bits for it."""
+"""Queue pairs for data between two ranks at most: their numbers have 5 bits for the lane, and 0 is control."""
 LEAST_PART: Final = 16 << 10
-"""Bytes of a piece at least: smaller messages go over one queue pair."""
+"""Smallest part of a message in bytes; shorter messages are not split."""
 LONGEST_WRITE: Final = 1 << 30
-"""Bytes of one write at most."""
+"""Bytes of one RDMA write at most."""
 
 
 class WeightedPort(NamedTuple):
-    """Part of every message to a peer: ``weight`` of all weights."""
+    """A source port that carries ``weight`` of the sum of all weights of every message to a peer."""
 
     port: int
     weight: int
 
 
 class MessagePart(NamedTuple):
-    """Bytes ``first`` .. ``last`` of a message, by this lane: a queue pair for data, 0 the first."""
+    """Bytes ``first`` ..  ``last`` of a message, carried by this lane: an index of the queue pairs for data."""
 
     lane: int
     first: int
@@ -37,7 +38,8 @@ class MessagePart(NamedTuple):
 
 
 class SourcePorts:
-    """Of one rank.  ``ports``: all that it can leave by; any of them leads to any peer, until a plan says more."""
+    """The source ports of one rank.  ``ports`` are all that it can send from; any of them leads to any peer until a
+    plan says otherwise."""
 
     def __init__(self, ports: Sequence[int], peers: Iterable[int]) -> None:
         self._ports = list(ports)
@@ -48,11 +50,11 @@ class SourcePorts:
         """Peers under the same leaf: there is one path to each, so one lane."""
         self._numbers: dict[str, int] = {}
         self._suspects: dict[tuple[str, int], int] = {}
-        """By leaf and port: how many were blamed before it."""
+        """(leaf, port) of suspect paths -> the number of paths blamed before it."""
         self._blamed = 0
 
     def adopt(self, paths: Paths) -> None:
-        """From now on as planned; suspicions are the controller's business again."""
+        """Follows a new plan, and drops this rank's own suspicions, which the controller now takes care of."""
         self._suspects.clear()
         self._weighted.clear()
         for piece in paths.pieces:
@@ -63,20 +65,20 @@ class SourcePorts:
         self._same_leaf = {reach.peer for reach in paths.reaches if not reach.source_ports}
 
     def restrict(self, paths: Paths) -> None:
-        """In the middle of an operation: where the controller leads no path any more, nothing goes.  How messages are
-        cut stays, and so do our own suspicions."""
+        """Stops using paths that the controller no longer lists, in the middle of an operation.  How messages are split
+        stays, and so do this rank's own suspicions."""
         for reach in paths.reaches:
             self._all[reach.peer] = reach.source_ports or self._ports
         for peer in self._weighted:
             self._replace_ports(peer)
 
     def weighted_ports(self, peer: int) -> Sequence[WeightedPort]:
-        """How messages to a peer are cut; empty where nothing was planned."""
+        """The ports over which messages to a peer are split; empty where nothing was planned."""
         return self._weighted.get(peer, ())
 
     def split(self, peer: int, nbytes: int, *, lanes: int, mtu: int) -> list[MessagePart]:
-        """A message of so many bytes: in the parts of its weighted, or evenly over all ``lanes`` where nothing was
-        planned; on whole packets, and none too short to be worth it."""
+        """Splits a message of so many bytes by the weights of its ports, or evenly over all ``lanes`` where nothing was
+        planned; at packet boundaries, into parts of at least ``LEAST_PART``."""
         weighted = self.weighted_ports(peer)
         if weighted and nbytes >= len(weighted) * LEAST_PART:
             total = sum(one.weight for one in weighted)
@@ -95,21 +97,21 @@ class SourcePorts:
                 for at in range(first, last, LONGEST_WRITE)]
 
     def most_ports(self) -> int:
-        """SourcePorts to any one peer, at most."""
+        """Largest number of weighted ports to any one peer."""
         return max(map(len, self._weighted.values()), default=0)
 
     def path_group(self, peer: int) -> int:
-        """A number for the leaf of a peer: peers with the same one are reached over the same paths."""
+        """A number for the leaf of a peer: peers with the same number are reached over the same paths."""
         return self._numbers.setdefault(self._leaf[peer], len(self._numbers) + 1)
 
     def suspect(self, peer: int, port: int) -> None:
-        """A path to this peer does not answer: nothing goes by it any more to any peer under the same leaf."""
+        """Marks a path to this peer as suspect: nothing is sent on it any more to any peer under the same leaf."""
         self._blamed += 1
         self._suspects[self._leaf[peer], port] = self._blamed
         self._replace_ports(peer)
 
     def clear_suspicion(self, peer: int, port: int) -> None:
-        """A path that was left answers after all: what is on suspect ones may take it."""
+        """Marks a suspect path as working again; what uses other suspect ones may take it."""
         self._suspects.pop((self._leaf[peer], port), None)
         self._replace_ports(peer)
 
@@ -121,13 +123,13 @@ class SourcePorts:
                 ]
 
     def is_suspect(self, peer: int, port: int) -> bool:
-        """Whether this port is to be left alone on the one to a peer."""
+        """Whether this port is suspect for this peer."""
         return (self._leaf[peer], port) in self._suspects
 
     def usable_port(self, peer: int, port: int) -> int:
-        """The port itself if it is good, else another one; peers take different ones, so that what leaves a dead path
-        does not all meet on one other.  Where all are suspect, the one that was blamed longest ago:
-        each gets its turn, until one answers."""
+        """The port itself if it works, else another one; peers take different ones, so that what leaves a failed path
+        does not all meet on one other.  Where all are suspect, it is the one blamed longest ago, so that each is tried
+        until one works."""
         if port in self._all[peer] and not self.is_suspect(peer, port):
             return port
         good = [other for other in self._all[peer] if not self.is_suspect(peer, other)]
