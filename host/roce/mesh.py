@@ -330,7 +330,9 @@ class RoceMesh(ConnectedMesh):
         for peer, (control, *data) in self._queue_pairs.items():
             if ports := reached.get(peer):
                 self._failover.move(control, ports[peer % len(ports)])
-            for pair, weighted in zip(data, self.source_ports.weighted_ports(peer), strict=False):  # the queue pairs that exist
+            for pair, weighted in zip(
+                data, self.source_ports.weighted_ports(peer), strict=False
+            ):  # the queue pairs that exist
                 self._failover.move(pair, weighted.port)
 
     def forget_stalls(self) -> None:
