@@ -7,6 +7,7 @@ log, its address and who else holds it.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -205,10 +206,12 @@ class Bmv2Switch(P4Switch):
         # its default is a path that depends on nothing but the device id: two fabrics would meet there
         folder = sandbox.rundir() if sandbox.inside() else Path(tempfile.gettempdir())
         events = folder / f"bmv2-{os.getpid()}-{self.name}.ipc"
+        program = find_program("simple_switch_grpc", self.missing)
         return [
-            find_program("simple_switch_grpc", self.missing), "--no-p4",
+            program, "--no-p4",
             *(word for port in ports for word in ("-i", port)),
-            "--device-id", str(self.device_id), "--log-level", "warn", "--notifications-addr", f"ipc://{events}",
+            "--device-id", str(self.device_id), "--log-level", "warn",
+            *(["--notifications-addr", f"ipc://{events}"] if has_option(program, "--notifications-addr") else []),
             "--thrift-port", str(thrift_port(self.device_id)),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
             "--", "--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port),
@@ -221,6 +224,13 @@ CLASSES: Final[dict[Engine, type[P4Switch]]] = {"softswitch": SoftSwitch, "bmv2"
 def thrift_port(device_id: int) -> int:
     """BMv2 wants a port of its own for each process, whether or not anybody speaks Thrift to it."""
     return 10_000 + device_id % 40_000
+
+
+@functools.cache
+def has_option(program: str, option: str) -> bool:
+    """Whether a program's --help names an option: BMv2 that was built without nanomsg has no notifications."""
+    done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=30, check=False)
+    return option in done.stdout + done.stderr
 
 
 def find_program(name: str, missing: str) -> str:
