@@ -18,7 +18,7 @@ from typing import Final
 import networkx as nx
 
 MAX_CHILDREN: Final = 64
-"""Width of the bitmap in p4src/fold.p4."""
+"""MAX_CHILDREN of p4src/sizes.p4: the bits of a slot's bitmap."""
 
 
 class NoTree(Exception):

@@ -15,6 +15,7 @@
     hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, hdr.bth.fecn_becn, hdr.bth.connection, hdr.bth.operation,  \
     hdr.bth.ack_req, hdr.bth.psn
 
+// Is the IPv4 header whole?
 control CheckIpv4(inout headers_t hdr, inout meta_t meta) {
     apply {
         verify_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,
@@ -22,6 +23,7 @@ control CheckIpv4(inout headers_t hdr, inout meta_t meta) {
     }
 }
 
+// What are the checksums of a packet that leaves?
 control MakeChecksums(inout headers_t hdr, inout meta_t meta) {
     apply {
         update_checksum(hdr.ipv4.isValid() && hdr.ipv4.ihl == 5,

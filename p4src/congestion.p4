@@ -5,17 +5,20 @@
 #define CONGESTION_P4
 #include "headers.p4"
 
+// Has this packet waited in too long a queue?
 control Congestion(inout headers_t hdr, inout standard_metadata_t sm) {
-    bit<19> limit = 0x7ffff;
+    queue_depth_t limit = QUEUE_ENDLESS;
 
-    action mark_above(bit<19> depth) {      // packets
+    action mark_above(queue_depth_t depth) {   // packets
         limit = depth;
     }
+
+    // How long may a queue grow before its packets are marked?  One default action for all ports.
     table congestion {
         actions = { mark_above; }
-        default_action = mark_above(0x7ffff);       // no queue is that long: off
+        default_action = mark_above(QUEUE_ENDLESS);     // off
     }
-    counter(512, CounterType.packets) congestion_marked;
+    counter(PORTS, CounterType.packets) congestion_marked;
     apply {
         congestion.apply();
         if (hdr.ipv4.isValid() && hdr.ipv4.ecn != 0 && sm.enq_qdepth > limit) {

@@ -23,28 +23,33 @@
 #define LEAVING     0x80000000
 #define LEAVE_TIME  64
 
+// Limits of the draw, each at least the one before it
+struct limits_t {
+    bit<32> lose;
+    bit<32> flip;
+    bit<32> twice;
+    bit<32> late;
+}
+
+// Is something done to this packet, and what?  On the way in and on the way out, an instance each.
 control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm, in port_t port,
               in bit<1> again, out bit<1> lost, out bit<2> copy) {
-    register<bit<32>>(512)  fault_number;       // packets seen on each port
-    register<bit<32>>(512)  fault_due;
-    register<bit<594>>(512) fault_head;         // folded 1 | RETH there 1 | headers 560 | ICRC 32
-#define SHELF_WORD(i)       register<word_t>(512) fault_word##i;
+    register<bit<32>>(PORTS)  fault_number;       // packets seen on each port
+    register<bit<32>>(PORTS)  fault_due;
+    register<bit<594>>(PORTS) fault_head;         // folded 1 | RETH there 1 | headers 560 | ICRC 32
+#define SHELF_WORD(i)       register<word_t>(PORTS) fault_word##i;
     EACH_WORD(SHELF_WORD)
 
     bit<32>  number = 0;
     bit<32>  draw = 0;
-    bit<32>  lose = 0;
-    bit<32>  flip = 0;
-    bit<32>  twice = 0;
-    bit<32>  late = 0;
-    bit<32>  by = 0;
+    limits_t limits = { 0, 0, 0, 0 };
+    bit<32>  release = 0;                       // a packet that is held now comes back with this one
     bit<32>  due = 0;
     bit<594> head = 0;
     bit<1>   has_reth = 0;
     bit<1>   takes = 0;
 
-    // limits of the draw, each at least the one before
-    action faulty(bit<32> seed, bit<32> lose_, bit<32> flip_, bit<32> twice_, bit<32> late_, bit<32> by_) {
+    action faulty(bit<32> seed, bit<32> lose, bit<32> flip, bit<32> twice, bit<32> late, bit<32> by) {
         fault_number.read(number, (bit<32>)port);
         fault_number.write((bit<32>)port, number + 1);
         draw = seed + number * 0x9e3779b9;
@@ -52,24 +57,23 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         draw = (draw ^ (draw >> 13)) * 0xc2b2ae35;
         draw = draw ^ (draw >> 16);
         fault_due.read(due, (bit<32>)port);
-        lose = lose_;
-        flip = flip_;
-        twice = twice_;
-        late = late_;
-        by = by_;
+        limits = { lose, flip, twice, late };
+        release = number + by;
     }
     direct_counter(CounterType.packets) fault_packets;
+
+    // How often does which fault hit the packets of this port?  Without an entry a port has none.
     table fault {
         key = { port: exact @name("port"); }
         actions = { faulty; @defaultonly NoAction; }
         const default_action = NoAction();
         counters = fault_packets;
-        size = 512;
+        size = PORTS;
     }
-    counter(512, CounterType.packets) fault_lost;
-    counter(512, CounterType.packets) fault_corrupted;
-    counter(512, CounterType.packets) fault_duplicated;
-    counter(512, CounterType.packets) fault_held;
+    counter(PORTS, CounterType.packets) fault_lost;
+    counter(PORTS, CounterType.packets) fault_corrupted;
+    counter(PORTS, CounterType.packets) fault_duplicated;
+    counter(PORTS, CounterType.packets) fault_held;
 
 #define SHELVE(i)   fault_word##i.write((bit<32>)port, hdr.lanes[i].w);
 #define TAKE(i)     fault_word##i.read(hdr.lanes[i].w, (bit<32>)port);
@@ -142,21 +146,21 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
             if (due == 0 || (due[31:31] == 1 && number > (bit<32>)due[30:0])) {
                 takes = 1;
             }
-            if (draw < lose) {
+            if (draw < limits.lose) {
                 lost = 1;
                 fault_lost.count((bit<32>)port);
-            } else if (draw < flip) {
+            } else if (draw < limits.flip) {
                 if (hdr.icrc.isValid()) {
                     hdr.lanes[1].w = hdr.lanes[1].w ^ (word_t)1;
                     fault_corrupted.count((bit<32>)port);
                 }
-            } else if (draw < twice) {
+            } else if (draw < limits.twice) {
                 copy = COPY_SAME;
                 fault_duplicated.count((bit<32>)port);
-            } else if (draw < late && takes == 1 && hdr.icrc.isValid() && sm.checksum_error == 0) {
+            } else if (draw < limits.late && takes == 1 && hdr.icrc.isValid() && sm.checksum_error == 0) {
                 lost = 1;
                 to_shelf();
-                fault_due.write((bit<32>)port, number + by);
+                fault_due.write((bit<32>)port, release);
                 fault_held.count((bit<32>)port);
             } else if (due != 0 && due[31:31] == 0 && number >= due && hdr.icrc.isValid()) {
                 copy = COPY_SHELF;

@@ -7,10 +7,14 @@
 typedef bit<48>         mac_t;
 typedef bit<32>         ipv4_addr_t;
 typedef bit<PORT_BITS>  port_t;
+typedef bit<QUEUE_DEPTH_BITS> queue_depth_t;
 typedef bit<WORD_BITS>  word_t;
-typedef bit<24>         psn_t;
-typedef bit<(24 - OPERATION_BITS)> connection_t;
-typedef bit<16>         child_t;
+typedef bit<PSN_BITS>   psn_t;
+typedef bit<(QUEUE_PAIR_BITS - OPERATION_BITS)> connection_t;
+typedef bit<16>         child_t;        // a child's number in its tree, or PARENT
+typedef bit<MAX_CHILDREN>  children_t;  // one bit for each child
+typedef bit<16>         epoch_t;
+typedef bit<128>        slot_state_t;   // slot.p4 names its fields
 
 header ethernet_t {
     mac_t   dst;
@@ -82,8 +86,8 @@ header packet_in_t {
 
 // The controller's question about a slot, and the answer: registers cannot be read over P4Runtime on BMv2.
 header probe_t {
-    bit<32>     slot;
-    bit<128>    state;      // as fold.p4 lays it out
+    bit<32>         slot;
+    slot_state_t    state;
 }
 
 struct headers_t {
@@ -99,7 +103,7 @@ struct headers_t {
     icrc_t          icrc;
 }
 
-// What the connection table says of a contribution or a result; see fold.p4
+// What is known of a packet; the connection table (connection.p4) says most of it
 struct meta_t {
     @field_list(COPIES)
     bit<1>      folded;     // this packet leaves rewritten (replica.p4)

@@ -12,18 +12,20 @@
     hdr.udp.sport, hdr.udp.dport, hdr.udp.length, 16w0xffff,                                    \
     hdr.bth.opcode, hdr.bth.flags, hdr.bth.pkey, 8w0xff, hdr.bth.connection, hdr.bth.operation, \
     hdr.bth.ack_req, hdr.bth.psn
+#define CRC32_VALUES    64w0x100000000      // hash() counts them: 2^32
 #define ICRC_RETH       hdr.reth.address, hdr.reth.rkey, hdr.reth.length
 #define WORD(i)         hdr.lanes[i].w
 #define ICRC_PAYLOAD    ALL_WORDS(WORD)
 
+// What is this packet's invariant CRC, as it stands on the wire?
 control Icrc(in headers_t hdr, out bit<32> icrc) {
     bit<32> crc;
 
     action with_reth() {
-        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD }, 64w0x100000000);
+        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_RETH, ICRC_PAYLOAD }, CRC32_VALUES);
     }
     action without_reth() {
-        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_PAYLOAD }, 64w0x100000000);
+        hash(crc, HashAlgorithm.crc32, 32w0, { ICRC_BEFORE_PAYLOAD, ICRC_PAYLOAD }, CRC32_VALUES);
     }
     apply {
         if (hdr.reth.isValid()) {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lane-wise arithmetic inside one wide word, without a carry crossing a lane's border.  T has the top bit of every lane.
+// The lanes: what becomes of the numbers in a slot and in a packet?  Stored, loaded, or added lane by lane, inside wide
+// words and without a carry that crosses a lane's border.
+//
+// T has the top bit of every lane.
 //   sum       the low bits add freely (their carry lands in the free top bit), the top bits add by exclusive or
 //   max       with a's top bit set and b's clear, a - b keeps the bit exactly where a's low bits are no less than b's;
 //             where the signs differ, they decide
@@ -7,6 +10,7 @@
 #ifndef LANES_P4
 #define LANES_P4
 #include "headers.p4"
+#include "verdict.p4"
 
 #define EIGHT(x)            x ++ x ++ x ++ x ++ x ++ x ++ x ++ x
 #define WORD_OF(x)          (EIGHT((EIGHT(x))))
@@ -29,4 +33,68 @@
 // a lane's top bit to all its bits
 #define SPREAD32(top)       ((top << 1) - (top >> 31))
 #define SELECT(mask, a, b)  (b ^ ((a ^ b) & mask))
+
+#define SLOT_WORD(i)    register<word_t>(SLOTS) slot_word##i;
+#define STORE_WORD(i)   slot_word##i.write(slot, hdr.lanes[i].w);
+#define LOAD_WORD(i)    slot_word##i.read(hdr.lanes[i].w, slot);
+#define ADD_SUM(i, T)                                                                       \
+        slot_word##i.read(w, slot);                                                         \
+        hdr.lanes[i].w = SUM(w, hdr.lanes[i].w, T);                                         \
+        slot_word##i.write(slot, hdr.lanes[i].w);
+#define SUM32(i)        ADD_SUM(i, TOP32)
+#define SUM16(i)        ADD_SUM(i, TOP16)
+#define SUM8(i)         ADD_SUM(i, TOP8)
+#define MAX32(i)                                                                            \
+        slot_word##i.read(w, slot);                                                         \
+        top = NOT_LESS32(w, hdr.lanes[i].w);                                                \
+        top = SPREAD32(top);                                                                \
+        hdr.lanes[i].w = SELECT(top, w, hdr.lanes[i].w);                                    \
+        slot_word##i.write(slot, hdr.lanes[i].w);
+#define SAT32(i)                                                                            \
+        slot_word##i.read(w, slot);                                                         \
+        sum = SUM(w, hdr.lanes[i].w, TOP32);                                                \
+        /* who is at an end stays there; where a sum overflows, both have its sign */       \
+        sign = (AT_END32(w) & w) | (~AT_END32(w) & hdr.lanes[i].w);                         \
+        sign = sign & TOP32;                                                                \
+        top = (AT_END32(w) | AT_END32(hdr.lanes[i].w) | OVERFLOW32(w, hdr.lanes[i].w, sum)) & TOP32; \
+        top = SPREAD32(top);                                                                \
+        hdr.lanes[i].w = SELECT(top, END32(sign), sum);                                     \
+        slot_word##i.write(slot, hdr.lanes[i].w);
+
+// What becomes of the lanes, as the verdict (KEEP, STORE, ADD, LOAD) and the packet's operation say?
+control Lanes(inout headers_t hdr, in bit<2> lanes, in bit<32> slot) {
+    EACH_WORD(SLOT_WORD)
+    word_t  w = 0;
+    word_t  top = 0;
+    word_t  sum = 0;
+    word_t  sign = 0;       // of the end that a lane stands at, or runs over
+
+    action store()  { EACH_WORD(STORE_WORD) }
+    action load()   { EACH_WORD(LOAD_WORD) }
+    action sum32()  { EACH_WORD(SUM32) }
+    action max32()  { EACH_WORD(MAX32) }
+    action sum16()  { EACH_WORD(SUM16) }
+    action sum8()   { EACH_WORD(SUM8) }
+    action sat32()  { EACH_WORD(SAT32) }
+
+    apply {
+        if (lanes == STORE) {
+            store();
+        } else if (lanes == LOAD) {
+            load();
+        } else if (lanes == ADD) {
+            if (hdr.bth.operation == OP_SUM32) {
+                sum32();
+            } else if (hdr.bth.operation == OP_MAX32) {
+                max32();
+            } else if (hdr.bth.operation == OP_SUM16) {
+                sum16();
+            } else if (hdr.bth.operation == OP_SUM8) {
+                sum8();
+            } else {
+                sat32();
+            }
+        }
+    }
+}
 #endif

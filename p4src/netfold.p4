@@ -16,11 +16,12 @@
 #include "replica.p4"
 #include "route.p4"
 
+// Where does a packet go that comes in?
 control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Fault() fault_in;
     Fold()  fold;
-    Route() routing;
-    counter(512, CounterType.packets_and_bytes) port_in;
+    Route() route;
+    counter(PORTS, CounterType.packets_and_bytes) port_in;
     bit<1>  lost = 0;
     bit<2>  copy = COPY_NONE;
     bit<1>  again = 0;
@@ -50,17 +51,18 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
             fold.apply(hdr, meta, sm);
         }
         if (traffic && meta.folded == 0) {
-            routing.apply(hdr, meta, sm);
+            route.apply(hdr, meta, sm);
         }
         hdr.packet_out.setInvalid();
     }
 }
 
+// What does a packet look like that goes out?
 control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    Congestion() queues;
-    Replica()    replicas;
+    Congestion() congestion;
+    Replica()    replica;
     Fault()      fault_out;
-    counter(512, CounterType.packets_and_bytes) port_out;
+    counter(PORTS, CounterType.packets_and_bytes) port_out;
     bit<1>    lost = 0;
     bit<2>    copy = COPY_NONE;
     bit<1>    again = 0;
@@ -78,9 +80,9 @@ control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_meta
             if (sm.instance_type == EGRESS_CLONE) {
                 again = 1;
             } else {
-                queues.apply(hdr, sm);
+                congestion.apply(hdr, sm);
                 if (meta.folded == 1) {
-                    replicas.apply(hdr, meta, sm);
+                    replica.apply(hdr, meta, sm);
                 }
             }
             fault_out.apply(hdr, meta, sm, sm.egress_port, again, lost, copy);

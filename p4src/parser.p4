@@ -66,6 +66,7 @@ parser Parse(packet_in pkt, out headers_t hdr, inout meta_t meta, inout standard
     }
 }
 
+// In which order do headers leave?
 control Deparse(packet_out pkt, in headers_t hdr) {
     apply {
         pkt.emit(hdr.packet_in);

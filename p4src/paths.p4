@@ -12,6 +12,7 @@
 #define PATHS_P4
 #include "headers.p4"
 
+// Which member of its group of uplinks does a packet take?
 control Paths(in headers_t hdr, in bit<16> leaf, in bit<16> members, inout bit<16> group, inout bit<16> member) {
     counter(LEAVES, CounterType.packets_and_bytes) unpinned;
 
@@ -20,6 +21,8 @@ control Paths(in headers_t hdr, in bit<16> leaf, in bit<16> members, inout bit<1
         random(member, 16w0, members - 1);
     }
     action pinned() {}
+
+    // How do packets to this leaf choose?
     table policy {
         key = { leaf: exact @name("leaf"); }
         actions = { ecmp; spray; pinned; }
@@ -27,13 +30,15 @@ control Paths(in headers_t hdr, in bit<16> leaf, in bit<16> members, inout bit<1
         size = LEAVES;
     }
     // Not an uplink's place in a group, which changes whenever a link goes down: group 0 holds all ports by number.
-    action use(port_t port_) {
+    action use(port_t port) {
         group = 0;
-        member = (bit<16>)port_;
+        member = (bit<16>)port;
     }
     action stray() {
         unpinned.count((bit<32>)leaf);
     }
+
+    // Which port is this source port pinned to?
     table pin {
         key = {
             leaf:          exact @name("leaf");
@@ -41,7 +46,7 @@ control Paths(in headers_t hdr, in bit<16> leaf, in bit<16> members, inout bit<1
         }
         actions = { use; stray; }
         const default_action = stray();
-        size = 16384;
+        size = PINS;
     }
     apply {
         hash(member, HashAlgorithm.crc32, 16w0,

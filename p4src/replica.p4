@@ -6,6 +6,7 @@
 #include "headers.p4"
 #include "icrc.p4"
 
+// Whose address, queue pair and checksums does a folded packet leave with?
 control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     action rewrite(mac_t src_mac, mac_t dst_mac, ipv4_addr_t src, ipv4_addr_t dst, bit<16> sport,
                    connection_t connection, bit<32> rkey) {
@@ -13,7 +14,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.src = src;
         hdr.ipv4.dst = dst;
-        hdr.ipv4.ttl = 64;
+        hdr.ipv4.ttl = REWRITTEN_TTL;
         // IDs that count with the PSN let a sender's NIC or kernel cut a run of these packets from one super-packet
         hdr.ipv4.id = hdr.bth.psn[15:0];
         hdr.udp.sport = sport;
@@ -25,6 +26,8 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         mark_to_drop(sm);
     }
     direct_counter(CounterType.packets_and_bytes) replica_packets;
+
+    // Who is this copy for?  An entry for each child of each tree, and one for the parent.
     table replica {
         key = {
             meta.group: exact @name("group");
@@ -33,7 +36,7 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         actions = { rewrite; @defaultonly lost; }
         const default_action = lost();
         counters = replica_packets;
-        size = 4096;
+        size = REPLICAS;
     }
 
     Icrc() icrc_new;

@@ -5,12 +5,18 @@
 #include "headers.p4"
 #include "paths.p4"
 
+// The equally short ways to a destination
+struct ways_t {
+    bit<16> leaf;       // the destination's, by its number
+    bit<16> group;      // of uplinks
+    bit<16> members;    // uplinks in the group
+}
+
+// Where does a packet go that is not folded?
 control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Paths() paths;
-    bit<16> leaf = 0;
-    bit<16> group = 0;
-    bit<16> members = 0;
-    bit<16> member = 0;
+    ways_t  ways = { 0, 0, 0 };
+    bit<16> member = 0;         // the way that is taken
 
     action forward(port_t port, mac_t src_mac, mac_t dst_mac) {
         sm.egress_spec = port;
@@ -18,28 +24,30 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         hdr.ethernet.dst = dst_mac;
         hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
     }
-    action spread(bit<16> leaf_, bit<16> group_, bit<16> members_) {
-        leaf = leaf_;
-        group = group_;
-        members = members_;
+    action spread(bit<16> leaf, bit<16> group, bit<16> members) {
+        ways = { leaf, group, members };
     }
     action unreachable() {
         mark_to_drop(sm);
     }
+
+    // Which port leads to this host, or which group of equally short ways?
     table route {
         key = { hdr.ipv4.dst: lpm @name("dst"); }
         actions = { forward; spread; unreachable; }
         const default_action = unreachable();
-        size = 4096;
+        size = ROUTES;
     }
+
+    // Which port is this member of a group?
     table uplink {
         key = {
-            group:  exact @name("group");
-            member: exact @name("member");
+            ways.group: exact @name("group");
+            member:     exact @name("member");
         }
         actions = { forward; unreachable; }
         const default_action = unreachable();
-        size = 1024;
+        size = UPLINKS;
     }
     apply {
         if (hdr.ipv4.ttl <= 1) {
@@ -47,7 +55,7 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         } else {
             switch (route.apply().action_run) {
                 spread: {
-                    paths.apply(hdr, leaf, members, group, member);
+                    paths.apply(hdr, ways.leaf, ways.members, ways.group, member);
                     uplink.apply();
                 }
                 default: {}

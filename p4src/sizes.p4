@@ -24,14 +24,41 @@
 #error "PATH_MTU: expected 1024 or 4096"
 #endif
 
-// One slot holds the words of one packet: 16384 of them are 16 MiB, or 64.  Jobs get disjoint, power-of-two ranges.
-#define SLOTS       16384
+// ---- what a switch has room for -------------------------------------------------------------------------------------
 
-#define LEAVES      1024                  // switches that hosts hang on
+// One slot holds the words of one packet: 16384 of them are 16 MiB, or 64.  Jobs get disjoint, power-of-two ranges.
+#define SLOTS           16384
+// Children of a switch in one tree at most: a bit for each in a slot's state, beside 64 bits of everything else.
+#define MAX_CHILDREN    64
+// Children and parents of all trees through a switch, and as many packets rewritten for them: 256 trees of 16.
+#define CONNECTIONS     4096
+#define REPLICAS        CONNECTIONS
+// Hosts of a fabric, one route each.
+#define ROUTES          4096
+// Switches that hosts hang on.
+#define LEAVES          1024
+// Ports in all groups of equally short ways together.
+#define UPLINKS         1024
+// Source ports that are steered at a switch, for all destination leaves together.
+#define PINS            16384
+
+// BMv2's ports are numbers of 9 bits; what is counted by port has a cell for each number.
+#define PORT_BITS       9
+#define PORTS           (1 << PORT_BITS)
+#define CPU_PORT        510
+
+// Packets in a queue, as v1model counts them; no queue is as long as the greatest number.
+#define QUEUE_DEPTH_BITS 19
+#define QUEUE_ENDLESS   0x7ffff
+
+// ---- packets --------------------------------------------------------------------------------------------------------
 
 #define ETHERTYPE_IPV4  0x0800
 #define PROTO_UDP       17
 #define ROCE_PORT       4791
+#define ECN_CE          3
+// Time to live of a packet that a switch rewrites: enough for any fabric's next hops, RFC 1700's default.
+#define REWRITTEN_TTL   64
 
 // BTH opcodes, reliable connection (InfiniBand spec, table 38)
 #define WRITE_FIRST     0x06
@@ -39,11 +66,18 @@
 #define WRITE_LAST      0x08
 #define WRITE_ONLY      0x0a
 
-// UDP lengths of a full data packet: UDP 8 + BTH 12 [+ RETH 16] + payload + ICRC 4
-#define UDP_LEN_DATA    (8 + 12 + PATH_MTU + 4)
-#define UDP_LEN_RETH    (8 + 12 + 16 + PATH_MTU + 4)
+#define UDP_BYTES       8
+#define BTH_BYTES       12
+#define RETH_BYTES      16
+#define ICRC_BYTES      4
+// UDP lengths of a full data packet, without and with the RDMA extended header
+#define UDP_LEN_DATA    (UDP_BYTES + BTH_BYTES + PATH_MTU + ICRC_BYTES)
+#define UDP_LEN_RETH    (UDP_BYTES + BTH_BYTES + RETH_BYTES + PATH_MTU + ICRC_BYTES)
 
-#define ECN_CE          3
+#define PSN_BITS        24
+// A PSN less than this far ahead of another one, modulo 2^24, is the newer of the two (InfiniBand spec, 9.7.2).
+#define PSN_HALF        (1 << (PSN_BITS - 1))
+#define QUEUE_PAIR_BITS 24
 
 // What becomes of a slot's and a packet's lanes where they meet: the lowest bits of the destination queue pair
 #define OPERATION_BITS  3
@@ -54,12 +88,12 @@
 #define OP_SAT32        4                 // signed; what once reached an end, 2^31 - 1 or -2^31, stays there
 #define OP_LAST         OP_SAT32
 
-#define PORT_BITS       9
-#define CPU_PORT        510
+// ---- inside the switch ----------------------------------------------------------------------------------------------
+
 // Kinds of packets from and to the CPU
 #define CPU_FRAME       0                 // a frame to send, or one for the controller
 #define CPU_PROBE       1                 // what does this slot hold?  (probe_t)
-#define PARENT          0xffff            // `child` of the rewriting entry that leads up the tree
+#define PARENT          0xffff            // in the place of a child's number: the switch that is the next one up the tree
 
 // standard_metadata.instance_type, as BMv2 numbers it
 #define INGRESS_CLONE   1

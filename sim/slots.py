@@ -124,7 +124,7 @@ def lowest_missing(received: int) -> int:
 
 
 class _Switch:
-    """One slot's behaviour, the verdict table of p4src/fold.p4 in Python."""
+    """One slot's behaviour, the verdict table of p4src/verdict.p4 in Python."""
 
     def __init__(self, fabric: Fabric, full: int, *, root: bool, honours_age: bool = True) -> None:
         self.fabric, self.full, self.root, self.honours_age = fabric, full, root, honours_age

@@ -102,7 +102,7 @@ def show(entities: Iterable[Entity]) -> str:
 
 _ADDRESSES = frozenset({"src", "dst"})
 _MACS = frozenset({"src_mac", "dst_mac"})
-_HEX = frozenset({"children", "mask_", "child", "seed", "lose_", "flip_", "twice_", "late_"})
+_HEX = frozenset({"children", "mask", "child", "seed", "lose", "flip", "twice", "late"})
 
 
 def _show(name: str, value: Value) -> str:

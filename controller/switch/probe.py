@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a slot holds: a question in a packet-out, the answer in a packet-in, since BMv2's registers cannot be read over
-P4Runtime.  Layout: probe_t of p4src/headers.p4 and the state at the top of p4src/fold.p4."""
+P4Runtime.  Layout: probe_t of p4src/headers.p4, and slot_state_t, whose fields p4src/slot.p4 names."""
 
 from __future__ import annotations
 

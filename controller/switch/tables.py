@@ -23,30 +23,30 @@ from netfold.fabric.trees import Child, Fold
 
 ROUTERS: Final = "224.0.0.2"
 """All routers on this link (RFC 1112): a switch hands packets to it to its CPU port, link probes among them."""
-CONNECTION: Final = "SwitchIngress.fold.connection"
-CONTRIBUTION: Final = "SwitchIngress.fold.contribution"
-RESULT: Final = "SwitchIngress.fold.result"
-REPLICA: Final = "SwitchEgress.replicas.replica"
-REWRITE: Final = "SwitchEgress.replicas.rewrite"
-ROUTE: Final = "SwitchIngress.routing.route"
-UPLINK: Final = "SwitchIngress.routing.uplink"
-FORWARD: Final = "SwitchIngress.routing.forward"
-SPREAD: Final = "SwitchIngress.routing.spread"
-_PATHS: Final = "SwitchIngress.routing.paths"
+CONNECTION: Final = "SwitchIngress.fold.connection.connection"
+CONTRIBUTION: Final = "SwitchIngress.fold.connection.contribution"
+RESULT: Final = "SwitchIngress.fold.connection.result"
+REPLICA: Final = "SwitchEgress.replica.replica"
+REWRITE: Final = "SwitchEgress.replica.rewrite"
+ROUTE: Final = "SwitchIngress.route.route"
+UPLINK: Final = "SwitchIngress.route.uplink"
+FORWARD: Final = "SwitchIngress.route.forward"
+SPREAD: Final = "SwitchIngress.route.spread"
+_PATHS: Final = "SwitchIngress.route.paths"
 POLICY: Final = f"{_PATHS}.policy"
 PIN: Final = f"{_PATHS}.pin"
 FAULT_IN: Final = "SwitchIngress.fault_in"
 FAULT_OUT: Final = "SwitchEgress.fault_out"
-CONGESTION: Final = "SwitchEgress.queues.congestion"
-MARK_ABOVE: Final = "SwitchEgress.queues.mark_above"
+CONGESTION: Final = "SwitchEgress.congestion.congestion"
+MARK_ABOVE: Final = "SwitchEgress.congestion.mark_above"
 PORT_IN: Final = "SwitchIngress.port_in"
 PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
-MARKED: Final = "SwitchEgress.queues.congestion_marked"
+MARKED: Final = "SwitchEgress.congestion.congestion_marked"
 UNPINNED: Final = f"{_PATHS}.unpinned"
 """By destination leaf: packets of mode "pinned" that no pin was for."""
-OUTCOMES: Final = "SwitchIngress.fold.outcomes"
-"""By what became of a contribution or result: FIRST, ANSWERED, ... of p4src/fold.p4."""
+OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
+"""By what became of a contribution or result: FIRST, ANSWERED, ... of p4src/verdict.p4."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
 """What a fault can do to a packet; the counters of `fault_counter`."""
 REORDER_BY: Final = 8
@@ -92,8 +92,8 @@ def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
                     Entry(UPLINK, (("group", group), ("member", member)), FORWARD, _forward(fabric, route.switch, hop))
                     for member, hop in enumerate(route.hops)
                 ]
-            entry = Entry(ROUTE, key, SPREAD, (("leaf_", leaves[leaf_of[route.host]]), ("group_", known[route.hops]),
-                                               ("members_", len(route.hops))))
+            entry = Entry(ROUTE, key, SPREAD, (("leaf", leaves[leaf_of[route.host]]), ("group", known[route.hops]),
+                                               ("members", len(route.hops))))
         result[route.switch].append(entry)
     return result
 
@@ -124,7 +124,7 @@ def steering(
                            for leaf, mode in modes.items() if leaf != switch]
     for (switch, leaf, source_port), port in pins.items():
         key = (("leaf", numbers[leaf]), ("sport", source_port))
-        result[switch].append(Entry(PIN, key, f"{_PATHS}.use", (("port_", port),)))
+        result[switch].append(Entry(PIN, key, f"{_PATHS}.use", (("port", port),)))
     return result
 
 
@@ -142,7 +142,7 @@ def faults(fabric: Fabric) -> BySwitch:
             if not any(limits):
                 continue
             params = (("seed", _seed(fabric, sender, receiver)),
-                      *zip(("lose_", "flip_", "twice_", "late_"), limits, strict=True), ("by_", REORDER_BY))
+                      *zip(("lose", "flip", "twice", "late"), limits, strict=True), ("by", REORDER_BY))
             result[at.node].append(Entry(f"{control}.fault", (("port", at.port),), f"{control}.faulty", params))
             copies = Clone(at.port, at.port)
             if (link.duplicate or link.reorder) and copies not in result[at.node]:
@@ -235,13 +235,13 @@ def _connection_key(
 def _contribution(stream: Stream, fold: Fold, number: int) -> tuple[tuple[str, int], ...]:
     group, *slot_range = _slot_range(stream, fold)
     first_hop = fold.children[number].rank is not None  # between switches the ICRC was made by the switch before
-    return (group, ("child", number), *slot_range, ("root_", int(fold.is_root)), ("check_", int(first_hop)),
-            ("parent_port_", fold.parent_port))
+    return (group, ("child", number), *slot_range, ("root", int(fold.is_root)), ("check", int(first_hop)),
+            ("parent_port", fold.parent_port))
 
 
 def _slot_range(stream: Stream, fold: Fold) -> tuple[tuple[str, int], ...]:
     return (("group", stream.groups[fold.switch]), ("children", (1 << len(fold.children)) - 1),
-            ("epoch_", stream.epoch), ("base_", stream.bases[fold.switch]), ("mask_", stream.slots - 1))
+            ("epoch", stream.epoch), ("base", stream.bases[fold.switch]), ("mask", stream.slots - 1))
 
 
 # ---- replica --------------------------------------------------------------------------------------------------------

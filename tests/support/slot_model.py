@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slot protocol of docs/protocol.md in plain Python, and a network that loses, repeats and reorders.
+"""The slot protocol in plain Python, as docs/protocol.md states it, and a network that loses, repeats and reorders.
 
 ``SlotSwitch`` is one switch's part in one stream of a tree.  ``Fabric`` joins switches to trees of any depth over
 ``TerribleNetwork``; ``run`` drives native cores over it in simulated time.  Everything draws from one seeded RNG.
@@ -96,7 +96,7 @@ def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDA
 
 
 class SlotSwitch:
-    """One switch's slots for one stream of one tree; see the table in docs/protocol.md and p4src/fold.p4."""
+    """One switch's slots for one stream of one tree; the table of p4src/verdict.p4 as docs/protocol.md states it."""
 
     def __init__(self, children: int, slots: int, *, root: bool, epoch: int = 1) -> None:
         self.all = frozenset(range(children))

@@ -32,7 +32,7 @@ def shell(
 ) -> None:
     """Open p4runtime-shell on a switch: its tables, entries and counters, beside the controller.
 
-    It may read only, while a controller is there. `table_entry["SwitchIngress.routing.route"].read(print)` shows a
+    It may read only, while a controller is there. `table_entry["SwitchIngress.route.route"].read(print)` shows a
     table; `tables`, `counters`, Tab and `?` tell the rest.
     """
     from netfold.cli.common import FAILED, fail

@@ -152,7 +152,7 @@ def ways(r: Rig, switch: str, host: str) -> set[int]:
     if entry.action == tables.FORWARD:
         return {params["port"]}
     return {dict(e.params)["port"] for e in r.switches[switch].state.values()
-            if isinstance(e, Entry) and e.table == tables.UPLINK and dict(e.key)["group"] == params["group_"]}
+            if isinstance(e, Entry) and e.table == tables.UPLINK and dict(e.key)["group"] == params["group"]}
 
 
 def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:

@@ -62,12 +62,12 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
             first = True
             while True:
                 at = entry(switch, tables.CONNECTION, tables.CONTRIBUTION, **packet)
-                assert at["check_"] == first
-                assert (at["epoch_"], at["mask_"]) == (stream.epoch, stream.slots - 1)
+                assert at["check"] == first
+                assert (at["epoch"], at["mask"]) == (stream.epoch, stream.slots - 1)
                 reached.setdefault(switch, set()).add(at["child"])
-                if at["root_"]:
+                if at["root"]:
                     break
-                switch, arrived = leave(switch, at["group"], tables.PARENT, at["parent_port_"])
+                switch, arrived = leave(switch, at["group"], tables.PARENT, at["parent_port"])
                 packet = {key: arrived[key] for key in ("ingress_port", "dst", "connection")}
                 first = False
             assert switch == stream.tree.root
@@ -111,7 +111,7 @@ def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:
     made = tables.faults(fabric)
     found = [entity for part in made.values() for entity in part if isinstance(entity, Entry)]
     assert len(found) == 2 * len(fabric.links)
-    assert {dict(e.params)["lose_"] for e in found} == {2**30}
+    assert {dict(e.params)["lose"] for e in found} == {2**30}
     seeds = {dict(e.params)["seed"] for e in found}
     assert len(seeds) == len(found)
     outs = [(switch, e.key) for switch, part in made.items() for e in part
@@ -120,7 +120,7 @@ def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:
     other = tables.faults(leafspine(2, 1, 2, loss=0.25, seed=1))
     assert seeds.isdisjoint(dict(e.params)["seed"] for p in other.values() for e in p if isinstance(e, Entry))
     certain = tables.faults(leafspine(1, 0, 1, loss=1.0))
-    assert all(dict(e.params)["lose_"] == 2**32 - 1 for e in certain["leaf1"] if isinstance(e, Entry))
+    assert all(dict(e.params)["lose"] == 2**32 - 1 for e in certain["leaf1"] if isinstance(e, Entry))
 
 
 ENTITY = st.one_of(

@@ -27,7 +27,7 @@ def info(locals_: str = "", body: str = "", declarations: str = "") -> p4i.P4Inf
     ("name", "prefix", "id_"),
     [
         ("SwitchIngress.fault_in.fault", 0x02, 45459302),
-        ("SwitchIngress.fold.connection", 0x02, 49392442),
+        ("SwitchIngress.fold.connection.connection", 0x02, 41764370),
         ("NoAction", 0x01, 21257015),
         ("SwitchIngress.fold.slot_state", 0x16, 381549871),
         ("packet_out_t", 0x04, 75327753),
