@@ -129,7 +129,7 @@ class Rank:
         peers.barrier()
         before, again = self._uplinks(), self._again(mesh)
         peers.barrier()
-        mesh.forget_stalls()
+        mesh.reset_stalls()
         if fail and self.rank == 0:
             print(FAIL, flush=True)
         begin = time.monotonic()

@@ -300,7 +300,7 @@ class FoldRail:
         for index, tree in enumerate(self._plan.trees):
             for kind, label in ((AGREEMENT, "exponents"), (DATA, "sums")):
                 lines.append(f"  tree {tree.name}, {label}: {_where(self._core.state(index, kind))}")
-        count, code = self._io.setbacks()
+        count, code = self._io.transient_errors()
         if count:
             lines.append(f"  the kernel refused packets {count} times, last with: {os.strerror(code)}")
         if self._io.unfolded():

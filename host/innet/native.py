@@ -34,8 +34,20 @@ from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
 
 SOURCES = (
-    "crc.c", "lanes.c", "quantise.c", "narrow.c", "congestion.c", "stream.c", "history.c", "fold.c", "fold_payload.c",
-    "fold_send.c", "fold_receive.c", "udp.c", "io.c", "abi.c",
+    "crc.c",
+    "lanes.c",
+    "quantise.c",
+    "narrow.c",
+    "congestion.c",
+    "stream.c",
+    "history.c",
+    "fold_operation.c",
+    "fold_payload.c",
+    "fold_send.c",
+    "fold_receive.c",
+    "udp.c",
+    "io.c",
+    "abi.c",
 )
 MESSAGE_PACKETS = 4096
 """NF_MESSAGE_PACKETS: of the longest message."""
@@ -88,7 +100,7 @@ def library() -> C.CDLL:
         "nf_io_unfolded": (u64, pointer),
         "nf_io_close": (None, pointer),
         "nf_io_run": (C.c_int, pointer, i64, C.POINTER(C.c_int32)),
-        "nf_io_setbacks": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
+        "nf_io_transient_errors": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
         "nf_io_trace": (None, pointer, C.POINTER(Span), u64),
         "nf_io_traced": (u64, pointer, C.POINTER(u64)),
         "nf_now": (i64,),
@@ -319,10 +331,10 @@ class Io:
         """Packets that came from the rank before as they were, because no switch folded them; none of them counts."""
         return int(self._lib.nf_io_unfolded(self._handle))
 
-    def setbacks(self) -> tuple[int, int]:
+    def transient_errors(self) -> tuple[int, int]:
         """How often the kernel had no way for a packet, and the last such errno."""
         count, error = C.c_uint64(), C.c_int32()
-        self._lib.nf_io_setbacks(self._handle, C.byref(count), C.byref(error))
+        self._lib.nf_io_transient_errors(self._handle, C.byref(count), C.byref(error))
         return count.value, error.value
 
     def close(self) -> None:

@@ -1,7 +1,11 @@
-/* SPDX-License-Identifier: Apache-2.0
- * RoCEv2's invariant CRC; the CRC-32 itself is the switch's (cbuild/crc32.h). */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "crc.h"
+
 #include "crc32.h"
-#include "roce.h"
+
+#define IPV4_VERSION_AND_LENGTH 0x45
+#define IPV4_DONT_FRAGMENT 0x4000
+#define IPV4_UDP 17
 
 uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n) { return ss_crc32(crc, bytes, n); }
 
@@ -12,11 +16,11 @@ void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id
     uint8_t masked[8 + NF_IPV4_BYTES + NF_UDP_BYTES + NF_BTH_BYTES];
     uint8_t *ip = masked + 8, *udp = ip + NF_IPV4_BYTES, *bth = udp + NF_UDP_BYTES;
     memset(masked, 0xff, sizeof masked);
-    ip[0] = 0x45;
+    ip[0] = IPV4_VERSION_AND_LENGTH;
     nf_put16(ip + 2, (uint16_t)(NF_IPV4_BYTES + NF_UDP_BYTES + n));
     nf_put16(ip + 4, id);
-    nf_put16(ip + 6, 0x4000);                                   /* don't fragment */
-    ip[9] = 17;
+    nf_put16(ip + 6, IPV4_DONT_FRAGMENT);
+    ip[9] = IPV4_UDP;
     nf_put32(ip + 12, route->source);
     nf_put32(ip + 16, route->destination);
     nf_put16(udp, route->source_port);
@@ -26,5 +30,5 @@ void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id
     bth[4] = 0xff;
     uint32_t crc = ss_crc32(0, masked, sizeof masked);
     crc = ss_crc32(crc, packet + NF_BTH_BYTES, n - NF_BTH_BYTES - NF_ICRC_BYTES);
-    memcpy(packet + n - NF_ICRC_BYTES, &crc, 4);                /* this machine is little endian, see quantise.h */
+    memcpy(packet + n - NF_ICRC_BYTES, &crc, 4);                /* as it is: roce.h refuses big-endian machines */
 }

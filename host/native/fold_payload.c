@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fold_inside.h"
+#include "fold_payload.h"
 
 /* Elements of a run of `most` from `first` on that are in the tensor: fewer at its end, none beyond. */
 static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most)

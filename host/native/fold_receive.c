@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fold_inside.h"
+#include "fold_payload.h"
+#include "fold_state.h"
 
 static nf_channel *channel_of(nf_fold *f, uint32_t qp)
 {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fold_inside.h"
+#include "crc.h"
+#include "fold_payload.h"
+#include "fold_state.h"
 
 static nf_header header_of(const nf_fold *f, const nf_channel *c, uint64_t i)
 {

@@ -49,7 +49,7 @@ void nf_io_interrupt_by(nf_io *io, int fd) { io->interrupt = fd; }
 uint64_t nf_io_unfolded(const nf_io *io) { return io->unfolded; }
 void nf_io_forget(nf_io *io) { io->run.packets = io->taken = 0; }
 
-void nf_io_setbacks(const nf_io *io, uint64_t *count, int32_t *error) { nf_udp_setbacks(io->udp, count, error); }
+void nf_io_transient_errors(const nf_io *io, uint64_t *count, int32_t *error) { nf_udp_transient_errors(io->udp, count, error); }
 
 /* ---- the timeline: one comparison where nobody asked ---------------------------------------------------------------- */
 void nf_io_trace(nf_io *io, nf_span *spans, uint64_t room)
@@ -120,12 +120,12 @@ static int send_all(nf_io *io)
         case NF_REFUSED_RUN:
             nf_fold_no_runs(io->fold);
             break;
-        case NF_SETBACK:
+        case NF_TRANSIENT:
             break;
         }
         nf_fold_unsent(io->fold, run, 0);
         io->taken = run->packets;
-        if (sending == NF_SETBACK)
+        if (sending == NF_TRANSIENT)
             return 0;                   /* not again at once: the stream's timer or the next result leads back here */
     }
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lanes.h"
 
-#define QUIET_NAN 0x7fc00000u
-#define SIGN 0x80000000u
+#include "float_bits.h"
 
 void nf_to_lanes(const int32_t *restrict x, size_t n, bool complement, uint8_t *restrict bytes)
 {
@@ -26,11 +25,10 @@ static inline uint32_t ordered(uint32_t bits) { return bits ^ (uint32_t)((int32_
 void nf_to_order(const float *restrict x, size_t n, bool negate, uint8_t *restrict bytes)
 {
     nf_lane *wire = (nf_lane *)bytes;
-    uint32_t flip = negate ? SIGN : 0;
+    uint32_t flip = negate ? NF_FLOAT_SIGN : 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t u;
-        memcpy(&u, &x[i], 4);
-        u = (u & ~SIGN) > 0x7f800000u ? QUIET_NAN : u ^ flip;
+        uint32_t u = nf_bits_of(x[i]);
+        u = (u & ~NF_FLOAT_SIGN) > NF_FLOAT_INFINITY ? NF_FLOAT_QUIET_NAN : u ^ flip;
         wire[i] = __builtin_bswap32(ordered(u));
     }
 }
@@ -38,11 +36,11 @@ void nf_to_order(const float *restrict x, size_t n, bool negate, uint8_t *restri
 void nf_from_order(const uint8_t *restrict bytes, size_t n, bool negate, float *restrict x)
 {
     const nf_lane *wire = (const nf_lane *)bytes;
-    uint32_t flip = negate ? SIGN : 0;
+    uint32_t flip = negate ? NF_FLOAT_SIGN : 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t u = ordered(__builtin_bswap32(wire[i]));
-        u = (u & ~SIGN) > 0x7f800000u ? QUIET_NAN : u ^ flip;
-        memcpy(&x[i], &u, 4);
+        u = (u & ~NF_FLOAT_SIGN) > NF_FLOAT_INFINITY ? NF_FLOAT_QUIET_NAN : u ^ flip;
+        x[i] = nf_float_of(u);
     }
 }
 

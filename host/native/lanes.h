@@ -12,9 +12,7 @@
 #define NF_LANES_H
 #include "roce.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "little-endian machines only: lanes and the ICRC are swapped on that ground"
-#endif
+#define NF_BLOCK 256                   /* float32 values that share an exponent (quantise.h) or a scale (narrow.h) */
 
 typedef uint32_t nf_lane __attribute__((aligned(1), may_alias));
 

@@ -2,13 +2,9 @@
  * Loops that the compiler vectorises; what is the same for a whole block is decided outside of them. */
 #include "narrow.h"
 
+#include "float_bits.h"
+
 typedef uint16_t half __attribute__((aligned(1), may_alias));
-
-#define BLOCK 256
-#define QUIET_NAN 0x7fc00000u
-
-static inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
-static inline float power_of_two(int e) { return float_of((uint32_t)(e + 127) << 23); }      /* -126 <= e <= 127 */
 
 uint32_t nf_levels(uint32_t world, uint32_t bits) { return ((1u << (bits - 1)) - 1) / world; }
 
@@ -27,10 +23,8 @@ uint32_t nf_block_top(const float *x, const float *residual, size_t n)
     uint32_t top = 0;
     for (size_t i = 0; i < n; i++) {
         float y = residual ? x[i] + residual[i] : x[i];
-        uint32_t u;
-        memcpy(&u, &y, 4);
-        u &= 0x7fffffff;
-        top = u > top ? u : top;
+        uint32_t magnitude = nf_bits_of(y) & ~NF_FLOAT_SIGN;
+        top = magnitude > top ? magnitude : top;
     }
     return top;
 }
@@ -44,7 +38,7 @@ static scale scale_of(const nf_narrowing *how, uint32_t top)
 {
     uint32_t exponent = top >> 23 ? top >> 23 : 1;
     int k = 127 - (int)exponent;                                /* A 2^k is below 2, and 1 or more but for subnormals */
-    float up = power_of_two(k / 2), more = power_of_two(k - k / 2), unit = float_of(top);
+    float up = nf_power_of_two(k / 2), more = nf_power_of_two(k - k / 2), unit = nf_float_of(top);
     return (scale){ .up = up, .more = more, .coefficient = (float)how->levels / (unit * up * more),
                     .most = (float)how->levels, .unit = unit };
 }
@@ -54,7 +48,7 @@ static inline void round_block(const nf_narrowing *how, const float *restrict x,
                                uint32_t top, uint64_t place, int32_t *restrict q)
 {
     scale s = scale_of(how, top);
-    float y[BLOCK];
+    float y[NF_BLOCK];
     for (size_t i = 0; i < n; i++)
         y[i] = residual ? x[i] + residual[i] : x[i];
     for (size_t i = 0; i < n; i++) {
@@ -82,7 +76,7 @@ void nf_narrow(const nf_narrowing *how, const float *restrict x, const float *re
         memset(wire, 0, n * how->bits / 8);
         return;
     }
-    int32_t q[BLOCK];
+    int32_t q[NF_BLOCK];
     round_block(how, x, residual, n, top, place, q);
     if (how->bits == 16)
         for (size_t i = 0; i < n; i++)
@@ -99,7 +93,7 @@ void nf_narrow_residual(const nf_narrowing *how, const float *restrict x, float 
         memset(residual, 0, n * sizeof *residual);
         return;
     }
-    int32_t q[BLOCK];
+    int32_t q[NF_BLOCK];
     round_block(how, x, residual, n, top, place, q);
     scale s = scale_of(how, top);
     for (size_t i = 0; i < n; i++)
@@ -110,12 +104,12 @@ void nf_widen(const nf_narrowing *how, const uint8_t *restrict wire, size_t n, u
               float *restrict x)
 {
     if (!has_lanes(top)) {
-        float all = top ? float_of(QUIET_NAN) : 0;
+        float all = top ? nf_float_of(NF_FLOAT_QUIET_NAN) : 0;
         for (size_t i = 0; i < n; i++)
             x[i] = all;
         return;
     }
-    float most = (float)how->levels, unit = float_of(top);
+    float most = (float)how->levels, unit = nf_float_of(top);
     if (how->bits == 16)
         for (size_t i = 0; i < n; i++)
             x[i] = (float)(int16_t)__builtin_bswap16(((const half *)wire)[i]) / most * unit;

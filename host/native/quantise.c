@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "float_bits.h"
+
 #define PLUS_INF (1u << 0)
 #define MINUS_INF (1u << 10)
 #define NOT_A_NUMBER (1u << 20)
@@ -41,15 +43,11 @@ uint32_t nf_floats_exact(void) { return 0; }
 void nf_floats_restore(uint32_t mode) { (void)mode; }
 #endif
 
-static inline uint32_t bits_of(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
-static inline float float_of(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
-static inline float power_of_two(int e) { return float_of((uint32_t)(e + 127) << 23); }      /* -126 <= e <= 127 */
-
 uint32_t nf_block_exponent(const float *x, size_t n)
 {
     uint32_t top = 0;                                           /* magnitudes order like their bits */
     for (size_t i = 0; i < n; i++) {
-        uint32_t magnitude = bits_of(x[i]) & 0x7fffffff;
+        uint32_t magnitude = nf_bits_of(x[i]) & ~NF_FLOAT_SIGN;
         top = magnitude > top ? magnitude : top;
     }
     return top >> 23 == 255 ? NF_SPECIAL : top >> 23;
@@ -68,7 +66,7 @@ static void read_specials(const nf_lane *wire, size_t n, float *x)
     for (size_t i = 0; i < n; i++) {
         uint32_t word = __builtin_bswap32(wire[i]);
         bool plus = word & COUNT * PLUS_INF, minus = word & COUNT * MINUS_INF, nan = word & COUNT * NOT_A_NUMBER;
-        x[i] = float_of(nan || plus == minus ? 0x7fc00000 : plus ? 0x7f800000 : 0xff800000);
+        x[i] = nf_float_of(nan || plus == minus ? NF_FLOAT_QUIET_NAN : plus ? NF_FLOAT_INFINITY : NF_FLOAT_SIGN | NF_FLOAT_INFINITY);
     }
 }
 
@@ -76,8 +74,8 @@ static void read_specials(const nf_lane *wire, size_t n, float *x)
  * lost, but for x so small against the block that it becomes 0 either way. */
 static inline void split(int k, float *one, float *other)
 {
-    *one = power_of_two(k / 2);
-    *other = power_of_two(k - k / 2);
+    *one = nf_power_of_two(k / 2);
+    *other = nf_power_of_two(k - k / 2);
 }
 
 void nf_quantise(const float *restrict x, size_t n, uint32_t exponent, unsigned headroom, uint8_t *restrict bytes)

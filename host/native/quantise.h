@@ -27,7 +27,6 @@
 #define NF_QUANTISE_H
 #include "lanes.h"
 
-#define NF_BLOCK 256                   /* elements that share an exponent, here and in narrow.h */
 #define NF_SPECIAL 256                 /* exponent lane of a block with Inf or NaN: above every biased exponent */
 
 unsigned nf_headroom(uint32_t world);  /* L */

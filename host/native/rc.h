@@ -2,14 +2,18 @@
  *
  * Reliable connected queue pairs in software: RDMA WRITE over RoCEv2, packets in, packets out, next deadline.
  *
+ *   endpoint  (rc_endpoint.c)    all queue pairs of one address; sends (rc_send.c): who is next, headers, ICRC
+ *   paths     (rc_paths.c)       which paths answer, and which one is to blame
  *   requester (rc_requester.c)   writes posted -> FIRST, MIDDLE..., LAST or ONLY; window, timer, what to send again
  *   responder (rc_responder.c)   packets in any order -> memory that was registered; ACK, NAK; messages whole, in order
- *   endpoint  (rc.c)             all queue pairs of one address; sends (rc_send.c): who is next, headers, ICRC
+ *   pairs     (rc_pairs.c)       which queue pairs there are, and which wait to be sent for
  *   contexts  (rc_contexts.c)    which queue pairs hold memory for a window, and which give it up
- *   owner     (rc_owner.c)       memory that peers may write to; events
- *   paths     (rc_paths.c)       which paths answer, and which one is to blame
+ *   events    (rc_events.c)      what the owner is told
+ *   regions   (rc_regions.c)     memory that peers may write to
  *   reps.c                       which source port the next packet takes, where paths are not planned
  *   rc_io.c                      an endpoint over UDP sockets
+ *
+ * rc_state.h is what they share; each calls only those that stand below it.
  *
  * A packet's place follows from its PSN, so packets may arrive in any order.  An ACK is cumulative (InfiniBand 9.7.5);
  * its BECN bit says that packets since the last one came with a congestion mark.  A NAK "PSN sequence error" names one
@@ -77,12 +81,14 @@ typedef struct {                       /* of one queue pair since it was connect
 nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder);
 void nf_rc_close(nf_rc *);
 
-/* Index of a new queue pair, or -1: a number taken already or out of range (-2: no memory).  It is closed until its first
+#define NF_RC_BAD_NUMBERS (-1)          /* a number taken already or out of range */
+#define NF_RC_NO_MEMORY (-2)
+/* Index of a new queue pair, or one of the two above.  It is closed until its first
  * write or packet (rc_contexts.c), so those that are never used cost next to nothing. */
 int32_t nf_rc_connect(nf_rc *, const nf_rc_plan *);
 /* So many queue pairs, 1 or more, are open at once: where another one opens, those idle for longest close.  More only
  * while all of them are busy: nobody waits.  At first there is no bound. */
-void nf_rc_bound(nf_rc *, uint32_t most);
+void nf_rc_limit_open(nf_rc *, uint32_t most);
 uint32_t nf_rc_open_now(const nf_rc *);
 uint32_t nf_rc_open_most(const nf_rc *);       /* since the endpoint was opened */
 /* From now on packets leave by this source port: the flow moves to another path.  `lost`: the one before is dead, and the
@@ -90,16 +96,16 @@ uint32_t nf_rc_open_most(const nf_rc *);       /* since the endpoint was opened 
 bool nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port, bool lost, int64_t now);
 /* Peers of one group are reached over the same paths: what answers one of them speaks for all.  At first each peer is a
  * group of its own, named by its address.  False: no such queue pair, or no memory. */
-bool nf_rc_place(nf_rc *, uint32_t qp, uint32_t group);
+bool nf_rc_set_group(nf_rc *, uint32_t qp, uint32_t group);
 /* Source ports that packets can leave by.  Answers leave by the one of them that the question came from, and so over the
  * same path: then a path is blamed for what happens on it alone.  False: no memory, or n < 1. */
 bool nf_rc_ports(nf_rc *, const uint16_t *ports, uint32_t n);
 /* From now on each data packet takes the port that REPS (reps.h) says.  False: no memory, or no ports. */
-bool nf_rc_recycle(nf_rc *, uint32_t qp, uint64_t seed);
+bool nf_rc_use_reps(nf_rc *, uint32_t qp, uint64_t seed);
 
 /* Lets peers write here; returns the key that they need, -1 where there is no memory.  The first keys are 0, 1, 2... */
 int64_t nf_rc_register(nf_rc *, void *base, uint64_t length);
-void nf_rc_forget(nf_rc *, uint32_t key);
+void nf_rc_deregister(nf_rc *, uint32_t key);
 
 /* Posts a write of `length` bytes, 1 .. NF_RC_MESSAGE, to offset `offset` of the peer's region `key`.  The memory stays
  * in use until the event SENT.  False: no memory, bad length, or the queue pair is broken. */
@@ -124,6 +130,6 @@ bool nf_rc_has_events(const nf_rc *);
 uint64_t nf_rc_progress(const nf_rc *);
 uint64_t nf_rc_foreign(const nf_rc *); /* packets for queue pairs that we do not have, or that are none of ours */
 /* Forgets the longest stalls so far, of all queue pairs. */
-void nf_rc_forget_stalls(nf_rc *);
+void nf_rc_reset_stalls(nf_rc *);
 bool nf_rc_standing_of(const nf_rc *, uint32_t qp, nf_rc_standing *);
 #endif

@@ -9,7 +9,7 @@
 #include <time.h>
 
 #define ROUNDS 4                       /* receive calls before what is due gets out again */
-#define LOOK_FIRST 5000000ll           /* the housekeeper's rounds, nanoseconds: while something goes on */
+#define LOOK_FIRST 5000000ll           /* the progress thread's rounds, nanoseconds: while something goes on */
 #define LOOK_LAST 40000000ll           /* and when all is quiet */
 #define OTHERS 4096
 
@@ -23,7 +23,7 @@ struct nf_rc_io {
     pthread_mutex_t stop_lock;
     pthread_cond_t stop_told;
     bool stop;
-    pthread_t housekeeper;
+    pthread_t progress_thread;
 };
 
 uint32_t nf_rc_abi_size(uint32_t which)
@@ -36,7 +36,7 @@ uint32_t nf_rc_abi_size(uint32_t which)
 void nf_rc_io_lock(nf_rc_io *io) { pthread_mutex_lock(&io->lock); }
 void nf_rc_io_unlock(nf_rc_io *io) { pthread_mutex_unlock(&io->lock); }
 
-void nf_rc_io_setbacks(const nf_rc_io *io, uint64_t *count, int32_t *error) { nf_udp_setbacks(io->udp, count, error); }
+void nf_rc_io_transient_errors(const nf_rc_io *io, uint64_t *count, int32_t *error) { nf_udp_transient_errors(io->udp, count, error); }
 
 /* Sends what there is to send.  Returns an errno that will not pass, or 0. */
 static int send_all(nf_rc_io *io)
@@ -58,7 +58,7 @@ static int send_all(nf_rc_io *io)
         case NF_BROKEN:
             return error;
         case NF_BLOCKED:
-        case NF_SETBACK:               /* lost on the way, as far as we are concerned: the timer leads back here */
+        case NF_TRANSIENT:               /* lost on the way, as far as we are concerned: the timer leads back here */
             return 0;
         }
     }
@@ -132,7 +132,7 @@ int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_
     return error;
 }
 
-static void *keep_house(void *argument)
+static void *make_progress(void *argument)
 {
     nf_rc_io *io = argument;
     int64_t look = LOOK_FIRST;
@@ -173,7 +173,7 @@ nf_rc_io *nf_rc_io_open(nf_rc *rc, int receiver, uint32_t n_senders, const nf_se
         sigset_t all, before;          /* signals are for the program's threads */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        int failed = pthread_create(&io->housekeeper, NULL, keep_house, io);
+        int failed = pthread_create(&io->progress_thread, NULL, make_progress, io);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         if (!failed)
             return io;
@@ -191,7 +191,7 @@ void nf_rc_io_close(nf_rc_io *io)
     io->stop = true;
     pthread_cond_signal(&io->stop_told);
     pthread_mutex_unlock(&io->stop_lock);
-    pthread_join(io->housekeeper, NULL);
+    pthread_join(io->progress_thread, NULL);
     pthread_cond_destroy(&io->stop_told);
     pthread_mutex_destroy(&io->lock);
     pthread_mutex_destroy(&io->stop_lock);

@@ -1,16 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0
- * Which paths answer.  A path is what all packets share that leave by one source port for one group of peers (those
- * under one leaf): if any of them is answered over it, it is not dead, however long the others wait.
- *
- *      alive --- nothing answered for long, although repeated: STALLED ---> blamed
- *        ^                                                                    |
- *        '------------ an answer came over it after all: ANSWERED ------------'
- *
- * Answers come back by the port that the question left by (rc.h), so an answer's port says which path it speaks for:
- * one that is late, after its queue pair has moved on, still clears the path that it came over. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rc_paths.h"
+
 #include <stdlib.h>
 
-#include "rc_inside.h"
+#include "rc_events.h"
+#include "rc_requester.h"
 
 static nf_path *find(const nf_rc *rc, uint32_t group, uint16_t port)
 {
@@ -20,7 +14,7 @@ static nf_path *find(const nf_rc *rc, uint32_t group, uint16_t port)
     return NULL;
 }
 
-bool nf_path_take(nf_rc *rc, nf_qp *qp, uint32_t group, uint16_t port)
+bool nf_path_set(nf_rc *rc, nf_qp *qp, uint32_t group, uint16_t port)
 {
     nf_path *path = find(rc, group, port);
     if (!path && rc->n_paths == rc->room_paths) {
@@ -41,9 +35,9 @@ bool nf_path_take(nf_rc *rc, nf_qp *qp, uint32_t group, uint16_t port)
     return true;
 }
 
-bool nf_rc_place(nf_rc *rc, uint32_t qp, uint32_t group)
+bool nf_rc_set_group(nf_rc *rc, uint32_t qp, uint32_t group)
 {
-    return qp < rc->n_qps && nf_path_take(rc, &rc->qps[qp], group, (uint16_t)rc->qps[qp].plan.source_port);
+    return qp < rc->n_qps && nf_path_set(rc, &rc->qps[qp], group, (uint16_t)rc->qps[qp].plan.source_port);
 }
 
 bool nf_rc_move(nf_rc *rc, uint32_t index, uint16_t source_port, bool lost, int64_t now)
@@ -51,7 +45,7 @@ bool nf_rc_move(nf_rc *rc, uint32_t index, uint16_t source_port, bool lost, int6
     if (index >= rc->n_qps)
         return false;
     nf_qp *qp = &rc->qps[index];
-    if (!nf_path_take(rc, qp, qp->group, source_port))
+    if (!nf_path_set(rc, qp, qp->group, source_port))
         return false;
     nf_requester_moved(rc, &qp->out, lost, now);
     return true;
@@ -75,7 +69,7 @@ static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since)
 {
     for (uint32_t i = 0; i < rc->n_qps; i++) {
         const nf_qp *other = &rc->qps[i];
-        if (other != qp && other->plan.peer == qp->plan.peer && other->heard > since)
+        if (other != qp && other->plan.peer == qp->plan.peer && other->arrived_at > since)
             return true;
     }
     return false;
@@ -86,23 +80,23 @@ static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since)
 void nf_path_watch(nf_rc *rc, nf_qp *qp, int64_t now)
 {
     nf_requester *r = &qp->out;
-    if (now < r->look || r->una == r->next)
+    if (now < r->path_check || r->una == r->next)
         return;
     nf_path *path = &rc->paths[qp->path];
     int64_t far = 2 * r->rtt.srtt < NF_RC_STALL_MOST ? 2 * r->rtt.srtt : NF_RC_STALL_MOST;
     int64_t early = far > NF_RC_STALL ? far : NF_RC_STALL, late = far > NF_RC_STALL_ALONE ? far : NF_RC_STALL_ALONE;
-    int64_t since = r->blamed > path->answered ? r->blamed : path->answered, waited = now - since;
+    int64_t since = r->silent_since > path->answered ? r->silent_since : path->answered, waited = now - since;
     if (waited < early / 2) {                       /* it has answered somebody since */
-        r->look = since + early / 2;
+        r->path_check = since + early / 2;
         return;
     }
-    nf_requester_ask(rc, r, now);
-    bool blame = r->silent > 1 && (waited >= late || (waited >= early && lives(rc, qp, now - NF_RC_STALL / 2)));
+    nf_requester_probe(rc, r, now);
+    bool blame = r->unanswered > 1 && (waited >= late || (waited >= early && lives(rc, qp, now - NF_RC_STALL / 2)));
     if (blame && nf_rc_reserve_events(rc, 1)) {
         nf_rc_event event = { .what = NF_RC_STALLED, .qp = nf_rc_index(rc, qp), .source_port = path->port };
-        r->blamed = now;
+        r->silent_since = now;
         path->blamed = true;
         nf_rc_emit(rc, &event);
     }
-    r->look = waited < early ? since + early : waited < late ? since + late : now + early / 2;
+    r->path_check = waited < early ? since + early : waited < late ? since + late : now + early / 2;
 }

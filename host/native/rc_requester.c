@@ -1,16 +1,11 @@
-/* SPDX-License-Identifier: Apache-2.0
- * The side that writes: window, timer, and what goes again.
- *
- * A NAK names a lost packet.  Where no NAK comes (the end of a message was lost, or the answers were) the timer of
- * RFC 6298 sends the oldest packet again; as long as answers then show no more than what was repeated, each sends twice
- * as many.  A timer that was too short shows in the answers that come next: they tell of packets that were not repeated,
- * or come sooner after a repetition than the one before did, or than round trips take (as in F-RTO, RFC 5682; answers
- * without news prove nothing, packets behind a hole bring them as well).  Then nothing more goes again.  Which paths
- * live is another clock's business (rc_paths.c).  Congestion: DCTCP (RFC 8257) on marks; on loss half, once a round
- * trip, but no less than an eighth of the window, so that random loss does not starve the path. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rc_requester.h"
+
 #include <stdlib.h>
 
-#include "rc_inside.h"
+#include "rc_contexts.h"
+#include "rc_events.h"
+#include "rc_pairs.h"
 
 #define RTO_SILENT 100000000ll         /* the most that back-off adds: bounds how long a repaired path stays unused */
 #define WRITES_FIRST 16
@@ -25,21 +20,12 @@ nf_congestion_rules nf_requester_rules(uint32_t window)
                                   .alpha = 0, .slow_start = true, .halve_at_once = true };
 }
 
-void nf_requester_open(nf_rc *rc, nf_requester *r)
+void nf_requester_open(const nf_rc *rc, nf_requester *r)
 {
     r->timer = (nf_timer){ .rto = NF_RTO_FIRST, .deadline = NF_NEVER };
-    r->look = NF_NEVER;
+    r->path_check = NF_NEVER;
     r->burst = 1;
     nf_congestion_open(&r->congestion, &rc->rules, 0);
-}
-
-void nf_requester_close(nf_requester *r)
-{
-    free(r->writes);
-    free(r->flights);
-    r->writes = NULL;
-    r->flights = NULL;
-    r->head = r->room = 0;
 }
 
 static nf_write *at(const nf_requester *r, uint32_t i) { return &r->writes[(r->head + i) & (r->room - 1)]; }
@@ -47,7 +33,7 @@ static nf_write *at(const nf_requester *r, uint32_t i) { return &r->writes[(r->h
 bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
 {
     nf_requester *r = &qp->out;
-    nf_context_use(rc, qp);
+    nf_context_open(rc, qp);
     if (!r->flights && !(r->flights = calloc(rc->window, sizeof *r->flights)))
         return false;
     if (r->count == r->room) {
@@ -65,11 +51,10 @@ bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
     w.first = r->limit;
     r->limit += nf_rc_packets(rc, w.length);
     r->writes[(r->head + r->count++) & (r->room - 1)] = w;
-    nf_rc_activate(rc, qp);
+    nf_qp_activate(rc, qp);
     return true;
 }
 
-/* The write that a posted, unacknowledged packet belongs to. */
 const nf_write *nf_requester_write(const nf_requester *r, uint64_t seq)
 {
     uint32_t low = 0, high = r->count;              /* the last one that begins at or before seq */
@@ -107,7 +92,7 @@ uint64_t nf_requester_peek(const nf_rc *rc, const nf_requester *r)
     return seq;
 }
 
-void nf_requester_send(nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
+void nf_requester_send(const nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
 {
     nf_flight *f = flight(rc, r, seq);
     if (seq == r->next) {
@@ -124,8 +109,8 @@ void nf_requester_send(nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
     r->sent++;
     if (r->timer.deadline == NF_NEVER) {
         nf_timer_start(&r->timer, now);
-        r->look = now + NF_RC_STALL / 2;
-        r->since = r->blamed = now;
+        r->path_check = now + NF_RC_STALL / 2;
+        r->acknowledged_at = r->silent_since = now;
     }
 }
 
@@ -140,7 +125,7 @@ static void lose(const nf_rc *rc, nf_requester *r, uint64_t seq)
         r->lost_from = seq;
 }
 
-void nf_requester_unsent(nf_rc *rc, nf_requester *r, uint64_t seq)
+void nf_requester_unsent(const nf_rc *rc, nf_requester *r, uint64_t seq)
 {
     if (seq >= r->una && seq < r->next)
         lose(rc, r, seq);
@@ -155,35 +140,34 @@ static void mark(nf_requester *r, uint32_t packets)
     nf_congestion_marked(&r->congestion, packets);
 }
 
-/* The oldest packet goes again, and what answers it tells about the others in flight. */
-void nf_requester_ask(nf_rc *rc, nf_requester *r, int64_t now)
+void nf_requester_probe(const nf_rc *rc, nf_requester *r, int64_t now)
 {
-    if (!r->silent)
-        r->asked = now;
-    r->silent += !flight(rc, r, r->una)->lost;      /* one that has not left yet asks nobody */
+    if (!r->unanswered)
+        r->probed_at = now;
+    r->unanswered += !flight(rc, r, r->una)->lost;      /* one that has not left yet is no probe */
     r->recover = r->next;
-    r->repeated = r->una + 1;
+    r->repeated_below = r->una + 1;
     r->burst = 1;
-    r->answer = 0;
+    r->probe_rtt = 0;
     lose(rc, r, r->una);
 }
 
 /* After a time-out an answer came, `age` after the last packet it acknowledges was sent: does more go again? */
 static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now)
 {
-    if (!r->answer)
-        age = now - r->asked;                       /* of several repetitions the first may be what was answered */
-    int64_t usual = r->doubted || r->answer > r->rtt.srtt ? r->answer : r->rtt.srtt;
-    if (r->una > r->repeated || age < usual / 2) {
-        r->recover = r->una;                        /* what was repeated had arrived, the time-out was vain */
-        r->doubted = true;
+    if (!r->probe_rtt)
+        age = now - r->probed_at;                       /* of several repetitions the first may be what was answered */
+    int64_t usual = r->srtt_doubtful || r->probe_rtt > r->rtt.srtt ? r->probe_rtt : r->rtt.srtt;
+    if (r->una > r->repeated_below || age < usual / 2) {
+        r->recover = r->una;                        /* what was repeated had arrived: the time-out was spurious */
+        r->srtt_doubtful = true;
         return;
     }
-    r->answer = age;
+    r->probe_rtt = age;
     r->burst *= 2;
     uint64_t end = r->una + r->burst < r->recover ? r->una + r->burst : r->recover;
-    for (; r->repeated < end; r->repeated++)
-        lose(rc, r, r->repeated);
+    for (; r->repeated_below < end; r->repeated_below++)
+        lose(rc, r, r->repeated_below);
 }
 
 static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_t now)
@@ -194,7 +178,7 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     int64_t age = now - last->at;
     if (!last->again && !last->lost) {              /* Karn; until then the back-off stands */
         nf_rtt_measure(&r->rtt, age);
-        r->doubted = false;
+        r->srtt_doubtful = false;
         set_rto(r);
     }
     for (; r->una < end; r->una++) {
@@ -205,12 +189,12 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
         }
     }
     rc->progress += end - before;
-    r->longest = now - r->since > r->longest ? now - r->since : r->longest;
-    r->since = r->blamed = now;
-    r->silent = 0;
+    r->longest_stall = now - r->acknowledged_at > r->longest_stall ? now - r->acknowledged_at : r->longest_stall;
+    r->acknowledged_at = r->silent_since = now;
+    r->unanswered = 0;
     nf_timer_restart(&r->timer, r->una < r->next, now);
     if (r->una == r->next)
-        r->look = NF_NEVER;
+        r->path_check = NF_NEVER;
     if (marked)
         mark(r, qp->reps ? 1 : (uint32_t)(end - before));  /* one ACK a packet, or one for all of them */
     nf_congestion_acknowledged(&r->congestion, &rc->rules, (uint32_t)(end - before));
@@ -225,46 +209,46 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     }
 }
 
-void nf_requester_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, bool marked, int64_t now)
+void nf_requester_take_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, bool marked, int64_t now)
 {
     nf_requester *r = &qp->out;
     int64_t seq = nf_rc_seq(qp->plan.psn, psn, r->una);
-    if (seq == (int64_t)r->una - 1 && qp->reps && syndrome >> 5 == 0 && marked)
+    if (seq == (int64_t)r->una - 1 && qp->reps && NF_AETH_KIND(syndrome) == NF_AETH_KIND_ACK && marked)
         mark(r, 1);
     if (seq < (int64_t)r->una || seq >= (int64_t)r->next)
-        return;                                     /* old, or nothing that was asked */
-    if (syndrome >> 5 == 0) {
+        return;                                     /* old, or for a packet that was never sent */
+    if (NF_AETH_KIND(syndrome) == NF_AETH_KIND_ACK) {
         acknowledged(rc, qp, (uint64_t)seq + 1, marked, now);
     } else if (syndrome == NF_AETH_SEQUENCE) {
         r->naks++;
         lose(rc, r, (uint64_t)seq);
         nf_congestion_lost(&r->congestion, &rc->rules, r->una, r->next);
-    } else if (syndrome >> 5 == 3) {
-        nf_rc_break(rc, qp, syndrome, true);
+    } else if (NF_AETH_KIND(syndrome) == NF_AETH_KIND_NAK) {
+        nf_qp_break(rc, qp, syndrome, true);
     }
 }
 
-bool nf_requester_tick(nf_rc *rc, nf_requester *r, int64_t now)
+bool nf_requester_tick(const nf_rc *rc, nf_requester *r, int64_t now)
 {
     if (!nf_timer_expired(&r->timer, now))
         return false;
     r->timeouts++;
     nf_timer_back_off(&r->timer, r->timer.rto > RTO_SILENT ? r->timer.rto : RTO_SILENT);
     nf_timer_restart(&r->timer, true, now);
-    nf_requester_ask(rc, r, now);
+    nf_requester_probe(rc, r, now);
     nf_congestion_lost(&r->congestion, &rc->rules, r->una, r->next);
     return true;
 }
 
-void nf_requester_moved(nf_rc *rc, nf_requester *r, bool lost, int64_t now)
+void nf_requester_moved(const nf_rc *rc, nf_requester *r, bool lost, int64_t now)
 {
-    r->blamed = now;                                /* the new path gets its full time */
+    r->silent_since = now;                                /* the new path gets its full time */
     if (!lost || r->una == r->next)
         return;
     set_rto(r);                                     /* the back-off was the old path's */
-    r->silent = 0;
+    r->unanswered = 0;
     nf_timer_restart(&r->timer, true, now);
-    r->look = now + NF_RC_STALL / 2;
-    r->doubted = true;                              /* and so was the round trip */
-    nf_requester_ask(rc, r, now);
+    r->path_check = now + NF_RC_STALL / 2;
+    r->srtt_doubtful = true;                              /* and so was the round trip */
+    nf_requester_probe(rc, r, now);
 }

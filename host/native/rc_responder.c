@@ -1,39 +1,26 @@
-/* SPDX-License-Identifier: Apache-2.0
- * The side that is written to: any order in, whole messages out in order.
- *
- *            expected              asked           top
- *   all in      |  in, holes, in ...  |  in, holes  |
- *   ------------+---------------------+-------------+---->  sequence number
- *
- * A MIDDLE or LAST that comes before its FIRST has a PSN but no address yet: its payload waits in the stash. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rc_responder.h"
+
 #include <stdlib.h>
 
-#include "rc_inside.h"
+#include "rc_contexts.h"
+#include "rc_events.h"
+#include "rc_pairs.h"
+#include "rc_regions.h"
 
-/* With the first packet: many queue pairs never get one, and some have given up what they had. */
+/* Memory for a window, with the first packet: many queue pairs never get one, and some have closed since. */
 static bool opened(nf_rc *rc, nf_qp *qp)
 {
     nf_responder *r = &qp->in;
-    nf_context_use(rc, qp);
-    if (!r->in)
-        r->in = calloc(rc->window, 1);
+    nf_context_open(rc, qp);
+    if (!r->arrived)
+        r->arrived = calloc(rc->window, 1);
     if (!r->messages)
         r->messages = malloc((rc->window + 1) * sizeof *r->messages);
-    return r->in && r->messages;
+    return r->arrived && r->messages;
 }
 
-void nf_responder_close(nf_responder *r)
-{
-    free(r->in);
-    free(r->messages);
-    free(r->stash);
-    free(r->stashed);
-    r->in = r->stash = NULL;
-    r->messages = NULL;
-    r->stashed = NULL;
-}
-
-static uint8_t *state(const nf_rc *rc, const nf_responder *r, uint64_t seq) { return &r->in[seq & (rc->window - 1)]; }
+static uint8_t *state(const nf_rc *rc, const nf_responder *r, uint64_t seq) { return &r->arrived[seq & (rc->window - 1)]; }
 
 /* The message that holds seq, or NULL; *where: how many begin at or before it. */
 static nf_message *message_of(nf_responder *r, uint64_t seq, uint32_t *where)
@@ -57,8 +44,8 @@ static void refuse(nf_rc *rc, nf_qp *qp, uint64_t seq, uint8_t syndrome)
     qp->in.refusal = syndrome;
     qp->in.refusal_due = true;
     qp->in.refused_at = seq;
-    nf_rc_answer(rc, qp);
-    nf_rc_break(rc, qp, syndrome, false);
+    nf_qp_owe_answer(rc, qp);
+    nf_qp_break(rc, qp, syndrome, false);
 }
 
 /* Copies a payload to its place.  False: it contradicts its message, or the memory is not registered any more. */
@@ -114,12 +101,12 @@ static nf_message *begin(nf_rc *rc, nf_qp *qp, uint64_t seq, const nf_rc_header 
     r->messages[where] = (nf_message){ seq, end, h->address, h->key, h->length };
     r->n_messages++;
     for (uint64_t s = seq + 1; s < end && s < r->top; s++) {
-        if (*state(rc, r, s) != 2)
+        if (*state(rc, r, s) != NF_STASHED)
             continue;
         uint64_t slot = s & (rc->window - 1);
         if (!place(rc, qp, &r->messages[where], s, r->stash + slot * rc->path_mtu, r->stashed[slot]))
             return NULL;
-        *state(rc, r, s) = 1;
+        *state(rc, r, s) = NF_PLACED;
     }
     return &r->messages[where];
 }
@@ -128,8 +115,8 @@ static nf_message *begin(nf_rc *rc, nf_qp *qp, uint64_t seq, const nf_rc_header 
 static void advance(nf_rc *rc, nf_qp *qp)
 {
     nf_responder *r = &qp->in;
-    while (r->expected < r->top && *state(rc, r, r->expected) == 1)
-        *state(rc, r, r->expected++) = 0;
+    while (r->expected < r->top && *state(rc, r, r->expected) == NF_PLACED)
+        *state(rc, r, r->expected++) = NF_MISSING;
     uint32_t whole = 0;
     for (; whole < r->n_messages && r->messages[whole].end <= r->expected; whole++) {
         const nf_message *m = &r->messages[whole];
@@ -153,13 +140,13 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
     bool old = place_of < (int64_t)r->expected;     /* answered as ever, by one that is closed too */
     if (!old && !opened(rc, qp))
         return;                                     /* as if lost */
-    nf_rc_answer(rc, qp);
-    if (!qp->reps || !nf_reps_hear(qp->reps, r->from, marked)) {
+    nf_qp_owe_answer(rc, qp);
+    if (!qp->reps || !nf_reps_echo(qp->reps, r->source_port, marked)) {
         r->due = true;
         r->marked |= marked;
     }
     uint64_t seq = (uint64_t)place_of;
-    if (old || *state(rc, r, seq)) {
+    if (old || *state(rc, r, seq) != NF_MISSING) {
         r->duplicates++;
         return;
     }
@@ -182,7 +169,7 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
     } else if (!stash(rc, r, seq, payload, length)) {
         return;
     }
-    *state(rc, r, seq) = m ? 1 : 2;
+    *state(rc, r, seq) = m ? NF_PLACED : NF_STASHED;
     r->received++;
     rc->progress++;
     if (seq >= r->top)
@@ -190,15 +177,14 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
     advance(rc, qp);
 }
 
-/* After a batch of packets: which holes are too old to be mere reordering? */
-void nf_responder_settle(nf_rc *rc, nf_qp *qp)
+void nf_responder_find_holes(const nf_rc *rc, nf_qp *qp)
 {
     nf_responder *r = &qp->in;
-    if (r->asked < r->expected)
-        r->asked = r->expected;
-    if (r->top < r->asked + rc->reorder)
+    if (r->reported < r->expected)
+        r->reported = r->expected;
+    if (r->top < r->reported + rc->reorder)
         return;
-    if (r->report <= r->report_from)
-        r->report_from = r->asked;
-    r->report = r->asked = r->top - rc->reorder;
+    if (r->nak_end <= r->nak_from)
+        r->nak_from = r->reported;
+    r->nak_end = r->reported = r->top - rc->reorder;
 }

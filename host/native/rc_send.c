@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Packets leave: who is next, headers, ICRC. */
-#include "rc_inside.h"
+#include "crc.h"
+#include "rc_events.h"
+#include "rc_pairs.h"
+#include "rc_requester.h"
 
 bool nf_rc_write(nf_rc *rc, uint32_t index, const void *data, uint32_t length, uint32_t key, uint64_t offset,
                  uint64_t id)
@@ -11,7 +14,7 @@ bool nf_rc_write(nf_rc *rc, uint32_t index, const void *data, uint32_t length, u
     nf_write w = { .data = data, .length = length, .key = key, .offset = offset, .id = id };
     if (!nf_requester_post(rc, &rc->qps[index], w))
         return false;
-    rc->owed++;
+    rc->reserved_events++;
     return true;
 }
 
@@ -108,18 +111,18 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run)
             send_echoes(rc, qp, run);
             return true;
         }
-        if (can_send_from(rc, r->from))
-            run->route.source_port = r->from;
-        uint64_t seq = r->report_from > r->expected ? r->report_from : r->expected;
+        if (can_send_from(rc, r->source_port))
+            run->route.source_port = r->source_port;
+        uint64_t seq = r->nak_from > r->expected ? r->nak_from : r->expected;
         while (run->packets < rc->max_run) {
             uint8_t syndrome = NF_AETH_ACK;
             uint64_t about = r->expected - 1;
             if (r->due) {
                 r->due = false;                     /* before the first packet: PSN - 1, which acknowledges nothing */
             } else {
-                while (seq < r->report && r->in[seq & (rc->window - 1)])
+                while (seq < r->nak_end && r->arrived[seq & (rc->window - 1)])
                     seq++;
-                if (seq < r->report) {
+                if (seq < r->nak_end) {
                     syndrome = NF_AETH_SEQUENCE;
                     about = seq++;
                 } else if (r->refusal_due) {
@@ -133,9 +136,9 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run)
             put_answer(rc, qp, syndrome, about, r->marked, run);
             r->marked = false;
         }
-        r->report_from = seq;
+        r->nak_from = seq;
         if (run->packets < rc->max_run) {           /* that was all */
-            qp->answering = false;
+            qp->owes_answer = false;
             rc->n_answers--;
         }
         if (run->packets)
@@ -154,7 +157,7 @@ bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run)
         nf_qp *qp = &rc->qps[rc->active[slot]];
         nf_requester *r = &qp->out;
         if (r->una == r->limit) {                   /* idle: off the list */
-            qp->listed = false;
+            qp->active = false;
             rc->active[slot] = rc->active[--rc->n_active];
             continue;
         }
@@ -198,7 +201,7 @@ void nf_rc_unsent(nf_rc *rc, const nf_rc_run *run)
 {
     if (run->answers) {                             /* NAKs are lost, and the timer repairs; an ACK goes again */
         rc->qps[run->qp].in.due = true;
-        nf_rc_answer(rc, &rc->qps[run->qp]);
+        nf_qp_owe_answer(rc, &rc->qps[run->qp]);
         return;
     }
     for (uint32_t i = 0; i < run->packets; i++)

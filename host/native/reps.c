@@ -43,7 +43,7 @@ uint32_t nf_reps_next(nf_reps *r, uint32_t ports, int64_t now)
     return draw(r, ports);
 }
 
-void nf_reps_good(nf_reps *r, uint32_t port)
+void nf_reps_recycle(nf_reps *r, uint32_t port)
 {
     r->cache[r->head] = port;
     r->fresh[r->head] = true;
@@ -52,7 +52,7 @@ void nf_reps_good(nf_reps *r, uint32_t port)
         r->known++;
 }
 
-bool nf_reps_hear(nf_reps *r, uint16_t port, bool marked)
+bool nf_reps_echo(nf_reps *r, uint16_t port, bool marked)
 {
     if (r->n_echoes == NF_REPS_ECHOES)
         return false;

@@ -39,8 +39,8 @@ void nf_reps_open(nf_reps *, uint64_t seed, uint32_t ports, uint32_t window);
 /* 0 .. ports - 1, for a packet that leaves now. */
 uint32_t nf_reps_next(nf_reps *, uint32_t ports, int64_t now);
 /* A packet that took this port was acknowledged, and not marked. */
-void nf_reps_good(nf_reps *, uint32_t port);
+void nf_reps_recycle(nf_reps *, uint32_t port);
 /* A packet came by this port, and is to be answered.  False: too many are waiting, one ACK answers for them all. */
-bool nf_reps_hear(nf_reps *, uint16_t port, bool marked);
+bool nf_reps_echo(nf_reps *, uint16_t port, bool marked);
 void nf_reps_freeze(nf_reps *, int64_t now);
 #endif

@@ -10,6 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "little-endian machines only: headers, lanes and the ICRC are swapped on that ground"
+#endif
+
 #define NF_UDP_PORT 4791
 #define NF_MAX_PATH_MTU 4096           /* payload bytes of every packet: 1024, or this */
 #define NF_MESSAGE_PACKETS 4096        /* longest message; long, since a FIRST is longer and parts super-packets */
@@ -106,12 +110,4 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uin
     }
     return packet;
 }
-
-/* Writes the ICRC, the last of `n` bytes of UDP payload, where headers and payload stand.  `id` is the IPv4 ID that the
- * kernel will write: an unconnected UDP socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends DF and ID 0, and 0, 1, 2, ...
- * in the segments of one super-packet (UDP_SEGMENT).  crc.c */
-void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id);
-
-/* CRC-32 (IEEE 802.3, reflected); start with 0 and hand the result in to go on, like zlib's. */
-uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n);
 #endif

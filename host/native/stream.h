@@ -76,8 +76,8 @@ typedef struct {
     int64_t expired_at, expired_rto;   /* when the timer ran out last, and after how long */
     int64_t spurious_rto;              /* the timer waits at least so long: after less, time-outs were spurious */
     nf_congestion congestion;
-    nf_congestion_rules rules;
     nf_counters counters;
+    nf_congestion_rules rules;
 } nf_stream;
 
 bool nf_stream_open(nf_stream *, uint32_t first_psn, uint32_t window);

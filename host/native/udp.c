@@ -24,8 +24,8 @@ struct nf_udp {
     int receiver;
     uint32_t n_senders;
     nf_sender *senders;
-    uint64_t setbacks;
-    int32_t setback;
+    uint64_t transient_errors;
+    int32_t transient_error;
     uint8_t (*buffers)[DATAGRAM];
 };
 
@@ -72,10 +72,10 @@ int nf_udp_sender(const nf_udp *u, uint16_t port)
     return -1;
 }
 
-void nf_udp_setbacks(const nf_udp *u, uint64_t *count, int32_t *error)
+void nf_udp_transient_errors(const nf_udp *u, uint64_t *count, int32_t *error)
 {
-    *count = u->setbacks;
-    *error = u->setback;
+    *count = u->transient_errors;
+    *error = u->transient_error;
 }
 
 static ssize_t send_bytes(int fd, const nf_route *route, const uint8_t *bytes, size_t n, uint32_t segment)
@@ -119,9 +119,9 @@ nf_sending nf_udp_send(nf_udp *u, const nf_route *route, const uint8_t *bytes, s
         return NF_REFUSED_RUN;
     if (!passes(e))
         return NF_BROKEN;
-    u->setbacks++;
-    u->setback = e;
-    return NF_SETBACK;
+    u->transient_errors++;
+    u->transient_error = e;
+    return NF_TRANSIENT;
 }
 
 static nf_datagram describe(struct mmsghdr *message, const uint8_t *bytes, const struct sockaddr_in *from)

@@ -26,7 +26,7 @@ typedef enum {
     NF_SENT,
     NF_BLOCKED,                        /* the kernel's send buffer is full: wait until the sender's socket takes more */
     NF_REFUSED_RUN,                    /* no segmentation on this path (EIO: no checksum offload on older kernels) */
-    NF_SETBACK,                        /* no room or no way just now: the packets count as lost */
+    NF_TRANSIENT,                        /* no room or no way just now: the packets count as lost */
     NF_BROKEN,                         /* an errno that will not pass */
 } nf_sending;
 
@@ -34,7 +34,7 @@ typedef enum {
 nf_sending nf_udp_send(nf_udp *, const nf_route *, const uint8_t *bytes, size_t n, uint32_t segment, int *error);
 
 /* Times the kernel had no room or no way for a packet just then, and the last such errno. */
-void nf_udp_setbacks(const nf_udp *, uint64_t *count, int32_t *error);
+void nf_udp_transient_errors(const nf_udp *, uint64_t *count, int32_t *error);
 
 typedef struct {                       /* what arrived: one packet, or several of `segment` bytes, the last maybe shorter */
     const uint8_t *bytes;

@@ -61,14 +61,14 @@ class PathFailover:
     def add(self, pair: int, peer: int, port: int) -> None:
         """Adds a new queue pair that uses this source port.  The endpoint must be locked already."""
         self._lanes[pair] = _Lane(peer, port)
-        self._endpoint.place(pair, self._source_ports.path_group(peer))
+        self._endpoint.set_group(pair, self._source_ports.path_group(peer))
 
     def replanned(self) -> None:
         """Follows a new plan: peers may be under other leaves than before, and no path is blamed any more."""
         self._blamed.clear()
         with self._locked():
             for pair, lane in self._lanes.items():
-                self._endpoint.place(pair, self._source_ports.path_group(lane.peer))
+                self._endpoint.set_group(pair, self._source_ports.path_group(lane.peer))
 
     def move(self, pair: int, port: int, *, lost: bool = False) -> None:
         """Moves a queue pair to this source port, unless it is there already.  ``lost``: packets in flight on the old

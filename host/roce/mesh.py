@@ -282,7 +282,7 @@ class RoceMesh(ConnectedMesh):
             return
         del self._reads[event.key]
         with self._locked():
-            self._endpoint.forget(event.key)
+            self._endpoint.deregister(event.key)
         message.done = True
         transfers.receives.remove(message)
         self._grant(transfers)
@@ -335,10 +335,10 @@ class RoceMesh(ConnectedMesh):
             ):  # the queue pairs that exist
                 self._failover.move(pair, weighted.port)
 
-    def forget_stalls(self) -> None:
+    def reset_stalls(self) -> None:
         """Resets ``stalled``, the longest stall, of all queue pairs."""
         with self._locked():
-            self._endpoint.forget_stalls()
+            self._endpoint.reset_stalls()
 
     def queue_pair_states(self) -> dict[int, list[native.QueuePairState]]:
         """Peer -> the states of its queue pairs, the one for control first."""

@@ -18,13 +18,15 @@ from netfold.host.native.library import RUN_PACKETS, Run, Sender, dotted, load, 
 SOURCES = (
     "congestion.c",
     "crc.c",
-    "rc.c",
+    "rc_endpoint.c",
     "rc_send.c",
     "rc_requester.c",
     "rc_responder.c",
     "rc_paths.c",
     "rc_contexts.c",
-    "rc_owner.c",
+    "rc_pairs.c",
+    "rc_regions.c",
+    "rc_events.c",
     "reps.c",
     "udp.c",
     "rc_io.c",
@@ -32,6 +34,8 @@ SOURCES = (
 POLLIN = select.POLLIN
 SENT, ARRIVED, BROKEN, STALLED, ANSWERED = 1, 2, 3, 4, 5
 """Kinds of events: ``nf_rc_what`` of native/rc.h."""
+NO_MEMORY = -2
+"""NF_RC_NO_MEMORY: what nf_rc_connect returns for it."""
 SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote access error"}
 
 
@@ -115,15 +119,15 @@ def library() -> C.CDLL:
         "nf_rc_open": (pointer, u32, u32, u32, u32, u32),
         "nf_rc_close": (None, pointer),
         "nf_rc_connect": (C.c_int32, pointer, C.POINTER(PairPlan)),
-        "nf_rc_bound": (None, pointer, u32),
+        "nf_rc_limit_open": (None, pointer, u32),
         "nf_rc_open_now": (u32, pointer),
         "nf_rc_open_most": (u32, pointer),
         "nf_rc_move": (C.c_bool, pointer, u32, C.c_uint16, C.c_bool, i64),
-        "nf_rc_place": (C.c_bool, pointer, u32, u32),
+        "nf_rc_set_group": (C.c_bool, pointer, u32, u32),
         "nf_rc_ports": (C.c_bool, pointer, C.POINTER(C.c_uint16), u32),
-        "nf_rc_recycle": (C.c_bool, pointer, u32, u64),
+        "nf_rc_use_reps": (C.c_bool, pointer, u32, u64),
         "nf_rc_register": (i64, pointer, pointer, u64),
-        "nf_rc_forget": (None, pointer, u32),
+        "nf_rc_deregister": (None, pointer, u32),
         "nf_rc_write": (C.c_bool, pointer, u32, pointer, u32, u32, u64, u64),
         "nf_rc_send": (C.c_bool, pointer, i64, C.POINTER(RoceRunStruct)),
         "nf_rc_receive": (None, pointer, C.c_char_p, C.c_size_t, C.c_size_t, C.c_bool, C.c_uint16, i64),
@@ -132,14 +136,14 @@ def library() -> C.CDLL:
         "nf_rc_event_next": (C.c_bool, pointer, C.POINTER(EndpointEvent)),
         "nf_rc_progress": (u64, pointer),
         "nf_rc_foreign": (u64, pointer),
-        "nf_rc_forget_stalls": (None, pointer),
+        "nf_rc_reset_stalls": (None, pointer),
         "nf_rc_standing_of": (C.c_bool, pointer, u32, C.POINTER(QueuePairState)),
         "nf_rc_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
         "nf_rc_io_close": (None, pointer),
         "nf_rc_io_lock": (None, pointer),
         "nf_rc_io_unlock": (None, pointer),
         "nf_rc_io_run": (C.c_int32, pointer, i64, C.POINTER(Pollfd), u32),
-        "nf_rc_io_setbacks": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
+        "nf_rc_io_transient_errors": (None, pointer, C.POINTER(u64), C.POINTER(C.c_int32)),
         "nf_now": (i64,),
     }
     structures = (PairPlan, EndpointEvent, RoceRunStruct, QueuePairState, Sender)
@@ -187,16 +191,16 @@ class Endpoint:
         """Makes a queue pair.  Returns its index."""
         plan = PairPlan(number(pair.peer), pair.peer_qp, pair.qp, pair.source_port, pair.psn, pair.peer_psn)
         index = int(self._lib.nf_rc_connect(self.handle, C.byref(plan)))
-        if index == -2:
+        if index == NO_MEMORY:
             raise MemoryError("no memory for a queue pair")
         if index < 0:
             raise ValueError(f"{pair}: expected queue pair numbers 1 .. 2^24 - 1, ours used once, and a UDP port")
         return index
 
-    def bound(self, most: int) -> None:
+    def limit_open(self, most: int) -> None:
         """Sets how many queue pairs, 1 or more, are open at once, that is have memory for a window.  When another one
         opens, those idle for longest are closed; more are open only while all of them are busy."""
-        self._lib.nf_rc_bound(self.handle, most)
+        self._lib.nf_rc_limit_open(self.handle, most)
 
     def open_now(self) -> int:
         """Number of queue pairs that are open now."""
@@ -212,11 +216,11 @@ class Endpoint:
         if not self._lib.nf_rc_move(self.handle, pair, source_port, lost, now):
             raise MemoryError(f"move(pair={pair}): no such queue pair, or no memory for its path")
 
-    def place(self, pair: int, group: int) -> None:
+    def set_group(self, pair: int, group: int) -> None:
         """Puts the queue pair's peer into a group; peers of one group are reached over the same paths.  Without this
         each is a group of its own."""
-        if not self._lib.nf_rc_place(self.handle, pair, group):
-            raise MemoryError(f"place(pair={pair}): no such queue pair, or no memory for its path")
+        if not self._lib.nf_rc_set_group(self.handle, pair, group):
+            raise MemoryError(f"set_group(pair={pair}): no such queue pair, or no memory for its path")
 
     def ports(self, ports: Sequence[int]) -> None:
         """Sets the source ports that packets can be sent from; acknowledgements of packets from one of them are sent
@@ -224,10 +228,10 @@ class Endpoint:
         if not ports or not self._lib.nf_rc_ports(self.handle, (C.c_uint16 * len(ports))(*ports), len(ports)):
             raise ValueError(f"ports={list(ports)}: expected at least one, or there is no memory")
 
-    def recycle(self, pair: int, seed: int) -> None:
+    def use_reps(self, pair: int, seed: int) -> None:
         """Lets each data packet take the one of ``ports`` that REPS chooses (native/reps.h)."""
-        if not self._lib.nf_rc_recycle(self.handle, pair, seed):
-            raise ValueError(f"recycle(pair={pair}): no such queue pair, no ports, or no memory")
+        if not self._lib.nf_rc_use_reps(self.handle, pair, seed):
+            raise ValueError(f"use_reps(pair={pair}): no such queue pair, no ports, or no memory")
 
     def register(self, address: int, length: int) -> int:
         """Allows peers to write into this memory.  Returns its key; the first keys are 0, 1, 2 and so on."""
@@ -236,9 +240,9 @@ class Endpoint:
             raise MemoryError("more than 65536 receives are posted, or there is no memory")
         return key
 
-    def forget(self, key: int) -> None:
+    def deregister(self, key: int) -> None:
         """Revokes a key: a peer that still writes there breaks the connection."""
-        self._lib.nf_rc_forget(self.handle, key)
+        self._lib.nf_rc_deregister(self.handle, key)
 
     def write(self, pair: int, address: int, length: int, *, key: int, offset: int, id: int) -> bool:
         """Posts an RDMA WRITE of memory that stays in use until the event SENT.  Returns False where the queue pair is
@@ -283,9 +287,9 @@ class Endpoint:
         """Number of packets received that are for none of these queue pairs, or not RoCEv2 as we know it."""
         return int(self._lib.nf_rc_foreign(self.handle))
 
-    def forget_stalls(self) -> None:
+    def reset_stalls(self) -> None:
         """Resets ``QueuePairState.stalled`` of all queue pairs."""
-        self._lib.nf_rc_forget_stalls(self.handle)
+        self._lib.nf_rc_reset_stalls(self.handle)
 
     def state(self, pair: int) -> QueuePairState:
         """The state of one queue pair."""
@@ -345,10 +349,10 @@ class EndpointIo:
         error = int(self._lib.nf_rc_io_run(self._handle, until, table, len(others)))
         return any(one.revents for one in table), error
 
-    def setbacks(self) -> tuple[int, int]:
+    def transient_errors(self) -> tuple[int, int]:
         """Number of packets for which the kernel had no route, and the errno of the last one."""
         count, error = C.c_uint64(), C.c_int32()
-        self._lib.nf_rc_io_setbacks(self._handle, C.byref(count), C.byref(error))
+        self._lib.nf_rc_io_transient_errors(self._handle, C.byref(count), C.byref(error))
         return count.value, error.value
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class QueuePairs:
         self._plan, self._endpoint, self._source_ports, self._failover = plan, endpoint, source_ports, failover
         self._lanes, self._ports, self._recycle, self._locked = lanes, ports, recycle, locked
         self._most = most
-        endpoint.bound(most)
+        endpoint.limit_open(most)
         self._job = f"{plan.job}/{plan.epoch}"
         self._addresses = {peer.rank: peer.address for peer in plan.peers if peer.rank != plan.rank}
         self._to: dict[int, list[int]] = {}
@@ -107,7 +107,7 @@ class QueuePairs:
             peer_psn=self._psn(peer, me, lane),
         ))
         if self._recycle:
-            self._endpoint.recycle(index, self._psn(me, peer, lane))
+            self._endpoint.use_reps(index, self._psn(me, peer, lane))
         self._rank_of[index] = peer
         self._to[peer].append(index)
         self._failover.add(index, peer, port)

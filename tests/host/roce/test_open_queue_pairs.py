@@ -35,7 +35,7 @@ def ends(bounds: tuple[int, int], pairs: int, seed: int = 1, **faults: float) ->
     """Two endpoints with so many queue pairs between them, and how many each has open at once."""
     a, b = (Endpoint(address(index), window=16) for index in range(2))
     for endpoint, bound in zip((a, b), bounds, strict=True):
-        endpoint.bound(bound)
+        endpoint.limit_open(bound)
     for number in range(pairs):
         connect(a, b, number=1 + number, psn=0xFFFFF0 + number)
     network = TerribleNetwork(random.Random(seed), packet_time=MICROSECOND, **faults)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def carry(wires: Wires, burst: Burst) -> list[Writer]:
     wires.run(lambda: all(writer.done() for writer in writers))
     for writer in writers:
         writer.check()
-        wires.endpoints[1 - writer.source].forget(writer.key)
+        wires.endpoints[1 - writer.source].deregister(writer.key)
     return writers
 
 

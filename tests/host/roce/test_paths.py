@@ -140,7 +140,7 @@ def recycling(**settings: int) -> Wires:
     wires = two(ports=list(ENTROPIES), patience=64, **settings)
     connect(*wires.endpoints)
     for end in wires.endpoints:
-        end.recycle(0, 12345)
+        end.use_reps(0, 12345)
     return wires
 
 
@@ -214,6 +214,6 @@ def test_recycling_without_ports_is_refused() -> None:
     """It needs ports to choose from."""
     end = Endpoint(address(0))
     with pytest.raises(ValueError, match="no ports"):
-        end.recycle(0, 1)
+        end.use_reps(0, 1)
     with pytest.raises(ValueError, match="at least one"):
         end.ports([])

@@ -220,7 +220,7 @@ def test_a_forgotten_key_never_opens_the_next_region() -> None:
     keys = []
     for _ in range(3):
         keys.append(endpoint.register(memory.ctypes.data, 100))
-        endpoint.forget(keys[-1])
+        endpoint.deregister(keys[-1])
     assert len(set(keys)) == 3
 
 

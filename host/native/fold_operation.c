@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fold_inside.h"
+#include "fold_state.h"
 
 #include <stdlib.h>
 

@@ -1,17 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the parts of rc.h share.  Sequence numbers are PSNs without their wrap, from 0. */
-#ifndef NF_RC_INSIDE_H
-#define NF_RC_INSIDE_H
+ *
+ * The state of an endpoint, which the parts of rc.h share.  Sequence numbers are PSNs without their wrap, from 0.  Each part
+ * calls only those below it:
+ *
+ *   rc_endpoint.c                 queue pairs connected; what arrives; time
+ *   rc_send.c    rc_paths.c       what leaves; which paths answer
+ *   rc_requester.c  rc_responder.c
+ *   rc_pairs.c   rc_contexts.c    which queue pairs there are; which hold memory
+ *   rc_events.c  rc_regions.c     what the owner is told; the memory that peers may write to
+ */
+#ifndef NF_RC_STATE_H
+#define NF_RC_STATE_H
 #include "congestion.h"
 #include "rc.h"
 #include "reps.h"
 
+#define NF_AETH_KIND(syndrome) ((syndrome) >> 5)
+#define NF_AETH_KIND_ACK 0
+#define NF_AETH_KIND_NAK 3
 #define NF_AETH_ACK 0x1f               /* acknowledged; credits are not used (InfiniBand 9.7.7.2.5, table 46) */
 #define NF_AETH_SEQUENCE 0x60          /* NAK: PSN sequence error */
 #define NF_AETH_INVALID 0x61           /* NAK: invalid request */
 #define NF_AETH_ACCESS 0x62            /* NAK: remote access error */
 #define NF_BECN 0x40                   /* in the byte before the destination QP */
-#define NF_NAKS 64                     /* reported in one go */
 
 typedef struct {
     uint8_t opcode;
@@ -37,18 +48,19 @@ typedef struct {
     uint64_t una, next, limit;         /* lowest not acknowledged; lowest never sent; end of what was posted */
     uint64_t recover;                  /* a time-out happened: everything below was sent before it */
     uint32_t burst;                    /* packets that go again when the first of them are acknowledged */
-    uint64_t repeated;                 /* since the last time-out: everything below */
-    int64_t asked, answer;             /* first repetition in this silence; how long one took to be answered, or 0 */
-    bool doubted;                      /* srtt: a time-out was vain by it, or the path is new; no sample came since */
+    uint64_t repeated_below;           /* since the last time-out: everything below was sent again */
+    int64_t probed_at, probe_rtt;      /* first probe in this silence; how long one took to be answered, or 0 */
+    bool srtt_doubtful;                /* a time-out by it was spurious, or the path is new; no sample came since */
     uint64_t lost_from;                /* none is lost below */
     uint32_t n_lost;
     nf_flight *flights;                /* by sequence number modulo window */
     nf_rtt rtt;
     nf_timer timer;
-    int64_t look;                      /* when rc_paths.c looks at the path again */
-    uint32_t silent;                   /* repetitions since anything was acknowledged */
-    int64_t since, longest;            /* last acknowledgement, or first packet after idling; longest wait for one */
-    int64_t blamed;                    /* the same, or when a path was blamed last */
+    int64_t path_check;                /* when rc_paths.c looks at the path again */
+    uint32_t unanswered;               /* probes since anything was acknowledged */
+    int64_t acknowledged_at;           /* last acknowledgement, or first packet after idling */
+    int64_t longest_stall;             /* longest wait for an acknowledgement */
+    int64_t silent_since;              /* as acknowledged_at, or when a path was blamed last */
     nf_congestion congestion;
     uint64_t sent, retransmitted, timeouts, naks, marks;
 } nf_requester;
@@ -58,12 +70,13 @@ typedef struct {                       /* a message of which the FIRST or ONLY p
     uint32_t key, length;
 } nf_message;
 
+typedef enum { NF_MISSING, NF_PLACED, NF_STASHED } nf_arrival;
+
 typedef struct {
     uint64_t expected, top;            /* all below are in; above the highest that is in */
-    uint64_t asked;                    /* holes below were reported */
-    uint64_t report;                   /* holes in expected .. report are to be reported, from report_from */
-    uint64_t report_from;
-    uint8_t *in;                       /* by sequence number modulo window: 0 missing, 1 in place, 2 in the stash */
+    uint64_t reported;                 /* holes below were reported */
+    uint64_t nak_from, nak_end;        /* holes from nak_from up to here, without it, are to be reported */
+    uint8_t *arrived;                  /* nf_arrival, by sequence number modulo window */
     nf_message *messages;              /* sorted; not whole yet */
     uint32_t n_messages;
     uint8_t *stash;                    /* payloads that came before their message's first packet; made on first use */
@@ -73,7 +86,7 @@ typedef struct {
     uint8_t refusal;                   /* syndrome of a NAK that ended the connection; said again to who asks again */
     bool refusal_due;
     uint64_t refused_at;
-    uint16_t from;                     /* source port of what came last */
+    uint16_t source_port;              /* of what came last */
     uint64_t received, duplicates, refused;
 } nf_responder;
 
@@ -90,10 +103,10 @@ typedef struct {
     nf_requester out;
     nf_responder in;
     nf_reps *reps;                     /* NULL: all packets leave by plan.source_port */
-    int64_t heard;                     /* when anything came last */
+    int64_t arrived_at;                /* when anything came last */
     bool broken;
-    bool listed, answering, open;      /* in rc->active, rc->answers, rc->open */
-    uint64_t used;                     /* rc->uses when it was written to, or a new packet came, last */
+    bool active, owes_answer, open;    /* in rc->active, rc->answers, rc->open */
+    uint64_t last_use;                 /* rc->uses when it was written to, or a new packet came, last */
 } nf_qp;
 
 typedef struct {
@@ -115,10 +128,10 @@ struct nf_rc {
     uint32_t open_bound, open_most;
     uint64_t uses;
     nf_region *regions;
-    uint32_t n_regions, room_regions, free_from;
+    uint32_t n_regions, room_regions, first_free;
     nf_rc_event *events;
     uint32_t event_head, event_count, event_room;
-    uint32_t owed;                     /* events that may come without a packet: of writes, and of queue pairs breaking */
+    uint32_t reserved_events;          /* that may come without a packet: of writes, and of queue pairs that break */
     uint64_t progress, foreign;
     uint8_t *buffer;                   /* one run */
     nf_path *paths;
@@ -126,16 +139,6 @@ struct nf_rc {
     uint16_t *ports;                   /* source ports that we can send from */
     uint32_t n_ports;
 };
-
-/* rc.c */
-void nf_rc_activate(nf_rc *, nf_qp *);
-void nf_rc_answer(nf_rc *, nf_qp *);
-void nf_rc_break(nf_rc *, nf_qp *, uint8_t syndrome, bool by_peer);
-
-/* rc_owner.c */
-bool nf_rc_reserve_events(nf_rc *, uint32_t more);
-void nf_rc_emit(nf_rc *, const nf_rc_event *);
-uint8_t *nf_rc_region(nf_rc *, uint32_t key, uint64_t offset, uint64_t length);
 
 static inline uint32_t nf_rc_index(const nf_rc *rc, const nf_qp *qp) { return (uint32_t)(qp - rc->qps); }
 static inline uint32_t nf_rc_psn(uint32_t first, uint64_t seq) { return (first + (uint32_t)seq) & NF_PSN_MASK; }
@@ -150,31 +153,4 @@ static inline uint64_t nf_rc_packets(const nf_rc *rc, uint32_t length)
     return length ? (length + (uint64_t)rc->path_mtu - 1) / rc->path_mtu : 1;
 }
 
-/* rc_contexts.c */
-void nf_context_use(nf_rc *, nf_qp *);
-
-/* rc_requester.c */
-nf_congestion_rules nf_requester_rules(uint32_t window);
-void nf_requester_open(nf_rc *, nf_requester *);
-void nf_requester_close(nf_requester *);
-bool nf_requester_post(nf_rc *, nf_qp *, nf_write);
-uint32_t nf_requester_sendable(const nf_rc *, const nf_requester *);
-uint64_t nf_requester_peek(const nf_rc *, const nf_requester *);
-const nf_write *nf_requester_write(const nf_requester *, uint64_t seq);
-void nf_requester_send(nf_rc *, nf_requester *, uint64_t seq, int64_t now);
-void nf_requester_unsent(nf_rc *, nf_requester *, uint64_t seq);
-void nf_requester_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
-bool nf_requester_tick(nf_rc *, nf_requester *, int64_t now);      /* true where the timer ran out */
-void nf_requester_ask(nf_rc *, nf_requester *, int64_t now);
-void nf_requester_moved(nf_rc *, nf_requester *, bool lost, int64_t now);
-
-/* rc_paths.c */
-bool nf_path_take(nf_rc *, nf_qp *, uint32_t group, uint16_t port);        /* false: no memory */
-void nf_path_answered(nf_rc *, const nf_qp *, uint16_t port, int64_t now);
-void nf_path_watch(nf_rc *, nf_qp *, int64_t now);                 /* is the path to blame? */
-
-/* rc_responder.c */
-void nf_responder_close(nf_responder *);
-void nf_responder_take(nf_rc *, nf_qp *, const nf_rc_header *, const uint8_t *payload, uint32_t length, bool marked);
-void nf_responder_settle(nf_rc *, nf_qp *);
 #endif

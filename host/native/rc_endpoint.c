@@ -2,7 +2,12 @@
  * The endpoint: all queue pairs of one address; what arrives goes to its queue pair; time passes.  See rc.h. */
 #include <stdlib.h>
 
-#include "rc_inside.h"
+#include "rc_contexts.h"
+#include "rc_events.h"
+#include "rc_pairs.h"
+#include "rc_paths.h"
+#include "rc_requester.h"
+#include "rc_responder.h"
 
 nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder)
 {
@@ -35,8 +40,7 @@ void nf_rc_close(nf_rc *rc)
     if (!rc)
         return;
     for (uint32_t i = 0; i < rc->n_qps; i++) {
-        nf_requester_close(&rc->qps[i].out);
-        nf_responder_close(&rc->qps[i].in);
+        nf_context_release(&rc->qps[i]);
         free(rc->qps[i].reps);
     }
     free(rc->qps);
@@ -53,71 +57,21 @@ void nf_rc_close(nf_rc *rc)
 }
 
 /* ---- queue pairs ---------------------------------------------------------------------------------------------- */
-static nf_qp *find(const nf_rc *rc, uint32_t number)
-{
-    if (!rc->n_buckets)
-        return NULL;
-    for (uint32_t b = number * 2654435761u;; b++) {
-        uint32_t entry = rc->by_number[b & (rc->n_buckets - 1)];
-        if (!entry)
-            return NULL;
-        if (rc->qps[entry - 1].plan.qp == number)
-            return &rc->qps[entry - 1];
-    }
-}
-
-static void enter(nf_rc *rc, uint32_t index)
-{
-    uint32_t b = rc->qps[index].plan.qp * 2654435761u;
-    while (rc->by_number[b & (rc->n_buckets - 1)])
-        b++;
-    rc->by_number[b & (rc->n_buckets - 1)] = index + 1;
-}
-
-static bool grow_qps(nf_rc *rc)
-{
-    uint32_t room = rc->room_qps ? 2 * rc->room_qps : 16;
-    nf_qp *qps = realloc(rc->qps, room * sizeof *qps);
-    if (qps)
-        rc->qps = qps;
-    uint32_t *active = realloc(rc->active, room * sizeof *active);
-    if (active)
-        rc->active = active;
-    uint32_t *answers = realloc(rc->answers, room * sizeof *answers);
-    if (answers)
-        rc->answers = answers;
-    uint32_t *open = realloc(rc->open, room * sizeof *open);
-    if (open)
-        rc->open = open;
-    uint32_t *buckets = calloc(2 * room, sizeof *buckets);
-    if (!qps || !active || !answers || !open || !buckets) {
-        free(buckets);
-        return false;
-    }
-    free(rc->by_number);
-    rc->by_number = buckets;
-    rc->n_buckets = 2 * room;
-    rc->room_qps = room;
-    for (uint32_t i = 0; i < rc->n_qps; i++)
-        enter(rc, i);
-    return true;
-}
-
 int32_t nf_rc_connect(nf_rc *rc, const nf_rc_plan *plan)
 {
     bool numbers = plan->qp && plan->qp <= NF_PSN_MASK && plan->peer_qp && plan->peer_qp <= NF_PSN_MASK;
-    if (!numbers || !plan->source_port || plan->source_port > 0xffff || find(rc, plan->qp))
-        return -1;
-    if (rc->n_qps == rc->room_qps && !grow_qps(rc))
-        return -2;
+    if (!numbers || !plan->source_port || plan->source_port > 0xffff || nf_qp_find(rc, plan->qp))
+        return NF_RC_BAD_NUMBERS;
+    if (!nf_qp_reserve(rc))
+        return NF_RC_NO_MEMORY;
     nf_qp *qp = &rc->qps[rc->n_qps];
     memset(qp, 0, sizeof *qp);
     qp->plan = *plan;
     nf_requester_open(rc, &qp->out);
-    if (!nf_path_take(rc, qp, plan->peer, (uint16_t)plan->source_port) || !nf_rc_reserve_events(rc, 1))
-        return -2;
-    rc->owed++;
-    enter(rc, rc->n_qps);
+    if (!nf_path_set(rc, qp, plan->peer, (uint16_t)plan->source_port) || !nf_rc_reserve_events(rc, 1))
+        return NF_RC_NO_MEMORY;
+    rc->reserved_events++;
+    nf_qp_enter(rc, rc->n_qps);
     return (int32_t)rc->n_qps++;
 }
 
@@ -133,7 +87,7 @@ bool nf_rc_ports(nf_rc *rc, const uint16_t *ports, uint32_t n)
     return true;
 }
 
-bool nf_rc_recycle(nf_rc *rc, uint32_t qp, uint64_t seed)
+bool nf_rc_use_reps(nf_rc *rc, uint32_t qp, uint64_t seed)
 {
     if (qp >= rc->n_qps || !rc->n_ports)
         return false;
@@ -145,68 +99,37 @@ bool nf_rc_recycle(nf_rc *rc, uint32_t qp, uint64_t seed)
     return true;
 }
 
-void nf_rc_activate(nf_rc *rc, nf_qp *qp)
-{
-    if (!qp->listed) {
-        qp->listed = true;
-        rc->active[rc->n_active++] = nf_rc_index(rc, qp);
-    }
-}
-
-void nf_rc_answer(nf_rc *rc, nf_qp *qp)
-{
-    if (!qp->answering) {
-        qp->answering = true;
-        rc->answers[rc->n_answers++] = nf_rc_index(rc, qp);
-    }
-}
-
-void nf_rc_break(nf_rc *rc, nf_qp *qp, uint8_t syndrome, bool by_peer)
-{
-    if (qp->broken)
-        return;
-    qp->broken = true;
-    rc->owed -= qp->out.count + 1;
-    qp->out.count = 0;
-    qp->out.una = qp->out.next = qp->out.limit;
-    qp->out.n_lost = 0;
-    qp->out.timer.deadline = qp->out.look = NF_NEVER;
-    nf_rc_event event = { .what = NF_RC_BROKEN, .qp = nf_rc_index(rc, qp), .syndrome = syndrome, .by_peer = by_peer };
-    rc->owed++;                                     /* nf_rc_emit takes it */
-    nf_rc_emit(rc, &event);
-}
-
 /* ---- receiving ------------------------------------------------------------------------------------------------ */
 static void recycle(const nf_rc *rc, nf_qp *qp, uint16_t port)
 {
     for (uint32_t i = 0; i < rc->n_ports; i++)
         if (rc->ports[i] == port)
-            nf_reps_good(qp->reps, i);
+            nf_reps_recycle(qp->reps, i);
 }
 
 static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t source_port, int64_t now,
                  uint32_t *touched)
 {
-    nf_qp *qp = n >= NF_BTH_BYTES + NF_ICRC_BYTES ? find(rc, nf_get32(p + 4) & NF_PSN_MASK) : NULL;
+    nf_qp *qp = n >= NF_BTH_BYTES + NF_ICRC_BYTES ? nf_qp_find(rc, nf_get32(p + 4) & NF_PSN_MASK) : NULL;
     if (!qp || nf_get16(p + 2) != NF_PKEY || (p[1] & 0x0f)) {
         rc->foreign++;
         return;
     }
-    qp->heard = now;
+    qp->arrived_at = now;
     if (qp->broken) {
         if (qp->in.refusal && p[0] != NF_RC_ACKNOWLEDGE) {
             qp->in.refusal_due = true;
-            nf_rc_answer(rc, qp);
+            nf_qp_owe_answer(rc, qp);
         }
         return;
     }
     nf_rc_header h = { .opcode = p[0], .psn = nf_get32(p + 8) & NF_PSN_MASK };
     size_t headers = NF_BTH_BYTES, pad = p[1] >> 4 & 3;
     if (h.opcode == NF_RC_ACKNOWLEDGE && n == NF_BTH_BYTES + NF_RC_AETH_BYTES + NF_ICRC_BYTES) {
-        if (qp->reps && !(p[4] & NF_BECN) && p[NF_BTH_BYTES] >> 5 == 0)
+        if (qp->reps && !(p[4] & NF_BECN) && NF_AETH_KIND(p[NF_BTH_BYTES]) == NF_AETH_KIND_ACK)
             recycle(rc, qp, source_port);
         nf_path_answered(rc, qp, source_port, now);
-        nf_requester_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, now);
+        nf_requester_take_answer(rc, qp, h.psn, p[NF_BTH_BYTES], p[4] & NF_BECN, now);
         return;
     }
     if (nf_has_reth(h.opcode))
@@ -225,10 +148,10 @@ static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t so
     uint32_t index = nf_rc_index(rc, qp);
     if (*touched != index + 1) {
         if (*touched)
-            nf_responder_settle(rc, &rc->qps[*touched - 1]);
+            nf_responder_find_holes(rc, &rc->qps[*touched - 1]);
         *touched = index + 1;
     }
-    qp->in.from = source_port;
+    qp->in.source_port = source_port;
     nf_responder_take(rc, qp, &h, p + headers, (uint32_t)(n - headers - pad - NF_ICRC_BYTES), marked);
 }
 
@@ -239,7 +162,7 @@ void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bo
     for (size_t at = 0; segment && at < n; at += segment)
         take(rc, bytes + at, n - at < segment ? n - at : segment, marked, source_port, now, &touched);
     if (touched)
-        nf_responder_settle(rc, &rc->qps[touched - 1]);
+        nf_responder_find_holes(rc, &rc->qps[touched - 1]);
 }
 
 /* ---- time ----------------------------------------------------------------------------------------------------- */
@@ -260,16 +183,16 @@ int64_t nf_rc_deadline(const nf_rc *rc)
     int64_t least = NF_NEVER;
     for (uint32_t i = 0; i < rc->n_active; i++) {
         const nf_qp *qp = &rc->qps[rc->active[i]];
-        int64_t one = qp->reps || qp->out.timer.deadline < qp->out.look ? qp->out.timer.deadline : qp->out.look;
+        int64_t one = qp->reps || qp->out.timer.deadline < qp->out.path_check ? qp->out.timer.deadline : qp->out.path_check;
         least = one < least ? one : least;
     }
     return least;
 }
 
-void nf_rc_forget_stalls(nf_rc *rc)
+void nf_rc_reset_stalls(nf_rc *rc)
 {
     for (uint32_t i = 0; i < rc->n_qps; i++)
-        rc->qps[i].out.longest = 0;
+        rc->qps[i].out.longest_stall = 0;
 }
 
 bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s)
@@ -279,7 +202,7 @@ bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s)
     const nf_requester *o = &rc->qps[index].out;
     const nf_responder *i = &rc->qps[index].in;
     *s = (nf_rc_standing){ o->limit, o->next, o->una, o->sent, o->retransmitted, o->timeouts, o->naks, o->marks,
-                           i->expected, i->received, i->duplicates, i->refused, o->timer.rto, o->rtt.srtt, o->congestion.allowed, o->longest,
+                           i->expected, i->received, i->duplicates, i->refused, o->timer.rto, o->rtt.srtt, o->congestion.allowed, o->longest_stall,
                            rc->qps[index].open };
     return true;
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the parts of fold.h share: fold.c begins and ends operations, fold_send.c says what leaves when, fold_receive.c
- * takes results, fold_payload.c knows what packets hold. */
-#ifndef NF_FOLD_INSIDE_H
-#define NF_FOLD_INSIDE_H
+ *
+ * The state of a fold, which the parts of fold.h share: fold_operation.c begins and ends operations, fold_send.c says what
+ * leaves when, fold_receive.c takes results, fold_payload.c knows what packets hold.
+ */
+#ifndef NF_FOLD_STATE_H
+#define NF_FOLD_STATE_H
 #include "fold.h"
 #include "narrow.h"
 #include "quantise.h"
@@ -51,10 +53,4 @@ struct nf_fold {
 
 /* Blocks of a tree's stripe.  A packet's elements are whole blocks, so that a stripe begins with one. */
 static inline uint64_t nf_blocks_of(const nf_fold *f, const nf_tree *tr) { return tr->pieces * f->piece / NF_BLOCK; }
-
-/* Payload of packet `i` of a channel's share of the operation: as this rank has it, and as all have it together. */
-void nf_payload_write(const nf_fold *, const nf_channel *, uint64_t i, uint8_t *payload);
-void nf_payload_read(nf_fold *, const nf_channel *, uint64_t i, const uint8_t *payload);
-/* Whether all ranks called the same; else what differs is in f->failure. */
-bool nf_payload_signatures(nf_fold *, const uint8_t *payload);
 #endif

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the packets of a fold hold: signatures, scales, lanes.
+ */
+#ifndef NF_FOLD_PAYLOAD_H
+#define NF_FOLD_PAYLOAD_H
+#include "fold_state.h"
+
+/* The payload of packet `i` of a channel's share of the operation, as this rank contributes it. */
+void nf_payload_write(const nf_fold *, const nf_channel *, uint64_t i, uint8_t *payload);
+/* Takes in the result of packet `i`: agreed scales, or sums, which go to their place in the output. */
+void nf_payload_read(nf_fold *, const nf_channel *, uint64_t i, const uint8_t *payload);
+/* Whether all ranks began the same operation; else f->failure holds what differs. */
+bool nf_payload_signatures(nf_fold *, const uint8_t *payload);
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which paths answer.  A path is what all packets share that leave by one source port for one group of peers (those
+ * under one leaf): if any of them is answered over it, it is not dead, however long the others wait.
+ *
+ *      alive --- nothing answered for long, although repeated: STALLED ---> blamed
+ *        ^                                                                    |
+ *        '------------ an answer came over it after all: ANSWERED ------------'
+ *
+ * Answers come back by the port that the question left by (rc.h), so an answer's port says which path it speaks for:
+ * one that is late, after its queue pair has moved on, still clears the path that it came over.
+ */
+#ifndef NF_RC_PATHS_H
+#define NF_RC_PATHS_H
+#include "rc_state.h"
+
+/* The queue pair's packets leave by this port, for this group.  False: no memory. */
+bool nf_path_set(nf_rc *, nf_qp *, uint32_t group, uint16_t port);
+/* An answer for the queue pair came by this port. */
+void nf_path_answered(nf_rc *, const nf_qp *, uint16_t port, int64_t now);
+/* Blames the queue pair's path where it has been silent for too long. */
+void nf_path_watch(nf_rc *, nf_qp *, int64_t now);
+#endif
