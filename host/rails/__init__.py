@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nezha: one allreduce over several unlike rails, shares fed back from measured cost, a dead rail survived."""
+"""One allreduce over several unlike rails (Nezha): shares follow measured costs, and the failure of a rail is survived.
+"""

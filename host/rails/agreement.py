@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A agreement: one short allreduce on one rail, which ends alike on all ranks whatever dies meanwhile (``state``).
+"""Agreements: short allreduces on a single rail that end alike on all ranks, whichever rail fails meanwhile
+(``rank_state``).
 
-The result goes to memory of our own first, which stays until the next but one, for ranks that may lack it.
+The result is first written to memory of our own, where it stays for two agreements, for ranks that may lack it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from netfold.host.rails.rail_set import Fenced, RailSet
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
 
 PAUSE = 0.002
-"""Seconds between questions to ranks that answer, and have not come yet."""
+"""Seconds between two questions to ranks that answer and have not come to the agreement yet."""
 
 
 class Agreements:
-    """Parameters as of ``MultiRail``.
+    """Runs agreements on one rank.  Parameters as of ``MultiRail``.
 
-    quickest  the rail for whatever has none
+    quickest  returns the rail to use where the chosen one has failed
     """
 
     def __init__(
@@ -34,20 +35,21 @@ class Agreements:
         self._rails, self._state, self._detector, self._quickest, self._clock = rails, state, detector, quickest, clock
         self._buffers: list[Flat] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self._results: list[Flat] = [np.empty(0, np.int32), np.empty(0, np.int32)]
-        """The last results in them."""
+        """Views of ``_buffers`` that hold the last two results."""
         self._turn = 0
         self.carrier = 0
-        """The rail that carried the last one."""
+        """Index of the rail that carried the last agreement."""
         self.seconds = 0.0
-        """What it took."""
+        """Duration of the last agreement."""
         self.failed = False
-        """Whether rails failed meanwhile."""
+        """Whether a rail failed during the last agreement."""
 
     def run(self, source: Flat, op: Op, rail: int) -> Flat:
-        """The reduction of every rank's ``source``, in memory that stays until the next agreement but one.
+        """The reduction of every rank's ``source``, in memory that stays valid until the second agreement after this
+        one.
 
-        Over ``rail``, and over the quickest one left where that dies.  All ranks get it, or all raise.
-        """
+        It runs over ``rail``, and where that fails over the quickest one left.  Either all ranks get the result or all
+        raise. """
         rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, None
         while True:
@@ -74,10 +76,10 @@ class Agreements:
                 failure = Fenced("another rank stopped it")
             self.failed = True
             state.leave_rail(rail)
-            told = self._fence_everywhere(position, rail)
-            if told is not None:
-                # somebody had it before the rail died: the rail is dead at the next use, by our not taking part
-                result.view(np.uint8)[:] = np.frombuffer(told, np.uint8)
+            committed = self._fence_everywhere(position, rail)
+            if committed is not None:
+                # another rank had it before the rail failed; our absence at the next use makes the rail dead there
+                result.view(np.uint8)[:] = np.frombuffer(committed, np.uint8)
                 state.adopt_outcome(position, result)
                 rails.broken.setdefault(rail, failure)
                 self.seconds = state.last_outcome_at - begin
@@ -87,7 +89,8 @@ class Agreements:
             self.carrier = rail = self._quickest()
 
     def _fence_everywhere(self, position: int, rail: int) -> bytes | None:
-        """Fences a agreement on every rank.  Its result where any had it, None where none has it and none will."""
+        """Fences an agreement on every rank.  Returns its result where any rank had it, or None where none has it and
+        none will."""
         question = Question(QuestionKind.FENCE, position, rail)
         own = self._state.answer(question)
         if own.outcome is AgreementOutcome.COMMITTED:
@@ -114,9 +117,9 @@ class Agreements:
 
     def _memory(self, like: Flat) -> Flat:
         self._turn ^= 1
-        kept = self._results[self._turn]
-        if kept.size != like.size or kept.dtype != like.dtype:
+        result = self._results[self._turn]
+        if result.size != like.size or result.dtype != like.dtype:
             if self._buffers[self._turn].nbytes < like.nbytes:
                 self._buffers[self._turn] = np.empty(like.nbytes, np.uint8)
-            kept = self._results[self._turn] = self._buffers[self._turn][: like.nbytes].view(like.dtype)
-        return kept
+            result = self._results[self._turn] = self._buffers[self._turn][: like.nbytes].view(like.dtype)
+        return result

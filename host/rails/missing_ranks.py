@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The detector call: which ranks are missing where nothing moves, so that every rank can name them.
+"""Detects which ranks are missing while nothing moves, so that every rank's error names them.
 
-    gone      its machine answers that nobody listens there any more
-    silent    it does not answer: stopped, or cut off
+    gone      its machine answers that nobody listens at its port any more
+    silent    it does not answer: it has stopped, or is cut off
     absent    it answers, and has not come to this operation
 
-A rank that is behind, since it still waits for something itself, is not to blame: it will say who is.
+A rank that is behind, since it still waits for something itself, is not to blame: it will name another one.
 
-Whoever finds that out gives up, and tells all who ask him from then on (``RankState.give_up``): ranks that came later,
-or looked a moment later, name the same ranks instead of the one that gave up before them. """
+A rank that detects missing ranks gives up, and answers every later question with its verdict (``RankState.give_up``):
+ranks that came later, or looked a moment later, then name the same ranks instead of the one that gave up first.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +28,17 @@ from netfold.host.rails.rank_state import (
 )
 
 GONE_SECONDS = 0.5
-"""Seconds without progress after which a rank whose machine says that it does not listen is lost."""
+"""Seconds without progress after which a rank is lost if its machine refuses connections to it."""
 ANSWER_SECONDS = 0.25
-"""Seconds for the others' answers."""
+"""Seconds to wait for the other ranks' answers."""
 
 
 class MissingRankDetector:
-    """The other ranks, as this one can reach them beside the rails.
+    """Asks the other ranks over the out-of-band channel.
 
-    others   their numbers
-    timeout  seconds without progress after which ranks that are silent or absent are missing
-    job_error  what every plane's controller says has ended the job, if anything
+    others     their numbers
+    timeout    seconds without progress after which ranks that are silent or absent count as missing
+    job_error  returns what has ended the job on all planes, or None
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class MissingRankDetector:
         self.timeout = timeout
 
     def ask(self, question: Question, of: Collection[int]) -> dict[int, Answer]:
-        """Answers by rank.  Raises what another rank has found out, where it has given up."""
+        """Answers by rank.  Raises the verdict of a rank that has given up."""
         answers = self._channel.ask(question, of, ANSWER_SECONDS)
         for rank, answer in answers.items():
             if answer.outcome is AgreementOutcome.GAVE_UP:
@@ -59,7 +60,8 @@ class MissingRankDetector:
         return answers
 
     def may_give_up(self, position: int, rail: int) -> bool:
-        """Whether the arbiter lets a quiet rail go: not the last one.  Raises as ``ask``."""
+        """Whether the arbiter grants that a quiet rail is given up; it never grants the last one.  Raises as ``ask``.
+        """
         question = Question(QuestionKind.GIVE_UP, position, rail)
         if ARBITER not in self.others:
             return self._state.answer(question).outcome is AgreementOutcome.ABORTED
@@ -67,7 +69,7 @@ class MissingRankDetector:
         return answer is not None and answer.outcome is AgreementOutcome.ABORTED
 
     def check(self, answers: dict[int, Answer], asked: Collection[int], quiet: float) -> None:
-        """Raises where ranks are missing: PeerLost where they are gone, CollectiveTimeout.
+        """Raises PeerLost or CollectiveTimeout where ranks are missing.
 
         quiet  seconds since anything moved, or any rank came
         """

@@ -7,8 +7,8 @@
             are cut over the rails that are left, in the same call
 
 A rail that fails on any rank is dead on all (``state``).  It is opened again behind the scenes (``ReopenRail``); once
-it is open on all ranks, which a agreement tells too, it carries its share again (``rail_set``).  Ranks that are missing
-are named on all others (``detector``). """
+it is open on all ranks, which an agreement tells too, it carries its share again (``rail_set``).  Ranks that are
+missing are named on all others (``detector``). """
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from netfold.host.rails.shares import LONG, Estimate, Figure, RailShares, Split,
 from netfold.host.tracing.timeline import Timeline
 
 SHORT = 2 << 20
-"""Bytes of a agreement at most: its result is kept for ranks that may lack it."""
+"""Bytes of an agreement at most: its result is kept for ranks that may lack it."""
 LINGER = 0.3
 """Seconds after its last agreement for which a closing rank still answers."""
 GAVE_UP_LINGER = 0.8
@@ -257,7 +257,7 @@ class MultiRail:
             self._exchange({}, live[self._exchanges % len(live)], together=True)
 
     def _agree(self, source: Flat, op: Op, rail: int, *, tell: bool = False) -> Flat:
-        """A agreement.
+        """An agreement.
 
         tell  what the rail costs: all ranks come to it together
         """
@@ -330,7 +330,7 @@ class MultiRail:
             self._rails.restore(index)
             self._resent[index] = 0
         live = self._rails.live
-        self._state.set_live(live, told=True)
+        self._state.set_live(live, exchanged=True)
         self.shares.adopt_cut_seconds(told.cut_call_seconds)
         if self.shares.learn(told.figures, live):
             log.info("rails: %s", self.describe(64 << 20))

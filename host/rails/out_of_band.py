@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions between ranks beside the rails (``state``), over TCP, on every plane on which a rank has an address.
+"""The out-of-band channel: questions between ranks beside the rails (``rank_state``), over TCP on all planes of a rank.
 
-    question   cookie 8 | ask 1 | position 8 | rail 4
-    answer     outcome 1 | age in microseconds 8 (all ones: for ever) | bytes 8         then the bytes of a result
+    question   cookie 8 | kind 1 | position 8 | rail 4
+    answer     outcome 1 | age in microseconds 8 (all ones: infinite) | bytes 8         then the bytes of a result
 
-Connections are made when there is something to ask, to the plane of another rail than the one in question first; after
-a failure the next question to that rank goes by the next plane.  Answers come from a thread of their own, whatever the
-asked rank is doing.
+A connection is made when there is something to ask, at first on the plane of another rail than the one in question;
+after a failure the next question to that rank uses the next plane.  A thread of its own answers, whatever the asked
+rank is doing.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ QUESTION = struct.Struct("!8sBQI")
 ANSWER = struct.Struct("!BQQ")
 FOREVER = (1 << 64) - 1
 CONNECT = 0.1
-"""Seconds for a connection; a plane that is down answers nothing."""
+"""Seconds to wait for a connection; a plane that is down does not answer."""
 SEND = 1.0
-"""Seconds for an answer to leave: one who does not take it may ask again."""
+"""Seconds for an answer to be sent; a rank that does not take it may ask again."""
 
 
 def cookie(job: str, epoch: int) -> bytes:
-    """What questions of a job begin with: strangers and other jobs' ranks are sent away."""
+    """The first 8 bytes of a job's questions, by which those of strangers and of other jobs' ranks are refused."""
     return hashlib.blake2b(f"{job}/{epoch}".encode(), digest_size=8).digest()
 
 
 class TcpOutOfBand:
-    """This rank's line to the others.
+    """This rank's out-of-band channel to the others, an ``OutOfBandChannel``.
 
     listeners  bound, listening sockets, one for each plane; taken over
-    answer     answers one question (``Ledger.answer``), from the line's thread
+    answer     answers one question (``RankState.answer``), on the channel's thread
     key        ``cookie`` of the job
     """
 
@@ -61,18 +61,18 @@ class TcpOutOfBand:
         self._thread.start()
 
     def ports(self) -> list[int]:
-        """Where this rank listens, by plane."""
+        """The TCP ports at which this rank listens, by plane."""
         return [listener.getsockname()[1] for listener in self._listeners]
 
     def set_addresses(self, where: Mapping[int, Sequence[tuple[str, int]]]) -> None:
-        """The other ranks' addresses and ports, by plane."""
+        """Sets the other ranks' addresses and ports, by rank and plane."""
         self._addresses = where
 
     # ---- asking ------------------------------------------------------------------------------------------------------
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
-        """See ``Sideline``.  Asks all, then hears all."""
+        """Sends the question to all ranks, then collects their answers (``OutOfBandChannel.ask``)."""
         deadline = time.monotonic() + within
-        message = QUESTION.pack(self._key, question.ask, question.position, question.rail)
+        message = QUESTION.pack(self._key, question.kind, question.position, question.rail)
         answers = {}
         with self._lock:
             asked = [rank for rank in ranks if self._send(rank, message, question.rail, deadline)]
@@ -82,7 +82,8 @@ class TcpOutOfBand:
         return answers
 
     def refused(self) -> Collection[int]:
-        """See ``Sideline``: on some plane nobody listens any more, and on none somebody answers."""
+        """Ranks that refused a connection on some plane and have accepted none on any (``OutOfBandChannel.refused``).
+        """
         with self._lock:
             return [rank for rank, planes in self._refused.items() if planes and rank not in self._links]
 
@@ -116,7 +117,7 @@ class TcpOutOfBand:
         link = self._links[rank][1]
         try:
             outcome, micros, nbytes = ANSWER.unpack(_receive(link, ANSWER.size, deadline))
-            # a result is long, and the way it takes may be slow: while it comes, it comes
+            # a result may be long and the plane slow: the deadline moves while bytes arrive
             result = _receive(link, nbytes, deadline, idle=SEND)
             return Answer(AgreementOutcome(outcome), math.inf if micros == FOREVER else micros / 1e6, result)
         except (OSError, ValueError):
@@ -157,7 +158,8 @@ class TcpOutOfBand:
                     sock.close()
 
     def _answer_questions(self, caller: socket.socket, data: bytearray) -> bool:
-        """Reads what a caller says and answers whole questions; False where it is to be sent away."""
+        """Reads what a caller has sent and answers complete questions.  Returns False where the connection is to be
+        closed."""
         try:
             more = caller.recv(4096)
             data += more
@@ -174,7 +176,7 @@ class TcpOutOfBand:
             return False
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Ends the thread and closes all connections; safe to call twice."""
         with contextlib.suppress(OSError):
             self._wake.send(b"!")
         self._thread.join()
@@ -187,7 +189,8 @@ class TcpOutOfBand:
 
 
 def _receive(sock: socket.socket, nbytes: int, deadline: float, idle: float = 0.0) -> bytes:
-    """Exactly so many bytes; with ``idle`` the deadline moves on with every byte.  Raises OSError."""
+    """Reads exactly so many bytes; with ``idle``, the deadline moves on by so many seconds with every byte.  Raises
+    OSError."""
     data = bytearray()
     while len(data) < nbytes:
         sock.settimeout(max(0.001, idle, deadline - time.monotonic()))

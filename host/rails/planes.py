@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planes and rails by name: how a rank says what its job runs on.
+"""Planes and rails by name, as the environment gives them.
 
-A plane is a fabric of its own that this machine has an address on: its own links, switches and controller.
+A plane is a fabric of its own on which this machine has an address: its own links, switches and controller.
 
     NETFOLD_PLANES="a=10.0.1.1@unix:/run/a.sock b=10.1.1.1@unix:/run/b.sock"      this machine's, by name
-    NETFOLD_RAILS="innet@a+tcp@b"                                                 the job's, alike on all ranks
+    NETFOLD_RAILS="innet@a+tcp@b"                                                 the job's, the same on all ranks
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = Literal["innet", "tcp", "roce"]
 
 @dataclass(frozen=True)
 class Plane:
-    """A fabric as this machine sees it: our address on it, its job service."""
+    """A plane as this machine sees it: its own address there, and the address of the controller's job service."""
 
     address: str
     controller: str
@@ -29,19 +29,19 @@ class Plane:
 
 @dataclass(frozen=True)
 class RailSpec:
-    """A rail of a job: "innet", "tcp" or "roce" on a plane."""
+    """A rail of a job: its kind, "innet", "tcp" or "roce", and its plane."""
 
     kind: Kind
     plane: Plane
     name: str = ""
-    """For people; default: the kind and the address."""
+    """Name for messages; default: the kind and the address."""
 
     def __str__(self) -> str:
         return self.name or f"{self.kind}@{self.plane.address}"
 
 
 def parse_planes(text: str) -> dict[str, Plane]:
-    """NETFOLD_PLANES.  Raises ValueError."""
+    """Parses the value of NETFOLD_PLANES.  Returns planes by name.  Raises ValueError."""
     planes = {}
     for word in text.split():
         name, equals, rest = word.partition("=")
@@ -55,7 +55,7 @@ def parse_planes(text: str) -> dict[str, Plane]:
 
 
 def parse_rails(text: str, planes: Mapping[str, Plane]) -> list[RailSpec]:
-    """NETFOLD_RAILS.  Raises ValueError."""
+    """Parses the value of NETFOLD_RAILS.  Raises ValueError."""
     specs = []
     for word in text.split("+"):
         kind, _, plane = word.strip().partition("@")
@@ -69,9 +69,9 @@ def parse_rails(text: str, planes: Mapping[str, Plane]) -> list[RailSpec]:
 
 
 def specs_of(rails: str | Sequence[RailSpec] | None, *, asked: bool) -> list[RailSpec]:
-    """The rails of an argument, or of the environment where there is none; none where neither names any.
+    """The rails that an argument gives, or the environment where there is none; none where neither names any.
 
-    asked  one rail was asked for by name: the environment does not matter then.  Raises ValueError.
+    asked  one rail was asked for by name, so the environment does not count.  Raises ValueError.
     """
     if rails is not None and asked:
         raise ValueError("rail= and rails= both given: expected one of them")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks encode one another of their rails: a table of whole numbers, summed over all, a rank's rows its own.
+"""What the ranks report of their rails: a table of integers that is summed over all ranks, each filling rows of its
+own.
 
-    microseconds of the last cut call | for each rail: chunks done | broken | reopened as | latency, microseconds |
-                                                       picoseconds a byte
+    microseconds of the last split call | for each rail: chunks done | failed | epoch reopened with | latency in
+                                                         microseconds | picoseconds a byte
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ COLUMNS = 5
 
 @dataclass(frozen=True)
 class RailReport:
-    """What all ranks have agreed on."""
+    """What follows from all ranks' rows, the same on every rank."""
 
     done: list[int]
-    """Chunks of each rail that every rank has."""
+    """By rail: chunks that every rank has done."""
     dead: dict[int, list[int]]
-    """Rails that failed, and the ranks that say so."""
+    """Failed rail -> the ranks on which it failed."""
     reopened: list[int]
-    """Dead rails that are open on all ranks again."""
+    """Dead rails that are open again on all ranks."""
     figures: list[Figure]
     cut_call_seconds: float | None
-    """Seconds of the last cut call, on the rank for which nobody was late; None where there was none."""
+    """Seconds of the last split call on the rank for which nobody was late; None where there was none."""
 
 
 def encode(
-    rank: int, world: int, rails: RailSet, ranges: Mapping[int, Stripe], estimates: Sequence[Estimate],
+    rank: int, world: int, rails: RailSet, stripes: Mapping[int, Stripe], estimates: Sequence[Estimate],
     cut_call_seconds: float | None = None,
 ) -> Flat:
-    """This rank's part of the sum.
+    """This rank's table, with the other ranks' rows zero.
 
-    cut_call_seconds  seconds of the last cut call that has not been told yet
+    cut_call_seconds  seconds of the last split call, where it has not been reported yet
     """
     rows = np.zeros((world, 1 + len(rails) * COLUMNS), np.int32)
     rows[rank, 0] = 0 if cut_call_seconds is None else _whole(cut_call_seconds * 1e6)
     for rail, estimate in enumerate(estimates):
         latency, bandwidth = estimate.latency(), estimate.bandwidth()
         rows[rank, 1 + rail * COLUMNS : 1 + (rail + 1) * COLUMNS] = (
-            ranges[rail].done if rail in ranges else 0,
+            stripes[rail].done if rail in stripes else 0,
             rail in rails.broken,
             rails.epoch(rail),
             0 if latency is None else _whole(latency * 1e6),
@@ -57,15 +58,15 @@ def encode(
     return rows.reshape(-1)
 
 
-def decode(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, Stripe]) -> RailReport:
-    """What follows from all ranks' parts: the same on all of them."""
+def decode(total: Flat, world: int, live: Sequence[int], stripes: Mapping[int, Stripe]) -> RailReport:
+    """What follows from the sum of all ranks' tables."""
     rows = total.reshape(world, -1)
     cut_call_seconds, table = rows[:, 0], rows[:, 1:].reshape(world, -1, COLUMNS)
     rails = table.shape[1]
     done = table[:, :, 0].min(axis=0).tolist()
     dead = {}
     for rail in live:
-        wanted = len(ranges[rail].chunks) if rail in ranges else 0
+        wanted = len(stripes[rail].chunks) if rail in stripes else 0
         lost = (table[:, rail, 1] != 0) | (table[:, rail, 0] < wanted)
         if lost.any():
             dead[rail] = np.flatnonzero(lost).tolist()
@@ -75,8 +76,8 @@ def decode(total: Flat, world: int, live: Sequence[int], ranges: Mapping[int, St
 
 
 def _figure(latencies: Flat, picoseconds: Flat) -> Figure:
-    """All ranks' figures of a rail in one, by whole numbers: the median rate of those who know, and the lowest latency,
-    that of the rank for which nobody is late."""
+    """All ranks' figures of a rail combined in integer arithmetic: the median rate of the ranks that know it, and the
+    lowest latency, which is that of the rank for which nobody was late."""
     known = np.sort(picoseconds[picoseconds > 0])
     some = latencies[latencies > 0]
     latency = int(some.min()) / 1e6 if some.size else 0.0

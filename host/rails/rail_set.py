@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rails of one rank: which are up, who watches them, how they die and come back.
+"""The rails of one rank: which are up, who watches them, how they fail and are reopened.
 
-A rail that fails on any rank is dead on all (``state``).  It is opened again behind the scenes (``ReopenRail``); once
-it is open on all ranks, it is taken back, on all of them at the same operation. """
+A rail that fails on any rank is dead on all (``rank_state``).  It is reopened in the background (``ReopenRail``); once
+it is open on all ranks, all of them restore it in the same operation.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
 
 STALL = 0.08
-"""Seconds without progress on any rank, all being there, after which a rail is taken for dead."""
+"""Seconds without progress on any rank, all being present, after which a rail counts as dead."""
 PEER_STALL_FRACTION = 0.6
-"""Part of that which is enough for the others: they looked a little earlier, or got something a little later."""
+"""Fraction of the stall time that must have passed on the other ranks, which looked a little earlier or received
+something a little later."""
 ALL_STALLED_FACTOR = 5
-"""Times as long where no other rail moves either: that may be a machine that is busy with other things."""
+"""Factor by which the stall time is longer while no other rail moves either, since the machine may be busy with other
+things."""
 
 log = logging.getLogger("netfold")
 
@@ -38,28 +41,29 @@ class WatchedRail(Rail, Protocol):
 
 
 class RailReopening(Protocol):
-    """A rail being opened again.  ``mark``: a number above 0 that all ranks have in common once it is open, else 0."""
+    """A dead rail that is being reopened.  ``epoch``: that of the rail's new plan once it is open, which all ranks have
+    in common; 0 before."""
 
     @property
     def epoch(self) -> int: ...
 
     def take(self) -> WatchedRail:
-        """The rail; from now on the caller's."""
+        """The reopened rail, which belongs to the caller from now on."""
 
     def cancel(self) -> None:
-        """Closes whatever is open, sometime."""
+        """Stops reopening, and closes the rail if it is open; returns at once."""
 
 
 ReopenRail = Callable[[int, int], RailReopening]
-"""(rail, how many times it has died) -> its next life.  Returns at once."""
+"""Starts reopening a rail, given its index and how many times it has failed.  Returns at once."""
 
 
 class Fenced(RailDown):
-    """Another rank stopped this agreement."""
+    """Another rank has fenced this agreement, so that it must not be completed here."""
 
 
 class RailSet:
-    """Parameters as of ``MultiRail``."""
+    """The rails of one rank.  Parameters as of ``MultiRail``."""
 
     def __init__(
         self,
@@ -74,22 +78,23 @@ class RailSet:
     ) -> None:
         self._rails: list[WatchedRail | None] = list(rails)
         self.live = list(range(len(rails)))
-        """Rails that are up, as all ranks agree; a new list where that changes."""
+        """Indices of the rails that are up, as all ranks agree; a new list whenever that changes."""
         self.names = list(names)
         self._state, self._detector, self._reopen = state, detector, reopen
         self._stall, self._clock = stall, clock
         self.position = 0
         self.stop: BaseException | None = None
-        """Ends whatever the rails are doing, for good: ranks are missing, or call different things, or Ctrl-C."""
+        """An error that ends whatever the rails are doing, for good: ranks are missing or call different operations, or
+        Ctrl-C."""
         self.broken: dict[int, NetFoldError] = {}
-        """Rails that failed here; whether they are dead is yet to be agreed on."""
+        """Rails that failed on this rank, with the error, while the ranks have not agreed yet that they are dead."""
         self.deaths = [0] * len(rails)
         self.causes: list[NetFoldError | None] = [None] * len(rails)
-        """Of the last death."""
+        """By rail: the error of its last failure."""
         self._reopenings: dict[int, RailReopening] = {}
         self._past: list[RailStats] = []
         self.changed: Callable[[], None] = lambda: None
-        """Is told when a rail has died or is back: on all ranks in the same operation."""
+        """Called when a rail has failed or is back, on all ranks in the same operation."""
         self._asked = [0.0] * len(rails)
         state.set_live(self.live)
         for index in range(len(rails)):
@@ -104,11 +109,11 @@ class RailSet:
         return rail
 
     def stats(self) -> list[RailStats]:
-        """Of all rails and their former lives."""
+        """Statistics of all rails, and of their earlier lives."""
         return [*self._past, *(rail.stats() for rail in self._rails if rail is not None)]
 
     def describe_states(self) -> str:
-        """Each rail's state, for errors."""
+        """Each rail's state in words, for errors."""
         said = []
         for index, name in enumerate(self.names):
             quiet = self._state.quiet_seconds(index)
@@ -117,10 +122,10 @@ class RailSet:
             said.append(f"{name} {f'up, {idle}' if index in self.live else f'down ({cause})'}")
         return ", ".join(said)
 
-    # ---- death and reopening -----------------------------------------------------------------------------------------
+    # ---- failure and reopening ---------------------------------------------------------------------------------------
     def mark_down(self, dead: Mapping[int, NetFoldError]) -> None:
-        """Rails that all ranks agree are dead, and of what, where this one does not know better.  Raises RailDown or
-        PeerLost where none is left."""
+        """Takes rails out of use that all ranks agree are dead, with a cause for each where this rank knows no better
+        one, and starts reopening them.  Raises RailDown or PeerLost where none is left."""
         for index, failure in dead.items():
             rail = self[index]
             error = self.broken.pop(index, failure)
@@ -130,7 +135,7 @@ class RailSet:
             rail.watch = None
             self._put(index, None)
             log.warning("rail %s is down: %s", self.names[index], error)
-            # not here: a rail takes its time to say goodbye, and who waits for this call has none
+            # on a thread, since closing a rail takes longer than the call that waits for this may
             threading.Thread(target=rail.close, name="netfold-rail-close", daemon=True).start()
             if self._reopen is not None:
                 self._reopenings[index] = self._reopen(index, self.deaths[index])
@@ -140,17 +145,17 @@ class RailSet:
             raise kind(f"no rail is left: {causes}. Look at `netfold status`, then join anew")
 
     def epoch(self, index: int) -> int:
-        """Of a dead rail that is open again on this rank, else 0."""
+        """The epoch of a dead rail that is open again on this rank, else 0."""
         return self._reopenings[index].epoch if index in self._reopenings else 0
 
     def restore(self, index: int) -> None:
-        """A rail that all ranks know to be open again with one mark."""
+        """Takes a rail into use again that is open on all ranks with the same epoch."""
         self._put(index, self._reopenings.pop(index).take())
         self._attach(index)
         log.info("rail %s is up again", self.names[index])
 
     def close(self) -> None:
-        """Closes all; safe to call twice."""
+        """Closes all rails; safe to call twice."""
         self.changed = lambda: None
         for reopening in self._reopenings.values():
             reopening.cancel()
@@ -172,7 +177,7 @@ class RailSet:
         self[index].watch = lambda moved: self._watch(index, moved)
 
     def _watch(self, index: int, moved: float) -> None:
-        """Called by a rail that waits.  Raises what ends it."""
+        """Called by a rail that waits.  Raises what ends its allreduce."""
         if self.stop is not None:
             raise self.stop if isinstance(self.stop, NetFoldError) else NetFoldError(f"interrupted ({self.stop!r})")
         position, name = self.position, self.names[index]
@@ -181,16 +186,16 @@ class RailSet:
         quiet = self._state.record_progress(index, moved)
         late = quiet > self._detector.timeout
         now = self._clock()
-        every = min(max(self._stall, quiet) / 8, ANSWER_SECONDS)  # a rank that takes its time is not asked all the time
+        every = min(max(self._stall, quiet) / 8, ANSWER_SECONDS)  # a slow rank is not asked all the time
         if quiet < self._stall or not self._detector.others or (now < self._asked[index] + every and not late):
             return
         self._asked[index] = now
-        # quiet here: is it so everywhere, and is everybody there?
+        # The rail is quiet here: ask whether it is on all ranks, and whether all are present.
         try:
             answers = self._detector.ask(Question(QuestionKind.AGE, position, index), self._detector.others)
             quiet = self._state.record_progress(
                 index, moved, ANSWER_SECONDS
-            )  # who asks is awake, however long the others take
+            )  # this process is running, however long the others take
             self._detector.check(answers, self._detector.others, quiet)
         except NetFoldError as error:
             self.stop = error
@@ -215,10 +220,10 @@ class RailSet:
             raise
 
     def _patience(self, index: int) -> float:
-        """Seconds of quiet that are too many."""
+        """Seconds of quiet after which the rail counts as dead."""
         spare = [other for other in self.live if other != index and other not in self.broken]
         if not spare:
             return self._detector.timeout  # the last rail is given up only when nothing else can be done
         quiet = min(self._state.quiet_seconds(other) for other in spare)
-        # another one moves: this one is dead, not the machine busy, which stops all rails at nearly the same moment
+        # Another rail moves, so the machine is not just busy, which would stop all rails at nearly the same moment.
         return self._stall if quiet < self._stall / 4 else ALL_STALLED_FACTOR * self._stall

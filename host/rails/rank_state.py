@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks agree on which rail failed, and where: each keeps a state, and answers questions about it.
+"""How the ranks agree on which rail failed, and where: each keeps a state, and answers the others' questions about it.
 
-What ranks do together over several rails is a sequence of numbered positions, the same on every rank: ranges of a
-tensor carried over all rails at once, or one short allreduce on a single rail, a *agreement*.  Ranges may end
-differently from rank to rank; the agreement after them exchanges how.  A agreement itself ends alike for all:
+What ranks do together over several rails is a sequence of numbered positions, the same on every rank: stripes of a
+tensor carried over all rails at once, or one short allreduce on a single rail, an *agreement*.  Stripes may end
+differently from rank to rank; the agreement after them exchanges how.  An agreement itself ends alike for all:
 
-    COMMITTED  some rank has its result, and everybody can have it: each keeps its last results
-    ABORTED  no rank has it, and no rank will: the rail is dead
+    COMMITTED  some rank has its result, and every rank can get it: each keeps its last results
+    ABORTED    no rank has it, and no rank will: the rail is dead
 
-A rank whose rail fails in a agreement asks all others to *fence* it: from the answer on, a rank that did not have the
-result does not take it any more.  Nobody changes an answer, so all who ask hear the same.
+A rank whose rail fails in an agreement asks all others to *fence* it: once a rank has answered, it does not take the
+result any more if it had not got it.  No rank changes an answer, so all who ask get the same.
 
-A rail that is merely quiet has failed where every rank is there and nothing moves on it for any of them (``age``); a
-rank that has not come yet is no failure.  Only time in which somebody looked counts: a machine that stood still has
-heard nothing, and knows nothing.  Before it gives such a rail up, a rank asks the *arbiter*, rank 0, which grants all
-but the last one: where everything stands still, ranks that each blame another rail would lose them all.
+A rail that is merely quiet has failed where every rank is present and nothing moves on it for any of them (``AGE``); a
+rank that has not come yet is no failure of the rail.  Only time in which somebody looked at the rail counts: a process
+that got no time to run has seen nothing, and knows nothing.  Before a rank gives such a rail up, it asks the *arbiter*,
+rank 0, which grants all but the last one: else, while everything stands still, ranks that each blame another rail would
+lose them all.
 
-A rank that gives up because others are missing (``verdict``) says so to whoever asks it from then on: all hear who it
-was, whenever they came themselves.
+A rank that gives up because others are missing keeps its reason, the *verdict*, and answers every later question with
+it, so that all ranks name the same missing ranks, whenever they came themselves.
 """
 
 from __future__ import annotations
@@ -36,26 +37,27 @@ import numpy as np
 from netfold.host.operation.rail import Flat
 
 REMEMBERED = 2
-"""Settlements whose outcome is remembered.  No rank is more than one behind another: who is done with one has had
-everybody's part of it, or everybody's word."""
+"""Number of agreements whose outcome is remembered.  No rank is more than one behind another, because an agreement ends
+only with every rank's part of it or its answer."""
 MAX_LOOK_GAP = 0.03
-"""Seconds since the last look that count as quiet, at most: rails are looked at every 10 ms, so who comes later than
-this stood still himself."""
+"""Seconds since the last look that count as quiet at most: rails are looked at every 10 ms, so a longer gap means that
+this process itself stood still."""
 ARBITER = 0
-"""The rank that says which rails may be given up."""
+"""The rank that decides which rails may be given up."""
 
 
 class QuestionKind(IntEnum):
-    """Questions of one rank to another."""
+    """What one rank can ask another: how long a rail has been quiet, to fence an agreement, or to give a rail up."""
 
     AGE = 1
     FENCE = 2
     GIVE_UP = 3
-    """To the arbiter: may this rail, which is quiet everywhere, be given up?"""
+    """To the arbiter: may this rail, which is quiet on all ranks, be given up?"""
 
 
 class AgreementOutcome(IntEnum):
-    """Of a agreement, as a rank that is asked to fence it answers; of a rail, ABORTED: given up."""
+    """The answer's verdict: of an agreement that a rank was asked to fence; of a rail, where ABORTED means that it was
+    given up."""
 
     NOT_YET = 0
     ABORTED = 1
@@ -64,24 +66,24 @@ class AgreementOutcome(IntEnum):
     ABSENT = 4
     """The asked rank has not come to this position, and waits for nothing."""
     BEHIND = 5
-    """The same, because it still waits for something before it."""
+    """The asked rank has not come to this position, because it still waits for something before it."""
     GAVE_UP = 6
-    """It has given up, and ``Answer.result`` says why."""
+    """The asked rank has given up, and ``Answer.result`` holds its verdict."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """``rail`` is the one in question: the way to ask is another one."""
+    """A question of one rank to another.  ``rail`` is the rail in question, so another plane carries the question."""
 
-    ask: QuestionKind
+    kind: QuestionKind
     position: int
     rail: int
 
 
 @dataclass(frozen=True)
 class Answer:
-    """``age`` in seconds.  ``result``: a agreement's where it is COMMITTED, why a rail failed where it is ABORTED, the
-    verdict where all is GAVE_UP."""
+    """``age``: seconds without progress.  ``result``: the agreement's where it is COMMITTED, the reason why a rail
+    failed where it is ABORTED, the verdict where it is GAVE_UP."""
 
     outcome: AgreementOutcome = AgreementOutcome.NOT_YET
     age: float = 0.0
@@ -89,22 +91,22 @@ class Answer:
 
 
 class OutOfBandChannel(Protocol):
-    """How a rank asks the others, besides the rails."""
+    """How a rank asks the others besides the rails."""
 
     def ask(self, question: Question, ranks: Collection[int], within: float) -> dict[int, Answer]:
-        """Answers by rank; those that none came from within so many seconds are missing."""
+        """Answers by rank; ranks that did not answer within so many seconds are left out."""
 
     def refused(self) -> Collection[int]:
-        """Ranks whose machine answers that nobody listens there: gone for good."""
+        """Ranks whose machine refuses connections to their port: they are gone for good."""
 
     def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops answering."""
 
 
 class RankState:
-    """One rank's state, written by the threads of its rails and read by whoever answers questions.
+    """The state of one rank, written by the threads of its rails and read by the thread that answers questions.
 
-    clock  monotonic seconds, those of the rails' progress
+    clock  monotonic seconds, the clock of the rails' progress
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,21 +118,21 @@ class RankState:
         self._moved: dict[int, float] = {}
         self._looked: dict[int, float] = {}
         self._quiet: dict[int, float] = {}
-        """Seconds without progress in which the rail was looked at."""
+        """By rail: seconds without progress in which the rail was looked at."""
         self._left: dict[int, float] = {}
         self._failed: dict[int, str] = {}
-        """Rails that failed in the ranges of this position, or of the one before the agreement, and why."""
+        """Rails that failed in the stripes of this position, or of the one before the agreement, with the reason."""
         self._live: frozenset[int] = frozenset()
         self._granted: set[int] = set()
-        """Live rails that the arbiter let somebody give up."""
+        """Live rails that the arbiter allowed some rank to give up."""
         self._came = 0.0
         self._outcomes: deque[tuple[int, Flat | None]] = deque(maxlen=REMEMBERED)
         self._verdict: bytes | None = None
         self.last_outcome_at = -math.inf
-        """When the last agreement was done."""
+        """Clock time at which the outcome of the last agreement was known."""
 
     def enter_stripes(self, position: int, rails: Collection[int]) -> None:
-        """This rank is at ``position``, where each of these rails carries a range."""
+        """Records that this rank is at ``position``, where each of these rails carries a stripe."""
         now = self._clock()
         with self._lock:
             self._at, self._in_agreement, self._fenced, self._came = position, False, False, now
@@ -138,8 +140,9 @@ class RankState:
             self._failed = {}
 
     def enter_agreement(self, position: int, rail: int) -> float:
-        """This rank is at a agreement, which this rail carries.  The time, once for all who want to know it."""
-        # a short allreduce may take a third of a millisecond: what is done here is done for each of them
+        """Records that this rank is at an agreement carried by this rail.  Returns the clock's time, so that callers
+        need not read it again."""
+        # kept short: a small allreduce takes only a third of a millisecond
         now = self._clock()
         with self._lock:
             self._at, self._in_agreement, self._fenced, self._came, self._moved = (
@@ -154,7 +157,8 @@ class RankState:
         return now
 
     def record_progress(self, rail: int, when: float, most: float = MAX_LOOK_GAP) -> float:
-        """A look at a rail, which made its last progress then; for how many seconds it has been quiet.
+        """Records a look at a rail whose last progress was at ``when``.  Returns for how many seconds it has been
+        quiet.
 
         most  seconds that count since the last look
         """
@@ -171,35 +175,36 @@ class RankState:
             return self._quiet[rail]
 
     def quiet_seconds(self, rail: int) -> float:
-        """For how many seconds the rail has been quiet here; 0 where it carries nothing now."""
+        """For how many seconds the rail has been quiet on this rank; 0 where it carries nothing now."""
         with self._lock:
             if rail not in self._moved or rail in self._left:
                 return 0.0
             return self._quiet.get(rail, 0.0) + min(self._clock() - self._looked.get(rail, self._came), MAX_LOOK_GAP)
 
-    def set_live(self, rails: Collection[int], *, told: bool = False) -> None:
-        """Rails that are up, as all ranks agree.
+    def set_live(self, rails: Collection[int], *, exchanged: bool = False) -> None:
+        """Sets the rails that are up, as all ranks agree.
 
-        told  every rank has just told which rails it gave up, so what was granted and not used is void
+        exchanged  all ranks have just reported which rails they gave up, so that grants which were not used are void
         """
         with self._lock:
             self._live = frozenset(rails)
-            self._granted = set() if told else self._granted & self._live
+            self._granted = set() if exchanged else self._granted & self._live
 
     def leave_rail(self, rail: int, *, failure: object = None) -> None:
-        """The rail has ended here, well or not: this rank waits for nothing on it any more."""
+        """Records that the rail has ended here, well or not, so that this rank waits for nothing on it any more."""
         with self._lock:
             self._left[rail] = self._clock()
             if failure is not None:
                 self._failed[rail] = first_line(failure)
 
     def fenced(self, position: int) -> bool:
-        """Whether somebody has fenced the agreement in which this rank is."""
+        """Whether the agreement at which this rank is has been fenced."""
         with self._lock:
             return self._fenced and self._at == position
 
     def commit(self, position: int, result: Flat) -> bool:
-        """This rank has the agreement's result, which stays as it is until the next but one.  False: fenced before."""
+        """Records this agreement's result, which must stay as it is until the second agreement after it.  Returns False
+        where it had been fenced before."""
         with self._lock:
             if self._fenced and self._at == position:
                 return False
@@ -208,40 +213,40 @@ class RankState:
             return True
 
     def adopt_outcome(self, position: int, result: Flat | None) -> None:
-        """The outcome as others told it; None: void."""
+        """Records the outcome that another rank has reported; None: aborted."""
         with self._lock:
             self._outcomes.append((position, result))
             self.last_outcome_at = self._clock()
 
     def give_up(self, why: bytes) -> None:
-        """The verdict: this rank waits no longer, for anything.  The first one stays."""
+        """Records the verdict for which this rank gives up, and waits for nothing any more.  The first one stays."""
         with self._lock:
             if self._verdict is None:
                 self._verdict = why
 
     @property
     def gave_up(self) -> bool:
-        """Whether there is a verdict."""
+        """Whether this rank has given up."""
         return self._verdict is not None
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def answer(self, question: Question) -> Answer:
-        """Answers another rank, or this one's own question."""
+        """The answer to a question of another rank, or to one of this rank's own."""
         with self._lock:
-            if question.ask is QuestionKind.AGE:
+            if question.kind is QuestionKind.AGE:
                 if self._verdict is not None:
                     return Answer(AgreementOutcome.GAVE_UP, result=self._verdict)
                 outcome = self._carrier_state(question)
                 why = self._failed[question.rail] if outcome is AgreementOutcome.ABORTED else ""
                 return Answer(outcome, self._age(question), why.encode())
-            if question.ask is QuestionKind.GIVE_UP:
+            if question.kind is QuestionKind.GIVE_UP:
                 return self._arbitrate(question.rail)
             return self._fence(question.position)
 
     def _carrier_state(self, question: Question) -> AgreementOutcome:
         if question.position > self._at:
             return self._not_there()
-        # a range that failed stays failed through the agreement after it
+        # a stripe that failed stays failed through the agreement after it
         last = self._at - 1 if self._in_agreement else self._at
         return (
             AgreementOutcome.ABORTED
@@ -257,13 +262,13 @@ class RankState:
         if question.position > self._at:
             return 0.0
         if question.position < self._at or question.rail not in self._moved:
-            # what the others got when we left may still be on its way to them
+            # what the other ranks were sent when this one left may still be on its way
             return self._clock() - self._came
         if question.rail in self._left:
             return self._clock() - self._left[question.rail]
         if self._in_agreement and self._outcomes and self._outcomes[-1][0] == question.position:
             return self._clock() - self.last_outcome_at
-        # up to when the rail itself looked: a process that got no time to run knows of nothing that came meanwhile
+        # only up to the last look: a process that got no time to run does not know what came meanwhile
         return self._quiet.get(question.rail, 0.0)
 
     def _arbitrate(self, rail: int) -> Answer:
@@ -273,8 +278,8 @@ class RankState:
         return Answer(AgreementOutcome.ABORTED)
 
     def _fence(self, position: int) -> Answer:
-        for kept, result in self._outcomes:
-            if kept == position:
+        for recorded, result in self._outcomes:
+            if recorded == position:
                 return (
                     Answer(AgreementOutcome.ABORTED)
                     if result is None
@@ -293,7 +298,7 @@ class RankState:
 
 
 def first_line(error: object) -> str:
-    """What an error says, in short."""
+    """The first line of an error's message."""
     return str(error).partition("\n")[0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dead rail being opened again, behind the scenes."""
+"""Reopens a dead rail in the background."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from netfold.host.rails.rail_set import WatchedRail
 RETRY = 0.5
 """Seconds between attempts to open a dead rail again."""
 SETTLED = 10.0
-"""Seconds after which a rail that is open here, and not on all ranks, is opened afresh."""
+"""Seconds after which a rail that is open here, and not on all ranks, is closed and opened anew."""
 HELLO = 256
-"""Elements of the first sum of a rail that was opened again: whether it carries anything."""
+"""Elements of the first sum on a reopened rail, which shows whether it carries anything."""
 
 log = logging.getLogger("netfold")
 
 
 class BackgroundReopening:
-    """A dead rail being opened again, on a thread of its own, until it is open on all ranks: a ``multirail.Revival``.
+    """Reopens a dead rail on a thread of its own until it is open on all ranks; a ``rail_set.RailReopening``.
 
     open_   joins with all ranks; raises NetFoldError where that fails
     """
@@ -49,7 +49,7 @@ class BackgroundReopening:
                 continue
             try:
                 some = np.ones(HELLO, np.int32)
-                rail.allreduce(some, some, "sum", 0)  # plans can be had where no packet gets through
+                rail.allreduce(some, some, "sum", 0)  # joining may succeed where no packet gets through
             except NetFoldError as error:
                 log.debug("%s is open and carries nothing: %s", rail, error)
                 rail.close()
@@ -69,7 +69,7 @@ class BackgroundReopening:
             assert self._rail is not None, "nothing was open"
             self._taken = True
         self._over.set()
-        return self._rail  # closed a moment ago, it says so at its first use, and dies again
+        return self._rail  # if it was closed a moment ago, its first use fails
 
     def cancel(self) -> None:
         self._over.set()

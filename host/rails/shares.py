@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a tensor each rail carries (Nezha): costs from what calls took, shares from costs, and no flapping.
+"""How much of a tensor each rail carries (Nezha): costs from measured calls, shares from costs, and hysteresis.
 
 A rail takes a + n/b seconds for n bytes.  All rails used finish together at T = (S + sum a_i b_i) / sum b_i, with
-share_i = b_i (T - a_i) (``cost.equal_finish``); what that gains over the best single rail must be worth the join.
+share_i = b_i (T - a_i) (``cost.equal_finish``); the gain over the best single rail must exceed what splitting costs.
 
 Every rank measures (``Estimate``); the ranks exchange their figures, and each computes the same shares from the same
 figures (``RailShares``): nothing here may depend on what only one rank knows.
@@ -20,45 +20,49 @@ from netfold.host.rails.split_overhead import SplitOverhead
 from netfold.host.selection.cost import RailCost, equal_finish
 
 BLOCK = 1024
-"""Bytes of 256 elements: what shares a block's exponent stays on one rail, so that no cut changes a sum's bits."""
+"""Bytes of a block of 256 elements.  Elements that share a scale stay on one rail, so that no split changes a sum's
+bits."""
 LONG = 256 << 10
-"""Bytes from which a call tells the rate."""
+"""Smallest size in bytes of calls from which a rail's rate is estimated."""
 BRIEF = 8 << 10
-"""Bytes up to which it tells the latency."""
+"""Largest size in bytes of calls from which a rail's latency is estimated."""
 WINDOW = 5
-"""Calls of each kind that count."""
+"""Number of recent calls of each kind that count."""
 PRIOR = 3
 GAIN = 0.92
-"""Several rails must be predicted to take less than this part of the best single one's time."""
+"""Several rails are used where they are predicted to take less than this fraction of the best single rail's time."""
 REGRET = 0.02
-"""RailShares stay while new figures predict them to be no more than this part slower than the best ones."""
+"""Shares stay while new figures predict them to be slower than the best ones by no more than this fraction."""
 SIZES = (64 << 10, 256 << 10, 4 << 20, 64 << 20)
-"""Bytes at which that is looked at."""
+"""Sizes in bytes at which present and new shares are compared."""
 TRIAL = 256 << 10
-"""Bytes that a rail of unknown rate is given, of a tensor at least 8 times as long."""
+"""Bytes given to a rail of unknown rate, of a tensor at least 8 times as long."""
 REMEMBERED = 1024
-"""Splits of short tensors."""
+"""Number of splits of short tensors that are remembered."""
 EXPLORE = 32
-"""Every so many cut calls, a rail that is too slow to be used gets a trial all the same: it may have become better."""
+"""Every so many split calls, a rail that is too slow to be used gets a trial all the same, because it may have become
+faster."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What the ranks have agreed on about a rail.  ``bandwidth`` is None where nobody knows."""
+    """A rail's latency in seconds and bandwidth in bytes per second, as the ranks agreed.  ``bandwidth`` is None where
+    it is unknown."""
 
     latency: float
     bandwidth: float | None
 
     @property
     def cost(self) -> RailCost | None:
-        """For ``equal_finish``."""
+        """The figure as ``equal_finish`` takes it; None where the bandwidth is unknown."""
         return None if self.bandwidth is None else RailCost(self.latency, self.bandwidth)
 
 
 class Estimate:
-    """One rail's cost on one rank.  Medians: a call that waited for a late rank, or for the CPU, does not count.
+    """The cost of one rail as one rank measures it.  Medians are used, so that calls which waited for a late rank or
+    for the CPU do not count.
 
-    known  what an earlier run found: counts as much as ``PRIOR`` calls of each kind, until later ones have replaced it
+    known  figures of an earlier run, which count as ``PRIOR`` calls of each kind until later calls have replaced them
     """
 
     def __init__(self, known: Figure | None = None) -> None:
@@ -69,7 +73,7 @@ class Estimate:
             self._long.extend([(LONG, known.cost.seconds(LONG))] * PRIOR)
 
     def add(self, nbytes: int, seconds: float) -> None:
-        """One call."""
+        """Adds the duration of one call."""
         if nbytes >= LONG:
             self._long.append((nbytes, seconds))
         elif nbytes <= BRIEF:
@@ -80,10 +84,10 @@ class Estimate:
         return median(self._short) if self._short else None
 
     def bandwidth(self) -> float | None:
-        """Bytes per second, or None before the first long call.  Long calls count by their bytes."""
+        """Bytes per second, or None before the first long call.  Long calls are weighted by their bytes."""
         if not self._long:
             return None
-        # a latency beyond the whole call is noise of the short ones: a tenth of the call is always the bytes'
+        # a latency longer than the whole call is noise: at least a tenth of the call is due to its bytes
         wait = self.latency() or 0.0
         rates = sorted((n / max(t - wait, t / 10, 1e-9), n) for n, t in self._long)
         half = sum(n for _, n in rates) / 2
@@ -96,10 +100,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Split:
-    """Bytes for each rail, multiples of ``BLOCK`` but for the end of the tensor; ``seconds`` predicted, None unknown.
+    """Bytes for each rail, multiples of ``BLOCK`` except at the end of the tensor, and the predicted seconds, None if
+    unknown.
 
     ``single``: the best rail alone, and its seconds.  ``names``: of the rails.  ``longest``: predicted seconds of the
-    longest range, None where unknown or none is cut
+    longest stripe, None where unknown or where the tensor is not split
     """
 
     nbytes: tuple[int, ...]
@@ -110,12 +115,12 @@ class Split:
 
     @cached_property
     def used(self) -> list[int]:
-        """Rails that carry anything."""
+        """Indices of the rails that carry anything."""
         return [rail for rail, nbytes in enumerate(self.nbytes) if nbytes]
 
     @cached_property
     def whole(self) -> bool:
-        """Whether one rail carries all of it."""
+        """Whether one rail carries everything."""
         return len(self.used) <= 1
 
     @cached_property
@@ -133,7 +138,7 @@ class Split:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """Seconds for people."""
+    """Seconds for people, in milliseconds."""
     return "unknown" if seconds is None else f"{seconds * 1e3:.3g} ms"
 
 
@@ -141,8 +146,8 @@ class RailShares:
     """The present shares, the same on every rank.
 
     names  of the rails
-    join   seconds that using several costs in itself in the beginning, besides the exchange on the quickest rail; what
-           it costs then is learned (``join_costs``)
+    join   initial estimate of the seconds that using several rails costs in itself, besides the exchange on the
+           quickest rail; the actual cost is learned (``split_overhead``)
     """
 
     def __init__(self, names: Sequence[str], *, join: float = 0.0003) -> None:
@@ -153,10 +158,12 @@ class RailShares:
         self._cuts = 0
         self._short: dict[int, Split] = {}
         self._live: Sequence[int] = ()
-        """Rails for which those splits hold: the list itself, which is another one where rails change."""
+        """The rails for which the remembered splits hold: the list object itself, which is replaced where rails change.
+        """
 
     def learn(self, fresh: Sequence[Figure], live: Sequence[int]) -> bool:
-        """New figures that all ranks share; adopts them where the present ones have become too wrong.  Says whether."""
+        """Takes new figures that all ranks share, and adopts them where the present ones have become too wrong.
+        Returns whether it did."""
         present = [self.figures[rail] for rail in live]
         wanted = [fresh[rail] for rail in live]
         if any(figure.bandwidth is None for figure in present) or any(
@@ -169,17 +176,19 @@ class RailShares:
         return False
 
     def record_cut_call(self, split: Split, live: Sequence[int]) -> None:
-        """A call was cut so and ended well, on all ranks: what it took is told with the next exchange."""
+        """Records that a call was split this way and succeeded on all ranks; its duration is part of the next exchange.
+        """
         if split.longest is not None and split.single[1] is not None:
             self._overhead.record_call(sum(split.nbytes), split.longest, self._start(live), split.single[1])
 
     def adopt_cut_seconds(self, seconds: float | None) -> None:
-        """What all ranks say that the last cut call took, None where there was none: at each exchange."""
+        """Takes the duration of the last split call as all ranks have exchanged it, None where there was none; called
+        at each exchange."""
         if self._overhead.update(seconds):
             self._short.clear()
 
     def _start(self, live: Sequence[int]) -> float:
-        """Seconds that joining takes in the beginning."""
+        """Initial estimate in seconds of what splitting costs."""
         return self._join + min(self.figures[rail].latency for rail in live)
 
     def quickest(self, live: Sequence[int]) -> int:
@@ -187,7 +196,8 @@ class RailShares:
         return min(live, key=lambda rail: (self.figures[rail].latency, rail))
 
     def best(self, nbytes: int, live: Sequence[int]) -> tuple[int, float | None]:
-        """The rail that carries this alone the soonest, and the seconds it takes, None where unknown."""
+        """The rail that carries this many bytes alone the soonest, and the seconds that it takes, None where unknown.
+        """
         costs = {rail: cost for rail in live if (cost := self.figures[rail].cost) is not None}
         if not costs:
             return self.quickest(live), None
@@ -195,11 +205,11 @@ class RailShares:
         return rail, costs[rail].seconds(nbytes)
 
     def split(self, nbytes: int, live: Sequence[int]) -> Split:
-        """RailShares of a tensor over the rails that are up.  Counts as a call that is cut where several get any.
+        """The shares of a tensor over the rails that are up.  It counts as a split call where several rails get any.
 
-        live  a new list where it changes
+        live  must be a new list object whenever it changes
         """
-        # what is computed here counts beside what it is computed for: once for each size
+        # remembered by size, since computing it takes long beside a short call
         split = self._short.get(nbytes) if live is self._live else None
         if split is not None:
             return split
@@ -213,7 +223,7 @@ class RailShares:
         return split
 
     def preview(self, nbytes: int, live: Sequence[int]) -> Split:
-        """The same without trials, for people."""
+        """The same split without trials and without counting, for people."""
         first, alone = self.best(nbytes, live)
         whole = [nbytes if rail == first else 0 for rail in range(len(self.figures))]
         only = Split(tuple(whole), alone, (first, alone), self._names)
@@ -244,7 +254,8 @@ class RailShares:
 
 
 def _regret(nbytes: int, present: Sequence[Figure], fresh: Sequence[Figure]) -> float:
-    """By what part the shares that follow from ``present`` are slower than the best ones, if ``fresh`` is the truth."""
+    """By what fraction the shares that follow from ``present`` are slower than the best ones, if ``fresh`` is the
+    truth."""
     pairs = [(p.cost, f.cost) for p, f in zip(present, fresh, strict=True)]
     known = [(p, f) for p, f in pairs if p is not None and f is not None]
     if not known:
@@ -256,7 +267,7 @@ def _regret(nbytes: int, present: Sequence[Figure], fresh: Sequence[Figure]) -> 
 
 
 def _aligned(nbytes: int, ideal: Sequence[float]) -> list[int]:
-    """Whole blocks for each rail but the last one used, which takes what is left.  They add up to ``nbytes``."""
+    """Whole blocks for each rail but the last one used, which takes the rest.  They add up to ``nbytes``."""
     cut, given, at = [], 0.0, 0
     last = max(i for i, n in enumerate(ideal) if n > 0)
     for i, n in enumerate(ideal):

@@ -1,49 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to use several rails at once, besides their ranges: threads that wake, the exchange that ends the call,
-ranks that share cores.  It begins as Nezha's fixed cost c, and is learned from what cut calls take, by size.
+"""The overhead of using several rails at once: waking threads, the exchange that ends the call, ranks that share cores.
 
-Only tensors for which it matters are looked at.  A size that is not cut any more tells nothing: what was learned of it
-fades, so that it is tried again.
+It starts as Nezha's fixed cost c, and is learned by size from how long split calls take.  Only tensors for which it
+matters are considered.  A size that is not split any more yields no measurements, so what was learned of it fades until
+it is tried again.
 """
 
 from __future__ import annotations
 
 WEIGHT = 1 / 8
-"""Of a new call beside all before."""
+"""Weight of a new call in the moving average."""
 FADE = 1 / 256
-"""Part of what was learned that is forgotten with every exchange of figures, of sizes that were not cut meanwhile."""
+"""Fraction of what was learned that is forgotten with every exchange of figures, for sizes that were not split
+meanwhile."""
 STEP = 50e-6
-"""Seconds by which the cost must have moved for shares to follow."""
+"""Seconds by which the overhead must have changed before shares follow."""
 
 
 class SplitOverhead:
-    """The same on every rank: it hears only what all ranks know.
+    """The learned overhead.  It is the same on every rank, since it depends only on what all ranks have exchanged.
 
-    most  bytes; longer tensors keep the cost that they began with
+    most  bytes; for longer tensors the initial estimate stays
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._learned: dict[int, float] = {}
-        """Seconds beyond the beginning, by the power of two of the bytes: a moving average."""
+        """Size class (bit length of the bytes) -> moving average of the seconds beyond the initial estimate."""
         self._adopted: dict[int, float] = {}
         self._waits: tuple[int, float, float, float] | None = None
 
     def extra_seconds(self, nbytes: int) -> float:
-        """Seconds that joining takes beyond what it began with, below 0 where it takes less."""
+        """Seconds of overhead beyond the initial estimate; below 0 where it is less."""
         return self._adopted.get(nbytes.bit_length(), 0.0)
 
     def record_call(self, nbytes: int, longest: float, start: float, alone: float) -> None:
-        """A call was cut and ended well; what it took is told with the next exchange.
+        """Records that a call was split and succeeded; its duration comes with the next exchange.
 
-        longest  predicted seconds of the longest range
-        start    seconds of joining in the beginning
+        longest  predicted seconds of the longest stripe
+        start    initial estimate of the overhead in seconds
         alone    predicted seconds on the best single rail: a call that took longer counts as that long
         """
         self._waits = (nbytes, longest, start, alone) if nbytes < self._most else None
 
     def update(self, took: float | None) -> bool:
-        """The ranks have told what the last cut call took, None where there was none.  Says whether costs moved."""
+        """Takes the duration of the last split call as the ranks have exchanged it, None where there was none.  Returns
+        whether the overhead that counts has changed."""
         size = None
         if self._waits is not None and took is not None:
             nbytes, longest, start, alone = self._waits

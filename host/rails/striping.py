@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long call: each rail carries a range of the tensor, in chunks of some 30 ms, on a thread of its own.
+"""A long call: each rail carries a stripe of the tensor, in chunks of some 30 ms, on a thread of its own.
 
-A chunk is what a failure makes us send again.  Of a range that is reduced in place the last two chunks are kept, since
-no rank is further ahead of another.
+A chunk is what has to be sent again after a failure.  Of a stripe that is reduced in place the sources of the last two
+chunks are kept, since no rank is further ahead of another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from netfold.host.tracing.timeline import Timeline
 CHUNK_SECONDS = 0.03
 LEAST_CHUNK = 128 << 10
 GRAIN = BLOCK // 4
-"""Elements of a block."""
+"""Elements of a block, the granularity of chunks."""
 
 
 @dataclass
@@ -34,20 +34,20 @@ class Stripe:
     done: int = 0
     seconds: float = 0.0
     error: NetFoldError | None = None
-    kept: dict[int, Flat] = field(default_factory=dict)
+    saved: dict[int, Flat] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
-        """Of all chunks."""
+        """Number of elements in all chunks."""
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
 def cut_stripes(left: Sequence[slice], split: Split, figures: Sequence[Figure]) -> dict[int, Stripe]:
-    """Chunks for every rail, in order, from what is left to do of a tensor of 4-byte elements.
+    """Splits what is left to do of a tensor of 4-byte elements into chunks for every rail, in order.
 
-    figures  of the rails: how long a chunk is
+    figures  of the rails, from which the length of a chunk follows
     """
-    ranges = {}
+    stripes = {}
     queue = list(left)
     for rail in split.used:
         wanted = split.nbytes[rail] // 4 if rail != split.used[-1] else 1 << 62
@@ -61,23 +61,24 @@ def cut_stripes(left: Sequence[slice], split: Split, figures: Sequence[Figure]) 
             wanted -= size
             chunks += _chunks(piece.start, size, most)
         if chunks:
-            ranges[rail] = Stripe(chunks)
-    return ranges
+            stripes[rail] = Stripe(chunks)
+    return stripes
 
 
-def missing_chunks(ranges: Mapping[int, Stripe], done: Sequence[int], source: Flat) -> list[slice]:
-    """The chunks that some rank lacks, given how many all ranks have of each rail; the source is as it was there."""
+def missing_chunks(stripes: Mapping[int, Stripe], done: Sequence[int], source: Flat) -> list[slice]:
+    """Chunks that some rank lacks, given how many chunks of each rail all ranks have; restores the source of those
+    reduced in place."""
     left = []
-    for rail, part in ranges.items():
+    for rail, part in stripes.items():
         for index, chunk in enumerate(part.chunks[done[rail] :], done[rail]):
             left.append(chunk)
-            if index in part.kept:
-                source[chunk] = part.kept[index]
+            if index in part.saved:
+                source[chunk] = part.saved[index]
     return left
 
 
 class StripeThreads:
-    """The threads of the rails.  Parameters as of ``MultiRail``."""
+    """The threads that carry stripes, one for each rail.  Parameters as of ``MultiRail``."""
 
     def __init__(
         self, rails: RailSet, state: RankState, *, timeline: Timeline | None = None,
@@ -86,16 +87,16 @@ class StripeThreads:
         self._rails, self._state, self._timeline, self._clock = rails, state, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 
-    def run(self, ranges: Mapping[int, Stripe], source: Flat, out: Flat, op: Op) -> None:
-        """All ranges at once.  Returns when each has ended, well or not; raises what ends the whole call."""
+    def run(self, stripes: Mapping[int, Stripe], source: Flat, out: Flat, op: Op) -> None:
+        """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
         self._rails.position += 1
-        self._state.enter_stripes(self._rails.position, list(ranges))
+        self._state.enter_stripes(self._rails.position, list(stripes))
         jobs: list[Future[None]] = [
-            self._threads.submit(self._range, rail, part, source, out, op) for rail, part in ranges.items()
+            self._threads.submit(self._carry, rail, part, source, out, op) for rail, part in stripes.items()
         ]
         try:
             wait(jobs)
-        except BaseException as error:  # Ctrl-C: the arrays are the caller's again when we are gone
+        except BaseException as error:  # Ctrl-C: the arrays belong to the caller again once this returns
             self._rails.stop = error
             wait(jobs)
             raise
@@ -103,11 +104,11 @@ class StripeThreads:
             job.result()
         if self._rails.stop is not None:
             raise self._rails.stop
-        for rail, part in ranges.items():
+        for rail, part in stripes.items():
             if part.error is not None:
                 self._rails.broken.setdefault(rail, part.error)
 
-    def _range(self, rail: int, part: Stripe, source: Flat, out: Flat, op: Op) -> None:
+    def _carry(self, rail: int, part: Stripe, source: Flat, out: Flat, op: Op) -> None:
         in_place = source.ctypes.data == out.ctypes.data
         begin = self._clock()
         try:
@@ -115,8 +116,8 @@ class StripeThreads:
                 raise self._rails.broken[rail]
             for index, chunk in enumerate(part.chunks):
                 if in_place:
-                    part.kept[index] = source[chunk].copy()
-                    part.kept.pop(index - 2, None)
+                    part.saved[index] = source[chunk].copy()
+                    part.saved.pop(index - 2, None)
                 self._chunk(rail, f"{index + 1} of {len(part.chunks)}", source[chunk], out[chunk], op)
                 part.done = index + 1
         except NetFoldError as error:
@@ -137,12 +138,12 @@ class StripeThreads:
                 self._timeline.add(self._rails.names[rail], f"chunk {name}", begin, time.monotonic_ns(), about)
 
     def close(self) -> None:
-        """Between calls."""
+        """Ends the threads; to be called between calls."""
         self._threads.shutdown()
 
 
 def _chunks(start: int, size: int, most: int) -> list[slice]:
-    """A range in chunks of like length, whole blocks but for the last."""
+    """A range of elements in chunks of similar length, whole blocks except the last."""
     count = max(1, -(-size // most))
     cuts = [start + round(size * i / count / GRAIN) * GRAIN for i in range(count)] + [start + size]
     return [slice(a, b) for a, b in pairwise(cuts) if b > a]

@@ -23,7 +23,7 @@ LONG = 1_500_000
 
 
 def test_long_and_short_sums_are_exact_in_place_or_not() -> None:
-    """Sizes around every border: none, one, a block, a agreement, several chunks."""
+    """Sizes around every border: none, one, a block, an agreement, several chunks."""
     ranks = Ranks([Plane(3), Plane(3)])
     for seed, size in enumerate([0, 1, 255, 257, 10_000, 524_288, 524_289, LONG]):
         ranks.sum(size, seed, in_place=seed % 2 == 1)

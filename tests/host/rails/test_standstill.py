@@ -138,7 +138,7 @@ def test_the_arbiter_grants_all_rails_but_the_last() -> None:
     assert [may(1), may(1), may(0), may(2)] == [True, True, True, False]
     state.set_live([1, 2])
     assert [may(2), may(1)] == [False, True], "rail 1 stays granted"
-    state.set_live([1, 2], told=True)
+    state.set_live([1, 2], exchanged=True)
     assert [may(2), may(1)] == [True, False]
     assert may(0), "it is down already"
     state.set_live([0, 1, 2])
