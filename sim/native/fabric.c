@@ -1,47 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Links of a folded Clos fabric: output queues with ECN, switches with shared buffers, what is down.
- *
- * One event a packet and hop.  A link is a FIFO with a fixed rate and delay, so a packet's arrival at the far end is
+/* One event a packet and hop.  A link is a FIFO with a fixed rate and delay, so a packet's arrival at the far end is
  * known when it is queued: start = max(now, free), free = start + size x rate, arrival = free + delay; the backlog of
  * its queue is (free - now) / rate.  Packets of a link arrive in order.
  *
  * Simplifications, on purpose: a packet leaves its switch's shared buffer when it reaches the next node (one link delay
  * late); there is no PFC: a full buffer drops. */
-#include "sim.h"
+#include "fabric.h"
 
-/* ---- the numbering (sim/topology.py): kinds 0 up and 1 down at hosts, 2 and 3 at leaves, 4 and 5 at cores ---- */
+/* ---- the numbering (sim/topology.py): a block of link numbers for each kind ---- */
+
+enum link_kind { HOST_UP, HOST_DOWN, LEAF_UP, LEAF_DOWN, CORE_UP, CORE_DOWN, LINK_KINDS };
 
 static uint32_t leaf_up(const struct sim *s, uint32_t leaf, uint32_t agg)
 {
-    return s->block[2] + leaf * s->c->aggs + agg;
+    return s->block[LEAF_UP] + leaf * s->c->aggs + agg;
 }
 
 static uint32_t leaf_down(const struct sim *s, uint32_t leaf, uint32_t agg)
 {
-    return s->block[3] + leaf * s->c->aggs + agg;
+    return s->block[LEAF_DOWN] + leaf * s->c->aggs + agg;
 }
 
 static uint32_t core_up(const struct sim *s, uint32_t pod, uint32_t agg, uint32_t core)
 {
-    return s->block[4] + (pod * s->c->aggs + agg) * s->c->cores + core;
+    return s->block[CORE_UP] + (pod * s->c->aggs + agg) * s->c->cores + core;
 }
 
 static uint32_t core_down(const struct sim *s, uint32_t pod, uint32_t agg, uint32_t core)
 {
-    return core_up(s, pod, agg, core) + s->block[5] - s->block[4];
+    return core_up(s, pod, agg, core) + s->block[CORE_DOWN] - s->block[CORE_UP];
 }
 
 static uint32_t next_link(const struct sim *s, const struct link *l, const struct packet *p)
 {
-    uint32_t leaf = leaf_of(s, p->destination), down = s->block[1] + p->destination;
-    switch (l->kind) {
-    case 0: return l->place == leaf ? down : leaf_up(s, l->place, p->agg);
-    case 2:
+    uint32_t leaf = leaf_of(s, p->destination), down = s->block[HOST_DOWN] + p->destination;
+    switch ((enum link_kind)l->kind) {
+    case HOST_UP: return l->place == leaf ? down : leaf_up(s, l->place, p->agg);
+    case LEAF_UP:
         if (l->place == pod_of(s, leaf))
             return leaf_down(s, leaf, p->agg);
         return core_up(s, l->place, p->agg, p->core);
-    case 3: return down;
-    case 4: return core_down(s, pod_of(s, leaf), p->agg, p->core);
+    case LEAF_DOWN: return down;
+    case CORE_UP: return core_down(s, pod_of(s, leaf), p->agg, p->core);
     default: return leaf_down(s, leaf, l->agg);
     }
 }
@@ -50,16 +50,16 @@ int fabric_open(struct sim *s)
 {
     const struct config *c = s->c;
     uint32_t leaves = c->pods * c->leaves, aggs = c->pods * c->aggs, cores = c->aggs * c->cores;
-    uint32_t sizes[6] = {s->size, s->size, leaves * c->aggs, leaves * c->aggs, aggs * c->cores, aggs * c->cores};
-    for (int i = 0; i < 6; i++)
+    uint32_t sizes[LINK_KINDS] = {s->size, s->size, leaves * c->aggs, leaves * c->aggs, aggs * c->cores, aggs * c->cores};
+    for (int i = 0; i < LINK_KINDS; i++)
         s->block[i + 1] = s->block[i] + sizes[i];
-    s->link_count = s->block[6];
+    s->link_count = s->block[LINK_KINDS];
     s->links = calloc(s->link_count, sizeof *s->links);
     s->buffer = calloc(leaves + aggs + cores, sizeof *s->buffer);
     if (!s->links || !s->buffer)
         return 0;
-    double rates[6] = {c->host_rate, c->host_rate, c->leaf_rate, c->leaf_rate, c->core_rate, c->core_rate};
-    for (uint32_t kind = 0; kind < 6; kind++)
+    double rates[LINK_KINDS] = {c->host_rate, c->host_rate, c->leaf_rate, c->leaf_rate, c->core_rate, c->core_rate};
+    for (uint32_t kind = 0; kind < LINK_KINDS; kind++)
         for (uint32_t n = s->block[kind]; n < s->block[kind + 1]; n++) {
             struct link *l = &s->links[n];
             uint32_t i = n - s->block[kind];
@@ -67,12 +67,12 @@ int fabric_open(struct sim *s)
             l->rate = rates[kind];
             l->ecn = (uint64_t)((double)c->ecn_bytes * l->rate);
             switch (kind) {
-            case 0: l->from = NONE; l->place = i / c->hosts; break;
-            case 1: l->from = i / c->hosts; break;
-            case 2: l->from = i / c->aggs; l->place = i / c->aggs / c->leaves; break;
-            case 3: l->from = leaves + i / c->aggs / c->leaves * c->aggs + i % c->aggs; break;
-            case 4: l->from = leaves + i / c->cores; break;
-            case 5:
+            case HOST_UP: l->from = NONE; l->place = i / c->hosts; break;
+            case HOST_DOWN: l->from = i / c->hosts; break;
+            case LEAF_UP: l->from = i / c->aggs; l->place = i / c->aggs / c->leaves; break;
+            case LEAF_DOWN: l->from = leaves + i / c->aggs / c->leaves * c->aggs + i % c->aggs; break;
+            case CORE_UP: l->from = leaves + i / c->cores; break;
+            case CORE_DOWN:
                 l->agg = (uint16_t)(i / c->cores % c->aggs);
                 l->from = leaves + aggs + l->agg * c->cores + i % c->cores;
                 break;
@@ -121,15 +121,15 @@ void transmit(struct sim *s, uint32_t number, const struct packet *p)
         schedule(&s->events, number, q->time);
 }
 
-void link_event(struct sim *s, uint32_t number)
+int link_event(struct sim *s, uint32_t number, struct packet *arrived)
 {
     struct link *l = &s->links[number];
-    struct packet p = *(struct packet *)front(&l->queue, sizeof p);
+    const struct packet p = *(struct packet *)front(&l->queue, sizeof p);
     pop(&l->queue);
     if (l->queue.count) {
         const struct packet *after = front(&l->queue, sizeof p);
         retime_first(&s->events, after->time);
-        if (l->kind == 1)
+        if (l->kind == HOST_DOWN)
             fetch(s, after->piece);
     } else
         remove_first(&s->events);
@@ -138,19 +138,17 @@ void link_event(struct sim *s, uint32_t number)
     if (l->down) { /* queued or on the wire when it broke */
         l->count.dropped++;
         s->r.dropped++;
-        return;
+        return 0;
     }
     l->count.packets++;
     l->count.bytes += p.bytes;
     s->r.hops++;
-    if (l->kind != 1) {
-        transmit(s, next_link(s, l, &p), &p);
-    } else if (p.answer) {
-        s->r.answered++;
-        acknowledge(s, &(struct ack){0, p.piece, p.seq, p.agg, p.core, p.echo, p.nack});
-    } else {
-        arrive(s, &p);
+    if (l->kind == HOST_DOWN) {
+        *arrived = p;
+        return 1;
     }
+    transmit(s, next_link(s, l, &p), &p);
+    return 0;
 }
 
 /* ---- failures ---- */
@@ -158,17 +156,17 @@ void link_event(struct sim *s, uint32_t number)
 int blocked(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, uint32_t core, int known)
 {
     const struct link *l = s->links;
-    uint32_t way[4], n = 0;
+    uint32_t route[4], n = 0;
     if (a == b)
         return 0;
-    way[n++] = leaf_up(s, a, agg);
+    route[n++] = leaf_up(s, a, agg);
     if (pod_of(s, a) != pod_of(s, b)) {
-        way[n++] = core_up(s, pod_of(s, a), agg, core);
-        way[n++] = core_down(s, pod_of(s, b), agg, core);
+        route[n++] = core_up(s, pod_of(s, a), agg, core);
+        route[n++] = core_down(s, pod_of(s, b), agg, core);
     }
-    way[n++] = leaf_down(s, b, agg);
+    route[n++] = leaf_down(s, b, agg);
     for (uint32_t i = 0; i < n; i++)
-        if (known ? l[way[i]].known : l[way[i]].down)
+        if (known ? l[route[i]].known : l[route[i]].down)
             return 1;
     return 0;
 }

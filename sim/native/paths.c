@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which path a packet takes, and what hosts believe of paths.  A path is an agg, and a core where it leaves the pod. */
-#include "sim.h"
+#include "paths.h"
 
 #include <string.h>
+
+#include "fabric.h"
 
 int paths_open(struct sim *s)
 {
@@ -80,7 +81,6 @@ void suspect_path(struct sim *s, const struct sender *t)
     h->marks[i] = (struct mark){t->destination_leaf, t->agg, t->core, s->events.now + s->c->mark_time};
 }
 
-/* A random path that nobody suspects; any, where all are suspect. */
 void random_path(struct sim *s, const struct sender *t, uint16_t *agg, uint16_t *core)
 {
     uint32_t n = path_count(s, t), first = below(s, n);

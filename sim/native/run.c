@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packet-level simulation of a folded Clos fabric: set-up, the event loop, results. */
-#include "sim.h"
+#include "fabric.h"
+#include "paths.h"
+#include "tasks.h"
+#include "transport.h"
 
 #define ACK_BYTES 64
 
@@ -32,14 +35,35 @@ static void set_faults(struct sim *s, uint32_t count)
     }
 }
 
+/* What a packet means to the host that it has reached: data, or an ACK that queued like data. */
+static void deliver(struct sim *s, const struct packet *p)
+{
+    if (p->answer) {
+        const struct ack a = {0, p->piece, p->seq, p->agg, p->core, p->echo, p->nack};
+        s->r.answered++;
+        uint32_t task = acknowledge(s, &a);
+        if (task != NONE)
+            piece_acknowledged(s, task);
+    } else {
+        uint32_t task = arrive(s, p);
+        if (task != NONE)
+            piece_arrived(s, task);
+    }
+}
+
 static void element_event(struct sim *s, uint32_t element)
 {
-    if (element < s->link_count)
-        link_event(s, element);
-    else if (element < s->link_count + s->size)
+    if (element < s->link_count) {
+        struct packet arrived;
+        if (link_event(s, element, &arrived))
+            deliver(s, &arrived);
+    } else if (element < s->link_count + s->size) {
         card_free(s, element - s->link_count);
-    else
-        ack_event(s, element - s->link_count - s->size);
+    } else {
+        uint32_t task = ack_event(s, element - s->link_count - s->size);
+        if (task != NONE)
+            piece_acknowledged(s, task);
+    }
 }
 
 static void timer_event(struct sim *s, struct timer t)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A run's state, and what its modules owe each other.
+/* A run's state, which its modules share.  Each calls only those that stand above it:
  *
  *     packet.h     what Python hands over
  *     events       simulated time: what happens next
@@ -8,6 +8,9 @@
  *     transport    senders and receivers: windows, time-outs, repeats
  *     tasks        the workload's graph, and the plans of its flows
  *     run          set-up, the event loop, results
+ *
+ * So what happens at one level is news for the next by way of the event loop: a link says that a packet has reached its
+ * host, the transport says that a piece is complete.
  *
  * Elements of the event heap:  [0, links)        a link's first packet arrives
  *                              [links, + hosts)  a host's network card is free for its next packet
@@ -122,16 +125,7 @@ static inline uint64_t draw(struct sim *s)
 
 static inline uint32_t below(struct sim *s, uint32_t n) { return (uint32_t)(((draw(s) >> 32) * n) >> 32); }
 
-/* ---- fabric.c ---- */
-
-int fabric_open(struct sim *s); /* 0 without memory */
-void fabric_close(struct sim *s);
-void transmit(struct sim *s, uint32_t link, const struct packet *p);
-void link_event(struct sim *s, uint32_t link);
-void fault(struct sim *s, const struct fault *f);
-void announce(struct sim *s, const struct fault *f);
-/* Is a link on the way from leaf to leaf down (or, with known, announced to be down)? */
-int blocked(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, uint32_t core, int known);
+/* ---- places ---- */
 
 static inline uint32_t leaf_of(const struct sim *s, uint32_t host) { return host / s->c->hosts; }
 static inline uint32_t pod_of(const struct sim *s, uint32_t leaf) { return leaf / s->c->leaves; }
@@ -141,41 +135,9 @@ static inline uint8_t distance(const struct sim *s, uint32_t a, uint32_t b)
     return a == b ? 0 : pod_of(s, a) == pod_of(s, b) ? 1 : 2;
 }
 
-/* ---- paths.c ---- */
-
-int paths_open(struct sim *s); /* 0 without memory */
-void paths_close(struct sim *s);
-void take_path(const struct sim *s, const struct sender *t, uint32_t path, uint16_t *agg, uint16_t *core);
-int suspect(const struct sim *s, const struct sender *t, uint32_t agg, uint32_t core);
-int any_suspect(const struct sim *s, const struct sender *t);
-void suspect_path(struct sim *s, const struct sender *t); /* the one that it is on */
-void random_path(struct sim *s, const struct sender *t, uint16_t *agg, uint16_t *core);
-void reps_open(struct sim *s, struct sender *t);
-void reps_path(struct sim *s, struct sender *t, uint16_t *agg, uint16_t *core);
-void reps_keep(struct sim *s, struct reps *r, const struct ack *a);
-void reps_freeze(struct sim *s, struct reps *r);
-
-/* ---- transport.c ---- */
-
-void transport_close(struct sim *s);
-void start_piece(struct sim *s, uint32_t task, const struct piece *piece);
-void card_free(struct sim *s, uint32_t host);
-void arrive(struct sim *s, const struct packet *p);
-void acknowledge(struct sim *s, const struct ack *a);
-void ack_event(struct sim *s, uint32_t distance);
-void timeout(struct sim *s, uint32_t sender);
-
 /* All-to-all has more senders than caches hold: fetch the one that this queue will need next, well ahead. */
 static inline void fetch(const struct sim *s, uint32_t sender)
 {
     __builtin_prefetch(&s->senders[sender], 1);
     __builtin_prefetch((const char *)&s->senders[sender] + 64, 1);
 }
-
-/* ---- tasks.c ---- */
-
-int tasks_open(struct sim *s, uint32_t count); /* 0 without memory */
-void tasks_close(struct sim *s);
-void start_task(struct sim *s, uint32_t task);
-void piece_arrived(struct sim *s, uint32_t task);      /* all of it */
-void piece_acknowledged(struct sim *s, uint32_t task); /* and the sender knows */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The workload's graph: a task starts when all that it waits for is done, and cuts its flow by one of two plans. */
-#include "sim.h"
+#include "tasks.h"
+
+#include "paths.h"
+#include "transport.h"
 
 static void start_at(struct sim *s, uint32_t task, uint64_t time)
 {
@@ -28,9 +30,9 @@ void tasks_close(struct sim *s)
     free(s->progress);
 }
 
-/* Starts the successors whose last predecessor this was: flows of the same sender (`own`), which hears of the arrival by
- * the acknowledgement, or all others. */
-static void go_on(struct sim *s, uint32_t task, int own)
+/* Starts the successors whose last predecessor this was: flows of the same sender (`own`), which learns of the arrival
+ * by the acknowledgement, or all others. */
+static void start_successors(struct sim *s, uint32_t task, int own)
 {
     const struct task *k = &s->tasks[task];
     for (const uint32_t *n = &s->next[k->first_next], *end = n + k->nexts; n != end; n++) {
@@ -45,7 +47,7 @@ static void finish_task(struct sim *s, uint32_t task)
 {
     s->finished[task] = s->events.now;
     s->left--;
-    go_on(s, task, 0);
+    start_successors(s, task, 0);
 }
 
 void piece_arrived(struct sim *s, uint32_t task)
@@ -57,7 +59,7 @@ void piece_arrived(struct sim *s, uint32_t task)
 void piece_acknowledged(struct sim *s, uint32_t task)
 {
     if (!--s->progress[task].leaving)
-        go_on(s, task, 1);
+        start_successors(s, task, 1);
 }
 
 void start_task(struct sim *s, uint32_t task)

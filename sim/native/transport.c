@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* End points: DCTCP windows over go-back-N, or over receivers that take packets in any order; time-outs.
- *
- * Simplification, on purpose: unless told what it weighs, an ACK takes its reverse path's empty-network time and no
+/* Simplification, on purpose: unless told what it weighs, an ACK takes its reverse path's empty-network time and no
  * bandwidth (64 bytes in 9000), and is lost if that path is down. */
-#include "sim.h"
+#include "transport.h"
 
 #include <string.h>
+
+#include "fabric.h"
+#include "paths.h"
 
 enum { RECEIVED = 1, ACKED = 2, LOST = 4 }; /* flags of a tolerant sender's packets */
 enum { TICK_SHIFT = 12 };                   /* ps to ticks, in which they were sent */
@@ -60,7 +61,6 @@ static uint32_t take_next(struct sender *t)
     return t->scan++;
 }
 
-/* The network card is free: the next piece in turn sends one packet. */
 void card_free(struct sim *s, uint32_t host)
 {
     struct host *h = &s->hosts[host];
@@ -98,8 +98,8 @@ void card_free(struct sim *s, uint32_t host)
 
 /* ---- a piece's life ---- */
 
-/* A piece's part of a window: rounded up and one more, since a window of one packet idles for a round trip. */
-static float part(const struct sender *t, double window)
+/* A piece's share of a window: rounded up and one more, since a window of one packet idles for a round trip. */
+static float window_share(const struct sender *t, double window)
 {
     return t->share < 1 ? (float)(uint32_t)(window * t->share) + 2 : (float)window;
 }
@@ -132,7 +132,7 @@ void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
     if (s->c->mode == PINNED && t->distance && suspect(s, t, t->agg, t->core))
         random_path(s, t, &t->agg, &t->core);
     t->share = piece->share;
-    t->cwnd = part(t, s->c->window);
+    t->cwnd = window_share(t, s->c->window);
     t->alpha = 1.0f;
     t->window = (uint32_t)t->cwnd;
     t->progress = s->events.now;
@@ -192,11 +192,11 @@ static void answer(struct sim *s, const struct sender *t, const struct packet *p
         schedule(&s->events, s->link_count + s->size + t->distance, a->time);
 }
 
-void arrive(struct sim *s, const struct packet *p)
+uint32_t arrive(struct sim *s, const struct packet *p)
 {
     struct sender *t = &s->senders[p->piece];
     int fresh, nack = 0;
-    uint32_t next = p->seq;
+    uint32_t next = p->seq, complete = NONE;
     if (s->c->tolerant) {
         fresh = t->flags && !(t->flags[p->seq] & RECEIVED); /* no flags: the sender knows already that all is there */
         if (fresh)
@@ -207,7 +207,7 @@ void arrive(struct sim *s, const struct packet *p)
         next = t->received + (uint32_t)fresh;
         if (p->seq > t->received && !nack) { /* one NAK a gap; the rest of the gap's followers are dropped silently */
             s->r.discarded++;
-            return;
+            return NONE;
         }
         t->nacked = nack || (t->nacked && !fresh);
     }
@@ -215,12 +215,13 @@ void arrive(struct sim *s, const struct packet *p)
         t->received++;
         s->r.delivered++;
         if (t->received == t->packets)
-            piece_arrived(s, t->task);
+            complete = t->task;
     } else {
         s->r.discarded++;
     }
     s->r.marked += p->marked;
     answer(s, t, p, next, nack);
+    return complete;
 }
 
 /* ---- acknowledgements and time-outs ---- */
@@ -234,19 +235,19 @@ static void dctcp(struct sim *s, struct sender *t, uint32_t acked, int marked)
     float share = (float)t->marked / (float)t->acked;
     t->alpha += (float)s->c->gain * (share - t->alpha);
     t->cwnd = t->marked ? t->cwnd * (1 - t->alpha / 2) : t->cwnd + t->share;
-    if (t->cwnd > part(t, s->c->max_window))
-        t->cwnd = part(t, s->c->max_window);
+    if (t->cwnd > window_share(t, s->c->max_window))
+        t->cwnd = window_share(t, s->c->max_window);
     if (t->cwnd < (float)s->c->min_window)
         t->cwnd = (float)s->c->min_window;
     t->acked = t->marked = 0;
     t->window = (uint32_t)t->cwnd;
 }
 
-void acknowledge(struct sim *s, const struct ack *a)
+uint32_t acknowledge(struct sim *s, const struct ack *a)
 {
     struct sender *t = &s->senders[a->piece];
     if (!t->active)
-        return;
+        return NONE;
     uint32_t acked = 0;
     if (s->c->tolerant) {
         uint8_t *flag = &t->flags[a->seq];
@@ -277,8 +278,7 @@ void acknowledge(struct sim *s, const struct ack *a)
     }
     if (t->una == t->packets) {
         retire(t);
-        piece_acknowledged(s, t->task);
-        return;
+        return t->task;
     }
     if (a->nack && a->seq == t->una && t->next > t->una) { /* go back */
         t->next = t->una;
@@ -286,10 +286,10 @@ void acknowledge(struct sim *s, const struct ack *a)
         t->cwnd = t->cwnd / 2 < (float)s->c->min_window ? (float)s->c->min_window : t->cwnd / 2;
     }
     enlist(s, a->piece);
+    return NONE;
 }
 
-/* The first of a delay line has arrived: there is one for each distance between hosts. */
-void ack_event(struct sim *s, uint32_t line)
+uint32_t ack_event(struct sim *s, uint32_t line)
 {
     struct fifo *f = &s->acks[line];
     struct ack a = *(struct ack *)front(f, sizeof a);
@@ -300,11 +300,11 @@ void ack_event(struct sim *s, uint32_t line)
         fetch(s, after->piece);
     } else
         remove_first(&s->events);
-    acknowledge(s, &a);
+    return acknowledge(s, &a);
 }
 
 /* When a sender's time is out: from its oldest packet in flight (tolerant), or from its last progress. */
-static uint64_t time_out_due(const struct sim *s, const struct sender *t)
+static uint64_t timeout_due(const struct sim *s, const struct sender *t)
 {
     uint64_t now = s->events.now, rto = s->c->rto;
     if (!t->inflight) /* waits for its turn at the card */
@@ -341,14 +341,14 @@ void timeout(struct sim *s, uint32_t number)
     struct sender *t = &s->senders[number];
     if (!t->active)
         return;
-    uint64_t due = time_out_due(s, t);
+    uint64_t due = timeout_due(s, t);
     if (due > s->events.now) {
         set_timer(&s->events, due, TIMEOUT, number);
         return;
     }
     s->r.timeouts++;
     give_up(s, t);
-    t->cwnd = part(t, s->c->window); /* as the paper: back to line rate */
+    t->cwnd = window_share(t, s->c->window); /* as the paper: back to line rate */
     t->window = (uint32_t)t->cwnd;
     t->acked = t->marked = 0;
     if (t->reps)
