@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import numpy as np
 
 from netfold import Communicator
-from netfold.host.mesh.link import listen
 from netfold.wire.jobs import Peer, Plan
 
 RANKS = 2
-listeners = [listen("127.0.0.1") for _ in range(RANKS)]
+listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(RANKS)]
 peers = [Peer(rank, "127.0.0.1", "{}:{}".format(*listeners[rank].getsockname())) for rank in range(RANKS)]
 sums: dict[int, np.ndarray] = {}
 
