@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from netfold.fabric import collectives
 from netfold.host.collectives import ALLREDUCE, broadcast, double_binary_tree, flow, gather, reduce, scatter
 from netfold.host.collectives.flow import Strand, even, run
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh, Pending, Subset
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 from netfold.host.selection.peers import Peers
 from netfold.sim import workload
+from netfold.testing import MemoryFabric
 from support.collectives import values
 
 SUM = Reduction("sum", "int32")

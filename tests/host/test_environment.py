@@ -14,7 +14,7 @@ from netfold.host import environment
 from netfold.host.api import verbs
 from netfold.host.api.communicator import Communicator
 from netfold.host.environment import RankIdentity
-from support.host import everyone, loopback_job
+from netfold.testing import loopback_job, on_every_rank
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_verbs_speak_horovods_words(monkeypatch: pytest.MonkeyPatch) -> None:
         assert mine.broadcast_object(("from", comm.rank), root_rank=1) == ("from", 1)
 
     with loopback_job(2, rail="tcp") as comms:
-        assert everyone(comms, work) == [None, None]
+        assert on_every_rank(comms, work) == [None, None]
         monkeypatch.setattr(verbs, "_world", comms[0])
         assert (netfold.is_initialized(), netfold.rank(), netfold.size(), netfold.local_rank()) == (True, 0, 2, 1)
         monkeypatch.delenv("WORLD_SIZE")

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from netfold.testing import combine
 from netfold.wire import roce
 from netfold.wire.roce import LaneOperation
 from softswitch.compiler.driver import compile_file
 from softswitch.engine import entities, linking, local
-from support.slot_model import combine
 
 P4SRC = Path(__file__).resolve().parents[2] / "p4src"
 Lanes = NDArray[np.uint32]

@@ -31,11 +31,11 @@ from netfold.controller.switch import tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import parse
 from netfold.fabric.graph import End, Fabric
+from netfold.testing import Packet, SlotSwitch
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream
 from softswitch.engine import local
 from support.program import library
-from support.slot_model import Packet, SlotSwitch
 from support.wires import as_sent, write
 
 PSNS = 9

@@ -25,10 +25,10 @@ from netfold.controller.controller import Controller
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.fabric.slots import Sizes
+from netfold.testing import combine
 from netfold.wire import roce
 from netfold.wire.jobs import Join, Plan, RankStream
 from netfold.wire.roce import LaneOperation, Opcode
-from support.slot_model import combine
 
 RANKS = 3
 USUAL = {"data": LaneOperation.SUM32, "agreement": LaneOperation.MAX32}

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.innet.abi import AGREEMENT, DATA
-from support.slot_model import (
-    Fabric,
-)
+from support.slot_model import Fabric
 
 
 def integers(world: int, size: int, seed: int) -> list[NDArray[Any]]:

@@ -15,8 +15,8 @@ import grpc
 
 import support
 from netfold.rpc import rpc
+from netfold.testing import LoopbackSwitch
 from netfold.wire.jobs import SERVICE, Done, Event, Join, Leave, Peer, Plan, RankReport, Watch, Watching
-from support.host import LoopbackSwitch
 
 SLOTS = 64
 

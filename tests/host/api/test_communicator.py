@@ -24,9 +24,10 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.client.plans import check_plan
 from netfold.host.errors import Busy, Closed, CollectiveTimeout, JoinRefused, NetFoldError, PlanError
 from netfold.host.innet.fold import FoldRail
+from netfold.testing import LoopbackSwitch, loopback_job, on_every_rank, subnet
 from netfold.wire import jobs, roce
 from netfold.wire.jobs import Done, Join, Leave, Peer, Plan, RankReport, RankStream, RankTree
-from support.host import LoopbackSwitch, everyone, impatient, loopback_job, subnet
+from support.host import impatient
 from support.ports import wait_for
 
 
@@ -269,15 +270,15 @@ def test_arrays_of_any_layout_go_through_a_copy() -> None:
         frozen = base.copy()
         frozen.flags.writeable = False
         for x in (base[::2, ::3], base.T, np.asfortranarray(base), base.astype(">f4"), frozen, base[::-1]):
-            for out in everyone(comms, partial(_reduce, x)):
+            for out in on_every_rank(comms, partial(_reduce, x)):
                 assert out.dtype == np.float32
                 assert (out == 2 * x).all()
         wide = [np.zeros((20, 60), np.float32) for _ in comms]
-        everyone(comms, lambda c: c.allreduce(base, out=wide[c.rank][:, ::2]))
+        on_every_rank(comms, lambda c: c.allreduce(base, out=wide[c.rank][:, ::2]))
         assert (wide[0][:, ::2] == 2 * base).all()
         assert (wide[0][:, 1::2] == 0).all()
         shifted = [np.arange(1001, dtype=np.float32) for _ in comms]
-        everyone(comms, lambda c: c.allreduce(shifted[c.rank][:-1], out=shifted[c.rank][1:]))
+        on_every_rank(comms, lambda c: c.allreduce(shifted[c.rank][:-1], out=shifted[c.rank][1:]))
         assert (shifted[0][1:] == 2 * np.arange(1000)).all()
 
 
@@ -297,7 +298,7 @@ def test_barrier_waits_for_the_last_rank() -> None:
             comm.barrier()
             seen.append(len(arrived))
 
-        everyone(comms, call)
+        on_every_rank(comms, call)
         assert seen == [3, 3, 3]
 
 
@@ -313,13 +314,13 @@ def test_two_threads_at_once_are_refused() -> None:
         comms[1].barrier()
         inside.join(60)
         assert not inside.is_alive()
-        everyone(comms, lambda c: c.barrier())
+        on_every_rank(comms, lambda c: c.barrier())
 
 
 def test_a_closed_communicator_says_so_and_keeps_its_totals() -> None:
     """close() may be called twice; statistics stay readable; collectives raise Closed."""
     with loopback_job(2) as comms:
-        everyone(comms, lambda c: c.allreduce(np.ones(10, np.float32)))
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(10, np.float32)))
         comms[0].close()
         comms[0].close()
         assert comms[0].stats().operations == 1

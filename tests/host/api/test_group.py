@@ -15,13 +15,12 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
 from netfold.host.api.work import Turns
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
+from netfold.testing import MemoryFabric, loopback_job, on_every_rank
 from support.collectives import as_bfloat16, values
-from support.host import everyone, loopback_job
 
 SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 
@@ -175,7 +174,7 @@ def test_a_communicator_offers_all_collectives(rail: Any) -> None:
         comm.barrier()
 
     with loopback_job(3, rail=rail) as comms:
-        for result in everyone(comms, work):
+        for result in on_every_rank(comms, work):
             if result is not None:
                 raise AssertionError("a rank failed") from result
         folds = "does not fold" in comms[0].explain(4000, op="product")
@@ -195,7 +194,7 @@ def test_asynchronous_operations_keep_their_order() -> None:
         return [*[float(one.wait(60)[0]) for one in reversed(works)][::-1], float(last)]
 
     with loopback_job(2, rail="tcp") as comms:
-        assert everyone(comms, work) == [[2.0 * i + 1 for i in range(8)] + [2.0]] * 2
+        assert on_every_rank(comms, work) == [[2.0 * i + 1 for i in range(8)] + [2.0]] * 2
 
 
 def test_callbacks_come_once_the_work_is_done() -> None:

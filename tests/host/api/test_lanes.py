@@ -14,7 +14,7 @@ from netfold.host.api.communicator import Communicator, RailName
 from netfold.host.errors import RankMismatch
 from netfold.host.innet import quantise
 from netfold.host.operation.half_precision import narrow, widen
-from support.host import everyone, loopback_job
+from netfold.testing import loopback_job, on_every_rank
 
 RAILS: list[RailName] = ["innet", "tcp"]
 
@@ -33,7 +33,7 @@ def test_narrow_lanes_halve_and_quarter_the_packets(bits: Any) -> None:
     """The same packets as for 16 / bits of the elements, and an error of at most one level a rank."""
     x = np.sin(np.arange(256 * 64, dtype=np.float32))
     with loopback_job(3) as comms:
-        out = same(everyone(comms, lambda comm: comm.allreduce(x * (comm.rank + 1), lane_bits=bits)))
+        out = same(on_every_rank(comms, lambda comm: comm.allreduce(x * (comm.rank + 1), lane_bits=bits)))
         packets = [comm.stats().packets_sent - comm.stats().retransmissions for comm in comms]
         assert packets == [64 * bits // 32 + 1 + 1] * 3
         assert np.abs(out - 6 * x).max() <= 3 * 3.0 / quantise.levels(3, bits) + 1e-5
@@ -47,12 +47,12 @@ def test_a_communicators_own_width_is_for_float_sums_alone(monkeypatch: pytest.M
     with loopback_job(2) as comms:
         assert "in lanes of 8 bits, 1 packets" in comms[0].explain(1024 * 4)
         assert "in lanes of" not in comms[0].explain(1024 * 4, dtype="int32")
-        rough = same(everyone(comms, lambda comm: comm.allreduce(x)))
+        rough = same(on_every_rank(comms, lambda comm: comm.allreduce(x)))
         assert 1e-4 < np.abs(rough - 2 * x).max() < 2 * np.abs(x).max() / 63
-        assert np.abs(same(everyone(comms, lambda comm: comm.allreduce(x, lane_bits=32))) - 2 * x).max() < 1e-6
+        assert np.abs(same(on_every_rank(comms, lambda comm: comm.allreduce(x, lane_bits=32))) - 2 * x).max() < 1e-6
         ints = np.arange(1000, dtype=np.int32)
-        assert (same(everyone(comms, lambda comm: comm.allreduce(ints))) == 2 * ints).all()
-        assert (same(everyone(comms, lambda comm: comm.allreduce(x * comm.rank, op="max"))) == x.clip(0)).all()
+        assert (same(on_every_rank(comms, lambda comm: comm.allreduce(ints))) == 2 * ints).all()
+        assert (same(on_every_rank(comms, lambda comm: comm.allreduce(x * comm.rank, op="max"))) == x.clip(0)).all()
     monkeypatch.setenv("NETFOLD_LANE_BITS", "12")
     with pytest.raises(ValueError, match="NETFOLD_LANE_BITS='12': expected 32, 16 or 8"), loopback_job(2):
         pass
@@ -75,7 +75,7 @@ def test_with_feedback_the_sum_over_time_is_the_sum_of_all(rail: RailName, bits:
         return total
 
     with loopback_job(2, rail=rail) as comms:
-        same(everyone(comms, train))
+        same(on_every_rank(comms, train))
 
 
 @pytest.mark.parametrize("rail", RAILS)
@@ -91,10 +91,10 @@ def test_saturation_is_counted_and_warned_of(rail: RailName) -> None:
     with loopback_job(2, rail=rail) as comms:
         ends = 3 if rail == "innet" else 2  # one that was at an end stays there, in the switch
         with pytest.warns(RuntimeWarning, match=f"{ends} of 5 elements of a saturating sum"):
-            out = same(everyone(comms, call))
+            out = same(on_every_rank(comms, call))
         assert out.tolist() == expected
         assert [comm.stats().saturated for comm in comms] == [ends, ends]
-        assert same(everyone(comms, lambda comm: comm.allreduce(rows[comm.rank]))).tolist()[0] == small
+        assert same(on_every_rank(comms, lambda comm: comm.allreduce(rows[comm.rank]))).tolist()[0] == small
 
 
 @pytest.mark.parametrize("rail", RAILS)
@@ -107,8 +107,8 @@ def test_maxima_are_the_same_on_every_rail(rail: RailName, op: Any) -> None:
     ]
     fold = np.maximum if op == "max" else np.minimum
     with loopback_job(2, rail=rail) as comms:
-        assert (same(everyone(comms, lambda comm: comm.allreduce(ints[comm.rank], op=op))) == fold(*ints)).all()
-        got = same(everyone(comms, lambda comm: comm.allreduce(floats[comm.rank], op=op)))
+        assert (same(on_every_rank(comms, lambda comm: comm.allreduce(ints[comm.rank], op=op))) == fold(*ints)).all()
+        got = same(on_every_rank(comms, lambda comm: comm.allreduce(floats[comm.rank], op=op)))
         np.testing.assert_array_equal(got, fold(*floats))
         assert (comms[0].stats().packets_sent > 0) == (rail == "innet")
 
@@ -117,7 +117,7 @@ def test_ranks_that_ask_for_other_widths_learn_it() -> None:
     """The signature names both widths on both ranks."""
     with loopback_job(2) as comms:
         ask: list[Any] = [16, 8]
-        errors = everyone(comms, lambda comm: comm.allreduce(np.ones(9, np.float32), lane_bits=ask[comm.rank]))
+        errors = on_every_rank(comms, lambda comm: comm.allreduce(np.ones(9, np.float32), lane_bits=ask[comm.rank]))
         assert all(isinstance(error, RankMismatch) for error in errors)
         assert all("lane bits 8 .. 16" in str(error) for error in errors)
 
@@ -127,7 +127,7 @@ def test_what_is_not_folded_goes_whole_and_says_so_once(caplog: pytest.LogCaptur
     x = np.linspace(0, 1, 999, dtype=np.float32)
     with caplog.at_level(logging.WARNING, "netfold"), loopback_job(2, rail="tcp") as comms:
         for _ in range(2):
-            assert (same(everyone(comms, lambda comm: comm.allreduce(x, lane_bits=8))) == 2 * x).all()
+            assert (same(on_every_rank(comms, lambda comm: comm.allreduce(x, lane_bits=8))) == 2 * x).all()
     assert sum("lanes of 8 bits are for what the switches fold" in line for line in caplog.messages) == 2, "a rank each"
 
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(options: dict[s
         with pytest.raises(ValueError, match="shares memory"):
             comms[0].allreduce(x, lane_bits=16, feedback=x)
         assert comms[0].stats().packets_sent == 0
-        assert (same(everyone(comms, lambda comm: comm.allreduce(x))) == 2).all()
+        assert (same(on_every_rank(comms, lambda comm: comm.allreduce(x))) == 2).all()
 
 
 HALVES = ["float16", "bfloat16"]
@@ -170,11 +170,11 @@ def test_halves_fold_as_float32_and_are_rounded_once(element: str) -> None:
     mine = [as_half(rng.standard_normal((5, 301)).astype(np.float32), element) for _ in range(3)]
     wide = [widen(x, element).astype(np.float64) for x in mine]
     with loopback_job(3) as comms:
-        out = same(everyone(comms, lambda comm: comm.allreduce(mine[comm.rank], dtype=element)))
+        out = same(on_every_rank(comms, lambda comm: comm.allreduce(mine[comm.rank], dtype=element)))
         exact = sum(wide)
         assert out.tobytes() == as_half(np.asarray(exact, np.float32), element).tobytes()
         for op, numpy in (("max", np.maximum), ("min", np.minimum)):
-            got = same(everyone(comms, lambda comm: comm.allreduce(mine[comm.rank], op=op, dtype=element)))  # noqa: B023
+            got = same(on_every_rank(comms, lambda comm: comm.allreduce(mine[comm.rank], op=op, dtype=element)))  # noqa: B023
             assert (widen(got, element) == numpy.reduce(wide)).all()
         packets = [comm.stats().packets_sent for comm in comms]
         assert min(packets) > 3 * 1505 * 4 // 1024, "not folded"
@@ -186,8 +186,8 @@ def test_halves_fold_as_float32_and_are_rounded_once(element: str) -> None:
             assert (array[:, 1::2] == mine[comm.rank][:, 1::2]).all()
             return every_other
 
-        assert same(everyone(comms, in_place)).tobytes() == np.ascontiguousarray(out[:, ::2]).tobytes()
-        assert same(everyone(comms, lambda comm: comm.allreduce(mine[0][:0], dtype=element))).shape == (0, 301)
+        assert same(on_every_rank(comms, in_place)).tobytes() == np.ascontiguousarray(out[:, ::2]).tobytes()
+        assert same(on_every_rank(comms, lambda comm: comm.allreduce(mine[0][:0], dtype=element))).shape == (0, 301)
         assert f"{element} folds as float32: 4096 bytes" in comms[0].explain(2048, dtype=element)
         assert comms[0].path("sum", element) == "innet"
         assert comms[0].path("product", element) == comms[0].path("sum", "float64") == "tcp"
@@ -213,7 +213,7 @@ def test_feedback_of_halves_keeps_what_they_cannot_hold(rail: RailName, element:
         return total
 
     with loopback_job(2, rail=rail) as comms:
-        same(everyone(comms, train))
+        same(on_every_rank(comms, train))
 
 
 @pytest.mark.parametrize("element", HALVES)

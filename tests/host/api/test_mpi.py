@@ -14,7 +14,7 @@ from netfold import mpi as MPI
 from netfold.host.api import verbs
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError
-from support.host import everyone, loopback_job
+from netfold.testing import loopback_job, on_every_rank
 
 RANKS = 3
 
@@ -22,7 +22,7 @@ RANKS = 3
 def everywhere(work: Callable[[MPI.Comm], Any], *, rail: Any = "tcp") -> list[Any]:
     """Every rank's result."""
     with loopback_job(RANKS, rail=rail) as comms:
-        results = everyone(comms, lambda comm: work(MPI.Comm(comm)))
+        results = on_every_rank(comms, lambda comm: work(MPI.Comm(comm)))
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -141,7 +141,7 @@ def test_buffers_that_cannot_be_are_refused(
     with loopback_job(RANKS, rail="tcp") as comms:
         with pytest.raises(error, match=says):
             call(MPI.Comm(comms[0]))
-        assert everyone(comms, lambda comm: float(comm.allreduce(np.ones(1))[0])) == [3.0] * 3
+        assert on_every_rank(comms, lambda comm: float(comm.allreduce(np.ones(1))[0])) == [3.0] * 3
 
 
 def test_the_world_is_the_processs_job(monkeypatch: pytest.MonkeyPatch) -> None:

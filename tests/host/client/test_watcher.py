@@ -29,8 +29,8 @@ from netfold.fabric.graph import Fabric
 from netfold.host.api.communicator import Communicator
 from netfold.host.client.jobs import JobClient
 from netfold.host.errors import JobEnded, JoinRefused, PeerLost
+from netfold.testing import subnet
 from support.controller import MemorySwitch
-from support.host import subnet
 
 TIMEOUT = 120.0
 """Of collectives: far more than a death takes to be noticed."""

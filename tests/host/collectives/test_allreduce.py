@@ -22,11 +22,11 @@ from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.machines import find as machines
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import TransportError
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.operation.arrays import Flat, by_counts
 from netfold.host.operation.half_precision import storage
 from netfold.host.operation.reduction import NAMES, ReduceOp, Reduction, element_name
+from netfold.testing import MemoryFabric
 from support.collectives import expected, inputs, values
 
 CALL = Call(1, "allreduce")

@@ -14,13 +14,13 @@ import pytest
 from netfold.host.api.group import Group
 from netfold.host.api.work import Turns
 from netfold.host.collectives import ALLREDUCE, BROADCAST, REDUCE
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import NAMES, ReduceOp
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
+from netfold.testing import MemoryFabric
 from support.collectives import expected, inputs, values
 
 LINKS = Measured(LinkCost(1e-3, 1e-8), 1.0)

@@ -22,10 +22,10 @@ from netfold.host.collectives import (
     scatter,
 )
 from netfold.host.collectives.flow import Strand, run
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat, by_counts
 from netfold.host.operation.reduction import Reduction
+from netfold.testing import MemoryFabric
 from support.collectives import expected, inputs, values
 
 CALL = Call(1, "test")

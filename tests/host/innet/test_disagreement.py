@@ -17,13 +17,7 @@ from netfold.host.innet.abi import DATA
 from netfold.host.innet.native import Core
 from netfold.wire import roce
 from netfold.wire.jobs import RankStream, RankTree
-from support.slot_model import (
-    SECOND,
-    Call,
-    TerribleNetwork,
-    make_fabric,
-    run,
-)
+from support.slot_model import SECOND, Call, TerribleNetwork, make_fabric, run
 from support.sources import integers
 
 

@@ -23,8 +23,9 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.connection import listen
 from netfold.host.native import sockets
 from netfold.host.operation.rail import Op
+from netfold.testing import loopback_job, on_every_rank, subnet
 from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
-from support.host import everyone, impatient, interrupted_by, loopback_job, subnet
+from support.host import impatient, interrupted_by
 
 RAILS: list[RailName] = ["innet", "tcp"]
 
@@ -49,12 +50,12 @@ def test_sums_over_real_sockets(rail: RailName, world: int) -> None:
         for shape in [(), (0,), (1,), (255,), (257,), (300, 70), (2, 0, 3)]:
             ints = arrays(world, shape, "int32")
             expected = np.sum(np.array(ints, np.int64), axis=0).astype(np.int32)
-            for out in everyone(comms, partial(_reduce, ints)):
+            for out in on_every_rank(comms, partial(_reduce, ints)):
                 assert out.shape == shape
                 assert out.dtype == np.int32
                 assert (out == expected).all()
             floats = arrays(world, shape, "float32")
-            outs = everyone(comms, partial(_reduce, floats, op="average"))
+            outs = on_every_rank(comms, partial(_reduce, floats, op="average"))
             for out in outs:
                 assert np.allclose(out, np.mean(np.array(floats, np.float64), axis=0), atol=1e-6)
                 assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
@@ -66,7 +67,7 @@ def test_loss_on_real_sockets_is_repaired_and_counted() -> None:
         ints = arrays(3, 50_000, "int32")
         expected = np.sum(np.array(ints, np.int64), axis=0).astype(np.int32)
         for _ in range(3):
-            for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+            for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
                 assert (out == expected).all()
         stats = comms[0].stats()
         assert stats.operations == 3
@@ -80,9 +81,9 @@ def test_in_place_and_out_of_place_agree() -> None:
     """The same array as source and result gives what separate ones give."""
     with loopback_job(2, loss=0.02, seed=8) as comms:
         floats = arrays(2, 30_000, "float32")
-        apart = everyone(comms, lambda c: c.allreduce(floats[c.rank]))
+        apart = on_every_rank(comms, lambda c: c.allreduce(floats[c.rank]))
         own = [x.copy() for x in floats]
-        everyone(comms, lambda c: c.allreduce(own[c.rank], out=own[c.rank]))
+        on_every_rank(comms, lambda c: c.allreduce(own[c.rank], out=own[c.rank]))
         for x in own:
             assert (x.view(np.uint32) == apart[0].view(np.uint32)).all()
 
@@ -92,7 +93,7 @@ def test_tensors_beyond_one_operation_go_in_pieces(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fold, "PIECE", 4096)
     with loopback_job(2, loss=0.02, seed=3) as comms:
         ints = arrays(2, 3 * 4096 + 100, "int32")
-        for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+        for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
             assert (out == ints[0] + ints[1]).all()
         assert comms[0].stats().operations == 1
         assert comms[0].stats().bytes_reduced == ints[0].nbytes
@@ -107,7 +108,7 @@ def test_a_small_receive_buffer_narrows_the_window_and_says_so(
         assert "windows are at most 32 packets instead of 512" in caplog.text
         assert "window 32 packets" in comms[0].explain(1)
         ints = arrays(2, 50_000, "int32")
-        for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+        for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
             assert (out == ints[0] + ints[1]).all()
 
 
@@ -117,7 +118,7 @@ def test_a_rank_that_never_calls_times_the_others_out(rail: RailName) -> None:
     with loopback_job(3, rail=rail) as comms:
         impatient(comms, 0.3)
         begin = time.monotonic()
-        got = everyone(comms[:2], lambda c: c.allreduce(np.ones(1000, np.float32)))
+        got = on_every_rank(comms[:2], lambda c: c.allreduce(np.ones(1000, np.float32)))
         took = time.monotonic() - begin
         assert took < 20
         for rank, error in enumerate(got):
@@ -149,7 +150,7 @@ def test_ranks_that_call_different_things_learn_it(
 ) -> None:
     """Another size or dtype on one rank: an error on every rank, at once, with both values."""
     with loopback_job(3, rail=rail, timeout=20) as comms:
-        got = everyone(comms, lambda c: c.allreduce(odd if c.rank == 1 else np.zeros(1000, np.float32)))
+        got = on_every_rank(comms, lambda c: c.allreduce(odd if c.rank == 1 else np.zeros(1000, np.float32)))
         assert all(isinstance(error, RankMismatch | PeerLost) for error in got), got
         told = [str(error) for error in got if isinstance(error, RankMismatch)]
         assert any(all(value in text for value in expected) for text in told), told
@@ -158,7 +159,7 @@ def test_ranks_that_call_different_things_learn_it(
 def test_a_rank_that_dies_in_the_ring_is_named() -> None:
     """The neighbour's closed connection ends the operation, and the error names the rank."""
     with loopback_job(2, rail="tcp") as comms:
-        everyone(comms, lambda c: c.barrier())
+        on_every_rank(comms, lambda c: c.barrier())
         comms[1].close()
         with pytest.raises(PeerLost, match="rank 1 is lost"):
             comms[0].allreduce(np.ones(10, np.float32))
@@ -171,7 +172,7 @@ def test_strangers_at_the_rings_door_are_turned_away() -> None:
         strangers = [socket.create_connection((where[0], int(where[2])), timeout=20) for _ in range(2)]
         strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(64))
         strangers[1].close()
-        assert everyone(comms, lambda c: float(c.allreduce(np.ones(1, np.float32))[0])) == [2.0, 2.0]
+        assert on_every_rank(comms, lambda c: float(c.allreduce(np.ones(1, np.float32))[0])) == [2.0, 2.0]
         strangers[0].close()
 
 
@@ -245,7 +246,7 @@ def test_a_thread_that_flushes_subnormals_gets_the_same_bits() -> None:
             assert swap(old) & 0x8040 == 0x8040, "the thread's own mode is put back"
 
     with loopback_job(2) as comms:
-        for out in everyone(comms, call):
+        for out in on_every_rank(comms, call):
             assert (out.view(np.uint32) == np.arange(1, 257) * 2).all()
 
 
@@ -255,7 +256,7 @@ def test_ring_sums_any_size_over_any_number_of_ranks(world: int, size: int, dtyp
     """Chunks of unlike sizes, empty ones too: every rank has the same bits, and int32 is exact."""
     with loopback_job(world, rail="tcp") as comms:
         sources = arrays(world, size, dtype)
-        outs = everyone(comms, lambda c: c.allreduce(sources[c.rank]))
+        outs = on_every_rank(comms, lambda c: c.allreduce(sources[c.rank]))
         for out in outs:
             assert (out.view(np.uint32) == outs[0].view(np.uint32)).all()
         exact = np.sum(np.array(sources, np.int64 if dtype == "int32" else np.float64), axis=0)

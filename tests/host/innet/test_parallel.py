@@ -26,7 +26,8 @@ from netfold.host.native.reuseport import by_highest_bit, by_remainder, steer
 from netfold.host.selection import chooser
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured
-from support.host import everyone, impatient, interrupted_by, loopback_job, subnet
+from netfold.testing import loopback_job, on_every_rank, subnet
+from support.host import impatient, interrupted_by
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ def test_sums_are_exact_over_machines_of_several_ranks(world: int, members: int)
         for size in (0, 1, 3, 255, 1025, 20_011):
             ints = arrays(world, size, "int32")
             expected = np.sum(np.array(ints, np.int64), axis=0).astype(np.int32)
-            for out in everyone(comms, lambda c, x=ints: c.allreduce(x[c.rank])):
+            for out in on_every_rank(comms, lambda c, x=ints: c.allreduce(x[c.rank])):
                 assert np.array_equal(out, expected), size
             floats = arrays(world, size, "float32")
             own = [x.copy() for x in floats]
-            outs = everyone(comms, lambda c, x=own: c.allreduce(x[c.rank], out=x[c.rank], op="average"))
+            outs = on_every_rank(comms, lambda c, x=own: c.allreduce(x[c.rank], out=x[c.rank], op="average"))
             for out, into in zip(outs, own, strict=True):
                 assert out is into
                 assert np.allclose(out, np.mean(np.array(floats, np.float64), axis=0), atol=1e-6)
@@ -68,7 +69,7 @@ def test_a_machine_sends_the_tensor_once() -> None:
     """Its ranks fold disjoint parts: together as many bytes as the tensor has, and as many packets."""
     with loopback_job(6, members=3) as comms:
         sources = arrays(6, 100_000, "int32")
-        everyone(comms, lambda c: c.allreduce(sources[c.rank]))
+        on_every_rank(comms, lambda c: c.allreduce(sources[c.rank]))
         for machine in (comms[:3], comms[3:]):
             stats = [comm.stats() for comm in machine]
             assert sum(one.by_tree["loop"].bytes_reduced for one in stats) == 400_000
@@ -89,7 +90,7 @@ def test_any_size_on_any_machines(machines: int, members: int, size: int, rows: 
         with loopback_job(world, members=members) as comms:
             ints = arrays(world, size, "int32")
             expected = np.sum(np.array(ints, np.int64), axis=0).astype(np.int32)
-            for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+            for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
                 assert np.array_equal(out, expected)
 
 
@@ -100,7 +101,7 @@ def test_not_finite_elements_reach_every_rank() -> None:
         sources[0][5], sources[1][5] = np.inf, -np.inf
         sources[3][300] = np.inf
         with np.errstate(invalid="ignore"):
-            outs = everyone(comms, lambda c: c.allreduce(sources[c.rank]))
+            outs = on_every_rank(comms, lambda c: c.allreduce(sources[c.rank]))
         for out in outs:
             assert np.isnan(out[5])
             assert np.isinf(out[300]) or np.isnan(out[300])
@@ -114,11 +115,11 @@ def test_ranks_that_never_call_time_the_others_out(absent: list[int]) -> None:
         impatient(comms, 0.3)
         begin = time.monotonic()
         present = [comm for comm in comms if comm.rank not in absent]
-        got = everyone(present, lambda c: c.allreduce(np.ones(1000, np.int32)))
+        got = on_every_rank(present, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert time.monotonic() - begin < 20
         assert all(isinstance(error, CollectiveTimeout | PeerLost) for error in got), got
         assert any("rank 1 gone" in str(error) or "no result" in str(error) for error in got), got
-        again = everyone(present, lambda c: c.allreduce(np.ones(1000, np.int32)))
+        again = on_every_rank(present, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert [str(error) for error in again] == [str(error) for error in got]
 
 
@@ -137,7 +138,7 @@ def test_a_rank_that_gives_up_in_the_middle_is_named_on_its_machine() -> None:
                 return None
             return comm.allreduce(np.ones(20_000, np.int32))
 
-        got = everyone(comms, call)
+        got = on_every_rank(comms, call)
         assert isinstance(got[2], PeerLost)
         assert "rank 3" in str(got[2])
         assert all(isinstance(error, CollectiveTimeout | PeerLost) for error in got[:2]), got
@@ -147,7 +148,7 @@ def test_ranks_of_a_machine_that_disagree_are_told() -> None:
     """By the first message between them, before anything is folded."""
     with loopback_job(4, members=2) as comms:
         impatient(comms[2:], 0.5)
-        got = everyone(comms, lambda c: c.allreduce(np.ones(1000 + (c.rank == 1), np.int32)))
+        got = on_every_rank(comms, lambda c: c.allreduce(np.ones(1000 + (c.rank == 1), np.int32)))
         assert isinstance(got[0], RankMismatch) or isinstance(got[1], RankMismatch), got
         assert all(isinstance(error, NetFoldError) for error in got)
 
@@ -155,7 +156,7 @@ def test_ranks_of_a_machine_that_disagree_are_told() -> None:
 def test_machines_that_disagree_are_told_by_the_fold() -> None:
     """The signatures meet in the switch: each place learns of it."""
     with loopback_job(4, members=2) as comms:
-        got = everyone(comms, lambda c: c.allreduce(np.ones(1000 + 1000 * (c.rank > 1), np.int32)))
+        got = on_every_rank(comms, lambda c: c.allreduce(np.ones(1000 + 1000 * (c.rank > 1), np.int32)))
         assert any(isinstance(error, RankMismatch) and "500 .. 1000" in str(error) for error in got), got
         assert all(isinstance(error, NetFoldError) for error in got)
 
@@ -181,7 +182,7 @@ def test_two_jobs_on_one_machine_are_kept_apart() -> None:
         with pytest.raises(TransportError, match=r"4791.*another job") as caught:
             parallel.check_free(plan.peers[0].address)
         assert caught.value.errno == errno.EADDRINUSE
-        ones = everyone(comms, lambda c: c.allreduce(np.ones(10, np.int32)))
+        ones = on_every_rank(comms, lambda c: c.allreduce(np.ones(10, np.int32)))
         assert all((out == 4).all() for out in ones)
 
 
@@ -197,7 +198,7 @@ def test_the_hierarchical_algorithm_goes_by_the_plans_machines() -> None:
     """Over TCP, asked for by name: sums are right, and every machine shares a row for each of its ranks."""
     with loopback_job(4, members=2, rail="tcp") as comms:
         ints = arrays(4, 5000, "int32")
-        outs = everyone(comms, lambda c: c.allreduce(ints[c.rank], algorithm="hierarchical"))
+        outs = on_every_rank(comms, lambda c: c.allreduce(ints[c.rank], algorithm="hierarchical"))
         assert all((out == sum(ints)).all() for out in outs)
         assert {comm._peers.machines.groups[1][0] for comm in comms} == {2}
 
@@ -258,7 +259,7 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
     monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-6, 1e-9), 1.0))
     with loopback_job(4, members=2, rail="auto", rate=rate) as comms:
         ints = arrays(4, 100_000, "int32")
-        for out in everyone(comms, lambda c: c.allreduce(ints[c.rank])):
+        for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
             assert (out == sum(ints)).all()
         told = comms[0].explain(400_000)
         assert (comms[0]._peers.chooser.measured is None) == folds
@@ -271,7 +272,7 @@ def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPa
     """rail="innet" folds however slow the machine is inside."""
     monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-3, 1e-6))
     with loopback_job(4, members=2, rate=1e9) as comms:
-        everyone(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert comms[0].stats().packets_sent > 0
         assert comms[0]._peers.chooser.measured is None
 
@@ -279,7 +280,7 @@ def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPa
 def test_without_trees_machines_reduce_inside_first() -> None:
     """Over TCP the chooser knows shared memory: it measures it, and counts it among the ways."""
     with loopback_job(4, members=2, rail="tcp") as comms:
-        everyone(comms, lambda c: c.allreduce(np.ones(1 << 20, np.int32)))
+        on_every_rank(comms, lambda c: c.allreduce(np.ones(1 << 20, np.int32)))
         assert comms[0]._peers.chooser.measured is not None
         assert comms[0]._peers.chooser.measured.inside is not None
         assert "hierarchical" in comms[0].explain(4 << 20)
@@ -291,8 +292,8 @@ def test_maxima_and_minima_fold_over_machines() -> None:
     with loopback_job(6, members=3) as comms:
         for dtype in ("int32", "float32"):
             own = arrays(6, 5000, dtype)
-            highest = everyone(comms, lambda c, x=own: c.allreduce(x[c.rank], op="max"))
-            lowest = everyone(comms, lambda c, x=own: c.allreduce(x[c.rank], op="min"))
+            highest = on_every_rank(comms, lambda c, x=own: c.allreduce(x[c.rank], op="max"))
+            lowest = on_every_rank(comms, lambda c, x=own: c.allreduce(x[c.rank], op="min"))
             assert all(np.array_equal(out, np.max(own, axis=0)) for out in highest)
             assert all(np.array_equal(out, np.min(own, axis=0)) for out in lowest)
         assert sum(comm.stats().packets_sent for comm in comms) > 0
@@ -309,7 +310,7 @@ def test_narrow_lanes_over_machines_are_made_good_by_feedback(lane_bits: Any) ->
         residual = [np.zeros(3000, np.float32) for _ in range(4)]
         total, worst = np.zeros(3000), 0.0
         for _ in range(rounds):
-            outs = everyone(
+            outs = on_every_rank(
                 comms, lambda c: c.allreduce(own[c.rank], lane_bits=lane_bits, feedback=residual[c.rank])
             )
             assert all((out == outs[0]).all() for out in outs)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.stall_detector import RARELY, SOON, StallDetector
-from support.host import everyone, loopback_job
+from netfold.testing import loopback_job, on_every_rank
 
 MS = 1_000_000
 
@@ -102,7 +102,7 @@ def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
         first = threading.Thread(target=lambda: results.append(comms[0].allreduce(np.ones(500, np.int32))), daemon=True)
         first.start()
         assert told.wait(20)
-        everyone(comms[1:], lambda comm: comm.allreduce(np.ones(500, np.int32)))
+        on_every_rank(comms[1:], lambda comm: comm.allreduce(np.ones(500, np.int32)))
         first.join(20)
         assert np.array_equal(results[0], np.full(500, 2, np.int32))  # type: ignore[arg-type]
         (tree,) = comms[0].plan.trees

@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.innet.native import Core, Credits
 from netfold.host.native.library import Run
-from support.slot_model import (
-    MICROSECOND,
-    MILLISECOND,
-    SECOND,
-    Call,
-    Packet,
-    TerribleNetwork,
-    fold,
-    make_fabric,
-    run,
-)
+from netfold.testing import Packet
+from support.slot_model import MICROSECOND, MILLISECOND, SECOND, Call, TerribleNetwork, fold, make_fabric, run
 from support.sources import floats, integers, retransmissions
 
 

@@ -19,9 +19,9 @@ from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
 from netfold.host.mesh.connection import CONGESTION_VARIABLE, listen
 from netfold.host.mesh.handshake import connect
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.operation.arrays import Flat
+from netfold.testing import MemoryFabric
 from support.collectives import TcpRanks, allreduce, expected, inputs, values
 
 

@@ -27,10 +27,10 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.sockets import OURS
 from netfold.host.selection.peers import Peers
+from netfold.testing import LoopbackSwitch
 from netfold.wire import roce
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import TcpRanks, expected, inputs, values
-from support.host import LoopbackSwitch
 from support.roce_ranks import RoceRanks
 
 SUM = Reduction("sum", "float32")

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import PlanError
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.selection.choice import INNET, MARGIN, TIMED, Setting, choose
 from netfold.host.selection.chooser import CHOSEN
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import AGAIN, BUDGET, LONG_TURNS, TOTAL, TURNS, Measured, time_algorithms
+from netfold.testing import MemoryFabric, loopback_job, on_every_rank
 from support.collectives import values
-from support.host import everyone, loopback_job
 
 LINK = LinkCost(1e-4, 1e-9)
 SMALL, LARGE = 1000, 500_000
@@ -36,7 +35,7 @@ FIGURES = Measured(LINK, 1.0, timed={
 def reduce(comms: list[Communicator], count: int, **asked: object) -> list[str]:
     """A sum of integers on all ranks, exact; what carried it on each."""
     sources = [np.arange(count, dtype=np.int32) + comm.rank for comm in comms]
-    for got in everyone(comms, lambda comm: comm.allreduce(sources[comm.rank], **asked)):
+    for got in on_every_rank(comms, lambda comm: comm.allreduce(sources[comm.rank], **asked)):
         np.testing.assert_array_equal(got, sum(sources))
     return [comm.flight()[-1].path for comm in comms]
 
@@ -95,7 +94,7 @@ def test_scattered_sums_fold_where_that_is_cheaper() -> None:
     def scatter(comms: list[Communicator], count: int, **asked: str) -> list[str]:
         counts = [count, 0, 2 * count]
         source = np.arange(sum(counts), dtype=np.int32)
-        got = everyone(comms, lambda comm: comm.reduce_scatter(source + comm.rank, counts=counts, **asked))  # type: ignore[arg-type]
+        got = on_every_rank(comms, lambda comm: comm.reduce_scatter(source + comm.rank, counts=counts, **asked))  # type: ignore[arg-type]
         for piece, out in zip(np.split(3 * source + 3, np.cumsum(counts)[:-1]), got, strict=True):
             np.testing.assert_array_equal(out, piece)
         return [comm.flight()[-1].path for comm in comms]
@@ -106,7 +105,9 @@ def test_scattered_sums_fold_where_that_is_cheaper() -> None:
         assert scatter(comms, LARGE // 3) == ["innet"] * 3
         assert scatter(comms, LARGE // 3, algorithm="ring") == ["TCP, ring"] * 3
         assert scatter(comms, SMALL // 3, algorithm="innet") == ["innet"] * 3
-        halves = everyone(comms, lambda comm: comm.reduce_scatter(np.full(6, comm.rank + 1, np.float16), op="average"))
+        halves = on_every_rank(
+            comms, lambda comm: comm.reduce_scatter(np.full(6, comm.rank + 1, np.float16), op="average")
+        )
         assert [half.tolist() for half in halves] == [[2.0, 2.0]] * 3
         assert halves[0].dtype == np.float16
         with pytest.raises(ValueError, match="algorithm='innet': product of int32 does not fold"):
@@ -137,13 +138,13 @@ def test_narrow_lanes_are_a_wish_to_fold(caplog: pytest.LogCaptureFixture) -> No
     with loopback_job(2, rail="auto") as comms:
         known(comms)
         ones = np.ones(SMALL, np.float32)
-        everyone(comms, lambda comm: comm.allreduce(ones, lane_bits=16))
+        on_every_rank(comms, lambda comm: comm.allreduce(ones, lane_bits=16))
         assert comms[0].flight()[-1].path == "innet"
         assert reduce(comms, SMALL, saturate=True) == ["innet"] * 2
         with caplog.at_level(logging.WARNING, "netfold"):
             group = {comm.rank: comm.group([0, 1]) for comm in comms}
             for _ in range(2):
-                got = everyone(comms, lambda comm: group[comm.rank].allreduce(ones, lane_bits=16))
+                got = on_every_rank(comms, lambda comm: group[comm.rank].allreduce(ones, lane_bits=16))
                 assert [out.tolist() for out in got] == [[2.0] * SMALL] * 2
     assert len([r for r in caplog.records if "go between the hosts whole" in r.message]) == 2
 

@@ -20,7 +20,6 @@ from netfold.host.client.plans import check_plan, ring_order
 from netfold.host.collectives.flow import run
 from netfold.host.collectives.machines import find as machines
 from netfold.host.errors import PlanError
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -29,9 +28,9 @@ from netfold.host.selection.calibration import share
 from netfold.host.selection.cost import LinkCost
 from netfold.host.selection.measure import Measured, measure, time_algorithms
 from netfold.host.selection.peers import KNOWN, Peers
+from netfold.testing import MemoryFabric, loopback_job, on_every_rank
 from netfold.wire.jobs import Peer, Plan
 from support.collectives import values
-from support.host import everyone, loopback_job
 
 SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 
@@ -123,7 +122,7 @@ def test_the_environment_and_arguments_override_the_choice(monkeypatch: pytest.M
 def test_every_algorithm_is_selectable(name: str) -> None:
     """By the argument of allreduce, on a communicator over TCP; hierarchical finds that all ranks share a machine."""
     with loopback_job(3, rail="tcp") as comms:
-        got = everyone(comms, lambda comm: float(comm.allreduce(np.full(77, 1.5), algorithm=name)[76]))
+        got = on_every_rank(comms, lambda comm: float(comm.allreduce(np.full(77, 1.5), algorithm=name)[76]))
     assert got == [4.5] * 3
 
 

@@ -24,13 +24,13 @@ from netfold.host.collectives import (
 )
 from netfold.host.collectives.flow import Strand, even, run
 from netfold.host.innet import netreduce_conditions
-from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat, by_counts
 from netfold.host.operation.reduction import Reduction
 from netfold.host.selection import cost
 from netfold.host.selection.choice import Setting, choose, predict
 from netfold.host.selection.cost import LinkCost, RailCost
+from netfold.testing import MemoryFabric
 from support.collectives import values
 
 SUM = Reduction("sum", "float32")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from netfold.testing import subnet
 from support import RANKS as PROGRAMS
 from support import needs
-from support.host import subnet
 
 pytest.importorskip("torch", reason=needs.reason("torch"))
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from support import needs
-from support.host import everyone, loopback_job
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
@@ -19,6 +18,7 @@ from torch import nn  # noqa: E402
 
 from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.torch.feedback import Feedback  # noqa: E402
+from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import NetfoldState, PriorityOptimizer, netfold_hook  # noqa: E402
 
 RANKS = 2
@@ -68,7 +68,7 @@ def test_small_gradients_beside_large_ones_arrive_over_time(error_feedback: bool
         return float(total.min()), float(total.max())
 
     with loopback_job(RANKS) as comms:
-        results = everyone(comms, train)
+        results = on_every_rank(comms, train)
     level = LARGE / 63
     for low, high in results:
         if error_feedback:
@@ -94,7 +94,7 @@ def test_reset_forgets_what_is_owed() -> None:
         return said
 
     with loopback_job(RANKS) as comms:
-        first, second = everyone(comms, train)
+        first, second = on_every_rank(comms, train)
     assert first == second
     assert first[0] == first[1], "the second round met what the first had left"
     assert first[0][0] == 0
@@ -127,7 +127,7 @@ def test_what_lanes_cannot_narrow_goes_as_it_is(dtype: torch.dtype) -> None:
         return values
 
     with loopback_job(RANKS) as comms:
-        first, second = everyone(comms, train)
+        first, second = on_every_rank(comms, train)
     assert torch.equal(first, second)
     error = (first.double() - 2 * torch.linspace(-1, 1, 300).to(dtype).double()).abs().max()
     assert (error == 0) == (dtype == torch.float64)
@@ -156,7 +156,7 @@ def test_the_optimizer_learns_in_8_bits() -> None:
     for bits in (32, 8):
         models = [network() for _ in range(RANKS)]
         with loopback_job(RANKS) as comms:
-            results = everyone(comms, lambda comm: train(comm, models[comm.rank], bits))  # noqa: B023
+            results = on_every_rank(comms, lambda comm: train(comm, models[comm.rank], bits))  # noqa: B023
         assert results[0][1] == results[1][1]
         found[bits] = results[0]
     assert found[8][1] != found[32][1]
@@ -205,7 +205,7 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
     weights = []
     for stops, forgets in ((False, False), (True, False), (True, True)):
         with loopback_job(RANKS) as comms:
-            first, second = everyone(comms, lambda comm: train(comm, stops, forgets))  # noqa: B023
+            first, second = on_every_rank(comms, lambda comm: train(comm, stops, forgets))  # noqa: B023
         assert first == second
         weights.append(first)
     assert weights[1] == weights[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support import needs
-from support.host import everyone, impatient, loopback_job
+from support.host import impatient
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 
 from netfold.host.api.communicator import Communicator  # noqa: E402
 from netfold.host.errors import Closed, CollectiveTimeout  # noqa: E402
+from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import PriorityOptimizer, broadcast_optimizer_state, broadcast_parameters  # noqa: E402
 
 SMALL = 1100 / (1 << 20)
@@ -106,7 +107,7 @@ def test_training_is_that_of_one_process(rail: Any) -> None:
 
     models = [network(rank) for rank in range(3)]  # here: ranks are threads, and torch's generator is one for all
     with loopback_job(3, rail=rail) as comms:  # each starts elsewhere, but rank 0's start counts
-        results = everyone(comms, one)
+        results = on_every_rank(comms, one)
     alone = network(0)
     train(alone, slice(None), lambda inner, _: inner)
     for result in results:
@@ -146,7 +147,7 @@ def test_ranks_agree_whatever_comes_first() -> None:
         return names, b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 
     with loopback_job(3, rail="tcp") as comms:
-        results = everyone(comms, one)
+        results = on_every_rank(comms, one)
     assert not any(isinstance(result, BaseException) for result in results), results
     assert results[0] == results[1] == results[2]
     names = results[0][0]
@@ -225,7 +226,7 @@ def test_a_lost_rank_comes_out_of_the_next_use() -> None:
         return "no error"
 
     with loopback_job(2, rail="tcp") as comms:
-        said = everyone(comms, one)
+        said = on_every_rank(comms, one)
     assert "rank 1 gone, stopped, or never called" in str(said[0]), said
     assert said[1] == ""
 
@@ -256,7 +257,7 @@ def test_horovods_verbs_give_all_ranks_one_start() -> None:
         return b"".join(p.detach().numpy().tobytes() for p in model.parameters()), (state["param_groups"], moments)
 
     with loopback_job(3, rail="tcp") as comms:
-        results = everyone(comms, one)
+        results = on_every_rank(comms, one)
     assert results[0] == results[1] == results[2], results
     groups, moments = results[0][1]
     assert groups[0]["lr"] == pytest.approx(0.2)

@@ -16,7 +16,6 @@ import pytest
 
 from support import RANKS as PROGRAMS
 from support import needs
-from support.host import everyone, loopback_job, subnet
 
 torch = pytest.importorskip("torch", reason=needs.reason("torch"))
 
@@ -29,6 +28,7 @@ from netfold.host.torch.join import plan_by_store  # noqa: E402
 from netfold.host.torch.process_group import TorchWork, create  # noqa: E402
 from netfold.host.torch.reducer import Reducer  # noqa: E402
 from netfold.host.torch.tensors import as_array, reduces  # noqa: E402
+from netfold.testing import loopback_job, on_every_rank, subnet  # noqa: E402
 from netfold.torch import NetfoldState, Options  # noqa: E402
 from support.torch import LoopbackJobs, loopback_jobs, torchrun  # noqa: E402
 
@@ -323,4 +323,4 @@ def test_everyone_may_share_one_communicator() -> None:
         return total
 
     with loopback_job(2, rail="tcp") as comms:
-        assert everyone(comms, work) == [[2.0, 2.0]] * 2
+        assert on_every_rank(comms, work) == [[2.0, 2.0]] * 2

@@ -22,8 +22,9 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError
 from netfold.host.tracing import flight
 from netfold.host.tracing.flight import Flight
+from netfold.testing import loopback_job, on_every_rank
 from netfold.wire.flight import Dump, OperationRecord
-from support.host import everyone, impatient, loopback_job
+from support.host import impatient
 from support.ports import wait_for
 
 
@@ -41,7 +42,7 @@ def test_every_operation_is_recorded_with_its_path() -> None:
         return [(o.number, o.group, o.name, o.op, o.dtype, o.nbytes, o.path, o.state) for o in comm.flight()]
 
     with loopback_job(3, rail="innet") as comms:
-        seen = everyone(comms, work)
+        seen = on_every_rank(comms, work)
         assert all(0 < o.begin <= o.end <= time.time() for o in comms[0].flight())
     of_all = [
         (1, "", "allreduce", "sum", "float32", 4000, "innet", "done"),
@@ -65,13 +66,13 @@ def test_groups_do_not_put_folded_operations_out_of_step() -> None:
         return float(comm.allreduce(np.ones(3, np.float32))[0])
 
     with loopback_job(2, rail="innet") as comms:
-        assert everyone(comms, work) == [2.0, 2.0]
+        assert on_every_rank(comms, work) == [2.0, 2.0]
 
 
 def test_repeats_are_counted_by_operation() -> None:
     """On a lossy fabric an operation has the retransmissions that the rail counted meanwhile."""
     with loopback_job(2, rail="innet", loss=0.05, seed=3, slots=32) as comms:
-        everyone(comms, lambda comm: comm.allreduce(np.ones(100_000, np.float32)))
+        on_every_rank(comms, lambda comm: comm.allreduce(np.ones(100_000, np.float32)))
         for comm in comms:
             assert comm.flight()[-1].retransmissions == comm.stats().retransmissions > 0
 
@@ -89,7 +90,7 @@ def test_a_failure_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The file of a rank whose peer never called: the error, the operation as failed, the others before it."""
     monkeypatch.setenv(flight.FOLDER_VARIABLE, str(tmp_path))
     with loopback_job(2, rail="tcp") as comms:
-        everyone(comms, lambda comm: comm.allreduce(np.ones(3)))
+        on_every_rank(comms, lambda comm: comm.allreduce(np.ones(3)))
         impatient(comms, 0.3)
         with pytest.raises(NetFoldError):
             comms[0].allreduce(np.ones(1000))

@@ -18,7 +18,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.tracing import timeline
 from netfold.host.tracing.spans import SPANS
 from netfold.host.tracing.timeline import Timeline
-from support.host import everyone, loopback_job
+from netfold.testing import loopback_job, on_every_rank
 from support.timeline import read
 from support.timeline import rows as rows_of
 
@@ -31,7 +31,7 @@ def traces(
     """What all ranks of a job wrote."""
     patch.setenv(timeline.VARIABLE, str(folder / "trace.json"))
     with loopback_job(ranks, rail=rail, **options) as comms:  # type: ignore[arg-type]
-        for result in everyone(comms, work):
+        for result in on_every_rank(comms, work):
             assert not isinstance(result, BaseException), result
     return [read(folder / f"trace.loop.rank{rank}.json") for rank in range(ranks)]
 
@@ -158,5 +158,5 @@ def test_nobody_asks_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert timeline.asked("j", 0, 1) is None
     assert SPANS[0] == "quantise"
     with loopback_job(2, rail="innet") as comms:
-        everyone(comms, lambda comm: comm.allreduce(np.ones(10, np.float32)))
+        on_every_rank(comms, lambda comm: comm.allreduce(np.ones(10, np.float32)))
         assert all(comm._turns.flight.timeline is None for comm in comms)

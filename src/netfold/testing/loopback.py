@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as threads of one process on loopback addresses, with the reference switch on a real UDP socket.
+
+All of a training host runs, packets and sockets included; of the network there is one switch in plain Python, a few
+thousand packets a second fast.  Needs Linux, whose whole 127.0.0.0/8 is loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+
+from netfold.host.api.communicator import Communicator, RailName
+from netfold.host.mesh.connection import listen
+from netfold.testing.switch import Packet, SlotSwitch
+from netfold.wire import roce
+from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
+
+_subnets = count(1)
+FIRST = 50400
+"""Of a stream's connections: leaves no remainder for any number of ranks on a machine up to 10, and is a source port,
+too."""
+AGREEMENT, DATA = 1, 2
+
+
+def subnet() -> str:
+    """The first three numbers of loopback addresses that no other process takes, nor the 15 calls before: RoCE has one
+    UDP port, 4791, and so concurrent test runs meet on it unless their addresses differ."""
+    number = os.getpid() * 16 + next(_subnets) % 16
+    return f"127.{64 + (number >> 8) % 128}.{number & 255}"
+
+
+class LoopbackSwitch:
+    """A root switch on ``address``:4791 that folds for ranks at these addresses; loses packets both ways with its RNG.
+
+    place  of the ranks on their machines, and how many each machine has (``Plan.machines``)
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ranks: Sequence[str],
+        *,
+        slots: int,
+        loss: float = 0.0,
+        seed: int = 0,
+        place: tuple[int, int] = (0, 1),
+        ttl: int = roce.RESULT_TTL,
+    ) -> None:
+        self.address = address
+        self._place, self._places = place
+        self._ranks = list(ranks)
+        self._loss = loss
+        self._rng = random.Random(seed)
+        self._folds = {kind: SlotSwitch(len(ranks), slots, root=True) for kind in (DATA, AGREEMENT)}
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+        self._socket.bind((address, roce.UDP_PORT))
+        self._stop, self._stopped = os.pipe()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def qp(self, kind: int, rank: int) -> int:
+        """Queue pair of a rank for operation 0."""
+        return (kind * FIRST + rank * self._places + self._place) * roce.QUEUE_PAIRS
+
+    def trees(self, rank: int, *, slots: int) -> list[RankTree]:
+        """What a rank's plan says."""
+        port = FIRST + self._place
+
+        def stream(kind: int) -> RankStream:
+            # A contribution carries its own rank's number, not the next one's: this switch is no ring.
+            own = self.qp(kind, rank)
+            return RankStream(peer=self.address, peer_qp=own, qp=own, source_port=port, psn=7, slots=slots)
+
+        return [RankTree(name="loop", weight=1.0, data=stream(DATA), agreement=stream(AGREEMENT))]
+
+    def _serve(self) -> None:
+        while True:
+            watched: list[Any] = [self._socket, self._stop]
+            ready, _, _ = select.select(watched, [], [], 60)
+            if self._stop in ready or not ready:
+                return
+            payload = self._socket.recv(2048)
+            if self._rng.random() < self._loss:
+                continue
+            connection = struct.unpack_from("!I", payload, 4)[0] // roce.QUEUE_PAIRS
+            kind = DATA if connection >= DATA * FIRST else AGREEMENT
+            verdict = self._folds[kind].up(connection % FIRST // self._places, Packet.parse(payload))
+            if verdict is None:
+                continue
+            target, packet = verdict
+            for rank in range(len(self._ranks)) if target == "all" else [int(target)]:
+                if self._rng.random() >= self._loss:
+                    self._socket.sendto(packet.build(self.qp(kind, rank)), (self._ranks[rank], roce.UDP_PORT))
+
+    def close(self) -> None:
+        """Stops the thread."""
+        os.write(self._stopped, b"x")
+        self._thread.join(30)
+        self._socket.close()
+        os.close(self._stop)
+        os.close(self._stopped)
+
+
+@contextmanager
+def loopback_job(
+    world: int,
+    *,
+    members: int = 1,
+    rate: float = 0.0,
+    rail: RailName = "innet",
+    timeout: float = 20.0,
+    slots: int = 64,
+    loss: float = 0.0,
+    seed: int = 0,
+    ttl: int = roce.RESULT_TTL,
+) -> Iterator[list[Communicator]]:
+    """Communicators of all ranks of a job, over the reference switch or over the TCP ring.
+
+    members  ranks that share an address; one switch folds for each place
+    rate     of their links, as the plan has it
+    """
+    net = subnet()
+    addresses = [f"{net}.{rank // members + 1}" for rank in range(world)]
+    machines = [list(range(first, first + members)) for first in range(0, world, members)]
+    listeners = [listen(address) for address in addresses]
+    peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(world)]
+    with ExitStack() as stack:
+        switches = []
+        for place in range(members if rail in ("innet", "auto") else 0):
+            switch = LoopbackSwitch(
+                f"{net}.{200 + place}", addresses[::members], slots=slots, loss=loss, seed=seed + place,
+                place=(place, members), ttl=ttl,
+            )
+            stack.callback(switch.close)
+            switches.append(switch)
+
+        def make(rank: int) -> Communicator:
+            trees = switches[rank % members].trees(rank // members, slots=slots) if switches else []
+            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines, rate)
+            return Communicator(plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank])
+
+        with ThreadPoolExecutor(world) as pool:  # the ranks of a machine wait for each other
+            made = [pool.submit(make, rank) for rank in range(world)]
+        comms = [future.result() for future in made]
+        for comm in comms:
+            stack.callback(comm.close)
+        yield comms
+
+
+def on_every_rank(
+    comms: Sequence[Communicator], call: Callable[[Communicator], Any], *, timeout: float = 60
+) -> list[Any]:
+    """Run ``call`` on every rank at once, each on a thread of its own; what each returned, or the exception that it
+    raised, by rank.  Raises TimeoutError where a rank is not done in time (seconds)."""
+    results: list[Any] = [None] * len(comms)
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = call(comms[rank])
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(comms))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+        if thread.is_alive():
+            raise TimeoutError(f"a rank is not done in {timeout:g} s")
+    return results
