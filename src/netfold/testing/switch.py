@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One switch's part of the slot protocol (docs/protocol.md) in plain Python: the reference for p4src/verdict.p4.  It has no sockets and
-no clock: packets in, packets out."""
+"""One switch's part of the slot protocol (docs/protocol.md) in plain Python: the reference for p4src/verdict.p4.
+
+It has no sockets and no clock: packets in, packets out.
+"""
 
 from __future__ import annotations
 
