@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NetReduce from the host's side: the rail whose sums the switches make, its job, its native engine."""
+"""In-network aggregation (NetReduce) from the host's side: the rail whose sums the switches make, and its native
+engine."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses the border to the fold engine, as native/fold.h and io.h lay it out: structures, codes, their names."""
+"""The structures and codes that Python exchanges with the fold engine, as native/fold.h and io.h lay them out, and
+names for them."""
 
 from __future__ import annotations
 
@@ -11,25 +12,29 @@ from netfold.host.native.library import RUN_PACKETS
 FIELDS = (
     "operation number", "dtype", "operation", "lane bits", "elements", "elements / 2^31", "world size", "trees",
 )
-"""nf_field: what the signature of an operation holds."""
+"""Fields of an operation's signature, in the order of ``nf_field``."""
 AGREEMENT, DATA = 0, 1
-"""nf_kind."""
+"""Kinds of streams: ``nf_kind``."""
 DTYPE_CODES = {"float32": 0, "int32": 1}
 REDUCTIONS = ("sum", "average", "saturating sum", "max", "min")
-"""nf_reduction."""
+"""Names of reductions, in the order of ``nf_reduction``."""
 SIGNATURES_DIFFER, HEADERS_DIFFER = 1, 2
 
 
 class StreamPlan(C.Structure):
+    """``nf_stream_plan``: the addresses, queue pairs and window of one stream."""
+
     _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "window", "slots")]
 
 
 class TreePlan(C.Structure):
+    """``nf_tree_plan``: a tree's weight and its two streams, by kind."""
+
     _fields_ = [("weight", C.c_double), ("streams", StreamPlan * 2)]
 
 
 class FoldOperation(C.Structure):
-    """nf_operation."""
+    """``nf_operation``: the parameters of one operation."""
 
     _fields_ = [
         ("number", C.c_uint32), ("dtype", C.c_int32), ("reduction", C.c_int32), ("lane_bits", C.c_uint32),
@@ -39,13 +44,13 @@ class FoldOperation(C.Structure):
 
 
 class Narrowing(C.Structure):
-    """nf_narrowing."""
+    """``nf_narrowing``: how float32 values become narrow lanes."""
 
     _fields_ = [("bits", C.c_uint32), ("levels", C.c_uint32), ("stochastic", C.c_bool), ("key", C.c_uint32)]
 
 
 class Failure(C.Structure):
-    """nf_failure."""
+    """``nf_failure``: why an operation failed, with what was expected and what came."""
 
     error: int
     tree: int
@@ -73,6 +78,8 @@ STATE_FIELDS = ("sent_ahead", "results", "packets", "una_psn", "window", "rto", 
 
 
 class Counters(C.Structure):
+    """``nf_counters``: packets of one stream since the fold was opened."""
+
     sent: int
     received: int
     retransmitted: int
@@ -83,7 +90,7 @@ class Counters(C.Structure):
 
 
 class StreamState(C.Structure):
-    """nf_standing: where one stream is in the current operation.  Times in nanoseconds."""
+    """``nf_standing``: the state of one stream in the current operation.  Times are in nanoseconds."""
 
     sent_ahead: int
     results: int
@@ -97,10 +104,14 @@ class StreamState(C.Structure):
 
 
 class StreamRoute(C.Structure):
+    """``nf_route``: source and destination address and UDP source port of a run."""
+
     _fields_ = [("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16)]
 
 
 class FoldRunStruct(C.Structure):
+    """``nf_run``: packets of equal length to one destination, sent as one super-packet."""
+
     _fields_ = [
         ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
         ("route", StreamRoute), ("tree", C.c_uint32), ("kind", C.c_uint32), ("seqs", C.c_uint64 * RUN_PACKETS),
@@ -108,7 +119,7 @@ class FoldRunStruct(C.Structure):
 
 
 def show(field: str, value: int) -> str:
-    """A signature's value for people."""
+    """The value of a signature's field in words."""
     if field == "dtype":
         return next((name for name, code in DTYPE_CODES.items() if code == value), f"code {value}")
     if field == "operation":

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native engine (native/*.c) from Python: built on first use, bound with ctypes, which lets go of the GIL.
+"""The Python binding of the fold engine (native/*.c): built on first use, and bound with ctypes, which releases the
+GIL.
 
 ``Core`` is the sans-I/O fold: packets in, packets out, next deadline.  ``Io`` runs a core over real sockets.
 """
@@ -50,18 +51,18 @@ SOURCES = (
     "abi.c",
 )
 MESSAGE_PACKETS = 4096
-"""NF_MESSAGE_PACKETS: of the longest message."""
+"""Packets of the longest message: NF_MESSAGE_PACKETS."""
 CREDITS_VARIABLE = "NETFOLD_CREDITS"
-"""Message-level credits of folds, as "2x170" (``Credits``); the same on all ranks."""
+"""Environment variable with the message-level credits of folds, as "2x170" (``Credits``); the same on all ranks."""
 DONE, AGAIN, FAILED, OS_ERROR = range(4)
-"""nf_run_status."""
+"""Results of ``Io.run``: ``nf_run_status``."""
 SPAN_ROOM = 1 << 14
-"""Spans between two looks; one takes at least a microsecond, mostly a hundred."""
+"""Spans that fit between two calls of ``Io.spans``; one takes at least a microsecond, mostly a hundred."""
 
 
 @functools.cache
 def library() -> C.CDLL:
-    """The engine, compiled for this CPU on first use.  Raises cbuild.cc.BuildError."""
+    """The compiled engine, built for this CPU on first use.  Raises cbuild.cc.BuildError."""
     pointer, u32, u64, i64 = C.c_void_p, C.c_uint32, C.c_uint64, C.c_int64
     functions = {
         "nf_abi_size": (u32, u32),
@@ -115,15 +116,15 @@ def library() -> C.CDLL:
 
 @dataclass(frozen=True)
 class Credits:
-    """NetReduce's flow control: data goes in messages of so many packets, and message i + ``messages`` leaves once each
-    packet of message i has its result, or was found lost.  All ranks of a job must say the same."""
+    """NetReduce's flow control: data is sent in messages of so many packets, and message i + ``messages`` is sent once
+    each packet of message i has its result or was found lost.  All ranks of a job must use the same."""
 
     messages: int
     packets: int
 
     @classmethod
     def parse(cls, text: str) -> Credits:
-        """Of "2x170": two messages of 170 packets.  Raises ValueError."""
+        """Parses "2x170" as two messages of 170 packets.  Raises ValueError."""
         messages, cross, packets = text.partition("x")
         if not (cross and messages.isdecimal() and packets.isdecimal() and int(messages) >= 1
                 and 1 <= int(packets) <= MESSAGE_PACKETS):
@@ -133,7 +134,7 @@ class Credits:
 
 
 class Core:
-    """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller hands in."""
+    """One rank's fold over a plan's trees, without sockets: times are nanoseconds that the caller passes."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class Core:
         )
 
     def missing(self) -> dict[int, int]:
-        """Where each stream is: our queue pair -> PSN of the lowest packet without a result."""
+        """For each stream of this rank: its queue pair -> the PSN of the lowest packet without a result."""
         return {
             stream.qp: int(self._lib.nf_fold_missing(self.handle, index, kind))
             for index, tree in enumerate(self.trees)
@@ -183,7 +184,7 @@ class Core:
 
     def resume(self, trees: Sequence[RankTree], now: int) -> None:
         """Goes on over these trees, as many as before, from the first PSN that each stream names; nothing may have been
-        sent or received since ``missing``.  Raises ValueError where that PSN is not to be had."""
+        sent or received since ``missing``.  Raises ValueError where the data for that PSN is not kept any more."""
         if len(trees) != len(self.trees):
             raise ValueError(f"fold engine: {len(self.trees)} trees cannot become {len(trees)}")
         why = C.c_char_p()
@@ -206,8 +207,8 @@ class Core:
     ) -> None:
         """Begins an operation; its arrays stay in use until it is finished or the core is closed.
 
-        divisor  of results of float32: 1 but for averages
-        rank     draws stochastic rounding apart from the other ranks'
+        divisor  by which float32 results are divided: 1 except for averages
+        rank     part of the seed of stochastic rounding, so that ranks round differently
         Raises ValueError for what lanes cannot do, MemoryError.
         """
         name = "saturating sum" if coding.saturate and op == "sum" else "average" if divisor != 1 else op
@@ -226,7 +227,7 @@ class Core:
             raise ValueError(f"{name} of {source.dtype.name} in lanes of {coding.lane_bits} bits: {words}")
 
     def send(self, now: int) -> Run | None:
-        """The next run of packets to send, or None."""
+        """The next run of packets to send, or None where there is nothing to send."""
         if not self._lib.nf_fold_send(self.handle, now, C.byref(self._run)):
             return None
         run = self._run
@@ -234,54 +235,54 @@ class Core:
         return Run(C.string_at(run.bytes, run.length), run.segment, route.source_port, dotted(route.destination))
 
     def receive(self, data: bytes, now: int, *, segment: int = 0, marked: bool = False) -> None:
-        """Takes UDP payloads that came in, cut every ``segment`` bytes (0: one packet)."""
+        """Takes received UDP payloads, split every ``segment`` bytes (0: one packet)."""
         self._lib.nf_fold_receive(self.handle, data, len(data), segment or max(1, len(data)), marked, now)
 
     def tick(self, now: int) -> None:
-        """Runs the retransmission timers that are due."""
+        """Runs the retransmission timers that are due at ``now``."""
         self._lib.nf_fold_tick(self.handle, now)
 
     def deadline(self) -> int:
-        """When to tick next; NEVER where nothing is outstanding."""
+        """Time in nanoseconds at which ``tick`` is due next; NEVER where nothing is in flight."""
         return int(self._lib.nf_fold_deadline(self.handle))
 
     def finished(self) -> bool:
-        """All results are in."""
+        """Whether all results have arrived."""
         return bool(self._lib.nf_fold_finished(self.handle))
 
     def failure(self) -> Failure:
-        """Why the operation failed; ``error`` is 0 where it did not."""
+        """Why the operation failed; its ``error`` is 0 where it did not."""
         failure: Failure = self._lib.nf_fold_failure(self.handle).contents
         return failure
 
     def progress(self) -> int:
-        """When the last new result came, or the operation began."""
+        """Time in nanoseconds of the last new result, or of the operation's beginning."""
         return int(self._lib.nf_fold_progress(self.handle))
 
     def foreign(self) -> int:
-        """Packets received that belong to none of our streams."""
+        """Number of packets received that belong to none of this rank's streams."""
         return int(self._lib.nf_fold_foreign(self.handle))
 
     def retransmitted(self) -> int:
-        """Packets sent again, on all streams."""
+        """Number of packets sent again, on all streams."""
         return int(self._lib.nf_fold_retransmitted(self.handle))
 
     def elements(self, tree: int) -> int:
-        """Elements of the current operation in a tree's stripe."""
+        """Number of elements of the current operation in a tree's stripe."""
         return int(self._lib.nf_fold_elements(self.handle, tree))
 
     def saturated(self) -> int:
-        """Results of the current saturating sum that stand at an end of the range."""
+        """Number of results of the current saturating sum that are at an end of the range."""
         return int(self._lib.nf_fold_saturated(self.handle))
 
     def state(self, tree: int, kind: int) -> StreamState:
-        """Where a stream stands."""
+        """The state of one stream of one tree."""
         state = StreamState()
         self._lib.nf_fold_standing(self.handle, tree, kind, C.byref(state))
         return state
 
     def close(self) -> None:
-        """Frees it; safe to call twice."""
+        """Frees the core; safe to call twice."""
         if self.handle:
             self._lib.nf_fold_close(self.handle)
             self.handle = None
@@ -293,7 +294,7 @@ class Core:
 
 
 class Io:
-    """A core over sockets: one that receives, one that sends for each UDP source port."""
+    """A core over sockets: one that receives, and one that sends for each UDP source port."""
 
     def __init__(self, core: Core, receiver: socket.socket, senders: dict[int, socket.socket]) -> None:
         self._lib = library()
@@ -304,31 +305,34 @@ class Io:
             raise MemoryError("no memory for receive buffers")
 
     def interrupt_by(self, fd: int) -> None:
-        """``run`` returns AGAIN while ``fd`` is readable."""
+        """Lets ``run`` return AGAIN whenever ``fd`` is readable."""
         self._lib.nf_io_interrupt_by(self._handle, fd)
 
     def forget(self) -> None:
-        """What was ready to be sent is for trees that are gone."""
+        """Discards the packets that were ready to be sent, since they are for trees that are gone."""
         self._lib.nf_io_forget(self._handle)
 
     def run(self, until: int) -> tuple[int, int]:
-        """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns (status, errno)."""
+        """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns the status (DONE ..) and an
+        errno."""
         error = C.c_int32()
         return int(self._lib.nf_io_run(self._handle, until, C.byref(error))), error.value
 
     def trace(self) -> None:
-        """From now on ``spans`` has something to tell."""
+        """Starts recording ``spans``."""
         self._spans = (Span * SPAN_ROOM)()
         self._lib.nf_io_trace(self._handle, self._spans, SPAN_ROOM)
 
     def spans(self) -> tuple[list[Span], int]:
-        """What the loop did since the last call, oldest first (valid until ``run``), and how many more were lost."""
+        """The spans of the loop since the last call, oldest first (valid until ``run``), and how many more were not
+        recorded."""
         lost = C.c_uint64()
         count = self._lib.nf_io_traced(self._handle, C.byref(lost))
         return self._spans[:count], lost.value
 
     def unfolded(self) -> int:
-        """Packets that came from the rank before as they were, because no switch folded them; none of them counts."""
+        """Number of packets that came unchanged from the rank before, because no switch folded them; they are ignored.
+        """
         return int(self._lib.nf_io_unfolded(self._handle))
 
     def transient_errors(self) -> tuple[int, int]:
@@ -338,7 +342,7 @@ class Io:
         return count.value, error.value
 
     def close(self) -> None:
-        """Frees it and closes the sockets; safe to call twice."""
+        """Frees the loop and closes the sockets; safe to call twice."""
         if self._handle:
             self._lib.nf_io_close(self._handle)
             self._handle = None

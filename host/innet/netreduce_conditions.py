@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NetReduce's sufficient conditions: when folding over machines of several ranks pays.
+"""NetReduce's sufficient conditions: when folding over machines with several ranks is faster than the alternatives.
 
 P ranks, n on each of H = P/n machines; B_intra inside a machine, B_inter its link; M bytes; latencies a.
 
@@ -19,7 +19,7 @@ from netfold.host.selection.cost import LinkCost
 
 
 def ratio(ranks: int, members: int) -> float:
-    """B_intra/B_inter above which parallel NetReduce beats a flat ring by bandwidth; infinite where it never does.
+    """The B_intra/B_inter above which parallel NetReduce beats a flat ring by bandwidth; infinite where it never does.
 
     ranks  P, in all;  members  n, of each machine
     """
@@ -31,19 +31,22 @@ def ratio(ranks: int, members: int) -> float:
 
 
 def beats_ring(ranks: int, members: int, intra: float, inter: float) -> bool:
-    """The condition itself.  ``intra`` and ``inter`` in one unit; latency only makes it hold for more."""
+    """Whether the condition holds.  ``intra`` and ``inter`` are rates in the same unit; latency only makes it hold more
+    often."""
     if not (intra > 0 and inter > 0):
         raise ValueError(f"intra={intra}, inter={inter}: expected rates above 0")
     return intra / inter > ratio(ranks, members)
 
 
 def beats_tencent(machines: int) -> bool:
-    """By bandwidth, against rings across two or more machines; at two they are equal, and its latency is lower."""
+    """Whether parallel NetReduce is faster by bandwidth than rings across machines; with two machines they are equal,
+    and its latency is lower."""
     return machines > 2
 
 
 def seconds_saved(nbytes: float, ranks: int, members: int, inside: LinkCost, across: LinkCost) -> float:
-    """Seconds that it saves against the ring, latencies and reducing counted; negative where it costs more."""
+    """Predicted seconds by which it is faster than the ring, latencies and reducing included; negative where it is
+    slower."""
     ratio(ranks, members)  # checks both
     parallel = cost.netreduce_parallel(nbytes, ranks // members, members, inside, across)
     return cost.ring(nbytes, ranks, across) - parallel

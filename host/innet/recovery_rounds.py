@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds in which a fold stands still because its trees went away.
+"""Recovery rounds, in which a fold halts because its trees failed, and goes on over others.
 
-A fold that works is interrupted and sees to it itself; one that idles has a thread for it: what it has may be what the
-others lack.
+A fold with an operation under way is interrupted and takes part by itself; for one without, a thread takes part,
+because the other ranks may lack results that this rank had long ago.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 
 class RecoveryRounds:
-    """What was asked for, and what was done.
+    """Which recovery rounds were requested, and which are complete.
 
-    serve  called on a thread of our own after each request; whoever works may have seen to it by then
+    serve  called on a thread of its own after each request; the operation under way may have served it by then
     """
 
     def __init__(self, serve: Callable[[], None]) -> None:
@@ -26,10 +26,10 @@ class RecoveryRounds:
         self._closed = False
         self._thread: threading.Thread | None = None
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable while a round waits for us."""
+        """An eventfd that is readable while a round is pending."""
 
     def request(self, number: int) -> None:
-        """Round ``number`` is to be served; returns at once."""
+        """Requests that round ``number`` is served; returns at once."""
         with self._state:
             if self._closed or number <= self._asked:
                 return
@@ -42,11 +42,11 @@ class RecoveryRounds:
 
     @property
     def pending(self) -> bool:
-        """A round waits for us."""
+        """Whether a requested round is not complete."""
         return self._asked > self._served
 
     def complete(self, number: int) -> None:
-        """Everything up to this round is done."""
+        """Marks all rounds up to this one as complete."""
         with self._state:
             self._served = max(self._served, number)
             if not self.pending and not self._closed:
@@ -54,7 +54,7 @@ class RecoveryRounds:
                     os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        """Waits for what is being served; safe to call twice."""
+        """Waits for the round that is being served, and ends the thread; safe to call twice."""
         with self._state:
             if self._closed:
                 return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams to which repeats bring nothing: another rank is late, or something of the trees is gone.
+"""Detects streams on which retransmissions bring no result: another rank is late, or part of a tree has failed.
 
-A rank cannot tell which, the controller can (its ``Suspect`` probes the trees' links); not every switch tells it when a
-port goes down.  So it is asked soon, and ever more rarely while that helps nothing.
+A rank cannot tell which, but the controller can (on ``Suspect`` it probes the trees' links), and not every switch
+reports a port that goes down.  So it is asked soon, and then ever less often while that does not help.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from collections.abc import Mapping
 from typing import Final
 
 SOON: Final = 100_000_000
-"""Nanoseconds without a result that are suspicious: two of the longest time-outs (NF_RTO_MOST of native/rtt.h)."""
+"""Nanoseconds without a result after which a stream counts as stalled: two of the longest retransmission timeouts
+(NF_RTO_MAX of native/stream.h)."""
 RARELY: Final = 1_600_000_000
-"""Nanoseconds between two suspicions at most: what breaks while everybody waits for a late rank is noticed as well."""
+"""Longest time in nanoseconds between two questions, so that what fails while all wait for a late rank is noticed as
+well."""
 
 
 class StallDetector:
-    """Of one rank.  Times are nanoseconds handed in."""
+    """The stall detector of one rank.  Times are nanoseconds that the caller passes."""
 
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, int]] = {}
-        """By queue pair: the PSN that it waits for, and from when it is known to."""
+        """Queue pair -> the PSN that it waits for, and since when it is known to."""
         self._wait = SOON
         self._next = 0
 
     def check(self, waits: Mapping[int, int], progress: int, now: int) -> bool:
         """Whether to ask the controller now.
 
-        waits     queue pairs with something outstanding -> lowest PSN of each without a result
-        progress  when the last result of any came
+        waits     queue pairs with packets in flight -> the lowest PSN of each without a result
+        progress  time of the last result on any of them
         """
         self._since = {
             qp: (psn, min(self._since[qp][1], progress) if self._since.get(qp, (-1, 0))[0] == psn else progress)

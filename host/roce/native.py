@@ -40,6 +40,8 @@ SYNDROMES = {0x60: "PSN sequence error", 0x61: "invalid request", 0x62: "remote 
 
 
 class PairPlan(C.Structure):
+    """``nf_rc_plan`` of native/rc.h: the addresses, numbers and first PSNs of a queue pair."""
+
     _fields_ = [(name, C.c_uint32) for name in ("peer", "peer_qp", "qp", "source_port", "psn", "peer_psn")]
 
 
@@ -64,6 +66,8 @@ class EndpointEvent(C.Structure):
 
 
 class RoceRunStruct(C.Structure):
+    """``nf_rc_run`` of native/rc.h: packets of equal length to one destination, sent as one super-packet."""
+
     _fields_ = [
         ("bytes", C.c_void_p), ("length", C.c_uint32), ("segment", C.c_uint32), ("packets", C.c_uint32),
         ("source", C.c_uint32), ("destination", C.c_uint32), ("source_port", C.c_uint16),
@@ -104,6 +108,8 @@ class QueuePairState(C.Structure):
 
 
 class Pollfd(C.Structure):
+    """``struct pollfd`` of poll(2)."""
+
     fd: int
     events: int
     revents: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the links were measured to be, kept in a file for the next run: the same figures, so the same choices.
+"""Keeps the measured figures of links in a file for the next run, so that the same figures lead to the same choices.
 
-NETFOLD_COST names the file.  Rank 0 writes it after a measurement; what the first rank that has figures has read is
-handed to all: a rank that chose another algorithm than the others would end the job.
+NETFOLD_COST names the file.  Rank 0 writes it after a measurement; the figures of the first rank that could read any
+are sent to all, because a rank that chose another algorithm than the others would end the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load(path: str, key: str) -> Measured | None:
 
 
 def save(path: str, key: str, measured: Measured) -> None:
-    """Writes the figures beside those of other links."""
+    """Writes the figures into the file, beside those of other links."""
     saved_figures.write(path, key, measured)
 
 

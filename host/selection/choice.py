@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way is the cheapest: the cost model's predictions, set right by what was timed.  Pure functions."""
+"""Which algorithm is the cheapest: the cost model's predictions, corrected by measured times.  Pure functions."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from netfold.host.selection import cost
 from netfold.host.selection.cost import LinkCost
 
 INNET: Final = "innet"
-"""The fabric folds."""
+"""The algorithm in which the switches fold."""
 BETWEEN_HOSTS: Final = ("ring", "halving_doubling", "recursive_doubling", "double_binary_tree", "mesh2d")
-"""Algorithms that load every rank's link alike."""
+"""Algorithms between the hosts that load every rank's link equally."""
 MARGIN = 1.1
-"""Times the cheapest way that one which is easier on the links may take."""
+"""Factor by which an algorithm that loads links less may be slower than the cheapest one, and still be taken."""
 TIMED = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
-"""Bytes of the allreduces that a group may have timed, to set the model right (``measure``)."""
+"""Sizes in bytes of the allreduces that a group may time to correct the model (``measure``)."""
 
 Collective = Literal["allreduce", "reduce_scatter"]
 Timed = Mapping[str, Mapping[int, float]]
-"""Seconds that allreduces took, by algorithm and bytes."""
+"""Algorithm -> bytes -> seconds that an allreduce took."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Who takes part, over what links.
+    """Who takes part in a collective, and over what links.
 
-    link        one rank's link;  inside  between ranks of one group;  fold  to the fabric that folds, None if none does
+    link        one rank's link;  inside  between ranks of one group;  fold  to the switches, None if they do not fold
     groups      (groups, members of each)
-    contention  by how much ranks far apart slow each other down: 1 on a fabric without oversubscription
+    contention  factor by which ranks far apart slow each other down: 1 on a fabric without oversubscription
     """
 
     ranks: int
@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm, its predicted seconds, and all candidates from best to worst."""
+    """An algorithm, its predicted seconds, and all candidates with theirs, from best to worst."""
 
     algorithm: str
     seconds: float
@@ -65,7 +65,7 @@ class Choice:
 def predict(
     nbytes: int, setting: Setting, *, folded: int | None = None, collective: Collective = "allreduce"
 ) -> dict[str, float]:
-    """Seconds by each algorithm that fits, as the model has it.  The arguments are ``choose``'s."""
+    """Predicted seconds of each algorithm that fits, by the model.  The arguments are those of ``choose``."""
     ranks, link, groups, inside = setting.ranks, setting.link, setting.groups, setting.inside
     # Partners far apart share the fabric's inner links; neighbours in a well-ordered ring do not.
     far = LinkCost(link.alpha, link.beta * setting.contention, link.gamma)
@@ -102,22 +102,22 @@ def choose(
     timed: Timed | None = None,
     only: Callable[[str], bool] = lambda name: True,
 ) -> Choice:
-    """The cheapest way, and why.  The same arguments give the same choice on every rank.
+    """The cheapest algorithm, and why.  The same arguments give the same choice on every rank.
 
     nbytes      of the tensor, on each rank
     folded      bytes that each rank sends to be folded; default: nbytes
     collective  "reduce_scatter": folding gives every rank the whole sum, of which it keeps its piece
-    timed       predictions are multiplied by what allreduces of the same algorithm took beside the model, between two
-                sizes in proportion on a logarithmic scale; those of others by the median, or they would seem quick
-                where the machine is slow
-    only        which algorithms may be taken
+    timed       measured times.  A prediction is multiplied by the ratio of measured to predicted time of the same
+                algorithm, interpolated between two sizes on a logarithmic scale; an algorithm that was not timed by the
+                median ratio, or it would seem quick where the machine is slow
+    only        whether an algorithm may be taken
 
     Two timings differ by up to ``MARGIN``; unless something is cheaper by more than that,
       an allreduce folds, since that leaves the links to others,
       and a tensor longer than all that were timed takes the ring.  There bytes decide, which the model knows, and not
       what made another algorithm quick at a shorter one (a burst that a shaped link let pass): none is expected to be
       quicker beside its model than the ring is.  What the model does not know speaks for the ring: its links carry one
-      message each way at a time, where others have queues overflow.
+      message each way at a time, where other algorithms make queues overflow.
     """
     costs = predict(nbytes, setting, folded=folded, collective=collective)
     timed = timed or {}
@@ -154,14 +154,14 @@ def choose(
 
 
 def _correction(nbytes: int, taken: Mapping[int, float], model: Mapping[int, float]) -> float:
-    """What an algorithm takes beside its model, by what it took at other sizes."""
+    """The ratio of measured to predicted time of an algorithm at this size, from its ratios at other sizes."""
     sizes = sorted(taken)
     factors = [taken[size] / model[size] if model[size] else 1.0 for size in sizes]
     return _between(math.log(max(nbytes, 1)), [math.log(size) for size in sizes], factors)
 
 
 def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Linear between the points, level beyond them."""
+    """Linear interpolation between the points, constant beyond them."""
     if x <= xs[0]:
         return ys[0]
     for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which allreduce is the cheapest for a size: measured once (``measure``), predicted (``cost``), remembered.
+"""Chooses the cheapest allreduce for a size: links are measured once (``measure``), costs predicted (``cost``), choices
+kept.
 
-The first operation that has a choice measures the links, and times every algorithm at a few sizes, the fabric's fold
-too where there is one; or all this is read from the file that $NETFOLD_COST names (``calibration``).
+The first operation that has a choice measures the links, and times every algorithm at a few sizes, the switches' fold
+too where there is one; or all of this is read from the file that $NETFOLD_COST names (``calibration``).
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from netfold.host.selection.measure import Measured, measure, measure_inside, ti
 
 HIERARCHICAL = "hierarchical"
 CHOSEN = BETWEEN_HOSTS
-"""What is taken without being asked for, beside the fold and, where ranks share machines, ``HIERARCHICAL``.  Not the
-parameter server: its n (n-1) flows at once are cheap in the model alone, which knows nothing of queues that overflow
-where many send to one; byteps needs helpers to differ from it."""
+"""Algorithms that may be chosen by themselves, besides the fold and, where ranks share machines, ``HIERARCHICAL``.  The
+parameter server is not among them: its n (n-1) simultaneous flows are cheap in the model alone, which knows nothing of
+queues that overflow where many send to one; byteps needs helpers to differ from it."""
 REMEMBERED = 256
-"""Choices: a training loop has a few sizes, and calls them again and again."""
+"""Number of choices that are remembered: a training loop has a few sizes, and uses them again and again."""
 UNMEASURED = Measured(LinkCost(0.0, 0.0), 1.0)
-"""For tensors without elements: nothing will be sent but a barrier."""
+"""The figures for tensors without elements, for which nothing is sent but a barrier."""
 
 log = logging.getLogger("netfold")
 
 Trial = Callable[[Flat, int], None]
-"""A fold's sum over all ranks, in place, as a part of operation ``number``."""
+"""Sums an array over all ranks by folding, in place, as a part of operation ``number``."""
 
 
 class Chooser:
-    """Of one mesh; all ranks ask alike, and get the same answer.
+    """The chooser of one mesh; all ranks call it alike, and get the same answer.
 
     strand    an allreduce by name, in place
-    fabric    that the ranks are on, for the file of figures
+    fabric    identifies the fabric in the file of figures
     measured  links of an earlier run; default: measured when first needed
     """
 
@@ -62,33 +63,33 @@ class Chooser:
         self._strand = strand
         self.measured = measured
         self.trial: Trial | None = None
-        """Where the fabric folds: how to time it."""
+        """How to time folding, where the switches fold; else None."""
         self._choices: dict[tuple[int, int | None, Collective], tuple[Measured, Choice]] = {}
 
     def choice(
         self, nbytes: int, call: Call, *, folded: int | None = None, collective: Collective = "allreduce"
     ) -> Choice:
-        """The cheapest way, with all others.  May measure.
+        """The cheapest algorithm, with all others.  May measure.
 
         nbytes  of the tensor
         call    the operation that needs to know
-        folded  bytes that each rank sends where the fabric folds; None: this operation does not fold
+        folded  bytes that each rank sends where the switches fold; None: this operation does not fold
         """
         return self._choice(nbytes, folded, collective, self._measure(call) if nbytes else UNMEASURED)
 
     def known(
         self, nbytes: int, *, folded: int | None = None, collective: Collective = "allreduce"
     ) -> Choice | None:
-        """The same, where it has been measured."""
+        """The same choice where links have been measured, else None."""
         return None if self.measured is None else self._choice(nbytes, folded, collective, self.measured)
 
     @property
     def seen(self) -> Measured:
-        """What has been measured so far, or UNMEASURED."""
+        """The figures measured so far, or UNMEASURED."""
         return self.measured or UNMEASURED
 
     def link(self, nbytes: int, call: Call) -> LinkCost:
-        """A rank's link.  May measure."""
+        """The cost of a rank's link.  May measure."""
         return self._measure(call).link if nbytes and self._mesh.size > 1 else UNMEASURED.link
 
     # ---- inside ------------------------------------------------------------------------------------------------------
@@ -126,7 +127,8 @@ class Chooser:
         return self.measured
 
     def _remembered(self) -> Measured | None:
-        """What an earlier run measured of the same ranks on the same fabric, in one rank's file at least."""
+        """The figures that an earlier run measured of the same ranks on the same fabric, if at least one rank's file
+        has them."""
         path = os.environ.get(calibration.COST_VARIABLE)
         found = calibration.share(self._mesh, calibration.load(path, self._key()) if path else None)
         if found is not None:
@@ -135,7 +137,7 @@ class Chooser:
         return found
 
     def _key(self) -> str:
-        """What the figures hold for."""
+        """Identifies what the figures hold for: ranks, transport, machines, folding and fabric."""
         rows = self._machines.rows()
         return ", ".join((
             f"{self._mesh.size} ranks",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each algorithm costs in the alpha-beta-gamma model.  Pure functions; ``choice`` compares them.
 
-A message of n bytes takes alpha + n beta seconds on a link that is its own; reducing n bytes takes n gamma.  Links are
-full duplex.  A cost holds for the critical path with all ranks starting together; see each algorithm's module for its
-steps.  Nothing here knows of links that are shared inside the fabric: ``choice.Setting.contention`` does.
+A message of n bytes takes alpha + n beta seconds on a link of its own; reducing n bytes takes n gamma.  Links are full
+duplex.  A cost is that of the critical path when all ranks start together; see each algorithm's module for its steps.
+Links that are shared inside the fabric are not part of this model, but of ``choice.Setting.contention``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from netfold.host.collectives.byteps import byteps_shares
 
 @dataclass(frozen=True)
 class LinkCost:
-    """One rank's way to any other.
+    """The cost of sending from one rank to another.
 
     alpha  seconds for the smallest message, software included
     beta   seconds per byte, the inverse of the rate
@@ -96,13 +96,13 @@ def parameter_server(n: float, p: int, link: LinkCost, servers: int | None = Non
 
 
 def byteps(n: float, workers: int, helpers: int, link: LinkCost) -> float:
-    """2 alpha + 2 w (w-1) / D n beta, D = w^2 + k w - 2 k (BytePS, OSDI 2020)."""
+    """2 alpha + 2 w (w-1) / D n beta, with D = w^2 + k w - 2 k for w workers and k helpers (BytePS, OSDI 2020)."""
     _ends(n, workers)
     return 2 * link.alpha + byteps_shares(workers, helpers).link_bytes * n * link.beta
 
 
 def mesh2d(n: float, rows: int, columns: int, link: LinkCost, *, own_links: bool = False) -> float:
-    """2 (r-1 + c-1) alpha; beta for the bytes of an inner rank, over one link or one to each neighbour.
+    """2 (r-1 + c-1) alpha, and beta for the bytes of an inner rank, over one link or one to each neighbour.
 
     own_links  each neighbour has a link of its own, as on a mesh of chips; else all share the rank's one link
     In a line of k places an inner one sends k+1 pieces in all (one of two sends 1), at most k-1 to one side.  Each half
@@ -133,13 +133,15 @@ def hierarchical(n: float, groups: int, members: int, inside: LinkCost, across: 
 
 
 def innet(n: float, p: int, link: LinkCost, *, hops: int = 2) -> float:
-    """The fabric folds: one pass, 2 hops alpha + n beta (each rank sends n and gets n, at the same time)."""
+    """One pass through the switches, which fold: hops alpha + n beta, since each rank sends n and receives n at the
+    same time."""
     _ends(n, p)
     return hops * link.alpha + n * link.beta
 
 
 def netreduce_parallel(n: float, groups: int, members: int, inside: LinkCost, across: LinkCost) -> float:
-    """NetReduce over machines of several ranks: 2(m-1)/m n/B_intra + n/B_inter + (2(m-1)+1) alpha (``sufficient``)."""
+    """NetReduce over machines of several ranks: 2(m-1)/m n/B_intra + n/B_inter + (2(m-1)+1) alpha
+    (``innet.netreduce_conditions``)."""
     _ends(n, groups * members)
     within = 2 * (members - 1) * inside.alpha + (members - 1) / members * n * (2 * inside.beta + inside.gamma)
     return within + across.alpha + n * across.beta
@@ -147,19 +149,19 @@ def netreduce_parallel(n: float, groups: int, members: int, inside: LinkCost, ac
 
 # ---- others ---------------------------------------------------------------------------------------------------------
 def reduce_scatter(n: float, p: int, link: LinkCost) -> float:
-    """Ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
+    """Over a ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
     _ends(n, p)
     return (p - 1) * link.alpha + (p - 1) / p * n * (link.beta + link.gamma)
 
 
 def all_gather(n: float, p: int, link: LinkCost) -> float:
-    """Ring: (p-1) alpha + (p-1)/p n beta, n the whole."""
+    """Over a ring: (p-1) alpha + (p-1)/p n beta, where n is the gathered size."""
     _ends(n, p)
     return (p - 1) * link.alpha + (p - 1) / p * n * link.beta
 
 
 def all_to_all(n: float, p: int, link: LinkCost) -> float:
-    """Pairwise: (p-1) alpha + (p-1)/p n beta."""
+    """By pairwise exchange: (p-1) alpha + (p-1)/p n beta."""
     return all_gather(n, p, link)
 
 
@@ -170,7 +172,7 @@ def broadcast_binomial(n: float, p: int, link: LinkCost) -> float:
 
 
 def broadcast_chain(n: float, p: int, link: LinkCost, segment: float | None = None) -> float:
-    """(p-2+C) (alpha + n beta / C), C = n / segment (default: the best)."""
+    """(p-2+C) (alpha + n beta / C), with C = n / segment pieces; default: the best segment."""
     _ends(n, p)
     if p == 1 or n == 0:
         return 0.0
@@ -188,7 +190,7 @@ def chain_segment(n: float, p: int, link: LinkCost) -> float:
 
 
 def broadcast_scatter_all_gather(n: float, p: int, link: LinkCost) -> float:
-    """alpha + (p-1)/p n beta to scatter, (p-1) alpha + (p-1)/p n beta to gather (van de Geijn)."""
+    """alpha + (p-1)/p n beta to scatter, and (p-1) alpha + (p-1)/p n beta to gather (van de Geijn)."""
     _ends(n, p)
     return 0.0 if p == 1 else p * link.alpha + 2 * (p - 1) / p * n * link.beta
 
@@ -201,7 +203,7 @@ def barrier(p: int, link: LinkCost) -> float:
 # ---- shares ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class RailCost:
-    """A rail takes ``latency`` seconds + bytes / ``bandwidth`` (bytes per second)."""
+    """The cost of a rail: ``latency`` seconds plus bytes divided by ``bandwidth`` (bytes per second)."""
 
     latency: float
     bandwidth: float
@@ -213,15 +215,15 @@ class RailCost:
             raise ValueError(f"{self}: expected a bandwidth above 0; leave a dead rail out")
 
     def seconds(self, nbytes: float) -> float:
-        """For this many bytes; 0 for none: an unused rail costs nothing."""
+        """Seconds for this many bytes; 0 for none, since an unused rail costs nothing."""
         return self.latency + nbytes / self.bandwidth if nbytes else 0.0
 
 
 def equal_finish(nbytes: float, rails: Sequence[RailCost]) -> list[float]:
-    """Bytes for each rail so that all that are used finish together, as early as possible (Nezha).
+    """Bytes for each rail such that all rails that are used finish together, as early as possible (Nezha).
 
     T = (S + sum a_i b_i) / sum b_i over the rails used, share_i = b_i (T - a_i); a rail with a_i >= T is not used.
-    Always at least one rail; the shares add up to ``nbytes``.
+    At least one rail is used; the shares add up to ``nbytes``.
     """
     if not rails:
         raise ValueError("no rails: expected at least one that is up")
@@ -244,7 +246,7 @@ def equal_finish(nbytes: float, rails: Sequence[RailCost]) -> list[float]:
 
 
 def rail_threshold(first: RailCost, second: RailCost, *, join: float = 0.0) -> float:
-    """Bytes above which two rails beat the one with the lower latency: S* = b_1 (a_2 + join - a_1).
+    """Bytes above which two rails are faster than the one with the lower latency: S* = b_1 (a_2 + join - a_1).
 
     join  seconds that using both costs in itself
     """

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short measurement of the links between ranks, for the cost model: about 20 messages, 8 MB or, on slow links, what
-passes in half a second; and of the algorithms themselves, at a few sizes, since no model knows what a step costs here.
+"""A short measurement of the links between ranks, for the cost model, and of the algorithms themselves.
+
+The links take about 20 messages, of 8 MB or, on slow links, of what passes in half a second.  The algorithms are timed
+at a few sizes, since no model knows what a step costs on this machine.
 
 All ranks exchange at the same time, as they do in a collective, first with their neighbours in the ring and then with
 ranks half the ring away: where these are slower, partners far apart share links.  Every rank ends with the same
@@ -29,9 +31,9 @@ from netfold.host.selection.cost import LinkCost
 
 ROUNDS = 9
 TURNS = {4 << 10: (6, 4), 16 << 10: (6, 4), 64 << 10: (6, 4), 256 << 10: (3, 4)}
-"""By bytes: how often an algorithm is timed, and how many operations in a row each time; else LONG_TURNS.  A rank that
-is scheduled late doubles what one small allreduce takes, and a single one of 256 KB may pass a shaped link as a burst,
-faster than the link."""
+"""Bytes -> how often an algorithm is timed, and how many operations in a row each time; other sizes take LONG_TURNS.  A
+rank that is scheduled late doubles the time of one small allreduce, and a single one of 256 KB may pass a shaped link
+as a burst, faster than the link."""
 LONG_TURNS = 3, 1
 BUDGET = 0.3
 """Seconds that one size is expected to take at most; on slow links fewer operations are timed."""
@@ -40,32 +42,33 @@ LARGE = 1 << 20
 SHORTEST = 64 << 10
 """Bytes of a long message where the links are slow."""
 PATIENCE = 0.05
-"""Seconds: no size is timed of which one allreduce is expected to take longer; nor is a long message longer."""
+"""Seconds that one allreduce of a timed size, or one long message, is expected to take at most; longer ones are left
+out."""
 TOTAL = 1.0
-"""Seconds of timing after which no other size is timed."""
+"""Seconds of timing after which no further size is timed."""
 HOPELESS = 2.0
-"""Times the best expectation: such algorithms are not timed."""
+"""Algorithms that are expected to take more than this factor of the best expectation are not timed."""
 AGAIN = 2
-"""Times as many turns as in the race, in which whoever leads it must show that it was no luck, where ``BUDGET`` has
-room: what stands still once in thirty operations may have been quick in all the others."""
+"""The fastest algorithm is timed again in so many times the turns, where ``BUDGET`` has room, to show that it was not
+fast by luck: one that stalls once in thirty operations may have been quick in all the others."""
 NOISE = 1.5
-"""Contention below this is taken for none: two timings of the same links differ by as much."""
+"""Contention below this counts as none: two timings of the same links differ by as much."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A rank's link, and by what factor ranks half the ring apart are slower than neighbours."""
+    """A rank's link, and the factor by which ranks half the ring apart are slower than neighbours."""
 
     link: LinkCost
     contention: float
     inside: LinkCost | None = None
-    """Between ranks of one machine, over shared memory; None where it was not asked for."""
+    """The link between ranks of one machine, over shared memory; None where it was not measured."""
     timed: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Seconds that allreduces took, by algorithm and bytes."""
+    """Algorithm -> bytes -> seconds that an allreduce took."""
 
 
 def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Measured:
-    """All ranks call it together, inside an operation.  Needs two ranks or more."""
+    """Measures the links.  All ranks call it together, inside an operation.  Needs two ranks or more."""
     small, large = np.zeros(8, np.uint8), np.zeros(SHORTEST, np.uint8)
     near, far = 1, max(1, mesh.size // 2)
 
@@ -103,9 +106,9 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
 def measure_inside(
     mesh: Mesh, local: Mesh, rows: SharedRows, *, clock: Callable[[], float] = time.perf_counter
 ) -> LinkCost:
-    """Shared memory as the cost model's link: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and all-gather of
-    n bytes take, barriers, copies and adding included.  All ranks of ``mesh`` call it together, inside an operation.
-    """
+    """The cost of shared memory as a link of the model: 2 (m-1) alpha + 2 (m-1)/m n beta is what reduce-scatter and
+    all-gather of n bytes take, barriers, copies and adding included.  All ranks of ``mesh`` call it together, inside an
+    operation."""
     reduction = Reduction("sum", "float32")
 
     def both(nbytes: int) -> float:
@@ -134,15 +137,16 @@ def time_algorithms(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[int, float]]:
-    """``Measured.timed`` of these algorithms, at those sizes of ``choice.TIMED`` that do not take long.  All ranks call
-    it together, inside an operation, with the same predictions.
+    """Times these algorithms at those sizes of ``choice.TIMED`` that do not take long (``Measured.timed``).  All ranks
+    call it together, inside an operation, with the same predictions.
 
-    algorithms     sum an array of float32 over all ranks, in place
-    predict  seconds for so many bytes, by way; at each size corrected by what the way took at the one before,
-             or by the median
+    algorithms  each sums an array of float32 over all ranks, in place
+    predict     seconds for so many bytes, by algorithm; at each size corrected by what the algorithm took at the one
+                before, or by the median
 
-    At each size the algorithms race, those that are hopeless left out; whoever leads then runs on alone (``AGAIN``),
-    until the leader is one that has. """
+    At each size all algorithms take turns, except hopeless ones; then the fastest runs on alone (``AGAIN``), until the
+    fastest is one that has.
+    """
     timed: dict[str, dict[int, float]] = {name: {} for name in algorithms}
     corrections: dict[str, float] = {}
     spent = 0.0
@@ -187,7 +191,7 @@ def _race(
 ) -> NDArray[np.float64]:
     """Seconds of one operation, (turns, algorithms), the same on all ranks: a turn takes as long as its slowest rank.
 
-    In turns, so that what slows the machine down for a while slows all of them.
+    The algorithms take turns, so that what slows the machine down for a while slows all of them.
     """
     taken = np.empty((turns, len(algorithms)))
     for turn in taken:
@@ -202,6 +206,7 @@ def _race(
 
 
 def _typical(turns: NDArray[np.float64]) -> float:
-    """The mean of all but the greatest: what makes some turns slow (a connection that stands still for an
-    acknowledgement) is the way's, and counts for as much as it costs; in a single turn it may be something else."""
+    """The mean of all turns but the slowest.  What makes some turns slow, such as a connection that waits for an
+    acknowledgement, belongs to the algorithm and counts for what it costs; in a single turn it may be something else.
+    """
     return float(turns.mean() if len(turns) < 3 else np.sort(turns)[:-1].mean())

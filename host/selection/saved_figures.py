@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured figures kept in a JSON file for the next run, by key.
+"""Keeps measured figures in a JSON file for the next run, by key.
 
-What cannot be read or written is a warning: then they are measured again.
+A file that cannot be read or written is logged as a warning, and the figures are measured again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(path: str, key: str, kind: type[T]) -> T | None:
 
 
 def write(path: str, key: str, figures: object) -> None:
-    """Puts the figures beside those under other keys."""
+    """Writes the figures under ``key``, beside those under other keys."""
     others: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # none yet, or none that anyone could use
         others = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
