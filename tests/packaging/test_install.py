@@ -98,10 +98,14 @@ def test_a_command_without_its_extra_says_what_to_type(base: Environment, comman
     assert re.fullmatch(rf"{command}: not installed: .*typer; type: pip install 'netfold\[{extra}\]'\n", said)
 
 
-def test_torch_that_is_missing_names_its_extra(base: Environment) -> None:
-    """An error that says what to type, not one from the depth of an import."""
-    said = base.run("python", "-c", "import netfold.torch", status=1)
-    assert "ModuleNotFoundError: netfold.torch needs PyTorch: pip install 'netfold[torch]'" in said
+@pytest.mark.parametrize(("module", "package", "extra"), [
+    ("netfold.torch", "PyTorch", "torch"),
+    ("netfold.wire.scapy_roce", "Scapy", "scapy"),
+])
+def test_a_module_without_its_extra_says_what_to_type(base: Environment, module: str, package: str, extra: str) -> None:
+    """An error that names the extra, not one from the depth of an import."""
+    said = base.run("python", "-c", f"import {module}", status=1)
+    assert f"ModuleNotFoundError: {module} needs {package}: pip install 'netfold[{extra}]'" in said
 
 
 def test_doctor_tells_the_extras_that_are_missing(control: Environment, base: Environment) -> None:
