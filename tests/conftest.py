@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from support import needs
 from support.processes import switches  # noqa: F401  (a fixture of several rooms)
-from support.topo import SECONDS, SKIPPED
+from support.topo import ALONE, SECONDS, SKIPPED
 
 # Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in
 # each run: a change is not judged by an input that was drawn for the first time.  Whoever looks for such inputs types
@@ -70,11 +70,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What a test needs can be selected by its name, as in `-m bmv2`; inside a sandbox a test ends by itself before the
-    sandbox does, and says where it stood."""
+    sandbox does, and says where it stood.
+
+    Tests in namespaces come last and, where two workers share the tests (`make test`), go to one of them: their ranks
+    and switches share the cores with each other alone.  Otherwise a file stays together.
+    """
     seconds = os.environ.get(SECONDS)
+    items.sort(key=lambda item: item.get_closest_marker("netns") is not None)
     for item in items:
+        group = ALONE if item.get_closest_marker("netns") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
         for name in needed(item):
             item.add_marker(name)
         if seconds:
@@ -100,17 +107,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What was skipped, by what is missing."""
-    tests, files = Counter[str](), Counter[str]()
-    others: defaultdict[str, int] = defaultdict(int)
-    for report in terminalreporter.stats.get("skipped", []):
-        reason = _reason(report)
-        name = needs.of_reason(reason)
+    tests, files, others = Counter[str](), Counter[str](), Counter[str]()
+    seen = {report.nodeid: report for report in terminalreporter.stats.get("skipped", [])}  # every worker collects
+    for report in seen.values():
+        name = needs.of_reason(_reason(report))
         if name is None:
-            others[reason] += 1
-        elif isinstance(report, pytest.CollectReport):
-            files[name] += 1
+            others[_reason(report)] += 1
         else:
-            tests[name] += 1
+            (files if isinstance(report, pytest.CollectReport) else tests)[name] += 1
     if not (tests or files or others):
         return
     terminalreporter.section("skipped, by what is missing")

@@ -45,6 +45,7 @@ def _interfaces() -> set[str]:
     return set(os.listdir("/sys/class/net"))
 
 
+@pytest.mark.without("torch")
 def test_the_demo_reports_what_happened(tmp_path: Path, mark: dict[str, str]) -> None:
     """It ends well; tables, JSON and picture agree with each other and with the arithmetic of folding."""
     before = _interfaces()
@@ -71,6 +72,7 @@ def test_the_demo_reports_what_happened(tmp_path: Path, mark: dict[str, str]) ->
     words = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
     assert {"spine1", "spine2", "leaf1", "leaf2", "h1", "h2", "h3", "h4"} <= words
     assert report["weights_sha256"][:16] in done.stdout
+    assert ("torch is not installed" in done.stdout) == (needs.missing("torch") is not None)
     assert _interfaces() == before
 
 
@@ -160,6 +162,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(arguments: list[str], 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.without("bmv2")
 def test_a_missing_switch_says_how_to_get_on(tmp_path: Path) -> None:
     """--switch bmv2 without BMv2."""
     programs = tmp_path / "bin"

@@ -8,16 +8,15 @@ import re
 import sys
 import tarfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from netfold.cli import extras
-from support import RANKS, ROOT
+from support import RANKS, ROOT, needs
 from support.installed import Environment, build, checked, clone, contents, requirements
 
-pytest.importorskip("pip", reason="pip is not installed, and these tests install with it")
+pytest.importorskip("pip", reason=needs.reason("pip"))
 
 ALONE = "packaging/softswitch"
 PROGRAMS = ROOT / "tests" / "softswitch" / "compiler" / "programs"
@@ -156,10 +155,9 @@ def test_extras_that_commands_name_are_those_that_are_declared(wheel: Path) -> N
     assert {name: declared[name] for name in declared.keys() - {"test", "lint"}} == told
 
 
+@pytest.mark.needs("ruff")
 def test_every_file_is_linted_once() -> None:
     """ruff does not follow the links in src/ and see a file twice, and leaves no room out."""
-    if find_spec("ruff") is None:
-        pytest.skip("ruff is not installed: pip install 'netfold[lint]'")
     listed = checked([sys.executable, "-m", "ruff", "check", "--show-files", "."], cwd=ROOT).split()
     seen = [Path(file).resolve() for file in listed]
     assert len(seen) == len(set(seen))

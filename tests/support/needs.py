@@ -5,7 +5,7 @@
     pytest.importorskip("torch", reason=needs.reason("torch"))  # of a whole file, which imports it at the top
     needs.require("openssl")                                    # in the middle of a test or fixture
 
-`python tests/support/needs.py` lists what this machine has.
+`PYTHONPATH=tests python -m support.needs` lists what this machine has.
 """
 
 from __future__ import annotations
@@ -107,11 +107,29 @@ NEEDS: Final[dict[str, Need]] = {
     "scikit-learn": Need("pip install 'netfold[demo]'", modules=("sklearn",)),
     "joblib": Need("pip install 'netfold[sim]'", modules=("joblib",)),
     "matplotlib": Need("pip install 'netfold[plots]'", modules=("matplotlib",)),
+    "pip": Need("python -m ensurepip", modules=("pip",)),
+    "ruff": Need("pip install 'netfold[lint]'", modules=("ruff",)),
     "root": Need("run the tests as root", check=lambda: None if os.geteuid() == 0 else "this is not root"),
     "setpriv": Need("apt install util-linux", ("setpriv",)),
     "x86_64": Need("an x86-64 machine",
                    check=lambda: None if platform.machine() == "x86_64" else f"this is {platform.machine()}"),
 }
+_HIDING: Final = """
+import sys
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name in {modules} else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+"""
+"""A program after which modules cannot be found, as if they were not installed."""
 _REASON = re.compile(r"needs ([\w-]+)(: .*)?", re.DOTALL)
 
 
@@ -153,10 +171,9 @@ def hide(name: str, folder: Path) -> None:
     if not need.programs and not need.modules:
         raise ValueError(f"--without {name}: expected one that is programs or modules, such as bmv2 or torch")
     if need.modules:
-        for module in need.modules:
-            sys.modules[module] = None  # type: ignore[assignment]  # as Python's documentation has it: import fails
-        lines = [f"sys.modules[{module!r}] = None" for module in need.modules]
-        (folder / "sitecustomize.py").write_text("\n".join(["import sys", *lines, ""]))
+        code = _HIDING.format(modules=need.modules)
+        exec(code, {})
+        (folder / "sitecustomize.py").write_text(code)  # Python runs it as it starts
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     places = os.environ["PATH"].split(os.pathsep)
     for number, place in enumerate(places):
