@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every collective over messages between ranks: one algorithm a module, each with its steps and bytes in its head.
+"""Every collective over messages between ranks: one algorithm a module, whose docstring states its steps and bytes.
 
-    allreduce       ring, halving_doubling, recursive_doubling, double_binary_tree, parameter_server, byteps, mesh2d,
-                    hierarchical (with shared_memory)
-    to and by one   broadcast, reduce, scatter, gather, point_to_point
-    pieces          ring.reduce_scatter, ring.all_gather, all_to_all
-    sign of life    barrier
-    underneath      elements (dtypes and operations), flow (strands and segments)
+    allreduce           ring, halving_doubling, recursive_doubling, double_binary_tree, parameter_server, byteps,
+                        mesh2d, hierarchical (with shared_memory)
+    with a root         broadcast, reduce, scatter, gather; between two ranks: point_to_point
+    pieces              ring.reduce_scatter, ring.all_gather, all_to_all
+    synchronisation     barrier
+    shared helpers      flow (strands and segments), machines (which ranks share one)
 
 All are strands (``flow``) on a ``Mesh``: ``run(mesh, ring.allreduce(mesh, data, Reduction("sum", "float32")))``.
 """
@@ -40,7 +40,7 @@ ALLREDUCE: dict[str, Callable[[Mesh, Flat, Reduction], Strand]] = {
     "byteps": byteps.allreduce,
     "mesh2d": mesh2d.allreduce,
 }
-"""Those that need nothing but a mesh."""
+"""Allreduce algorithms that need nothing but a mesh, by name."""
 BROADCAST: dict[str, Callable[..., Strand]] = {
     "binomial": broadcast.binomial,
     "chain": broadcast.chain,

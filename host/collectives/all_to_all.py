@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-to-all by pairwise exchange: at step s send to rank + s, receive from rank - s.
+"""All-to-all by pairwise exchange: in step s a rank sends to rank + s and receives from rank - s.
 
 N ranks, M bytes on each: N-1 steps, (N-1)/N M bytes each way; every link has one sender and one receiver at a time.
-Nobody is more than ``AHEAD`` sends ahead of those who receive them, so a rank talks to few others at any time.
+No rank is more than ``AHEAD`` sends ahead of their receivers, so a rank talks to few others at any time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from netfold.host.mesh.mesh import Mesh, Pending
 from netfold.host.operation.arrays import Flat
 
 AHEAD = 4
-"""Steps whose sends may still be under way when a rank takes the next one."""
+"""Number of steps whose sends may still be under way when a rank begins the next one."""
 
 
 def all_to_all(
     mesh: Mesh, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice], *, tag: int = 0
 ) -> Strand:
-    """``out[taken[r]]`` = rank r's ``source[given[this rank]]``, for all r.  ``source`` and ``out`` may not overlap."""
+    """Fills ``out[taken[r]]`` with rank r's ``source[given[this rank]]``, for all r.  ``source`` and ``out`` must not
+    overlap."""
     me = mesh.rank
     if length(given[me]) != length(taken[me]):
         raise ValueError(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barrier by dissemination (Hensgen, Finkel and Manber 1988): in round k tell rank + 2^k, hear rank - 2^k.
+"""Barrier by dissemination (Hensgen, Finkel and Manber 1988): in round k a rank sends to rank + 2^k and receives from
+rank - 2^k.
 
-N ranks: ceil(log2 N) steps of one byte each way; any N.
+N ranks: ceil(log2 N) steps of one byte each way, for any N.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from netfold.host.mesh.mesh import Mesh
 
 
 def barrier(mesh: Mesh, *, tag: int = 0) -> Strand:
-    """Ends once every rank has begun."""
+    """Ends once every rank has begun it."""
     token, heard = np.ones(1, np.uint8), np.empty(1, np.uint8)
     distance = 1
     while distance < mesh.size:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast, three ways.  N ranks, M bytes:
+"""Broadcast, by three algorithms.  N ranks, M bytes:
 
-binomial            ceil(log2 N) steps, M bytes to each child: small tensors
-chain               N-2+C steps of M/C bytes, pipelined: M bytes in and out of every link, long tensors
-scatter_all_gather  van de Geijn: scatter, then ring all-gather: 1 + (N-1) steps, 2 (N-1)/N M bytes: medium ones
+binomial            ceil(log2 N) steps, M bytes to each child: for small tensors
+chain               N-2+C steps of M/C bytes, pipelined: M bytes in and out of every link, for long tensors
+scatter_all_gather  van de Geijn: scatter, then ring all-gather: 1 + (N-1) steps, 2 (N-1)/N M bytes: for medium ones
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from netfold.host.operation.arrays import Flat
 
 
 def binomial(mesh: Mesh, data: Flat, *, root: int = 0, tag: int = 0) -> Strand:
-    """Rank ``root``'s data to all; rank v (counted from the root) gets it from v without its lowest bit."""
+    """Sends ``data`` of rank ``root`` to all; rank v (counted from the root) gets it from v without its lowest set bit.
+    """
     v = (mesh.rank - root) % mesh.size
     lowest = v & -v if v else 1 << (mesh.size - 1).bit_length()
     everything = slice(0, data.size)
@@ -29,7 +30,8 @@ def binomial(mesh: Mesh, data: Flat, *, root: int = 0, tag: int = 0) -> Strand:
 
 
 def chain(mesh: Mesh, data: Flat, *, root: int = 0, segment: int = 64 << 10, tag: int = 0) -> Strand:
-    """Rank ``root``'s data to all, from each rank to the next; ``segment`` bytes at a time (all ranks the same)."""
+    """Sends ``data`` of rank ``root`` to all, from each rank to the next, ``segment`` bytes at a time (the same on all
+    ranks)."""
     last = (root - 1) % mesh.size
     cuts = segments(slice(0, data.size), data.itemsize, segment)
     if mesh.rank == root:
@@ -44,7 +46,7 @@ def chain(mesh: Mesh, data: Flat, *, root: int = 0, segment: int = 64 << 10, tag
 
 
 def scatter_all_gather(mesh: Mesh, data: Flat, *, root: int = 0, tag: int = 0) -> Strand:
-    """Rank ``root``'s data to all: a piece to each rank, then every piece around the ring."""
+    """Sends ``data`` of rank ``root`` to all: a piece to each rank, then every piece around the ring."""
     pieces = even(data.size, mesh.size)
     yield from scatter.scatter(mesh, data, pieces, root=root, tag=tag)
     yield from ring.all_gather(mesh, data, pieces, tag=tag)

@@ -20,7 +20,8 @@ from netfold.host.operation.reduction import Reduction
 
 @dataclass(frozen=True)
 class BytepsShares:
-    """Fractions of the data that one worker and one helper own, and that each link carries each way."""
+    """Fractions of the data that one worker owns, that one helper owns, and that each link carries in each direction.
+    """
 
     worker: float
     helper: float
@@ -28,7 +29,7 @@ class BytepsShares:
 
 
 def byteps_shares(workers: int, helpers: int) -> BytepsShares:
-    """BytePS's optimum (OSDI 2020): all links are busy equally long.  Helpers beyond the number of workers add nothing.
+    """BytePS's optimum (OSDI 2020): all links are busy equally long.  More helpers than workers bring nothing.
 
     workers  n >= 1;  helpers  k >= 0
     With D = n^2 + k n - 2 k: worker (n-k)/D, helper 2(n-1)/D, link 2n(n-1)/D.
@@ -45,7 +46,7 @@ def byteps_shares(workers: int, helpers: int) -> BytepsShares:
 
 
 def shares(count: int, workers: Sequence[int], helpers: Sequence[int]) -> parameter_server.ServerLayout:
-    """``count`` elements in the paper's optimal parts, rounded so that they add up."""
+    """``count`` elements split into the paper's optimal parts, rounded so that they add up."""
     both = set(workers) & set(helpers)
     if both:
         raise ValueError(f"ranks {sorted(both)} are workers and helpers: expected one or the other")

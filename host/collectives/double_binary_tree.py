@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Double binary tree, pipelined (Sanders, Speck and Träff 2009): two trees for one half of the data each.
 
-A rank is inside at most one of the trees and a leaf of the other, so that every link is used both ways nearly all the
-time.  N ranks, M bytes, C segments: about 2 log2(N) + C steps; a rank sends and receives at most 2 M bytes (inside
-one tree: to its parent and two children M/2 each; leaf of the other: M/2).
+A rank is an inner node of at most one of the trees and a leaf of the other, so that every link is used both ways nearly
+all the time.  N ranks, M bytes, C segments: about 2 log2(N) + C steps; a rank sends and receives at most 2 M bytes (as
+inner node M/2 each to its parent and two children, as leaf M/2).
 
     tree over 1..N: a number's height is its count of trailing zeros, odd numbers are leaves
     first tree: number v is rank v-1;  second tree: number v is rank v mod N      (odd ranks inside, then even ranks)
@@ -19,19 +19,20 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 
 TREE_SEGMENT = 64 << 10
-"""Bytes: the pipeline is several levels deep, and fills the sooner the shorter its segments are."""
+"""Bytes of a segment: the pipeline is several levels deep, and fills the sooner the shorter its segments are."""
 
 
 @dataclass(frozen=True)
 class TreePosition:
-    """Where a rank stands in a tree."""
+    """The parent and children of a rank in a tree."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
 def places(size: int, shift: int) -> dict[int, TreePosition]:
-    """The tree in which number v is rank (v + shift - 1) mod size; shift 0 and 1 are the two trees."""
+    """By rank: its position in the tree whose number v is rank (v + shift - 1) mod size; shift 0 and 1 give the two
+    trees."""
     parents: dict[int, int | None] = {}
 
     def build(low: int, high: int, parent: int | None) -> None:
@@ -81,7 +82,7 @@ def _down(mesh: Mesh, data: Flat, half: slice, place: TreePosition, tag: int) ->
     if place.parent is None:  # the root sends down what it has reduced, in _up
         return
     cuts = segments(half, data.itemsize, TREE_SEGMENT)
-    # A result comes over what this rank sent up: its parent has that by then.
+    # A result overwrites what this rank sent up, which its parent has received by then.
     posted = [mesh.receive(place.parent, data[cut], tag=tag) for cut in cuts]
     for cut, arrived in zip(cuts, posted, strict=True):
         yield [arrived]

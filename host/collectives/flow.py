@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How collectives are written: strands, segments, and an inbox that is one step ahead.
+"""How collectives are written: strands, segments, and an inbox that keeps receives posted ahead.
 
 A strand is a generator that posts messages and yields those it must wait for; ``run`` drives one strand or several
 that take turns.  Algorithms with independent parts (two trees, two directions, workers and servers in one rank) are
@@ -23,13 +23,14 @@ from netfold.host.operation.reduction import Reduction
 Strand = Generator[Sequence[Pending], None, None]
 
 SEGMENT = 256 << 10
-"""Bytes.  Small enough that a few fit into the cache, large enough that the cost of a message does not count."""
+"""Bytes of a segment: small enough that a few fit into the cache, large enough that the cost of a message is
+negligible."""
 AHEAD = 4
-"""Receives that an inbox keeps posted."""
+"""Number of receives that an inbox keeps posted."""
 
 
 class First(list[Pending]):
-    """What ``together`` yields: one of these is enough to go on."""
+    """Messages of which one is enough to go on: what ``together`` yields."""
 
 
 def run(mesh: Mesh, strand: Strand) -> None:
@@ -39,13 +40,13 @@ def run(mesh: Mesh, strand: Strand) -> None:
 
 
 def together(*strands: Strand) -> Strand:
-    """Strands that take turns, each going on as soon as its own messages are done."""
+    """Runs several strands as one, each of which goes on as soon as its own messages are done."""
     waiting: dict[Strand, Sequence[Pending]] = dict.fromkeys(strands, ())
     while waiting:
         ready = [strand for strand, pending in waiting.items() if _ready(pending)]
         for strand in ready:
             if waiting[strand]:
-                yield waiting[strand]  # nothing to wait for; a mesh that counts time takes note of what is done
+                yield waiting[strand]  # nothing to wait for; MemoryMesh advances its clock by what is done
             try:
                 waiting[strand] = next(strand)
             except StopIteration:
@@ -60,12 +61,13 @@ def _ready(pending: Sequence[Pending]) -> bool:
 
 
 def post(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
-    """Sends a piece in segments."""
+    """Sends a piece in segments.  Returns the posted messages."""
     return [mesh.send(peer, data[cut], tag=tag) for cut in segments(piece, data.itemsize)]
 
 
 def expect(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
-    """Receives a piece in the segments in which ``post`` sends it, straight to its place."""
+    """Receives a piece, in the segments in which ``post`` sends it, directly to its place.  Returns the posted
+    messages."""
     return [mesh.receive(peer, data[cut], tag=tag) for cut in segments(piece, data.itemsize)]
 
 
@@ -85,23 +87,23 @@ def reduce_from(
 
 
 def even(count: int, parts: int) -> list[slice]:
-    """``count`` elements cut into ``parts`` neighbouring slices whose lengths differ by one at most."""
+    """``count`` elements split into ``parts`` adjacent slices whose lengths differ by one at most."""
     return [slice(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
 
 
 def length(piece: slice) -> int:
-    """Elements of a slice."""
+    """Number of elements of a slice."""
     return int(piece.stop - piece.start)
 
 
 def segments(piece: slice, itemsize: int, nbytes: int | None = None) -> list[slice]:
-    """A slice cut into segments of at most ``nbytes`` (default ``SEGMENT``); none for an empty one."""
+    """A slice split into segments of at most ``nbytes`` (default ``SEGMENT``); none for an empty one."""
     most = max(1, (SEGMENT if nbytes is None else nbytes) // itemsize)
     return [slice(at, min(at + most, piece.stop)) for at in range(piece.start, piece.stop, most)]
 
 
 class Inbox:
-    """Scratch memory for messages that are used once: keeps ``AHEAD`` receives posted, whose memory is used in turn.
+    """Scratch memory for messages that are used once: keeps ``AHEAD`` receives posted, whose memory is reused in turn.
 
     wanted  (peer, elements) in the order in which they will be taken; for one peer also the order of its sends
     """
@@ -118,7 +120,7 @@ class Inbox:
         self._post()
 
     def take(self) -> tuple[Pending, Flat]:
-        """The next message: to wait for, and its memory, good until the next ``take``."""
+        """The next message to wait for, and its memory, which stays valid until the next ``take``."""
         if self._taken is not None:
             self._free.append(self._taken)
         pending, array = self._posted.popleft()

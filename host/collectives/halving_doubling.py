@@ -5,7 +5,7 @@ N = 2^k ranks, M bytes: 2 k steps, 2 (N-1)/N M bytes each way: the ring's bytes 
 apart in half of them, so that links inside the fabric are shared.
 
 Other N = 2^k + e: first e pairs of ranks become one each (each partner reduces half, one collects: 2 steps, M bytes),
-at the end the others get the result (1 step, M bytes).
+and at the end the other partners get the result (1 step, M bytes).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> 
 
 
 def _merge(mesh: Mesh, data: Flat, reduction: Reduction, tag: int) -> Strand:
-    """The even rank of a pair ends with the reduction of both; each of the two does half of the work."""
+    """Leaves the reduction of a pair of ranks on the even one; each of the two does half of the work."""
     low, high = even(data.size, 2)
     if mesh.rank % 2 == 0:
         odd = mesh.rank + 1
@@ -45,7 +45,7 @@ def _merge(mesh: Mesh, data: Flat, reduction: Reduction, tag: int) -> Strand:
         even_ = mesh.rank - 1
         post(mesh, even_, data, low, tag=tag)
         yield from reduce_from(mesh, even_, data, high, reduction, tag=tag)
-        # Both halves must be out before the result of all ranks comes over them.
+        # Both halves must be sent before the result of all ranks overwrites them.
         yield post(mesh, even_, data, high, tag=tag)
 
 

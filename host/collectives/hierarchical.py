@@ -5,11 +5,11 @@ H groups of m ranks, M bytes, inside a group over its own links or shared memory
   reduce-scatter in the group   m-1 steps, (m-1)/m M bytes each way inside (shared memory: none)
   allreduce across              rank i of every group, on its piece of M/m bytes: as that algorithm on H ranks
   all-gather in the group       m-1 steps, (m-1)/m M bytes
-All m ranks of a machine share its link: it carries 2 (H-1)/H M bytes in all with a ring across, M where the fabric
-folds.
+All m ranks of a machine share its link: it carries 2 (H-1)/H M bytes in all with a ring across, M where the switches
+fold.
 
-Groups of unlike size: as many pieces as the smallest group has ranks; its first ranks hold them in every group.
-"""
+With groups of different sizes there are as many pieces as the smallest group has ranks, held by each group's first
+ranks. """
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def allreduce(
 ) -> Strand:
     """Reduces ``data`` over all ranks, in place.
 
-    groups  every rank in one of them
-    rows    shared memory of this rank's group; default: messages.  All ranks of a group alike
+    groups  disjoint groups that together hold every rank
+    across  the algorithm between groups
+    rows    shared memory of this rank's group; default: messages.  The same choice on all ranks of a group
     """
     _check(mesh, groups)
     mine = next(group for group in groups if mesh.rank in group)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks share a machine, and the memory that they then reduce over."""
+"""Which ranks share a machine, and the shared memory over which they then reduce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from netfold.host.operation.arrays import by_counts
 
 
 def machine() -> bytes:
-    """16 bytes that are equal for processes that can share memory: same kernel, same /dev/shm."""
+    """16 bytes that are equal for processes which can share memory: those with the same kernel and the same /dev/shm.
+    """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     where = os.stat(SHARED)
@@ -27,7 +28,7 @@ def machine() -> bytes:
 def find(mesh: Mesh, own: bytes | None = None) -> list[list[int]]:
     """Ranks grouped by machine, in order of their first rank.  All ranks call it together, inside an operation.
 
-    own  16 bytes in place of ``machine()``
+    own  16 bytes to use in place of ``machine()``
     """
     keys = np.zeros(16 * mesh.size, np.uint8)
     pieces = by_counts([16] * mesh.size)
@@ -42,7 +43,7 @@ def find(mesh: Mesh, own: bytes | None = None) -> list[list[int]]:
 class Machines:
     """The machines of a mesh's ranks.  All ranks use it alike, inside operations.
 
-    groups  ranks by machine, where somebody has said so; else ``find`` finds out
+    groups  ranks by machine, where they are known; else ``find`` finds out
     """
 
     def __init__(self, mesh: Mesh, groups: Sequence[Sequence[int]] = ()) -> None:
@@ -51,13 +52,13 @@ class Machines:
         self._rows: SharedRows | None = None
 
     def find(self) -> list[list[int]]:
-        """The groups, found out where nobody knows yet."""
+        """Ranks by machine; finds out where they are not known yet."""
         if not self.groups:
             self.groups = find(self._mesh)
         return self.groups
 
     def shape(self) -> tuple[int, int] | None:
-        """(machines, ranks of each); None where these differ, or nobody knows."""
+        """(machines, ranks of each); None where machines have different numbers of ranks, or are not known."""
         counts = {len(group) for group in self.groups}
         return (len(self.groups), counts.pop()) if len(counts) == 1 else None
 
@@ -66,14 +67,15 @@ class Machines:
         return Subset(self._mesh, next(group for group in self.groups if self._mesh.rank in group))
 
     def rows(self) -> SharedRows | None:
-        """Shared memory, where machines are known, have equally many ranks, and more than one.  Made once."""
+        """Shared memory, made at the first call, where machines are known and have equally many ranks, more than one;
+        else None."""
         shape = self.shape()
         if self._rows is None and shape is not None and shape[1] > 1:
             self._rows = SharedRows(self.local())
         return self._rows
 
     def close(self) -> None:
-        """Gives the shared memory back."""
+        """Releases the shared memory."""
         if self._rows is not None:
             self._rows.close()
             self._rows = None

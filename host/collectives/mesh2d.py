@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""2-D mesh after TidalMesh (HPCA 2025): ranks on a grid talk to their neighbours alone, both ways at once.
+"""Two-dimensional mesh, after TidalMesh (HPCA 2025): ranks on a grid talk only to their neighbours, both ways at once.
 
-One dimension of N: all-gather takes N-1 steps; at step t place j sends piece j-t right and piece j+t left, so that each
+One dimension of N: all-gather takes N-1 steps; in step t place j sends piece j-t right and piece j+t left, so that each
 piece flows out from its owner both ways like a tide; reduce-scatter is the same backwards in time.  A link between
 neighbours carries at most N-1 pieces each way, an inner rank sends N+1 in all.
 
@@ -10,7 +10,7 @@ Two dimensions of R x C: reduce-scatter along rows, then columns, all-gather alo
 the other columns first, both at the same time: neither dimension idles.  Bytes on a link between neighbours in a row,
 each way: at most M (C-1)/C + M (C-1)/(RC), likewise in a column.
 
-Good where each neighbour has a link of its own; ranks with one link each are better off with a ring.
+Good where each neighbour has a link of its own; ranks with one link each are better served by a ring.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from netfold.host.operation.reduction import Reduction
 
 
 def grid(size: int) -> tuple[int, int]:
-    """Rows and columns, rows <= columns, as square as the number allows."""
+    """Rows and columns of a grid of ``size`` places, rows <= columns, as square as possible."""
     rows = next(r for r in range(int(size**0.5), 0, -1) if size % r == 0)
     return rows, size // rows
 
@@ -43,8 +43,8 @@ def allreduce(
     """Reduces ``data`` over all ranks, in place.  Uses ``tag`` and ``tag + 1``.
 
     shape  rows and columns; default: ``grid``
-    order  ranks row by row: a row of neighbours in the fabric keeps its half of the steps under one switch; default: by
-           rank
+    order  ranks row by row, default: by number.  A row of ranks that are neighbours in the fabric keeps its half of the
+           steps under one switch
     """
     if order is not None:
         mesh = Subset(mesh, order)
@@ -94,7 +94,7 @@ def all_gather_line(mesh: Mesh, data: Flat, pieces: Sequence[slice], line: Seque
 def reduce_scatter_line(
     mesh: Mesh, data: Flat, pieces: Sequence[slice], line: Sequence[int], reduction: Reduction, *, tag: int = 0
 ) -> Strand:
-    """Leaves in ``data[pieces[j]]`` of ``line[j]`` the reduction over the line: the all-gather, backwards."""
+    """Leaves in ``data[pieces[j]]`` of ``line[j]`` the reduction over the line: the all-gather backwards in time."""
     n, j = len(line), line.index(mesh.rank)
     scratch = np.empty((2, max(map(length, pieces))), data.dtype)
     for t in range(n - 2, -1, -1):

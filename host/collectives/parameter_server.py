@@ -4,9 +4,9 @@
 n workers, M bytes, s servers with M/s each, pipelined: 2 steps.
   dedicated servers:  a worker's link carries M bytes each way, a server's n M/s
   colocated (s = n, every worker serves 1/n): 2 (n-1)/n M each way, the ring's bytes, but over n (n-1) connections
-Parts of unlike size (``byteps.py``) balance the two kinds.
+Parts of different sizes (``byteps.py``) balance the two kinds.
 
-An owner reduces in a fixed order, itself first, then the workers by rank; everybody gets its bits.
+An owner reduces in a fixed order, its own values first, then the workers' by rank; every rank gets the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from netfold.host.operation.reduction import Reduction
 
 
 class ServerLayout:
-    """Who contributes, and who owns which part.
+    """Which ranks contribute, and which own what part.
 
     workers  ranks that contribute and get the result
     owned    the part of each owner; together all elements, without overlap
@@ -44,7 +44,7 @@ class ServerLayout:
 
 
 def shares(count: int, workers: Sequence[int], servers: Sequence[int]) -> ServerLayout:
-    """``count`` elements cut evenly over the servers."""
+    """``count`` elements split evenly over the servers."""
     if not servers or len(set(servers)) != len(servers):
         raise ValueError(f"servers={list(servers)}: expected at least one rank, each once")
     return ServerLayout(workers, dict(zip(servers, even(count, len(servers)), strict=True)))
@@ -53,8 +53,9 @@ def shares(count: int, workers: Sequence[int], servers: Sequence[int]) -> Server
 def allreduce(
     mesh: Mesh, data: Flat, reduction: Reduction, *, layout: ServerLayout | None = None, tag: int = 0
 ) -> Strand:
-    """Reduces the workers' ``data`` in place.  Default: every rank works and serves.  Uses ``tag`` and ``tag + 1``.
+    """Reduces the workers' ``data`` in place.  Uses ``tag`` and ``tag + 1``.
 
+    layout  who contributes and who serves; default: every rank does both
     Ranks that only serve call it too; their ``data`` gives the size, and holds parts of the result afterwards.
     """
     everyone = range(mesh.size)
@@ -85,7 +86,7 @@ def _work(mesh: Mesh, data: Flat, layout: ServerLayout, tag: int) -> Strand:
             post(mesh, owner, data, layout.owned[owner], tag=tag)
     for owner in others:
         if owner != mesh.rank:
-            # The result comes over what was pushed: the owner has that by then.
+            # The result overwrites what was pushed, which the owner has received by then.
             results += expect(mesh, owner, data, layout.owned[owner], tag=tag + 1)
     yield results
 

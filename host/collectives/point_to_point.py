@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send and receive between two ranks: 1 step, M bytes.  The others need not know."""
+"""Send and receive between two ranks: 1 step, M bytes.  The other ranks take no part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from netfold.host.operation.arrays import Flat
 
 
 def send(mesh: Mesh, data: Flat, peer: int, *, tag: int = 0) -> Strand:
-    """Ends once ``data`` is handed over; messages to one peer arrive in the order sent."""
+    """Ends once ``data`` has been sent; messages to one peer arrive in the order sent."""
     yield post(mesh, peer, data, slice(0, data.size), tag=tag)
 
 

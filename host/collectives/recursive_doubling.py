@@ -2,7 +2,7 @@
 """Recursive doubling: partners at distance 1, 2, 4, ... exchange and reduce everything they have.
 
 N = 2^k ranks, M bytes: k steps, k M bytes each way on every rank's link.  The fewest steps: for small tensors.
-Other N = 2^k + e: e ranks hand theirs to a neighbour first and get the result last, 2 more steps, M bytes each.
+Other N = 2^k + e: e ranks first send theirs to a neighbour and get the result last, 2 more steps of M bytes each.
 
 Every rank reduces everything itself; both partners take the lower rank's values as the first operand, so by induction
 all compute the same bits.

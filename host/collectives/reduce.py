@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduce to one rank, two ways.  N ranks, M bytes:
+"""Reduce to one rank, by two algorithms.  N ranks, M bytes:
 
-binomial               ceil(log2 N) steps, M bytes from each child: small tensors
-reduce_scatter_gather  ring reduce-scatter, then gather: N steps, 2 (N-1)/N M bytes into the root: large ones
+binomial               ceil(log2 N) steps, M bytes from each child: for small tensors
+reduce_scatter_gather  ring reduce-scatter, then gather: N steps, 2 (N-1)/N M bytes into the root: for large ones
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from netfold.host.operation.reduction import Reduction
 
 
 def binomial(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag: int = 0) -> Strand:
-    """Leaves the reduction over all ranks in ``data`` of ``root``; the others' ``data`` is left half done."""
+    """Leaves the reduction over all ranks in ``data`` of ``root``; ``data`` of the other ranks then holds partial
+    results."""
     v = (mesh.rank - root) % mesh.size
     everything = slice(0, data.size)
     distance = 1
@@ -30,7 +31,8 @@ def binomial(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag
 
 
 def reduce_scatter_gather(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag: int = 0) -> Strand:
-    """Leaves the reduction over all ranks in ``data`` of ``root``; the others' ``data`` is left half done."""
+    """Leaves the reduction over all ranks in ``data`` of ``root``; ``data`` of the other ranks then holds partial
+    results."""
     pieces = even(data.size, mesh.size)
     yield from ring.reduce_scatter(mesh, data, pieces, reduction, tag=tag)
     yield from gather.gather(mesh, data, pieces, root=root, tag=tag)

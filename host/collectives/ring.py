@@ -35,7 +35,8 @@ def reduce_scatter(
     order: Sequence[int] | None = None,
     tag: int = 0,
 ) -> Strand:
-    """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
+    """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial results.
+    """
     n, i, order, after, before = _place(mesh, order)
     cuts = [segments(pieces[rank], data.itemsize) for rank in order]
     incoming = [cuts[(i - step - 2) % n] for step in range(n - 1)]
@@ -80,7 +81,7 @@ def allreduce(
 
 
 def _place(mesh: Mesh, order: Sequence[int] | None) -> tuple[int, int, Sequence[int], int, int]:
-    """Ranks, own place, order, next rank, rank before."""
+    """Number of ranks, this rank's place in the ring, the order, the next rank, and the rank before."""
     order = range(mesh.size) if order is None else order
     if sorted(order) != list(range(mesh.size)):
         raise ValueError(f"order={list(order)}: expected each of the ranks 0 .. {mesh.size - 1} once")

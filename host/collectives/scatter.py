@@ -14,7 +14,7 @@ from netfold.host.operation.arrays import Flat
 
 
 def scatter(mesh: Mesh, data: Flat, pieces: Sequence[slice], *, root: int = 0, tag: int = 0) -> Strand:
-    """Fills ``data[pieces[rank]]`` of each rank from the root's."""
+    """Fills ``data[pieces[rank]]`` of each rank from ``data`` of the root."""
     if mesh.rank != root:
         yield expect(mesh, root, data, pieces[mesh.rank], tag=tag)
         return

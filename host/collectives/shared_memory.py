@@ -5,7 +5,7 @@ m ranks, M bytes: each copies its data into a row of its own, reduces one of m p
 result out: 3 memory passes, 4 barriers for each window of the data, no bytes on the network but the barriers'.
 
 Files of /dev/shm are mapped directly: Python's own SharedMemory does not reserve its pages, so that a full /dev/shm
-kills the process by SIGBUS instead of raising, and its tracker unlinks what other processes still use.
+kills the process by SIGBUS instead of raising, and its tracker unlinks files that other processes still use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
 
 ROW = 4 << 20
-"""Bytes of each rank's row: the window in which long data is worked through."""
+"""Bytes of each rank's row, which is the window in which long data is processed."""
 SHARED = "/dev/shm"
 _NAME = 48
 
@@ -36,9 +36,8 @@ _NAME = 48
 class SharedRows:
     """One row of ``row`` bytes for each rank of ``local``, a mesh (or Subset) of ranks of one machine.
 
-    All ranks make it together, inside an operation.  The name is gone as soon as everybody has it open: a crash leaves
-    nothing behind.  Raises TransportError where the machine has no room.
-    """
+    All ranks make it together, inside an operation.  The file's name is removed as soon as all ranks have opened it, so
+    a crash leaves nothing behind.  Raises TransportError where the machine has no room. """
 
     def __init__(self, local: Mesh, *, row: int = ROW) -> None:
         self._local = local
@@ -53,7 +52,7 @@ class SharedRows:
                 try:
                     memory = _map(path, size, create=True)
                     name[: len(path)] = np.frombuffer(path.encode(), np.uint8)
-                except OSError as error:  # the others must hear of it too: they get a name without letters
+                except OSError as error:  # an empty name tells the others that it failed
                     refused = f" ({error.strerror})"
             run(local, binomial(local, name))
             if local.rank and name.any():
@@ -81,7 +80,7 @@ class SharedRows:
             yield slice(at, min(at + most, count))
 
     def reduce_scatter(self, data: Flat, reduction: Reduction) -> Strand:
-        """Reduces a window: afterwards the own piece of ``even(data.size, ranks)`` is whole, in ``data``."""
+        """Reduces a window: afterwards this rank's piece of ``even(data.size, ranks)`` in ``data`` holds the result."""
         local, mine = self._local, even(data.size, self._local.size)[self._local.rank]
         rows = [self._view(rank, data) for rank in range(local.size)]
         np.copyto(rows[local.rank], data)
@@ -90,7 +89,7 @@ class SharedRows:
         np.copyto(own, rows[0][mine])
         for row in rows[1:]:
             reduction(own, row[mine], out=own)
-        yield from barrier(local)  # nobody may write into its row while others still read it
+        yield from barrier(local)  # no rank may write into its row while others still read it
 
     def all_gather(self, data: Flat) -> Strand:
         """Fills a window with each rank's piece of ``even(data.size, ranks)``."""
@@ -101,7 +100,7 @@ class SharedRows:
         yield from barrier(local)
 
     def close(self) -> None:
-        """Lets the memory go."""
+        """Unmaps the memory."""
         del self._rows
         with contextlib.suppress(BufferError):  # an error's traceback holds a view: unmapped with the last of them
             self._memory.close()

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 SOON: Final = 100_000_000
-"""Nanoseconds without a result after which a stream counts as stalled: two of the longest retransmission timeouts
-(NF_RTO_MAX of native/stream.h)."""
+"""Nanoseconds without a result after which a stream counts as stalled: two of the longest
+retransmission timeouts that silence adds (NF_RTO_SILENT of native/stream.h)."""
 RARELY: Final = 1_600_000_000
 """Longest time in nanoseconds between two questions, so that what fails while all wait for a late rank is noticed as
 well."""

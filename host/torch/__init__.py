@@ -5,17 +5,17 @@
     dist.init_process_group("netfold")                      # torchrun's variables, NETFOLD_CONTROLLER
     model = DistributedDataParallel(model)                  # unchanged
 
-or keep another backend and hand over the gradients alone:
+or keep another backend and reduce only the gradients with NetFold:
 
     model.register_comm_hook(NetfoldState(netfold.torch.join()), netfold_hook)
 
     join.py            a communicator from the environment: the controller's plan, or one made through torch's store
-    tensors.py         tensors as the arrays that they are
+    tensors.py         tensors as numpy arrays of the same memory
     pieces.py          all-gather and reduce-scatter of tensors
-    reducer.py         collectives under way, as torch futures
+    reducer.py         asynchronous collectives, as torch futures
     process_group.py   the backend
-    hook.py            the hook
-    feedback.py        what narrow lanes left out, residual to the next gradients
+    hook.py            the communication hook
+    feedback.py        error feedback: the residuals of narrow lanes, which are added to the next gradients
     priority.py        an optimizer whose gradients travel first layers first, beside the next forward pass
     verbs.py           Horovod's broadcast_parameters and broadcast_optimizer_state
 """
@@ -48,6 +48,6 @@ __all__ = [
 
 
 def register() -> None:
-    """Makes "netfold" a backend of torch.distributed for tensors on the CPU.  Calling it again does nothing."""
+    """Registers "netfold" as a backend of torch.distributed for CPU tensors.  A second call does nothing."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])

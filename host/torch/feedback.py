@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What narrow lanes left out of each parameter's gradient so far, and is residual to its next one."""
+"""Error feedback for a model: what narrow lanes left out of each parameter's gradient so far, to be added to its next
+one."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ Residual = NDArray[np.float32]
 
 
 class Feedback:
-    """Of a model whose gradients come in buckets: laid out as those are."""
+    """The residuals of a model whose gradients come in buckets, in the layout of those."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, Residual] = {}
         self._places = WeakIdKeyDictionary()
-        """Parameter -> its bucket's array, and where it begins there."""
+        """Parameter -> its bucket's array, and the index where the parameter begins there."""
 
     def of(self, index: int, parameters: Sequence[torch.Tensor]) -> Residual:
-        """A bucket's, float32[elements of its parameters].  DistributedDataParallel lays its buckets out anew after the
-        first step: what is residual goes where its parameter goes."""
+        """The residual of a bucket, float32[elements of its parameters].  DistributedDataParallel changes its buckets
+        after the first step; each parameter's part then moves with it."""
         starts = [0, *accumulate(parameter.numel() for parameter in parameters)]
         whole = self._buckets.get(index)
         places = [self._places.get(parameter, (None, 0)) for parameter in parameters]
@@ -40,7 +41,8 @@ class Feedback:
         return fresh
 
     def save(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies, float32 in each parameter's shape, by its name; of those that have had gradients."""
+        """Copies of the residuals, float32 in each parameter's shape, by its name; for parameters that have had
+        gradients."""
         found = {name: self._places[parameter] for name, parameter in parameters.items() if parameter in self._places}
         return {
             name: as_tensor(array[start : start + parameters[name].numel()], parameters[name])
@@ -48,23 +50,24 @@ class Feedback:
         }
 
     def load(self, parameters: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-        """Takes up what ``save`` gave.  Raises ValueError for names and shapes that are not these parameters'."""
+        """Takes the residuals that ``save`` returned.  Raises ValueError for names and shapes that are not these
+        parameters'."""
         for name, tensor in saved.items():
             if name not in parameters:
-                raise ValueError(f"what is residual to {name!r}: no parameter of this model that wants gradients")
+                raise ValueError(f"residual of {name!r}: no parameter of this model that wants gradients")
             self._places[parameters[name]] = as_residual(tensor, parameters[name], name), 0
 
 
 def as_tensor(residual: Residual, parameter: torch.Tensor) -> torch.Tensor:
-    """A copy in the parameter's shape."""
+    """A copy of a residual in the parameter's shape."""
     return torch.from_numpy(residual.copy()).view(parameter.shape)
 
 
 def as_residual(saved: torch.Tensor, parameter: torch.Tensor, name: str) -> Residual:
-    """The same, flat again.  Raises ValueError for another shape or dtype."""
+    """A saved tensor as a flat residual.  Raises ValueError for another shape or dtype."""
     if saved.shape != parameter.shape or saved.dtype != torch.float32:
         raise ValueError(
-            f"what is residual to {name!r} is {saved.dtype} of {tuple(saved.shape)}: expected float32 of "
+            f"residual of {name!r} is {saved.dtype} of {tuple(saved.shape)}: expected float32 of "
             f"{tuple(parameter.shape)}"
         )
     residual: Residual = saved.detach().cpu().numpy().reshape(-1).copy()

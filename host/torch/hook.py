@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The communication hook of DistributedDataParallel: gradients through NetFold, all else as before."""
+"""The communication hook of DistributedDataParallel: gradients are reduced by NetFold, all else stays with the backend.
+"""
 
 # Annotations stay objects here, no `from __future__ import annotations`: DistributedDataParallel compares the hook's.
 import logging
@@ -26,11 +27,11 @@ class NetfoldState:
 
     average         divide by the number of ranks, as DistributedDataParallel does without a hook; else leave the sum
     lane_bits       16 or 8: half and a quarter of the bytes of float32 gradients, where the switches fold them
-                    (docs/host.md); default: the communicator's.  float64 and integers stay whole
+                    (docs/host.md); default: the communicator's.  float64 and integers are not narrowed
     error_feedback  what narrow lanes leave out of a gradient is added to the same parameter's next one, so that over
                     the steps nothing is lost.  Takes a float32 for each element, from zero with each state;
                     ``state_dict`` is for checkpoints, ``reset`` forgets it
-    Close it before the communicator, which it does not own.
+    To be closed before the communicator, which it does not own.
     """
 
     def __init__(
@@ -61,28 +62,28 @@ class NetfoldState:
         return pending.future.then(_only)
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """Begins to reduce a bucket of gradients in place, with what is residual to its parameters."""
+        """Begins to reduce a bucket of gradients in place, with error feedback where it is on."""
         buffer, residual = bucket.buffer(), None
         if self._residuals is not None and narrows("sum", dtype_name(buffer.dtype)):
             residual = self._residuals.of(bucket.index(), bucket.parameters())
         return self.reduce(buffer, f"bucket {bucket.index()}", residual)
 
     def reset(self) -> None:
-        """Forgets what narrow lanes have left out: where gradients change their scale.  Between steps only."""
+        """Forgets the residuals, for when gradients change their scale.  To be called between steps."""
         if self._residuals is not None:
             self._residuals = Feedback()
 
     def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """What narrow lanes have left out of this rank's gradients so far, by name of the parameter: a part of the
-        checkpoint that every rank has to save for itself.  Between steps only.
+        """The residuals of this rank's gradients by name of the parameter: a part of the checkpoint that every rank has
+        to save for itself.  To be called between steps.
 
-        model  whose gradients they are, in DistributedDataParallel or out of it
+        model  whose gradients they are, wrapped in DistributedDataParallel or not
         """
         return {} if self._residuals is None else self._residuals.save(_named(model))
 
     def load_state_dict(self, model: nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-        """Goes on with what ``state_dict`` of the same rank has saved: the next steps are those that would have
-        followed.  Between steps only.  Raises ValueError for what is not of this model."""
+        """Restores what ``state_dict`` of the same rank returned, so that training goes on exactly as it would have.
+        To be called between steps.  Raises ValueError for names or shapes that are not this model's."""
         if self._residuals is not None:
             self._residuals = Feedback()
             self._residuals.load(_named(model), saved)
@@ -91,7 +92,7 @@ class NetfoldState:
                         self.communicator, len(saved))
 
     def close(self) -> None:
-        """Ends after what is under way."""
+        """Waits for what is under way, and ends the reducer's thread."""
         self._reducer.close()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A communicator from what torchrun and the environment say.
+"""Makes a communicator from what torchrun and the environment say.
 
-Who plans the job is one setting, ``controller``: the address of the controller's job service, or "store": no
-controller at all, the ranks tell each other their addresses through torch's store and reduce over TCP.
+One setting, ``controller``, says who plans the job: the address of the controller's job service, or "store": there is
+no controller, the ranks exchange their addresses through torch's store and reduce over TCP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from netfold.host.operation.coding import LaneBits
 from netfold.wire.jobs import PROTOCOL, Peer, Plan
 
 STORE = "store"
-"""In a controller's place: plan through torch's store, without trees."""
+"""Value of ``controller`` for a plan made through torch's store, without trees."""
 JOB_VARIABLE = "NETFOLD_JOB"
 TIMEOUT_VARIABLE = "NETFOLD_TIMEOUT"
 HOOK_TIMEOUT = 10.0
@@ -66,12 +66,12 @@ def join(
     store: dist.Store | None = None,
     timeout: float = HOOK_TIMEOUT,
 ) -> Communicator:
-    """Joins the job with all ranks of the default process group, or with those that are given.
+    """Joins the job with all ranks of the default process group, or with those given.
 
     rank, world  default: the default process group's, else $RANK and $WORLD_SIZE
     store        for controller="store"; default: the default process group's
-    timeout      seconds, where neither options nor environment have any
-    Raises ValueError for what is missing or cannot be, and what Communicator.join raises.
+    timeout      seconds, where neither options nor environment set one
+    Raises ValueError for missing and invalid settings, and what Communicator.join raises.
     """
     options = options or Options()
     inside = dist.is_initialized()
@@ -118,7 +118,7 @@ def join(
 def plan_by_store(
     store: dist.Store, job: str, rank: int, world: int, address: str, tcp: str, *, timeout: float
 ) -> Plan:
-    """A plan without trees, agreed on through the store: every rank says where it listens, rank 0 draws the epoch.
+    """A plan without trees, agreed on through the store: every rank writes where it listens, rank 0 draws the epoch.
 
     timeout  seconds to wait for the other ranks.  Raises JoinRefused, PlanError.
     """

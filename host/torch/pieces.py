@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather and reduce-scatter of tensors: checked when they are asked for, done by the call that comes back.
+"""All-gather and reduce-scatter of tensors: checked at once, and done by the function that is returned.
 
-Tensors of any dtype are gathered as the bytes that they are.  Pieces may be of unlike sizes where every rank says all
-of them, in a list.  Contiguous tensors are read and written where they are.
+Tensors of any dtype are gathered as bytes.  Pieces may have different sizes where every rank passes all of them, in a
+list.  Contiguous tensors are read and written in place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Call = Callable[[], object]
 
 
 def all_gather(comm: Communicator, outputs: torch.Tensor | Sequence[torch.Tensor], mine: torch.Tensor) -> Call:
-    """Every rank's ``mine``, one after another in ``outputs``, or each in one of them.  Raises ValueError."""
+    """A call that puts every rank's ``mine`` one after another into ``outputs``, or each into one of them.  Raises
+    ValueError."""
     if isinstance(outputs, torch.Tensor):
         whole = outputs.detach()
         _check("output", whole, comm.size * mine.numel(), mine)
@@ -46,8 +47,8 @@ def all_gather(comm: Communicator, outputs: torch.Tensor | Sequence[torch.Tensor
 def reduce_scatter(
     comm: Communicator, output: torch.Tensor, inputs: torch.Tensor | Sequence[torch.Tensor], op: ReduceOp
 ) -> Call:
-    """This rank's piece of the reduction of every rank's ``inputs``: of one tensor, an equal piece; of several, one
-    for each rank, the one in this rank's place.  Raises ValueError."""
+    """A call that leaves this rank's piece of the reduction of every rank's ``inputs`` in ``output``: an equal piece of
+    one tensor, or of several, one for each rank, that of this rank.  Raises ValueError."""
     mine = output.detach()
     if isinstance(inputs, torch.Tensor):
         _check("input", inputs, comm.size * mine.numel(), mine)
@@ -73,7 +74,7 @@ def reduce_scatter(
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The memory of a contiguous tensor, or of a copy."""
+    """The memory of a contiguous tensor as bytes, or that of a contiguous copy."""
     array: NDArray[np.uint8] = tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
     return array
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients by priority, first layers first, and a next forward pass that waits for no more than it needs.
+"""Gradients by priority, first layers first, with a next forward pass that waits only for the updates it needs.
 
 DistributedDataParallel ends backward when every gradient is reduced, so the order in which buckets travel cannot matter
 to it.  Here ``step`` returns at once, as in BytePS and ByteScheduler (Peng et al. 2019): backward makes gradients from
@@ -10,9 +10,9 @@ free, the bucket that is needed first goes first.
     network              [ 3 ][ 0 ][ 1 ][ 2 ]                        which came before 1 and 2
 
 Ranks must reduce the same buckets in the same order although each has its own idea of what is ready.  So before each
-bucket they add up flags, one int32 a bucket, one packet in the network: a bucket is ready where the sum is the number
-of ranks, and the first of those is next.  After a vote without result a rank votes again as soon as it has more to
-offer.
+bucket they vote by summing flags, one int32 a bucket, one packet in the network: a bucket is ready where the sum is the
+number of ranks, and the first of those is next.  After a vote without result a rank votes again as soon as it has more
+to offer.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ log = logging.getLogger("netfold")
 
 @dataclass(eq=False)
 class _Bucket:
-    """Parameters that travel together."""
+    """Parameters whose gradients are reduced together."""
 
     index: int
     """Place in the forward pass: the smaller, the earlier it is needed."""
     parameters: list[nn.Parameter]
     flat: torch.Tensor
-    """Their gradients, one after another; the reduced ones afterwards."""
+    """The gradients one after another, and the reduced ones afterwards."""
     views: list[torch.Tensor]
     here: set[int] = field(default_factory=set)
-    """Places of the parameters whose gradients of this step are in ``flat``."""
+    """Indices of the parameters whose gradients of this step are in ``flat``."""
     reduced: threading.Event = field(default_factory=threading.Event)
     residual: Residual | None = None
-    """What narrow lanes left out of them so far."""
+    """What narrow lanes have left out of the gradients so far, float32[flat.shape]; None without error feedback."""
     due: bool = False
-    """``step`` was called and the parameters are not updated yet."""
+    """Whether ``step`` was called and the parameters are not updated yet."""
 
 
 class PriorityOptimizer:
@@ -75,9 +75,8 @@ class PriorityOptimizer:
     lane_bits, error_feedback  as for NetfoldState
     order       "arrival": last layers first, as backward makes them, for comparison
     All ranks start with rank 0's parameters.  Evaluating (model.eval(), or without gradients) and state_dict() see all
-    updates; whoever else reads parameters calls ``synchronize`` first.  Buffers (batch norm's) stay each rank's own.
-    Raises ValueError for a model without parameters or with some that are not dense, on the CPU.
-    """
+    updates; other code that reads parameters must call ``synchronize`` first.  Buffers (batch norm's) stay each rank's
+    own. Raises ValueError for a model without parameters or with some that are not dense, on the CPU. """
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class PriorityOptimizer:
         self._changed = threading.Condition()
         self._ready: set[int] = set()
         self._left = len(self._buckets)
-        """Buckets that are not reduced yet in this step."""
+        """Number of buckets that are not reduced yet in this step."""
         self._closed = False
         broadcast_parameters(model.state_dict(), communicator=communicator)
         self._hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._place]
@@ -121,14 +120,15 @@ class PriorityOptimizer:
 
     # ---- what a training loop calls ----------------------------------------------------------------------------------
     def step(self) -> None:
-        """The update of this step, with the hyperparameters of this moment; made when the next forward needs it.
+        """Schedules the update of this step with the present hyperparameters; it is made when the next forward needs
+        it.
 
         Parameters that had no gradient count as if it were zero.  Raises what went wrong while reducing, and Closed.
         """
         if self._closed:
             raise Closed(f"{self._comm!r}: its PriorityOptimizer was closed")
         self._update(self._buckets)  # those that the last forward had no need of
-        self.optimizer._opt_called = True  # or a schedule takes a late update for none
+        self.optimizer._opt_called = True  # else a learning rate schedule warns that step() was not called
         self._settings = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
         for bucket in self._buckets:
             missing = len(bucket.here) < len(bucket.parameters)
@@ -140,7 +140,7 @@ class PriorityOptimizer:
                 self._offer(bucket)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: a gradient is taken away as soon as it is on its way."""
+        """Does nothing: a gradient is removed as soon as it has been copied to its bucket."""
 
     def synchronize(self) -> None:
         """Returns once every update is made; the communicator is free for other use then."""
@@ -148,7 +148,8 @@ class PriorityOptimizer:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes inside are added up, and reduced with those of the next one outside."""
+        """A context in which gradients of backward passes are added up, to be reduced with those of the next one
+        outside."""
         self._held = True
         try:
             yield
@@ -156,8 +157,8 @@ class PriorityOptimizer:
             self._held = False
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints, after all updates: the optimizer's own state, and what narrow lanes left out of this rank's
-        gradients so far, by place in ``model.parameters()``.  That every rank has to save for itself."""
+        """The state for checkpoints, after all updates: the optimizer's own, and this rank's residuals of narrow lanes
+        by index in ``model.parameters()``, which every rank has to save for itself."""
         self.synchronize()
         return {
             "optimizer": self.optimizer.state_dict(),
@@ -169,7 +170,7 @@ class PriorityOptimizer:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on with what ``state_dict`` of the same rank has saved.  Raises ValueError for another model's."""
+        """Restores what ``state_dict`` of the same rank returned.  Raises ValueError for another model's state."""
         self.synchronize()
         places = dict(enumerate(self._residuals()))
         residual = {
@@ -179,7 +180,7 @@ class PriorityOptimizer:
         }
         if len(residual) < len(saved["residual"]):
             raise ValueError(
-                f"what is residual is of {max(saved['residual']) + 1} parameters: this model has {len(places)}"
+                f"the residuals are of {max(saved['residual']) + 1} parameters: this model has {len(places)}"
             )
         self.optimizer.load_state_dict(saved["optimizer"])
         for at, (_, mine) in places.items():
@@ -190,7 +191,7 @@ class PriorityOptimizer:
                             "forgotten", self._comm, at)
 
     def close(self) -> None:
-        """Makes all updates, takes the hooks off and ends the thread; safe to call twice."""
+        """Makes all updates, removes the hooks and ends the thread; safe to call twice."""
         if self._closed:
             return
         try:
@@ -205,7 +206,7 @@ class PriorityOptimizer:
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
     def _needs(self, module: nn.Module) -> list[_Bucket]:
-        """Buckets that a module's own forward reads: where it has parameters itself, it may read its children's, too,
+        """Buckets that a module's own forward reads: where it has parameters itself, it may also read its children's
         without calling them (MultiheadAttention does)."""
         own = list(module.parameters(recurse=False))
         if not own:
@@ -218,7 +219,7 @@ class PriorityOptimizer:
             self.synchronize()  # fused kernels for inference read everything at once
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
-        """A gradient is there."""
+        """Called by torch when a parameter's gradient has been accumulated."""
         if self._held:
             return
         bucket, place = self._place[parameter]
@@ -240,7 +241,7 @@ class PriorityOptimizer:
             self._offer(bucket)
 
     def _residuals(self) -> Iterator[tuple[nn.Parameter, Residual | None]]:
-        """Parameters in their order, each with its part of what is residual."""
+        """Parameters in their order, each with its part of the residual."""
         for bucket in self._buckets:
             at = 0
             for parameter in bucket.parameters:
@@ -253,7 +254,8 @@ class PriorityOptimizer:
             self._changed.notify_all()
 
     def _update(self, buckets: list[_Bucket]) -> None:
-        """Makes the updates of these that are due.  Bounded: the thread ends each with a result, or with an error."""
+        """Makes the updates of these buckets that are due.  The wait is bounded, since the thread ends each with a
+        result or an error."""
         for bucket in buckets:
             if not bucket.due:
                 continue
@@ -300,7 +302,7 @@ class PriorityOptimizer:
                 bucket.reduced.set()
 
     def _next(self) -> int | None:
-        """The bucket that all ranks reduce next; None where this is closed."""
+        """Index of the bucket that all ranks reduce next; None where this object is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._closed)
@@ -313,7 +315,7 @@ class PriorityOptimizer:
             common = np.flatnonzero(self._comm.allreduce(flags, name="which bucket") == self._comm.size)
             if len(common):
                 return int(self._pick(common))
-            if not all_of_it:  # else it is for the others to have more to offer: the next vote waits for them
+            if not all_of_it:  # with all offered, the next vote can simply wait for the other ranks
                 with self._changed:
                     self._changed.wait_for(lambda: self._ready != offered or self._closed)  # noqa: B023
 
@@ -323,7 +325,7 @@ def _narrows(bucket: _Bucket) -> bool:
 
 
 def _cut(parameters: list[nn.Parameter], limit: int) -> list[_Bucket]:
-    """Neighbours of one dtype, ``limit`` bytes together at most."""
+    """Buckets of adjacent parameters of one dtype, together ``limit`` bytes at most."""
     if not parameters:
         raise ValueError("PriorityOptimizer of a model without parameters that want gradients")
     groups: list[list[nn.Parameter]] = []

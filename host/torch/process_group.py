@@ -45,17 +45,18 @@ SCATTERS = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced",
 )
-"""Methods of ProcessGroup that go to gloo, that gather, and that reduce and scatter, under the names of torch 2.5 to
-2.13: those that this torch has."""
+"""Methods of ProcessGroup that go to gloo (``DELEGATED``), that gather, and that reduce and scatter, under the names of
+torch 2.5 to 2.13; those that the installed torch has are used."""
 
 log = logging.getLogger("netfold")
 
 _not_compiled: Callable[..., Any] = torch._disable_dynamo
-"""For methods that torch calls from C++: inside torch.compile'd code Dynamo would look into them, and fail."""
+"""Decorator for methods that torch calls from C++: inside torch.compile'd code Dynamo would trace into them, and fail.
+"""
 
 
 class TorchWork(dist._Work):
-    """A collective under way."""
+    """A started collective, as torch.distributed expects it."""
 
     def __init__(self, pending: PendingCollective) -> None:
         super().__init__()
@@ -64,14 +65,14 @@ class TorchWork(dist._Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Returns once the tensors hold the result; raises the communicator's error.
 
-        timeout  0 (torch's default): until the communicator's own.  Raises CollectiveTimeout when it is over; the
-                 operation itself goes on
+        timeout  0 (torch's default): the communicator's own.  Raises CollectiveTimeout when it is over; the operation
+                 itself goes on
         """
         self._pending.wait(timeout.total_seconds() or None)
         return True
 
     def synchronize(self) -> None:
-        """As ``wait``."""
+        """The same as ``wait``."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -97,7 +98,7 @@ class TorchWork(dist._Work):
         return self._pending.tensors
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """Completes with the tensors."""
+        """A future whose value is the tensors."""
         return self._pending.future
 
 
@@ -119,12 +120,12 @@ class NetfoldGroup(dist.ProcessGroup):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
     def getBackendName(self) -> str:
-        """ "netfold"."""
+        """The backend's name, "netfold"."""
         return "netfold"
 
     @_not_compiled
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> dist._Work:
-        """By the communicator what it reduces, all else by gloo.
+        """Reduces by the communicator what it can reduce, and all else by gloo.
 
         opts  AllreduceOptions, or a ReduceOp
         """
@@ -132,11 +133,11 @@ class NetfoldGroup(dist.ProcessGroup):
 
     @_not_compiled
     def allreduce_coalesced(self, tensors: Any, opts: Any = dist.ReduceOp.SUM) -> dist._Work:
-        """``allreduce`` of several tensors."""
+        """Reduces several tensors, each as ``allreduce`` does."""
         return self._reduce("allreduce_coalesced", tensors, opts, None)
 
     def shutdown(self) -> None:
-        """Ends after what is under way, and leaves the job; ``destroy_process_group`` calls it."""
+        """Waits for what is under way, and leaves the job; ``destroy_process_group`` calls it."""
         self._reducer.close()
         self.communicator.close()
         self._inner.shutdown()
@@ -163,13 +164,14 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._inner.allreduce_coalesced(several, wanted)
 
     def _delegate(self, kind: str, *args: Any, **kwargs: Any) -> Any:
-        """By gloo."""
+        """Hands the collective to gloo."""
         check_device(kind, [args, list(kwargs.values())])
         self._say(kind)
         return getattr(self._inner, kind)(*args, **kwargs)
 
     def _gather(self, kind: str, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        """By the communicator, but sparse tensors by gloo.  For each input a list of tensors, or one for all of it."""
+        """Gathers by the communicator, or sparse tensors by gloo.  For each input there is a list of tensors, or one
+        for all of it."""
         check_device(kind, [outputs, inputs])
         pairs = _pairs(outputs, inputs)
         if any(tensor.layout != torch.strided for tensor in flattened([outputs, inputs])):
@@ -181,7 +183,8 @@ class NetfoldGroup(dist.ProcessGroup):
     def _scatter(
         self, kind: str, outputs: Any, inputs: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None
     ) -> Any:
-        """By the communicator what it reduces, all else by gloo.  For each output a list of tensors, or one to cut."""
+        """Reduces and scatters by the communicator what it can reduce, and all else by gloo.  For each output there is
+        a list of tensors, or one to split."""
         check_device(kind, [outputs, inputs])
         asked = getattr(opts, "reduceOp", opts)
         op = _op(asked)
@@ -193,7 +196,7 @@ class NetfoldGroup(dist.ProcessGroup):
         return self._later(kind, f"{kind}, {op} of {dtypes}", flattened([outputs]), calls)
 
     def _later(self, name: str, kind: str, tensors: list[torch.Tensor], calls: list[pieces.Call]) -> TorchWork:
-        """Begins these, in this order, and says what has carried the first of their kind."""
+        """Starts these calls in this order, and logs what has carried the first of their kind."""
 
         def last() -> None:
             calls[-1]()
@@ -209,7 +212,8 @@ class NetfoldGroup(dist.ProcessGroup):
 
 
 def _gloo(store: dist.Store, communicator: Communicator, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """gloo on the communicator's address; by itself it takes that of the host's name, which may lead elsewhere."""
+    """A gloo group on the communicator's address; by itself gloo takes that of the host's name, which may lead
+    elsewhere."""
     rank, size = communicator.rank, communicator.size
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -239,7 +243,7 @@ for _how, _names in (
 
 
 def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
-    """What torch hands over as one tensor and one, or as a list and a list."""
+    """Pairs of outputs and inputs, which torch passes as one tensor and one, or as a list and a list."""
     if isinstance(outputs, torch.Tensor) or isinstance(inputs, torch.Tensor):
         return [(outputs, inputs)]
     if len(outputs) != len(inputs) or not outputs:
@@ -252,7 +256,7 @@ def _op(asked: Any) -> ReduceOp | None:
 
 
 def create(opts: Any, options: Options | None) -> NetfoldGroup:
-    """What torch calls to make a group.
+    """Makes a group; torch calls it.
 
     opts     torch's _DistributedBackendOptions
     options  pg_options= of init_process_group or new_group
@@ -277,8 +281,9 @@ def create(opts: Any, options: Options | None) -> NetfoldGroup:
 
 
 def _of_a_subgroup(options: Options, group: str) -> Options:
-    """A group beside the default one: a job of its own name.  A host's address folds for one job at a time, so where
-    the default group is of this backend, others ask for no trees unless they are told to."""
+    """The options of a group beside the default one, which becomes a job of its own name.  A host's address folds for
+    one job at a time, so where the default group is of this backend, others ask for no trees unless they are told to.
+    """
     job = options.job or f"{os.environ.get(JOB_VARIABLE) or 'default'}.{group}"
     controller = options.controller
     if controller is None and dist.get_backend() == "netfold":

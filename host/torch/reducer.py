@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives under way, as torch futures.
+"""Asynchronous collectives, as torch futures.
 
-The communicator's own thread does them in the order of the calls.  A second one waits for each and completes its
+The communicator's own thread does them in the order of the calls.  A second thread waits for each and completes its
 future, so neither the caller (in backward: autograd's thread) nor the communicator waits for what comes after.
 """
 
@@ -30,17 +30,18 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class PendingCollective:
-    """A collective under way."""
+    """An asynchronous collective that has been started."""
 
     tensors: Tensors
     works: list[Work[Any]]
     future: Future[Tensors]
-    """Its value is the tensors, or it raises a RuntimeError that says what the communicator raised."""
+    """A future whose value is the tensors, or which raises a RuntimeError with the text of what the communicator
+    raised."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns once the tensors hold the result; raises the communicator's own error.
 
-        timeout  seconds; default: until the communicator's.  Raises CollectiveTimeout; the operation itself goes on
+        timeout  seconds; default: the communicator's.  Raises CollectiveTimeout; the operation itself goes on
         """
         end = None if timeout is None else time.monotonic() + timeout
         for work in self.works:
@@ -52,7 +53,7 @@ class PendingCollective:
 
 
 class Reducer:
-    """Begins collectives on tensors through a communicator that it does not own."""
+    """Starts collectives on tensors through a communicator that it does not own."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
@@ -70,10 +71,10 @@ class Reducer:
         lane_bits: LaneBits | None = None,
         feedback: NDArray[Any] | None = None,
     ) -> PendingCollective:
-        """Begins to reduce tensors in place.  ``lane_bits`` and ``feedback`` (of a single tensor) are
-        ``Communicator.allreduce``'s.
+        """Starts to reduce tensors in place.  ``lane_bits`` and ``feedback`` (of a single tensor) are those of
+        ``Communicator.allreduce``.
 
-        Raises ValueError for tensors that are no dense ones on the CPU, and Closed.
+        Raises ValueError for tensors that are not dense ones on the CPU, and Closed.
         """
         arrays = [as_array(tensor) for tensor in tensors]
         return self._begin(
@@ -89,7 +90,7 @@ class Reducer:
     def later(
         self, tensors: Sequence[torch.Tensor], calls: Sequence[Callable[[], object]], what: str
     ) -> PendingCollective:
-        """Begins other collectives of the communicator's, which fill these tensors.  Raises Closed."""
+        """Starts other collectives of the communicator, which fill these tensors.  Raises Closed."""
         return self._begin(tensors, lambda: [self.comm.later(call, what) for call in calls])
 
     def _begin(self, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Work[Any]]]) -> PendingCollective:
@@ -107,7 +108,7 @@ class Reducer:
         return pending
 
     def close(self) -> None:
-        """Ends after what is under way, which is bounded by the communicator's timeout."""
+        """Waits for what is under way, which the communicator's timeout bounds, and ends the thread."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as the numpy arrays that they are: the same memory, never a copy."""
+"""Tensors as numpy arrays of the same memory, without copies."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ OPERATIONS: dict[torch.dtype, tuple[ReduceOp, ...]] = {
     **dict.fromkeys(FLOATS, ("sum", "average", "max", "min", "product")),
     **dict.fromkeys(INTEGERS, ("sum", "max", "min", "product")),
 }
-"""What the communicator reduces: dtype -> operations."""
+"""Dtype -> reductions of it that the communicator can do."""
 
 
 def reduces(tensor: torch.Tensor, op: ReduceOp | None) -> bool:
-    """Whether the communicator can reduce it."""
+    """Whether the communicator can reduce this tensor by ``op``."""
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and op in OPERATIONS.get(tensor.dtype, ())
 
 
 def flattened(tensors: Any) -> list[torch.Tensor]:
-    """All tensors of nested lists and tuples; what else is in there is left out."""
+    """All tensors in nested lists and tuples; anything else in them is left out."""
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [tensor for part in tensors for tensor in flattened(part)] if isinstance(tensors, list | tuple) else []
 
 
 def check_device(what: str, tensors: Any) -> None:
-    """Raises ValueError where one of them is elsewhere than on the CPU."""
+    """Raises ValueError where one of the tensors is not on the CPU."""
     for tensor in flattened(tensors):
         if tensor.device.type != "cpu":
             raise ValueError(
@@ -42,14 +42,14 @@ def check_device(what: str, tensors: Any) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As numpy would call it: "float32", "bfloat16"."""
+    """The name that numpy has, or would have, for a dtype, such as "float32" or "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def as_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str | None]:
-    """The tensor's memory as an array of its shape, and what to call its dtype where numpy has no name for it.
+    """The tensor's memory as an array of its shape, and the name of its dtype where numpy has none for it, else None.
 
-    Raises ValueError for tensors elsewhere than on the CPU, and sparse ones.
+    Raises ValueError for sparse tensors and for those that are not on the CPU.
     """
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise ValueError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's verbs for torch: the same start for all ranks.
+"""Horovod's verbs for torch, which give all ranks the same start.
 
-Over a communicator that is given, or else the process's own (``netfold.init``).
+They use the communicator that is passed, or else the process's own (``netfold.init``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def broadcast_parameters(
 ) -> None:
     """Fills every rank's tensors with the root's, in place.
 
-    parameters  model.state_dict(), model.named_parameters(), or tensors; in the same order on all ranks.  What is no
-                tensor in a state is left alone
+    parameters  model.state_dict(), model.named_parameters(), or tensors; in the same order on all ranks.  Values of a
+                state that are no tensors are left alone
     """
     comm = communicator or verbs.communicator()
     values = parameters.values() if isinstance(parameters, Mapping) else parameters
@@ -39,8 +39,8 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, *, communicator: Communicator | None = None
 ) -> None:
-    """Gives every rank the root's state of an optimizer (moments, steps, hyperparameters): after loading a checkpoint
-    on the root alone."""
+    """Gives every rank the root's state of an optimizer (moments, steps, hyperparameters), as after loading a
+    checkpoint on the root alone."""
     comm = communicator or verbs.communicator()
     data = b""
     if comm.rank == root_rank:

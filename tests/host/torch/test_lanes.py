@@ -228,7 +228,7 @@ def test_what_is_owed_can_be_saved_and_loaded() -> None:
         other.load_state_dict(model, saved)
         assert other._residuals is not None
         assert other._residuals.of(0, [model[0].bias, model[0].weight]).tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
-        with pytest.raises(ValueError, match=r"residual to '1.bias': no parameter of this model that wants gradients"):
+        with pytest.raises(ValueError, match=r"residual of '1.bias': no parameter of this model that wants gradients"):
             other.load_state_dict(model, {"1.bias": torch.zeros(1)})
         with pytest.raises(ValueError, match=r"'0.bias' is torch.float32 of \(2,\): expected float32 of \(3,\)"):
             other.load_state_dict(model, {"0.bias": torch.zeros(2)})
