@@ -121,33 +121,31 @@ void transmit(struct sim *s, uint32_t number, const struct packet *p)
         schedule(&s->events, number, q->time);
 }
 
-int link_event(struct sim *s, uint32_t number, struct packet *arrived)
+int link_event(struct sim *s, uint32_t number, struct packet *p)
 {
     struct link *l = &s->links[number];
-    const struct packet p = *(struct packet *)front(&l->queue, sizeof p);
+    *p = *(struct packet *)front(&l->queue, sizeof *p);
     pop(&l->queue);
     if (l->queue.count) {
-        const struct packet *after = front(&l->queue, sizeof p);
+        const struct packet *after = front(&l->queue, sizeof *p);
         retime_first(&s->events, after->time);
         if (l->kind == HOST_DOWN)
             fetch(s, after->piece);
     } else
         remove_first(&s->events);
     if (l->from != NONE)
-        s->buffer[l->from] -= p.bytes;
+        s->buffer[l->from] -= p->bytes;
     if (l->down) { /* queued or on the wire when it broke */
         l->count.dropped++;
         s->r.dropped++;
         return 0;
     }
     l->count.packets++;
-    l->count.bytes += p.bytes;
+    l->count.bytes += p->bytes;
     s->r.hops++;
-    if (l->kind == HOST_DOWN) {
-        *arrived = p;
+    if (l->kind == HOST_DOWN)
         return 1;
-    }
-    transmit(s, next_link(s, l, &p), &p);
+    transmit(s, next_link(s, l, p), p);
     return 0;
 }
 

@@ -8,7 +8,7 @@ void fabric_close(struct sim *s);
 /* A packet enters the queue of a link, or is dropped. */
 void transmit(struct sim *s, uint32_t link, const struct packet *p);
 /* The first packet of a link is at its far end.  Returns 1 where that is a host, with the packet; a switch sends it on. */
-int link_event(struct sim *s, uint32_t link, struct packet *arrived);
+int link_event(struct sim *s, uint32_t link, struct packet *p);
 void fault(struct sim *s, const struct fault *f);
 void announce(struct sim *s, const struct fault *f);
 /* Is a link on the way from leaf to leaf down (or, with known, announced to be down)? */
