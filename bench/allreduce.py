@@ -42,7 +42,7 @@ READY_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True)
-class Spec:
+class AllreduceSpec:
     """What to measure."""
 
     sizes: tuple[int, ...]
@@ -63,7 +63,7 @@ class Spec:
     timeout: float
 
 
-class Row(msgspec.Struct, frozen=True):
+class AllreduceRow(msgspec.Struct, frozen=True):
     """One algorithm at one size.  Times are the medians of rounds, of the slowest rank."""
 
     algorithm: str
@@ -95,7 +95,7 @@ def spec(
     *, begin: str, end: str, factor: int, iterations: int, warmup: int, rounds: int, check: bool, ranks: int, topo: str,
     engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int, algorithms: str, seed: int,
     timeout: float,
-) -> Spec:
+) -> AllreduceSpec:
     """From the command line's words.  Raises ValueError that names the option."""
     first, last = size(begin, "-b"), size(end, "-e")
     if not 4 <= first <= last:
@@ -131,8 +131,24 @@ def spec(
     while first <= last:
         sizes.append(first // 4 * 4)
         first *= factor
-    return Spec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine, rate, loss,
-                lane_bits, path_mtu, names, seed, timeout)
+    return AllreduceSpec(
+        tuple(sizes),
+        iterations,
+        warmup,
+        rounds,
+        check,
+        ranks,
+        int(leaves),
+        int(spines),
+        engine,
+        rate,
+        loss,
+        lane_bits,
+        path_mtu,
+        names,
+        seed,
+        timeout,
+    )
 
 
 def size(text: str, option: str) -> int:
@@ -152,7 +168,7 @@ def least_bytes(algorithm: str, ranks: int, nbytes: int, lane_bits: int) -> floa
     return 2 * (ranks - 1) / ranks * nbytes
 
 
-def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> list[Row]:
+def run(spec: AllreduceSpec, json: Path | None, echo: Callable[[str], None] = print) -> list[AllreduceRow]:
     """Measure, print a table, write the rows.  Raises FabricFailed, ValueError."""
     if "gloo" in spec.algorithms and find_spec("torch") is None:
         print("netfold: torch is not installed (pip install torch): no figures of gloo", file=sys.stderr)
@@ -168,7 +184,7 @@ def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> l
 
 
 @contextlib.contextmanager
-def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
+def _teams(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Team], list[int]]]:
     """Ranks that are ready, by place (`_place`), and the process numbers of the switches."""
     from netfold.bench.bridge import Bridge
     from netfold.bench.workers import Team
@@ -213,8 +229,12 @@ def _teams(spec: Spec) -> Iterator[tuple[dict[str, Team], list[int]]]:
 
 
 def _measure(
-    spec: Spec, teams: Mapping[str, Team], switches: Sequence[int], json: Path | None, echo: Callable[[str], None]
-) -> list[Row]:
+    spec: AllreduceSpec,
+    teams: Mapping[str, Team],
+    switches: Sequence[int],
+    json: Path | None,
+    echo: Callable[[str], None],
+) -> list[AllreduceRow]:
     echo(
         f"# {spec.ranks} ranks; fabric {spec.leaves} x {spec.spines}, {spec.engine}"
         + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
@@ -223,7 +243,7 @@ def _measure(
     )
     echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
          f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'repeats':>7} {'wrong':>5}")
-    rows: list[Row] = []
+    rows: list[AllreduceRow] = []
     for nbytes in spec.sizes:
         turns: dict[str, list[tuple[list[Took], float]]] = {name: [] for name in spec.algorithms}
         for number in range(spec.rounds):
@@ -248,12 +268,12 @@ def _measure(
     return rows
 
 
-def _row(spec: Spec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Took], float]]) -> Row:
+def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Took], float]]) -> AllreduceRow:
     seconds = sorted(max(took.seconds for took in ranks) for ranks, _ in rounds)
     median = statistics.median(seconds)
     least = least_bytes(name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
     on_fabric = _place(name) in ON_FABRIC
-    return Row(
+    return AllreduceRow(
         algorithm=name,
         engine=spec.engine if on_fabric else "bridge",
         ranks=spec.ranks,
@@ -274,7 +294,7 @@ def _row(spec: Spec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Too
     )
 
 
-def _line(row: Row, rows: Sequence[Row]) -> str:
+def _line(row: AllreduceRow, rows: Sequence[AllreduceRow]) -> str:
     gloo = next((other for other in rows if other.nbytes == row.nbytes and other.algorithm == "gloo"), None)
     beside = f"  {gloo.seconds / row.seconds:.2f} x gloo" if gloo is not None and gloo is not row else ""
     spread = f"{row.seconds_best * 1e3:.2f}..{row.seconds_worst * 1e3:.2f}"
@@ -294,7 +314,7 @@ def _place(name: str) -> str:
     return "bridge" if name.endswith(BRIDGE) else "fabric"
 
 
-def _command(spec: Spec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
+def _command(spec: AllreduceSpec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
     setup = Setup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller)
     return [sys.executable, "-m", "netfold.topo.rank", msgspec.json.encode(setup).decode()]
 

@@ -45,7 +45,7 @@ def main() -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="lanes-", dir=sandbox.rundir()))
     train.save_digits(folder / "digits.npz")
-    spec = train.Spec(data=str(folder / "digits.npz"), steps=options.steps)
+    spec = train.TrainingSpec(data=str(folder / "digits.npz"), steps=options.steps)
     fabric = leafspine(2, 1, RANKS, rundir=sandbox.rundir(), path_mtu=options.path_mtu)
     _, alone_loss, alone_accuracy = train.train_alone(spec)
     print(f"{options.steps} steps, {RANKS} ranks, path MTU {options.path_mtu}\n"
@@ -58,7 +58,7 @@ def main() -> None:
             own = msgspec.structs.replace(spec, lane_bits=bits, feedback=feedback)
             command = [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(own).decode()]
             lines = network.launch(command, job=f"lanes{number}").wait(within=200)
-            results = [msgspec.json.decode(rank[-1], type=train.Result) for rank in lines]
+            results = [msgspec.json.decode(rank[-1], type=train.TrainingResult) for rank in lines]
             links = [link for link in network.status().links if link.b.partition(":")[0] in hosts]
             total = sum(link.a_to_b.bytes + link.b_to_a.bytes for link in links)
             reduced = sum(result.gradient_bytes for result in results) * options.steps

@@ -38,7 +38,7 @@ STATE_BYTES: Final = 16
 
 
 @dataclass(frozen=True)
-class Spec:
+class LossSpec:
     """What to measure."""
 
     topo: str
@@ -53,14 +53,14 @@ class Spec:
     """What bounds what is in flight, in turn: as NETFOLD_CREDITS has it; "": the window alone."""
 
 
-class Work(msgspec.Struct, frozen=True):
+class LossWork(msgspec.Struct, frozen=True):
     """What a rank does: one sum to warm up, then so many timed ones of int32."""
 
     elements: int
     operations: int
 
 
-class Took(msgspec.Struct, frozen=True):
+class LossTimes(msgspec.Struct, frozen=True):
     """Of one rank."""
 
     seconds: list[float]
@@ -69,7 +69,7 @@ class Took(msgspec.Struct, frozen=True):
     timeouts: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class LossRow(msgspec.Struct, frozen=True):
     """One share of losses: medians over rounds.  Bytes are multiples of the tensor's."""
 
     loss: float
@@ -94,8 +94,8 @@ class Row(msgspec.Struct, frozen=True):
     """Of the job, on the switch where it has most."""
 
 
-def rank(work: Work) -> None:
-    """One rank: prints its `Took`.  Raises AssertionError for a wrong sum."""
+def rank(work: LossWork) -> None:
+    """One rank: prints its `LossTimes`.  Raises AssertionError for a wrong sum."""
     import netfold
 
     with netfold.init(rail="innet", timeout=60.0) as comm:
@@ -109,15 +109,16 @@ def rank(work: Work) -> None:
             assert (out == comm.size * (comm.size + 1) // 2).all(), "a wrong sum"
         after = comm.stats()
         timeouts = sum(tree.timeouts - before.by_tree[name].timeouts for name, tree in after.by_tree.items())
-        took = Took(seconds, after.retransmissions - before.retransmissions, after.packets_sent - before.packets_sent,
-                    timeouts)
+        took = LossTimes(
+            seconds, after.retransmissions - before.retransmissions, after.packets_sent - before.packets_sent, timeouts
+        )
         print(msgspec.json.encode(took).decode(), flush=True)
 
 
 def spec(
     *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int,
     credits: str = "",
-) -> Spec:
+) -> LossSpec:
     """From the command line's words.  Raises ValueError that names the option."""
     from netfold.fabric import generate
 
@@ -132,10 +133,10 @@ def spec(
     beside = tuple(credits.split(",")) if credits else ()
     for one in beside:
         Credits.parse(one)
-    return Spec(topo, engine, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
+    return LossSpec(topo, engine, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
 
 
-def run(spec: Spec, file: Path | None = None) -> list[Row]:
+def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
     """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
     from netfold.fabric.generate import parse
@@ -166,22 +167,22 @@ class _Shot:
     """One round at one share."""
 
     seconds: float
-    took: list[Took]
+    took: list[LossTimes]
     status: Status
     """When all ranks had left: every packet since the fabric came up is of this job."""
     fabric: Fabric
 
 
-def _shoot(network: Any, spec: Spec, credits: str) -> _Shot:
-    work = Work(-(-spec.nbytes // 4), spec.operations)
+def _shoot(network: Any, spec: LossSpec, credits: str) -> _Shot:
+    work = LossWork(-(-spec.nbytes // 4), spec.operations)
     command = [sys.executable, "-m", "netfold.bench.loss", msgspec.json.encode(work).decode()]
     lines = network.launch(command, job="loss", env={CREDITS_VARIABLE: credits}).wait(within=SECONDS)
-    took = [msgspec.json.decode(said[-1], type=Took) for said in lines]
+    took = [msgspec.json.decode(said[-1], type=LossTimes) for said in lines]
     slowest = [max(times) for times in zip(*(one.seconds for one in took), strict=True)]
     return _Shot(statistics.median(slowest), took, network.status(), network.fabric)
 
 
-def _row(loss: float, credits: str, shots: Sequence[_Shot], clean: Sequence[_Shot], spec: Spec) -> Row:
+def _row(loss: float, credits: str, shots: Sequence[_Shot], clean: Sequence[_Shot], spec: LossSpec) -> LossRow:
     ratios = [shot.seconds / base.seconds for shot, base in zip(shots, clean, strict=True)]
     tensors = (spec.operations + 1) * spec.nbytes  # bytes are counted with the operation to warm up
 
@@ -211,7 +212,7 @@ def _row(loss: float, credits: str, shots: Sequence[_Shot], clean: Sequence[_Sho
     job = shots[0].status.jobs[0]
     held = max((sum(switch in tree.switches for tree in job.trees) for switch in
                 {switch for tree in job.trees for switch in tree.switches}), default=0)
-    return Row(
+    return LossRow(
         loss, credits, statistics.median(shot.seconds for shot in shots),
         statistics.median(ratios), min(ratios), max(ratios),
         again=sum(t.retransmissions for s in shots for t in s.took) / sum(t.packets for s in shots for t in s.took),
@@ -230,7 +231,7 @@ def theory(nbytes: int) -> float:
     return packets * frame / nbytes
 
 
-def _show(rows: Sequence[Row], spec: Spec) -> None:
+def _show(rows: Sequence[LossRow], spec: LossSpec) -> None:
     from rich.table import Table
 
     from netfold import terminal
@@ -255,4 +256,4 @@ def _show(rows: Sequence[Row], spec: Spec) -> None:
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=Work))
+    rank(msgspec.json.decode(sys.argv[1], type=LossWork))

@@ -38,7 +38,7 @@ SECONDS: Final = 400.0
 """For all ranks."""
 
 
-class Spec(msgspec.Struct, frozen=True):
+class MachinesSpec(msgspec.Struct, frozen=True):
     """What each rank runs."""
 
     way: str
@@ -46,7 +46,7 @@ class Spec(msgspec.Struct, frozen=True):
     rounds: int
 
 
-class Cell(msgspec.Struct, frozen=True):
+class MachinesTimes(msgspec.Struct, frozen=True):
     """One rank's times."""
 
     seconds: list[float]
@@ -54,8 +54,8 @@ class Cell(msgspec.Struct, frozen=True):
     """GB/s of shared memory in the cost model's sense; 0 where ranks have a machine each."""
 
 
-def rank(spec: Spec) -> None:
-    """One rank: prints its `Cell`.  Raises AssertionError for a wrong sum."""
+def rank(spec: MachinesSpec) -> None:
+    """One rank: prints its `MachinesTimes`.  Raises AssertionError for a wrong sum."""
     import netfold
 
     with netfold.init(rail="innet", timeout=60.0) as comm:
@@ -69,19 +69,19 @@ def rank(spec: Spec) -> None:
             comm.allreduce(source, out, algorithm=algorithm)
             seconds.append(time.perf_counter() - begin)
             assert (out == comm.size * (comm.size + 1) // 2).all(), spec.way
-        cell = Cell(seconds[1:], 1e-9 / link.beta if link else 0.0)
+        cell = MachinesTimes(seconds[1:], 1e-9 / link.beta if link else 0.0)
         print(msgspec.json.encode(cell).decode(), flush=True)
 
 
-def measure(network: Network, way: str, nbytes: int, members: int, rounds: int) -> tuple[float, float, Cell]:
+def measure(network: Network, way: str, nbytes: int, members: int, rounds: int) -> tuple[float, float, MachinesTimes]:
     """(seconds, multiples of the tensor on the busiest host's link, rank 0's cell) of one way."""
     hosts = [host for host in network.fabric.hosts for _ in range(members)]
-    spec = Spec(way, nbytes // 4, rounds)
+    spec = MachinesSpec(way, nbytes // 4, rounds)
     command = [sys.executable, "-m", "netfold.bench.machines", msgspec.json.encode(spec).decode()]
     before = host_bytes(network)
     lines = network.launch(command, job=way.replace(" ", "-"), hosts=hosts).wait(within=SECONDS)
     busiest = max(after - was for after, was in zip(host_bytes(network), before, strict=True))
-    cells = [msgspec.json.decode(line[-1], type=Cell) for line in lines]
+    cells = [msgspec.json.decode(line[-1], type=MachinesTimes) for line in lines]
     times = [max(cell.seconds[turn] for cell in cells) for turn in range(rounds)]
     return statistics.median(times), busiest / (rounds + 1) / nbytes, cells[0]
 
@@ -151,4 +151,4 @@ def run(
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=Spec))
+    rank(msgspec.json.decode(sys.argv[1], type=MachinesSpec))

@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from netfold.bench.paths_rank import FAIL, HEAL, Cell, Collective, Mode, Spec
+from netfold.bench.paths_rank import FAIL, HEAL, Collective, Mode, PathsMeasurement, PathsSpec
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
@@ -38,7 +38,7 @@ SECONDS: Final = 600.0
 """For all ranks."""
 
 
-class Settings(NamedTuple):
+class PathsSettings(NamedTuple):
     """What to run.
 
     fail_after  seconds into an all-to-all at which the first leaf's first uplink breaks; None: never
@@ -60,7 +60,7 @@ class Settings(NamedTuple):
     probe: float = 0.5
 
 
-class Row(NamedTuple):
+class PathsRow(NamedTuple):
     """A collective in a mode, over all rounds."""
 
     collective: str
@@ -81,7 +81,7 @@ class Row(NamedTuple):
 def settings(
     *, topo: str, rate: str, switch: Engine, nbytes: int, rounds: int, modes: str, collectives: str, scope: str,
     fail_after: float | None, silent: bool,
-) -> Settings:
+) -> PathsSettings:
     """From the command line's words.  Raises ValueError, FabricError among them, for what cannot be."""
     numbers = topo.split(",")
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
@@ -99,14 +99,14 @@ def settings(
     if silent and fail_after is None:
         raise ValueError("--silent goes with --fail-link SECONDS")
     leafspine(leaves, spines, hosts, rate=rate)
-    return Settings(
+    return PathsSettings(
         leaves, spines, hosts, rate, switch, nbytes, rounds, msgspec.convert(modes.split(","), tuple[Mode, ...]),
         msgspec.convert([name for name in collectives.split(",") if name], tuple[Collective, ...]), fail_after, silent,
         msgspec.convert(scope, Literal["host", "leaf"]),
     )
 
 
-def main(settings: Settings, out: Path, json: Path | None) -> int:
+def main(settings: PathsSettings, out: Path, json: Path | None) -> int:
     """The whole command, in a sandbox; exit status."""
     sandbox.enter()
     from netfold.rpc.rpc import Unreachable
@@ -134,16 +134,16 @@ def main(settings: Settings, out: Path, json: Path | None) -> int:
     return 0
 
 
-def run(settings: Settings, logs: Path) -> list[Cell]:
+def run(settings: PathsSettings, logs: Path) -> list[PathsMeasurement]:
     """Brings the fabric up, and measures; inside a sandbox.  Raises what `Network` raises."""
     from netfold.topo.net import Network
 
     fabric = msgspec.structs.replace(
         leafspine(settings.leaves, settings.spines, settings.hosts, rate=settings.rate, engine=settings.switch,
                   rundir=sandbox.rundir()), probe=settings.probe)
-    spec = Spec(list(settings.modes), list(settings.collectives), settings.rounds, settings.nbytes,
+    spec = PathsSpec(list(settings.modes), list(settings.collectives), settings.rounds, settings.nbytes,
                 settings.fail_after is not None, settings.scope, WINDOW[settings.switch])
-    cells: list[Cell] = []
+    cells: list[PathsMeasurement] = []
     with Network(fabric, logs=logs) as network:
         command = [sys.executable, "-m", "netfold.bench.paths_rank", msgspec.json.encode(spec).decode()]
         for rank, line in network.launch(command, job="paths").lines(within=SECONDS):
@@ -153,13 +153,13 @@ def run(settings: Settings, logs: Path) -> list[Cell]:
             elif line == HEAL:
                 _cable(fabric, settings, broken=False)
             elif rank == 0:
-                cells.append(msgspec.json.decode(line, type=Cell))
+                cells.append(msgspec.json.decode(line, type=PathsMeasurement))
                 _tell(cells[-1])
         network.check()
     return cells
 
 
-def _cable(fabric: Fabric, settings: Settings, *, broken: bool) -> None:
+def _cable(fabric: Fabric, settings: PathsSettings, *, broken: bool) -> None:
     """The first leaf's first uplink: cut, or mended."""
     switches = {switch.name for switch in fabric.switches}
     ends = next(link.ends for link in fabric.links if {e.node for e in link.ends} <= switches)
@@ -173,20 +173,20 @@ def _cable(fabric: Fabric, settings: Settings, *, broken: bool) -> None:
         subprocess.run(command.split(), check=True, timeout=10)
 
 
-def _tell(cell: Cell) -> None:
+def _tell(cell: PathsMeasurement) -> None:
     print(f"  round {cell.round} {cell.collective:17} {cell.mode:7}{' link fails' if cell.failed else ''} "
           f"{cell.seconds:.2f} s", file=sys.stderr, flush=True)
 
 
-def summary(cells: Sequence[Cell]) -> list[Row]:
+def summary(cells: Sequence[PathsMeasurement]) -> list[PathsRow]:
     """One row for each collective and mode, in the order measured."""
-    groups: dict[tuple[bool, str, str], list[Cell]] = {}
+    groups: dict[tuple[bool, str, str], list[PathsMeasurement]] = {}
     for cell in cells:
         groups.setdefault((cell.failed, cell.collective, cell.mode), []).append(cell)
     rows = []
     for (failed, collective, mode), group in groups.items():
         times = [cell.seconds for cell in group]
-        rows.append(Row(
+        rows.append(PathsRow(
             collective, mode, failed, statistics.median(_imbalance(cell, "leaf") for cell in group),
             statistics.median(_imbalance(cell, "spine") for cell in group), statistics.median(times), min(times),
             max(times), max(cell.stalled for cell in group), sum(cell.retransmitted for cell in group),
@@ -195,13 +195,13 @@ def summary(cells: Sequence[Cell]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.failed, COLLECTIVES.index(row.collective)))
 
 
-def _imbalance(cell: Cell, role: str) -> float:
+def _imbalance(cell: PathsMeasurement, role: str) -> float:
     """Most bytes over mean bytes of the links that leave switches of a role."""
     loads = [count for end, count in cell.uplinks.items() if end.startswith(role)]
     return max(loads) / statistics.mean(loads)
 
 
-def show(rows: Sequence[Row]) -> str:
+def show(rows: Sequence[PathsRow]) -> str:
     """The table."""
     text = (f"{'collective':<18} {'mode':<7} {'up max/mean':>11} {'down':>6} {'seconds':>8} {'min - max':>13} "
             f"{'stall ms':>8} {'resent':>7} {'QPs':>4}\n")
@@ -213,7 +213,7 @@ def show(rows: Sequence[Row]) -> str:
     return text + ("! a link of the first leaf broke in the middle\n" if any(row.failed for row in rows) else "")
 
 
-def draw(rows: Sequence[Row], title: str, folder: Path) -> list[Path]:
+def draw(rows: Sequence[PathsRow], title: str, folder: Path) -> list[Path]:
     """Draw the busiest uplink and the time of each collective as bars and return paths.svg and paths.png in ``folder``.
 
     Raises PlotsMissing where matplotlib is not installed.

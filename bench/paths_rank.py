@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of `netfold bench paths`: each collective in each mode, checked, timed, with the uplinks' bytes.
 
-    python -m netfold.bench.paths_rank SPEC        a JSON `Spec`; rank 0 prints one JSON `Cell` a line
+    python -m netfold.bench.paths_rank SPEC        a JSON `PathsSpec`; rank 0 prints one JSON `PathsMeasurement` a line
 
 With ``fail``, rank 0 prints FAIL when a link may break, and HEAL when it may come back.
 """
@@ -42,7 +42,7 @@ HEALED: Final = 20.0
 """Seconds for the controller to see that a link is back, and for suspicions to end."""
 
 
-class Spec(msgspec.Struct, frozen=True):
+class PathsSpec(msgspec.Struct, frozen=True):
     """What to measure."""
 
     modes: list[Mode]
@@ -56,7 +56,7 @@ class Spec(msgspec.Struct, frozen=True):
     """Packets in flight on a queue pair at most."""
 
 
-class Cell(msgspec.Struct, frozen=True):
+class PathsMeasurement(msgspec.Struct, frozen=True):
     """One collective in one mode, once."""
 
     mode: str
@@ -78,7 +78,7 @@ class Cell(msgspec.Struct, frozen=True):
 class Rank:
     """This process in one job."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: PathsSpec) -> None:
         self.spec = spec
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.address, self.controller = os.environ["NETFOLD_ADDRESS"], os.environ["NETFOLD_CONTROLLER"]
@@ -146,7 +146,7 @@ class Rank:
                 print(HEAL, flush=True)
             moved = {end: count - before.get(end, 0) for end, count in self._uplinks().items()}
             table = rows.reshape(self.world, row.size)
-            cell = Cell(mode, collective, number, float(table[:, 0].max()), moved, float(table[:, 1].max()),
+            cell = PathsMeasurement(mode, collective, number, float(table[:, 0].max()), moved, float(table[:, 1].max()),
                         int(table[:, 2].sum()), int(table[:, 3].max()), fail)
             print(msgspec.json.encode(cell).decode(), flush=True)
 
@@ -215,4 +215,4 @@ def _same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: str) 
 
 
 if __name__ == "__main__":
-    Rank(msgspec.json.decode(sys.argv[1], type=Spec)).run()
+    Rank(msgspec.json.decode(sys.argv[1], type=PathsSpec)).run()

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from netfold.bench.allreduce import READY_SECONDS, size
-from netfold.bench.rails_rank import Announced, Begin, Begun, Took, Turn
+from netfold.bench.rails_rank import Announced, Begin, Begun, RailsTimes, RailsTurn
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
 from netfold.host.rails.multirail import Start
@@ -62,7 +62,7 @@ TURN, TURNS = 0.1, 10
 
 
 @dataclass(frozen=True)
-class Spec:
+class RailsSpec:
     """What to measure: ``rates`` of the planes, in order; ``cuts``: parts of a call's time at which a plane is cut."""
 
     rails: str
@@ -79,7 +79,7 @@ class Spec:
     algorithm: str = "auto"
 
 
-class Row(msgspec.Struct, frozen=True):
+class RailsRow(msgspec.Struct, frozen=True):
     """One size.  Figures are medians of turns."""
 
     nbytes: int
@@ -109,7 +109,7 @@ class Started(msgspec.Struct, frozen=True):
     """The first sums of ``cut_bytes``."""
 
 
-class Cut(msgspec.Struct, frozen=True):
+class PlaneCut(msgspec.Struct, frozen=True):
     """A plane cut in the middle of a call."""
 
     at: float
@@ -122,7 +122,7 @@ class Cut(msgspec.Struct, frozen=True):
     """Seconds from the plane's return to the first call that used it."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class RailsResult(msgspec.Struct, frozen=True):
     """Everything, for --json."""
 
     rails: str
@@ -132,14 +132,14 @@ class Result(msgspec.Struct, frozen=True):
     congestion: str
     algorithm: str
     starts: list[Started]
-    rows: list[Row]
-    cuts: list[Cut]
+    rows: list[RailsRow]
+    cuts: list[PlaneCut]
 
 
 def spec(
     *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
     cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto",
-) -> Spec:
+) -> RailsSpec:
     """From the command line's words.  Raises ValueError that names the option."""
     if algorithm not in KNOWN:
         raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
@@ -168,11 +168,11 @@ def spec(
     while first <= last:
         sizes.append(first // 4 * 4)
         first *= factor
-    return Spec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
+    return RailsSpec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
                 size(cut_bytes, "--cut-bytes"), timeout, algorithm)
 
 
-def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> Result:
+def run(spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print) -> RailsResult:
     """Measure, print tables, write the result.  Raises FabricFailed, ValueError."""
     import mininet  # noqa: F401  # says what to install, before anything is started
 
@@ -196,14 +196,14 @@ def run(spec: Spec, json: Path | None, echo: Callable[[str], None] = print) -> R
         starts = _starts(spec, team, folder, echo)
         rows = _compare(spec, team, echo)
         cuts = [_cut(spec, team, planes, part, echo) for part in spec.cuts]
-    result = Result(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
+    result = RailsResult(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
                     rows, cuts)
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     return result
 
 
-def _team(spec: Spec, planes: Planes, logs: Path) -> Team:
+def _team(spec: RailsSpec, planes: Planes, logs: Path) -> Team:
     from netfold.bench.workers import Team
     from netfold.topo.net import environment
 
@@ -234,13 +234,13 @@ def _congestion(planes: Planes) -> str:
     return at(pids[0], "-n", "net.ipv4.tcp_congestion_control").stdout.strip() or "unknown"
 
 
-def _turn(spec: Spec, team: Team, turn: Turn) -> list[Took]:
+def _turn(spec: RailsSpec, team: Team, turn: RailsTurn) -> list[RailsTimes]:
     team.tell(msgspec.json.encode(turn))
     lines = team.hear((turn.iterations + turn.warmup + 2) * spec.timeout)
-    return [msgspec.json.decode(line, type=Took) for line in lines]
+    return [msgspec.json.decode(line, type=RailsTimes) for line in lines]
 
 
-def _starts(spec: Spec, team: Team, folder: Path, echo: Callable[[str], None]) -> list[Started]:
+def _starts(spec: RailsSpec, team: Team, folder: Path, echo: Callable[[str], None]) -> list[Started]:
     """Each way to begin once in every round, after one round that does not count.  The last one stays."""
     begun: dict[str, list[list[Begun]]] = {name: [] for name, _, _ in STARTS}
     for number in range(spec.rounds + 1):
@@ -266,7 +266,7 @@ def _starts(spec: Spec, team: Team, folder: Path, echo: Callable[[str], None]) -
     return starts
 
 
-def _compare(spec: Spec, team: Team, echo: Callable[[str], None]) -> list[Row]:
+def _compare(spec: RailsSpec, team: Team, echo: Callable[[str], None]) -> list[RailsRow]:
     ways = [*range(len(spec.rates)), None]
     echo(f"# {spec.ranks} ranks, planes of {spec.leaves} x {spec.spines} switches ({spec.engine}) with links of "
          f"{', '.join(spec.rates)}; medians of interleaved turns, {spec.rounds} rounds")
@@ -276,7 +276,7 @@ def _compare(spec: Spec, team: Team, echo: Callable[[str], None]) -> list[Row]:
     rows = []
     for nbytes in spec.sizes:
         calls = 4 if nbytes < LARGE else 2
-        warm = [took for way in ways for took in _turn(spec, team, Turn(nbytes, calls, rail=way))]
+        warm = [took for way in ways for took in _turn(spec, team, RailsTurn(nbytes, calls, rail=way))]
         slowest = max(took.seconds for took in warm)
         count = max(1, min(400, round(TURN / slowest)))
         times: list[list[float]] = []
@@ -285,7 +285,7 @@ def _compare(spec: Spec, team: Team, echo: Callable[[str], None]) -> list[Row]:
             times.append([0.0] * len(ways))
             for step in range(len(ways)):  # every way comes at every place: who follows whom must not matter
                 at = (number + step) % len(ways)
-                took = _turn(spec, team, Turn(nbytes, count, 1, ways[at]))
+                took = _turn(spec, team, RailsTurn(nbytes, count, 1, ways[at]))
                 wrong += sum(t.wrong for t in took)
                 times[-1][at] = max(t.seconds for t in took)
         row = _row(nbytes, times, wrong, warm[-1].path)
@@ -297,12 +297,12 @@ def _compare(spec: Spec, team: Team, echo: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -> Row:
+def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -> RailsRow:
     singles = [statistics.median(t[i] for t in times) for i in range(len(times[0]) - 1)]
     best = singles.index(min(singles))
     ratios = [t[-1] / t[best] for t in times]
     low, _, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
-    return Row(
+    return RailsRow(
         nbytes,
         singles,
         statistics.median(t[-1] for t in times),
@@ -316,25 +316,27 @@ def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -
     )
 
 
-def _cut(spec: Spec, team: Team, planes: Planes, part: float, echo: Callable[[str], None]) -> Cut:
+def _cut(spec: RailsSpec, team: Team, planes: Planes, part: float, echo: Callable[[str], None]) -> PlaneCut:
     """All rails but the last plane's survive."""
     nbytes, last = spec.cut_bytes, len(spec.rates) - 1
-    whole = max(took.seconds for took in _turn(spec, team, Turn(nbytes, 2, 2)))
-    left = sum(nbytes / max(t.seconds for t in _turn(spec, team, Turn(nbytes, 2, 1, rail))) for rail in range(last))
-    team.tell(msgspec.json.encode(Turn(nbytes, announce=True)))
+    whole = max(took.seconds for took in _turn(spec, team, RailsTurn(nbytes, 2, 2)))
+    left = sum(
+        nbytes / max(t.seconds for t in _turn(spec, team, RailsTurn(nbytes, 2, 1, rail))) for rail in range(last)
+    )
+    team.tell(msgspec.json.encode(RailsTurn(nbytes, announce=True)))
     begun = max(msgspec.json.decode(line, type=Announced).at for line in team.hear(spec.timeout))
     time.sleep(max(0.0, begun + part * whole - time.monotonic()))
     planes.cut(last)
     at = time.monotonic() - begun
-    took = [msgspec.json.decode(line, type=Took) for line in team.hear(2 * spec.timeout)]
+    took = [msgspec.json.decode(line, type=RailsTimes) for line in team.hear(2 * spec.timeout)]
     seconds = max(t.begun + t.seconds for t in took) - begun
     ideal = at + max(0.0, nbytes - at * nbytes / whole) / left
     planes.cut(last, up=True)
     back = time.monotonic()
-    while _turn(spec, team, Turn(nbytes // 16))[0].states[last] != "up":
+    while _turn(spec, team, RailsTurn(nbytes // 16))[0].states[last] != "up":
         if time.monotonic() > back + BACK_SECONDS:
             raise FabricFailed(f"the rail on the last plane was not used again within {BACK_SECONDS:g} s")
-    cut = Cut(at, seconds, ideal, seconds - ideal, sum(t.wrong for t in took), time.monotonic() - back)
+    cut = PlaneCut(at, seconds, ideal, seconds - ideal, sum(t.wrong for t in took), time.monotonic() - back)
     echo(f"# cut after {at * 1e3:.0f} of {whole * 1e3:.0f} ms ({nbytes} bytes): took {seconds * 1e3:.0f} ms, ideally "
          f"{ideal * 1e3:.0f}: {cut.extra * 1e3:.0f} ms extra, {cut.wrong} wrong; used again {cut.back:.1f} s after its "
          "return")

@@ -42,7 +42,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uses: list[RailUse]
 
 
-class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class RailsTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Sums of ``nbytes``."""
 
     nbytes: int
@@ -54,7 +54,7 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Say the time of the beginning first, by CLOCK_MONOTONIC, which all processes of a machine share."""
 
 
-class Took(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RailsTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A turn on one rank."""
 
     seconds: float
@@ -78,7 +78,7 @@ def serve(timeout: float) -> None:
     comm: Communicator | None = None
     try:
         for line in sys.stdin:
-            command = msgspec.json.decode(line, type=Begin | Turn)
+            command = msgspec.json.decode(line, type=Begin | RailsTurn)
             if isinstance(command, Begin):
                 if comm is not None:
                     comm.close()
@@ -98,11 +98,11 @@ def _begin(command: Begin, timeout: float) -> tuple[Communicator, Begun]:
     begin = time.monotonic()
     comm = Communicator.join(command.job, rank, world, address=address, timeout=timeout)
     join = time.monotonic() - begin
-    first = [_measure(comm, Turn(command.nbytes)).seconds for _ in range(command.calls)]
+    first = [_measure(comm, RailsTurn(command.nbytes)).seconds for _ in range(command.calls)]
     return comm, Begun(join, first, _rails(comm).use())
 
 
-def _measure(comm: Communicator, turn: Turn) -> Took:
+def _measure(comm: Communicator, turn: RailsTurn) -> RailsTimes:
     source = _data(comm.rank, turn.nbytes // 4)
     out = np.empty_like(source)
     _rails(comm).pin(turn.rail)
@@ -119,7 +119,7 @@ def _measure(comm: Communicator, turn: Turn) -> Took:
     _rails(comm).pin(None)
     expected = np.sum([_data(rank, source.size) for rank in range(comm.size)], axis=0, dtype=np.int32)
     states = [use.state for use in _rails(comm).use()]
-    return Took(seconds, int(np.sum(out != expected)), comm.explain(turn.nbytes), states, begin)
+    return RailsTimes(seconds, int(np.sum(out != expected)), comm.explain(turn.nbytes), states, begin)
 
 
 def _rails(comm: Communicator) -> MultiRail:

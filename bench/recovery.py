@@ -42,7 +42,7 @@ SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True)
-class Spec:
+class RecoverySpec:
     """What to measure."""
 
     disasters: tuple[Disaster, ...]
@@ -55,14 +55,14 @@ class Spec:
     probe: float
 
 
-class Work(msgspec.Struct, frozen=True):
+class RecoveryWork(msgspec.Struct, frozen=True):
     """What a rank does."""
 
     elements: int
     seconds: float
 
 
-class Took(msgspec.Struct, frozen=True):
+class RecoveryTimes(msgspec.Struct, frozen=True):
     """Of one rank: when each operation began (CLOCK_MONOTONIC), and the seconds that it took."""
 
     begins: list[float]
@@ -90,9 +90,9 @@ class Pause(msgspec.Struct, frozen=True):
     rounds: int
 
 
-def rank(work: Work) -> None:
-    """One rank: prints "going", and its `Took` at the end.  Raises AssertionError for a wrong sum.  Rank 0 says in the
-    last element when the time is over, so that all end with the same operation."""
+def rank(work: RecoveryWork) -> None:
+    """One rank: prints "going", and its `RecoveryTimes` at the end.  Raises AssertionError for a wrong sum.  Rank 0
+    says in the last element when the time is over, so that all end with the same operation."""
     import netfold
 
     with netfold.init(rail="innet", timeout=20.0) as comm:
@@ -113,12 +113,12 @@ def rank(work: Work) -> None:
             seconds.append(time.monotonic() - begins[-1])
             assert np.array_equal(out[:-1], expected[:-1]), f"operation {len(begins)}: a wrong sum"
             over = bool(out[-1])
-        print(msgspec.json.encode(Took(begins, seconds, comm.plan.round)).decode(), flush=True)
+        print(msgspec.json.encode(RecoveryTimes(begins, seconds, comm.plan.round)).decode(), flush=True)
 
 
 def spec(
     *, disasters: str, engine: Engine, rate: str, elements: int, rounds: int, after: float, probe: float
-) -> Spec:
+) -> RecoverySpec:
     """From the command line's words.  Raises ValueError that names the option."""
     known = get_args(Disaster)
     for name in disasters.split(","):
@@ -127,10 +127,10 @@ def spec(
     for option, value in (("--elements", elements), ("--rounds", rounds), ("--after", after)):
         if value < 1:
             raise ValueError(f"{option} {value}: expected 1 or more")
-    return Spec(tuple(disasters.split(",")), engine, rate, elements, rounds, after, probe)  # type: ignore[arg-type]
+    return RecoverySpec(tuple(disasters.split(",")), engine, rate, elements, rounds, after, probe)  # type: ignore[arg-type]
 
 
-def run(spec: Spec, file: Path | None = None) -> list[Pause]:
+def run(spec: RecoverySpec, file: Path | None = None) -> list[Pause]:
     """Measure in a sandbox, print, and write all pauses to ``file`` as JSON.  Raises FabricFailed."""
     sandbox.enter()
     from netfold.fabric.generate import leafspine
@@ -154,7 +154,7 @@ def run(spec: Spec, file: Path | None = None) -> list[Pause]:
     return pauses
 
 
-def _shoot(network: Network, spec: Spec, disaster: Disaster) -> Pause:
+def _shoot(network: Network, spec: RecoverySpec, disaster: Disaster) -> Pause:
     from netfold.topo.faults import Disasters
 
     do = Disasters(network)
@@ -173,14 +173,14 @@ def _shoot(network: Network, spec: Spec, disaster: Disaster) -> Pause:
         "return": lambda: do.kill("spine1"),
     }
     halves = 2 if disaster == "return" else 1
-    work = Work(spec.elements, BEFORE + halves * spec.after)
+    work = RecoveryWork(spec.elements, BEFORE + halves * spec.after)
     command = [sys.executable, "-m", "netfold.bench.recovery", msgspec.json.encode(work).decode()]
     ranks = network.launch(command, job=disaster)
-    took: list[Took] = []
+    took: list[RecoveryTimes] = []
     began = struck = returned = 0.0
     for rank, line in ranks.lines(within=SECONDS):
         if line != "going":
-            took.append(msgspec.json.decode(line, type=Took))
+            took.append(msgspec.json.decode(line, type=RecoveryTimes))
         elif rank == 0:
             began = time.monotonic()
             time.sleep(BEFORE)  # what is measured, not a wait for anything
@@ -193,7 +193,7 @@ def _shoot(network: Network, spec: Spec, disaster: Disaster) -> Pause:
     return _pause(disaster, took, began, struck, returned)
 
 
-def _pause(disaster: Disaster, took: Sequence[Took], began: float, struck: float, returned: float) -> Pause:
+def _pause(disaster: Disaster, took: Sequence[RecoveryTimes], began: float, struck: float, returned: float) -> Pause:
     hit, again = (
         max(((s, b + s) for one in took for b, s in zip(one.begins, one.seconds, strict=True) if low < b + s <= high),
             default=(0.0, low))
@@ -211,7 +211,7 @@ def _pause(disaster: Disaster, took: Sequence[Took], began: float, struck: float
     )
 
 
-def _show(pauses: Sequence[Pause], spec: Spec) -> None:
+def _show(pauses: Sequence[Pause], spec: RecoverySpec) -> None:
     print(f"2 leaves, 2 spines, 4 ranks on {spec.engine}, {spec.rate} links, sums of {4 * spec.elements} bytes in a "
           f"row, probes every {spec.probe:g} s; {spec.rounds} rounds. Longest operation on any rank:")
     for disaster in spec.disasters:
@@ -232,4 +232,4 @@ def _show(pauses: Sequence[Pause], spec: Spec) -> None:
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=Work))
+    rank(msgspec.json.decode(sys.argv[1], type=RecoveryWork))

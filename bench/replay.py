@@ -31,7 +31,7 @@ START: Final = 0.2
 """Seconds between the ranks' agreement on a beginning and that beginning."""
 
 
-class Flow(msgspec.Struct, frozen=True):
+class ReplayFlow(msgspec.Struct, frozen=True):
     """A task of a `sim.workload.Workload`, its hosts being ranks, in the order of the workload."""
 
     source: int
@@ -43,10 +43,10 @@ class Flow(msgspec.Struct, frozen=True):
     """UDP source port of each queue pair, equal parts of the flow on each."""
 
 
-class Spec(msgspec.Struct, frozen=True):
+class ReplaySpec(msgspec.Struct, frozen=True):
     """What all ranks run."""
 
-    flows: list[Flow]
+    flows: list[ReplayFlow]
     ports: list[int]
     """All source ports, one for each queue pair between two ranks."""
     window: int
@@ -63,7 +63,9 @@ class Times(msgspec.Struct, frozen=True):
     resent: int
 
 
-def replay(mesh: RoceMesh, flows: list[Flow], memory: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]) -> float:
+def replay(
+    mesh: RoceMesh, flows: list[ReplayFlow], memory: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]
+) -> float:
     """Sends and receives this rank's flows; when the last one to it was in.  Raises the mesh's errors."""
     me = mesh.rank
     arriving: dict[int, Pending] = {
@@ -92,7 +94,7 @@ def replay(mesh: RoceMesh, flows: list[Flow], memory: dict[int, np.ndarray[tuple
             last = time.monotonic()
 
 
-def main(spec: Spec) -> None:
+def main(spec: ReplaySpec) -> None:
     """One rank, all rounds."""
     rank, world, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["NETFOLD_ADDRESS"]
     listener = listen(address)
@@ -134,4 +136,4 @@ def _agree(mesh: RoceMesh) -> float:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Spec))
+    main(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ReplaySpec))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from netfold.bench.replay import Flow, Spec, Times
+from netfold.bench.replay import ReplayFlow, ReplaySpec, Times
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
 from netfold.sim.packet import Outcome, Transport, simulate
@@ -72,7 +72,7 @@ def queue_pairs(topology: Topology, workload: Workload, scheme: Scheme) -> Place
     return Placement(task, size * (lane + 1) // lanes - size * lane // lanes, placed.path[of], np.ones(len(task)))
 
 
-def flows(fabric: Fabric, topology: Topology, workload: Workload, scheme: Scheme) -> tuple[list[Flow], list[int]]:
+def flows(fabric: Fabric, topology: Topology, workload: Workload, scheme: Scheme) -> tuple[list[ReplayFlow], list[int]]:
     """The workload as `replay` takes it, and all source ports.  Raises ValueError for what it cannot replay."""
     number = {switch.name: n for n, switch in enumerate(fabric.switches, 1)}
     ports = [roce.PATH_PORT + number[switch.name] for switch in fabric.switches if switch.role == "spine"]
@@ -83,8 +83,16 @@ def flows(fabric: Fabric, topology: Topology, workload: Workload, scheme: Scheme
     waits: dict[int, list[int]] = defaultdict(list)
     for before, after in workload.waits.tolist():
         waits[after].append(before)
-    return [Flow(int(workload.source[task]), int(workload.destination[task]), int(workload.size[task]), waits[task],
-                 [ports[path] for path in pieces[task]]) for task in range(len(workload))], ports
+    return [
+        ReplayFlow(
+            int(workload.source[task]),
+            int(workload.destination[task]),
+            int(workload.size[task]),
+            waits[task],
+            [ports[path] for path in pieces[task]],
+        )
+        for task in range(len(workload))
+    ], ports
 
 
 def real(
@@ -93,7 +101,7 @@ def real(
     """What the ranks measured: all beginnings, and the latest ends.  Raises RankFailed."""
     todo, ports = flows(network.fabric, topology, workload, SCHEME)
     file = folder / f"{case.workload.replace(' ', '-')}-{case.spines}.json"
-    file.write_bytes(msgspec.json.encode(Spec(todo, ports, window, rounds)))
+    file.write_bytes(msgspec.json.encode(ReplaySpec(todo, ports, window, rounds)))
     command = [sys.executable, "-m", "netfold.bench.replay", str(file)]
     output = network.launch(command, job=file.stem).wait(within=240)
     times = [msgspec.json.decode(lines[-1], type=Times) for lines in output]

@@ -52,7 +52,7 @@ LINKS: Final[tuple[Faults, ...]] = (
 
 
 @dataclass(frozen=True)
-class Spec:
+class SoakSpec:
     """What to do."""
 
     engine: Engine
@@ -65,7 +65,7 @@ class Spec:
     """Folder that keeps the logs of failed rounds, each under its seed."""
 
 
-class Step(NamedTuple):
+class SoakStep(NamedTuple):
     """Something that is done so many seconds after the ranks have begun."""
 
     at: float
@@ -73,7 +73,7 @@ class Step(NamedTuple):
     do: Callable[[], None]
 
 
-class Work(msgspec.Struct, frozen=True):
+class SoakWork(msgspec.Struct, frozen=True):
     """What a rank does: sums of up to so many elements, until there is a file of this name."""
 
     seed: int
@@ -81,7 +81,7 @@ class Work(msgspec.Struct, frozen=True):
     over: str
 
 
-class Took(msgspec.Struct, frozen=True):
+class SoakTimes(msgspec.Struct, frozen=True):
     """Of one rank."""
 
     operations: int
@@ -91,20 +91,20 @@ class Took(msgspec.Struct, frozen=True):
     retransmissions: int
 
 
-class Result(msgspec.Struct, frozen=True):
+class SoakRound(msgspec.Struct, frozen=True):
     """One round; ``failed`` is empty where all went well."""
 
     seed: int
     each: int
     faults: Faults
     steps: list[str]
-    ranks: list[Took]
+    ranks: list[SoakTimes]
     failed: str
 
 
-def rank(work: Work) -> None:
-    """One rank: prints its `Took` at the end.  Raises AssertionError for a wrong sum.  Rank 0 says in the last element
-    when it is over, so that all end with the same operation."""
+def rank(work: SoakWork) -> None:
+    """One rank: prints its `SoakTimes` at the end.  Raises AssertionError for a wrong sum.  Rank 0 says in the last
+    element when it is over, so that all end with the same operation."""
     import netfold
 
     with netfold.init(rail="innet", timeout=30.0) as comm:
@@ -127,7 +127,7 @@ def rank(work: Work) -> None:
             wrong = np.count_nonzero(array[:-1] != np.sum(terms, axis=0))
             assert wrong == 0, f"operation {number}, {np.dtype(dtype)}: {wrong} of {size} sums are wrong"
             over = array[-1] > 0
-        took = Took(number, longest, comm.plan.round, comm.stats().retransmissions)
+        took = SoakTimes(number, longest, comm.plan.round, comm.stats().retransmissions)
         print(msgspec.json.encode(took).decode(), flush=True)
 
 
@@ -141,7 +141,7 @@ class Hand(threading.Thread):
     done  gets what was done, and when
     """
 
-    def __init__(self, steps: Sequence[Step], done: list[str]) -> None:
+    def __init__(self, steps: Sequence[SoakStep], done: list[str]) -> None:
         super().__init__(name="soak", daemon=True)
         self._steps, self._done = steps, done
         self._enough = threading.Event()
@@ -170,7 +170,7 @@ class Hand(threading.Thread):
 
 def spec(
     *, engine: Engine, rate: str, elements: int, rounds: int, disasters: int, seed: int, logs: Path | None
-) -> Spec:
+) -> SoakSpec:
     """From the command line's words; no rate and no elements: what suits the engine.  Raises ValueError that names the
     option."""
     for option, value, most in (("--rounds", rounds, 10**6), ("--disasters", disasters, MOST)):
@@ -179,10 +179,10 @@ def spec(
     if elements < 0:
         raise ValueError(f"--elements {elements}: expected 1 or more")
     usual_rate, usual = USUAL[engine]
-    return Spec(engine, rate or usual_rate, elements or usual, rounds, disasters, seed, logs)
+    return SoakSpec(engine, rate or usual_rate, elements or usual, rounds, disasters, seed, logs)
 
 
-def schedule(rng: random.Random, do: Disasters, ranks: Ranks, disasters: int, over: Path) -> list[Step]:
+def schedule(rng: random.Random, do: Disasters, ranks: Ranks, disasters: int, over: Path) -> list[SoakStep]:
     """So many disasters and the end of each; others may begin before that.  Nothing is hit twice.  A second after the
     last, the ranks may end: there is the file ``over``."""
     kinds = ["spine", "leaf", "cut", "silent", "stop"]
@@ -192,37 +192,37 @@ def schedule(rng: random.Random, do: Disasters, ranks: Ranks, disasters: int, ov
     stopped = list(range(len(ranks.processes)))
     for victims in (uplinks, spines, leaves, stopped):
         rng.shuffle(victims)
-    steps: list[Step] = []
+    steps: list[SoakStep] = []
     now = 0.5
     for _ in range(disasters):
         kind = rng.choice(kinds)
         lasts = rng.uniform(0.1, 3.0)
         if kind == "leaf":
             name = leaves.pop()
-            steps += [Step(now, f"{name} killed and started", partial(do.restart, name))]
+            steps += [SoakStep(now, f"{name} killed and started", partial(do.restart, name))]
         elif kind == "spine":
             name = spines.pop()
-            steps += [Step(now, f"{name} killed", partial(do.kill, name)),
-                      Step(now + lasts, f"{name} started", partial(do.start, name))]
+            steps += [SoakStep(now, f"{name} killed", partial(do.kill, name)),
+                      SoakStep(now + lasts, f"{name} started", partial(do.start, name))]
         elif kind == "stop":
             rank = stopped.pop()
             send = ranks.processes[rank].send_signal
-            steps += [Step(now, f"rank {rank} stopped", partial(send, signal.SIGSTOP)),
-                      Step(now + STOPPED, f"rank {rank} goes on", partial(send, signal.SIGCONT))]
+            steps += [SoakStep(now, f"rank {rank} stopped", partial(send, signal.SIGSTOP)),
+                      SoakStep(now + STOPPED, f"rank {rank} goes on", partial(send, signal.SIGCONT))]
         else:
             node, port = end = uplinks.pop()
             begin, undo = ((do.cut, do.mend) if kind == "cut" else
                            (do.swallow, partial(do.swallow, limit=ROOM)))
-            steps += [Step(now, f"{end} {kind}", partial(begin, node, port)),
-                      Step(now + lasts, f"{end} as before", partial(undo, node, port))]
+            steps += [SoakStep(now, f"{end} {kind}", partial(begin, node, port)),
+                      SoakStep(now + lasts, f"{end} as before", partial(undo, node, port))]
         kinds = [kind for kind, left in (("spine", spines), ("leaf", leaves), ("cut", uplinks), ("silent", uplinks),
                                          ("stop", stopped)) if left]
         now += rng.choice([0.0, 0.02, 0.3, 2.0])
     steps.sort(key=lambda step: step.at)
-    return [*steps, Step(steps[-1].at + 1, "over", over.touch)]
+    return [*steps, SoakStep(steps[-1].at + 1, "over", over.touch)]
 
 
-def run(spec: Spec, file: Path | None = None) -> list[Result]:
+def run(spec: SoakSpec, file: Path | None = None) -> list[SoakRound]:
     """All rounds in a sandbox; prints one line each, and writes them to ``file`` as JSON.  A failed round does not keep
     the next ones from being run."""
     sandbox.enter()
@@ -239,7 +239,7 @@ def run(spec: Spec, file: Path | None = None) -> list[Result]:
     return results
 
 
-def _round(spec: Spec, seed: int) -> Result:
+def _round(spec: SoakSpec, seed: int) -> SoakRound:
     from netfold.fabric.generate import leafspine
     from netfold.topo.faults import Disasters
     from netfold.topo.net import Network
@@ -250,11 +250,11 @@ def _round(spec: Spec, seed: int) -> Result:
                        **faults)
     fabric = msgspec.structs.replace(fabric, steady=rng.choice([0.3, 2.0]))
     done: list[str] = []
-    took: list[Took] = []
+    took: list[SoakTimes] = []
     failed = ""
     with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as folder:
         over = Path(folder) / "over"
-        work = Work(seed, spec.elements, str(over))
+        work = SoakWork(seed, spec.elements, str(over))
         command = [sys.executable, "-m", "netfold.bench.soak", msgspec.json.encode(work).decode()]
         try:
             with Network(fabric, logs=Path(folder) / "logs") as network:
@@ -264,7 +264,7 @@ def _round(spec: Spec, seed: int) -> Result:
                 try:
                     for _, line in ranks.lines(within=WITHIN):
                         if line != GOING:
-                            took.append(msgspec.json.decode(line, type=Took))
+                            took.append(msgspec.json.decode(line, type=SoakTimes))
                         elif not hand.ident:
                             hand.start()
                 finally:
@@ -273,10 +273,10 @@ def _round(spec: Spec, seed: int) -> Result:
             failed = str(error)
             if spec.logs is not None:
                 shutil.copytree(Path(folder) / "logs", spec.logs / str(seed), dirs_exist_ok=True)
-    return Result(seed, each, faults, done, took, failed)
+    return SoakRound(seed, each, faults, done, took, failed)
 
 
-def _line(result: Result) -> str:
+def _line(result: SoakRound) -> str:
     what = f"seed {result.seed}, {result.each} ranks a host, {dict(result.faults)}: {'; '.join(result.steps)}: "
     if result.failed:
         return f"{what}FAILED: {result.failed}"
@@ -286,4 +286,4 @@ def _line(result: Result) -> str:
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=Work))
+    rank(msgspec.json.decode(sys.argv[1], type=SoakWork))

@@ -40,8 +40,8 @@ import msgspec
 
 from netfold.bench.processors import cpu_seconds, family
 from netfold.bench.switch_process import BOUND, command, process, until_through
-from netfold.bench.traffic import Flow, Load
-from netfold.bench.veth import Host, offloads
+from netfold.bench.traffic import FlowSender, PacketFlow
+from netfold.bench.veth import VethHost, offloads
 from netfold.controller.controller import Controller
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
@@ -59,12 +59,12 @@ FOLD = HERE.parent / "p4src" / "netfold.p4"
 class Bench:
     """What all rounds share."""
 
-    hosts: list[Host]
+    hosts: list[VethHost]
     folder: Path
     fabrics: dict[str, Fabric]
     seconds: float
 
-    def measure(self, load: Load, pid: int) -> dict[str, float]:
+    def measure(self, load: FlowSender, pid: int) -> dict[str, float]:
         """One row's figures."""
         load.run(0.15)
         before = cpu_seconds(pid)
@@ -87,8 +87,8 @@ class Bench:
             for segments in modes:
                 offloads(self.hosts, segments > 1, gateway)
                 payload = bytes(1400 - 42 if segments == 1 else 1098 - 42)
-                flow = Flow(self.hosts[1].address, roce.UDP_PORT, roce.UDP_PORT, payload)
-                with contextlib.closing(Load(self.hosts, [flow, None], segments, gateway)) as load:
+                flow = PacketFlow(self.hosts[1].address, roce.UDP_PORT, roce.UDP_PORT, payload)
+                with contextlib.closing(FlowSender(self.hosts, [flow, None], segments, gateway)) as load:
                     until_through(load)
                     results[segments] = self.measure(load, switch.pid)
         return results
@@ -112,18 +112,18 @@ class Bench:
                 for segments in modes:
                     offloads(self.hosts, segments > 1, gateway)
                     flows = [self._contributions(s, psn) for s, psn in zip(streams, psns, strict=True)]
-                    with contextlib.closing(Load(self.hosts, flows, segments, gateway)) as load:
+                    with contextlib.closing(FlowSender(self.hosts, flows, segments, gateway)) as load:
                         await asyncio.to_thread(until_through, load)
                         results[segments] = await asyncio.to_thread(self.measure, load, switch.pid)
                         psns = load.psns()
         return results
 
     @staticmethod
-    def _contributions(stream: RankStream, psn: int) -> Flow:
+    def _contributions(stream: RankStream, psn: int) -> PacketFlow:
         bth = roce.BTH.pack(roce.Opcode.WRITE_ONLY, 0, roce.PKEY, stream.peer_qp, 0)
         lanes = struct.pack("!256I", *range(1, 257))
         payload = bth + roce.RETH.pack(1 << 32, 0, roce.PATH_MTU) + lanes + bytes(roce.ICRC_BYTES)
-        return Flow(stream.peer, stream.source_port, roce.UDP_PORT, payload, psn)
+        return PacketFlow(stream.peer, stream.source_port, roce.UDP_PORT, payload, psn)
 
 
 # ---- start, compile, idle ----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def main() -> None:
             engine: msgspec.structs.replace(leafspine(1, 0, 2, engine=engine, rundir=folder), probe=0)
             for engine in ("softswitch", "bmv2")
         }
-        hosts = [Host(n, h.address, h.mac) for n, h in enumerate(fabrics["softswitch"].hosts, 1)]
+        hosts = [VethHost(n, h.address, h.mac) for n, h in enumerate(fabrics["softswitch"].hosts, 1)]
         bench = Bench(hosts, folder, fabrics, options.seconds)
         rows: dict[tuple[str, Engine, int], list[dict[str, float]]] = defaultdict(list)
         plans: dict[str, Callable[[Engine, Sequence[int]], dict[int, dict[str, float]]]] = {

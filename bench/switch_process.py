@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from netfold.bench.traffic import Load
+from netfold.bench.traffic import FlowSender
 from netfold.fabric.graph import Engine
 
 BOUND = 60.0
@@ -45,7 +45,7 @@ def command(engine: Engine, program: Path | None, address: str, ports: Sequence[
             "--cpu-port", "510"]
 
 
-def until_through(load: Load) -> None:
+def until_through(load: FlowSender) -> None:
     """Wait until packets come through a switch that starts."""
     deadline = time.monotonic() + BOUND
     while True:

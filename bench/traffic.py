@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cbuild import cc
-from netfold.bench.veth import Host
+from netfold.bench.veth import VethHost
 from netfold.wire import roce
 
 WINDOW = 64
@@ -31,14 +31,14 @@ class CHost(ctypes.Structure):
     )
 
 
-class Outcome(ctypes.Structure):
+class TrafficOutcome(ctypes.Structure):
     """`outcome` of traffic.c."""
 
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("sent", "received", "lost", "nanoseconds"))
 
 
 @dataclass
-class Flow:
+class PacketFlow:
     """What one host sends: an IPv4/UDP packet and, where it is RoCE, its first PSN."""
 
     to: str
@@ -64,10 +64,12 @@ class Flow:
         return int.from_bytes(roce.icrc(bytes(packet[:-4])), "little")
 
 
-class Load:
+class FlowSender:
     """Hosts' sockets, ready to send flows: packet sockets for single packets, else UDP with that many segments."""
 
-    def __init__(self, hosts: Sequence[Host], flows: Sequence[Flow | None], segments: int, gateway: str) -> None:
+    def __init__(
+        self, hosts: Sequence[VethHost], flows: Sequence[PacketFlow | None], segments: int, gateway: str
+    ) -> None:
         source = Path(__file__).with_name("traffic.c")
         self._library = ctypes.CDLL(str(cc.build([source], kind="shared", name="traffic")))
         self._sockets = []
@@ -96,7 +98,7 @@ class Load:
                 if flow:
                     address = struct.pack("=H", socket.AF_INET) + struct.pack("!H", flow.port)
                     c.to[:] = list(address + socket.inet_aton(flow.to) + bytes(8))
-                    flow = Flow(flow.to, roce.UDP_PORT, flow.port, flow.payload, flow.psn)
+                    flow = PacketFlow(flow.to, roce.UDP_PORT, flow.port, flow.payload, flow.psn)
             sock.setblocking(False)
             self._sockets.append(sock)
             c.fd, c.segments = sock.fileno(), segments
@@ -110,9 +112,9 @@ class Load:
                     for k in range(3):
                         c.psn_part[k][:] = [flow.icrc(host.address, v << 8 * k) ^ zero for v in range(256)]
 
-    def run(self, seconds: float) -> Outcome:
+    def run(self, seconds: float) -> TrafficOutcome:
         """Traffic for so long.  Raises where sending fails."""
-        out = Outcome()
+        out = TrafficOutcome()
         code = self._library.traffic(self._hosts, len(self._hosts), self.window, ctypes.c_uint64(int(seconds * 1e9)),
                                      ctypes.byref(out))
         if code:

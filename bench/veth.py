@@ -24,7 +24,7 @@ def sh(command: str) -> None:
         raise RuntimeError(f"{command}: {done.stderr.strip()}")
 
 
-class Host:
+class VethHost:
     """A network namespace with one interface, eth0, whose other end is the switch's."""
 
     def __init__(self, number: int, address: str, mac: str) -> None:
@@ -52,7 +52,7 @@ class Host:
         return made
 
 
-def offloads(hosts: Sequence[Host], on: bool, gateway: str) -> None:
+def offloads(hosts: Sequence[VethHost], on: bool, gateway: str) -> None:
     """Super-packets, or single ones.  For those the hosts' own stacks are kept out by MAC addresses not their own."""
     state = "on" if on else "off"
     for number, host in enumerate(hosts, 1):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from netfold.demo import train
-    from netfold.demo.report import Carried, Report, Time, Traffic
+    from netfold.demo.report import Carried, DemoReport, Time, Traffic
     from netfold.demo.train import LaneBits
     from netfold.topo.net import Network
 
@@ -106,7 +106,7 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> Report:
+def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Path, console: Console) -> DemoReport:
     from netfold.controller.web.picture import draw
     from netfold.demo import report as reports
     from netfold.demo import train
@@ -115,8 +115,15 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
     out.mkdir(parents=True, exist_ok=True)
     data, weights = sandbox.rundir() / "digits.npz", sandbox.rundir() / "weights.npy"
     train.save_digits(data)
-    spec = train.Spec(str(data), steps, scale.hidden, seed=fabric.seed, weights=str(weights), lane_bits=lane_bits,
-                      feedback=lane_bits != 32)
+    spec = train.TrainingSpec(
+        str(data),
+        steps,
+        scale.hidden,
+        seed=fabric.seed,
+        weights=str(weights),
+        lane_bits=lane_bits,
+        feedback=lane_bits != 32,
+    )
     losses = max(link.loss for link in fabric.links)
     console.print(
         f"[bold]{fabric.name}[/bold]: {len(fabric.switches)} P4 switches ({fabric.engine}), "
@@ -141,7 +148,7 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
     hosts = {host.name for host in fabric.hosts}
     # one turn of a race is one allreduce of one gradient
     scale_up = steps / (RACE_REPEATS + RACE_WARMUP)
-    report = reports.Report(
+    report = reports.DemoReport(
         engine=fabric.engine,
         ranks=len(fabric.hosts),
         leaves=sum(switch.role == "leaf" for switch in fabric.switches),
@@ -181,15 +188,15 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
     return report
 
 
-def _train(network: Network, spec: train.Spec, console: Console) -> list[train.Result]:
+def _train(network: Network, spec: train.TrainingSpec, console: Console) -> list[train.TrainingResult]:
     """Train with live progress; every rank's result, in their order."""
     import msgspec
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from netfold.demo import train
 
-    decoder = msgspec.json.Decoder(train.Step | train.Result)
-    results: list[train.Result] = []
+    decoder = msgspec.json.Decoder(train.TrainingStep | train.TrainingResult)
+    results: list[train.TrainingResult] = []
     ranks = network.launch(
         [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(spec).decode()], job="digits"
     )
@@ -201,7 +208,7 @@ def _train(network: Network, spec: train.Spec, console: Console) -> list[train.R
         task = progress.add_task("training", total=spec.steps, loss="-", pace="")
         for _, line in ranks.lines(within=TRAIN_SECONDS):
             event = decoder.decode(line)
-            if isinstance(event, train.Result):
+            if isinstance(event, train.TrainingResult):
                 results.append(event)
             else:
                 pace = f"{event.seconds / event.step * 1e3:.0f} ms a step"
@@ -247,7 +254,7 @@ def _race(network: Network, way: str, elements: int, lane_bits: LaneBits) -> flo
     return max(msgspec.json.decode(lines[-1], type=Took).seconds for lines in ranks.wait(RACE_SECONDS))
 
 
-def _trees(results: list[train.Result]) -> list[Carried]:
+def _trees(results: list[train.TrainingResult]) -> list[Carried]:
     from netfold.demo.report import Carried
 
     return [

@@ -13,7 +13,7 @@ from rich.table import Table
 from netfold.wire.operator import LinkStatus
 
 
-class Load(msgspec.Struct, frozen=True):
+class LinkBytes(msgspec.Struct, frozen=True):
     """Bytes over one link, there (a to b) and back, as the switches counted them: Ethernet frames without FCS."""
 
     a: str
@@ -45,7 +45,7 @@ class Time(msgspec.Struct, frozen=True):
     """Why there is no time."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class DemoReport(msgspec.Struct, frozen=True):
     """Everything that a run of the demo found out; sizes in bytes, times in seconds."""
 
     engine: str
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, frozen=True):
     """On purpose, on all links."""
     trees: list[Carried]
     times: list[Time]
-    links: list[Load]
+    links: list[LinkBytes]
 
     def save(self, path: Path) -> None:
         """Write the JSON file."""
@@ -111,11 +111,13 @@ def between(before: Traffic, after: Traffic) -> Traffic:
     }
 
 
-def loads(training: Traffic, ring: Traffic | None, scale: float) -> list[Load]:
+def loads(training: Traffic, ring: Traffic | None, scale: float) -> list[LinkBytes]:
     """Both side by side; the ring's is ``scale`` times what was measured, which makes it that of as many steps."""
     idle = dict.fromkeys(training, (0, 0, 0))
     return [
-        Load(a, b, there, back, round((ring or idle)[a, b][0] * scale), round((ring or idle)[a, b][1] * scale), lost)
+        LinkBytes(
+            a, b, there, back, round((ring or idle)[a, b][0] * scale), round((ring or idle)[a, b][1] * scale), lost
+        )
         for (a, b), (there, back, lost) in training.items()
     ]
 
@@ -131,7 +133,7 @@ def host_link_bytes(traffic_: Traffic, hosts: set[str]) -> float:
     return sum(mine) / len(mine)
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: DemoReport, console: Console) -> None:
     """Print the tables."""
     main = Table(title="Trained through the fabric", title_justify="left", show_edge=False)
     for heading in ("", "through the switches", "for comparison"):

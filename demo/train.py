@@ -31,7 +31,7 @@ TEST_SHARE: Final = 0.2
 CLASSES: Final = 10
 
 
-class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to train, the same on every rank."""
 
     data: str
@@ -53,7 +53,7 @@ class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What narrow lanes leave out of a gradient is added to the next."""
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class TrainingStep(msgspec.Struct, frozen=True, tag="step"):
     """A step is done, says rank 0."""
 
     step: int
@@ -63,7 +63,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     """Since training began."""
 
 
-class Tree(msgspec.Struct, frozen=True):
+class TreeCounts(msgspec.Struct, frozen=True):
     """What one tree carried for this rank."""
 
     bytes_reduced: int
@@ -71,7 +71,7 @@ class Tree(msgspec.Struct, frozen=True):
     retransmissions: int
 
 
-class Result(msgspec.Struct, frozen=True, tag="result"):
+class TrainingResult(msgspec.Struct, frozen=True, tag="result"):
     """What a rank has to say at the end."""
 
     rank: int
@@ -90,7 +90,7 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
     explain: str
     packets_sent: int
     retransmissions: int
-    trees: dict[str, Tree]
+    trees: dict[str, TreeCounts]
 
 
 class Digits(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ def _views(flat: Floats, shapes: list[tuple[int, int]]) -> list[tuple[Floats, Fl
 class Trainer:
     """One rank's training, or with ``world`` 1 and no communicator, all of it."""
 
-    def __init__(self, spec: Spec, digits: Digits, rank: int, world: int, comm: Communicator | None) -> None:
+    def __init__(self, spec: TrainingSpec, digits: Digits, rank: int, world: int, comm: Communicator | None) -> None:
         self.spec, self.digits, self.comm = spec, digits, comm
         self.rank, self.world = rank, world
         self.model = Mlp((digits.x.shape[1], *spec.hidden, CLASSES), spec.seed)
@@ -216,7 +216,7 @@ class Trainer:
         return batch
 
 
-def train_alone(spec: Spec) -> tuple[Floats, float, float]:
+def train_alone(spec: TrainingSpec) -> tuple[Floats, float, float]:
     """The same training in one process, whole batches: (weights, last loss, accuracy)."""
     trainer = Trainer(spec, load_digits(Path(spec.data)), 0, 1, None)
     loss = float("nan")
@@ -230,8 +230,8 @@ def digest(weights: Floats) -> str:
     return hashlib.sha256(weights.tobytes()).hexdigest()
 
 
-def main(spec: Spec) -> None:
-    """One rank: prints a `Step` a step (rank 0) and a `Result` at the end, as lines of JSON."""
+def main(spec: TrainingSpec) -> None:
+    """One rank: prints a `TrainingStep` a step (rank 0) and a `TrainingResult` at the end, as lines of JSON."""
     from netfold.host.api import verbs
 
     digits = load_digits(Path(spec.data))
@@ -242,27 +242,27 @@ def main(spec: Spec) -> None:
         for step in range(1, spec.steps + 1):
             loss = trainer.step()
             if comm.rank == 0:
-                _say(Step(step, loss, time.perf_counter() - start))
+                _say(TrainingStep(step, loss, time.perf_counter() - start))
         seconds = time.perf_counter() - start
         stats = comm.stats()
         if comm.rank == 0 and spec.weights:
             np.save(spec.weights, trainer.model.weights)
         trees = {
-            name: Tree(tree.bytes_reduced, tree.packets_sent, tree.retransmissions)
+            name: TreeCounts(tree.bytes_reduced, tree.packets_sent, tree.retransmissions)
             for name, tree in stats.by_tree.items()
         }
         nbytes = trainer.buffer.nbytes
         _say(
-            Result(
+            TrainingResult(
                 comm.rank, digest(trainer.model.weights), loss, trainer.accuracy(), seconds, trainer.reduce_seconds,
                 nbytes, comm.rail, comm.explain(nbytes), stats.packets_sent, stats.retransmissions, trees,
             )
         )
 
 
-def _say(line: Step | Result) -> None:
+def _say(line: TrainingStep | TrainingResult) -> None:
     print(msgspec.json.encode(line).decode(), flush=True)
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Spec))
+    main(msgspec.json.decode(sys.argv[1], type=TrainingSpec))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from netfold.bench.paths import Row, draw
+from netfold.bench.paths import PathsRow, draw
 
 
 @pytest.mark.needs("matplotlib")
 def test_the_figure_has_a_bar_for_each_row_in_both_charts(tmp_path: Path) -> None:
     """Load and time of every mode are written above its bars, and a run with a broken link is a group of its own."""
-    row = Row("all_to_all", "pinned", False, 1.01, 1.0, 0.51, 0.5, 0.6, 0.0, 0, 3)
+    row = PathsRow("all_to_all", "pinned", False, 1.01, 1.0, 0.51, 0.5, 0.6, 0.0, 0, 3)
     rows = [row, row._replace(mode="ecmp", up=2.02, seconds=1.52),
             row._replace(failed=True, up=1.33, seconds=0.73)]
     svg, _ = draw(rows, "16 hosts", tmp_path)

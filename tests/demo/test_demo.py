@@ -22,7 +22,7 @@ from netfold.wire.operator import LinkStatus, Traffic
 from support import needs
 from support.demo import a_report
 
-SPEC = train.Spec(data="", steps=4, hidden=(16,), batch=64)
+SPEC = train.TrainingSpec(data="", steps=4, hidden=(16,), batch=64)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_sizes_read_well(count: float, text: str) -> None:
     assert report.size(count) == text
 
 
-def shown(record: report.Report) -> str:
+def shown(record: report.DemoReport) -> str:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 (closed with the process)
     report.show(record, console)
     return console.export_text()
@@ -168,7 +168,7 @@ def test_pictures_are_svg_with_everything_inside(leaves: int, spines: int, hosts
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 10**9, (len(fabric.links), 2)).tolist()
     loads = [
-        report.Load(link.a, link.b, there, back, 0, 0, 0)
+        report.LinkBytes(link.a, link.b, there, back, 0, 0, 0)
         for link, (there, back) in zip(fabric.links, counts, strict=True)
     ]
     root = ElementTree.fromstring(picture.draw(fabric, loads, 'a <title> & "more"', report.size))
@@ -188,7 +188,10 @@ def test_pictures_are_svg_with_everything_inside(leaves: int, spines: int, hosts
 def test_the_busier_direction_is_the_thicker_line() -> None:
     """Up in one colour, down in the other, whichever end of the link is named first."""
     fabric = leafspine(1, 1, 1)
-    loads = [report.Load("leaf1:1", "h1:0", 10, 1000, 0, 0, 0), report.Load("leaf1:2", "spine1:1", 500, 20, 0, 0, 0)]
+    loads = [
+        report.LinkBytes("leaf1:1", "h1:0", 10, 1000, 0, 0, 0),
+        report.LinkBytes("leaf1:2", "spine1:1", 500, 20, 0, 0, 0),
+    ]
     root = ElementTree.fromstring(picture.draw(fabric, loads, "", report.size))
     widths = [
         (line.attrib["stroke"], float(line.attrib["stroke-width"]))
@@ -203,7 +206,7 @@ def test_the_busier_direction_is_the_thicker_line() -> None:
 def test_every_tier_has_a_row_and_what_is_down_or_drained_its_mark() -> None:
     """Three tiers lie above each other; a switch has a frame, a link a dashed line, in the mark's colour."""
     fabric = threetier(2, 1, 2, 2, 4)
-    loads = [report.Load(link.a, link.b, 1, 1, 0, 0, 0) for link in fabric.links]
+    loads = [report.LinkBytes(link.a, link.b, 1, 1, 0, 0, 0) for link in fabric.links]
     marked = picture.draw(fabric, loads, "", report.size, down=["spine1", fabric.links[0].a], drained=["spine2"])
     assert (marked.count(picture.GONE), marked.count(picture.DRAINED)) == (2, 1)
     root = ElementTree.fromstring(marked)

@@ -31,7 +31,7 @@ from netfold.wire import roce
 pytestmark = pytest.mark.timeout(300)
 RATES = {"softswitch": "1gbit", "bmv2": "20mbit"}
 ARP = b"\x08\x06"
-TRAINING = train.Spec(data="", steps=12, hidden=(48,), batch=256)
+TRAINING = train.TrainingSpec(data="", steps=12, hidden=(48,), batch=256)
 
 
 def fabric_of(engine: Engine, hosts: int = 4, *, loss: float = 0.0, seed: int = 1) -> Fabric:
@@ -57,10 +57,10 @@ def test_sums_are_exact_whatever_is_lost(engine: Engine, tmp_path: Path) -> None
     assert len({result["digest"] for result in seen.values()}) == 1, "losses changed the sums"
 
 
-def trained(network: Network, spec: train.Spec) -> list[train.Result]:
+def trained(network: Network, spec: train.TrainingSpec) -> list[train.TrainingResult]:
     command = [sys.executable, "-m", "netfold.demo.train", msgspec.json.encode(spec).decode()]
     lines = [lines[-1] for lines in network.launch(command, job="digits").wait(within=150)]
-    return [msgspec.json.decode(line, type=train.Result) for line in lines]
+    return [msgspec.json.decode(line, type=train.TrainingResult) for line in lines]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

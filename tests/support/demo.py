@@ -8,7 +8,7 @@ import msgspec
 from netfold.demo import report
 
 
-def a_report(**changes: object) -> report.Report:
+def a_report(**changes: object) -> report.DemoReport:
     """A report of a small run, but for ``changes``."""
     fields: dict[str, object] = {
         "engine": "softswitch", "ranks": 2, "leaves": 1, "spines": 0, "rate": None, "loss_rate": 0.0, "seed": 0,
@@ -18,6 +18,6 @@ def a_report(**changes: object) -> report.Report:
         "gradient_bytes": 1000, "bytes_per_host_link": 1100.0, "ring_bytes_per_host_link": 1100.0,
         "retransmissions": 0, "packets_sent": 2, "packets_lost": 0,
         "trees": [report.Carried("leaf1", 1000, 2, 0)], "times": [report.Time("in the network", 0.01)],
-        "links": [report.Load("leaf1:1", "h1:0", 1, 2, 3, 4, 0)],
+        "links": [report.LinkBytes("leaf1:1", "h1:0", 1, 2, 3, 4, 0)],
     }
-    return msgspec.convert({**msgspec.to_builtins(fields), **changes}, report.Report)
+    return msgspec.convert({**msgspec.to_builtins(fields), **changes}, report.DemoReport)
