@@ -36,7 +36,7 @@ from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import Session, SwitchError
 from netfold.controller.switch.target import Client, Target
-from netfold.fabric import slots
+from netfold.fabric import file, slots
 from netfold.fabric.graph import Fabric, Switch
 from netfold.rpc import rpc
 from netfold.wire import jobs as wire
@@ -97,10 +97,10 @@ class Controller:
         self.drains = Drains(fabric)
         self.steering = Steering(fabric, self.drains)
         self._tasks: list[asyncio.Task[None]] = []
-        ledger = slots.Ledger(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
-        self._ledger = ledger
-        self.jobs = Jobs(fabric, ledger, self, self.liveness, self.drains)
-        self.inspection = Inspection(fabric, self._targets, self.jobs, ledger, self.drains)
+        allocator = slots.Allocator(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
+        self._allocator = allocator
+        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains)
+        self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.paths = PathService(
             self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays,
             answer=self.liveness.answer,
@@ -128,7 +128,7 @@ class Controller:
 
     async def start(self) -> None:
         """Bring all switches to their state, then serve.  Raises StartError, PipelineError, FabricError."""
-        self._token, secrets = self.fabric.secret(), self.fabric.tls()
+        self._token, secrets = file.token(self.fabric), file.tls(self.fabric)
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(
@@ -287,7 +287,7 @@ class Controller:
                 "Drop": (operator.Drop, self._answer_drop),
                 "Drain": (operator.SetDrain, self.maintenance.drain),
                 "Wiring": (wiring.AskWiring, wiring.Discovery(self.fabric, self.liveness, self.drains).answer),
-                "Diff": (differences.AskDiff, differences.Comparison(self._targets).answer),
+                "Diff": (differences.AskDiff, differences.SwitchComparison(self._targets).answer),
                 "Slots": (operator.AskSlots, self.inspection.answer_slots),
                 "Stall": (operator.AskStall, self.inspection.answer_stall),
             }, token=self._token),

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
-from netfold.fabric.generate import Options, leafspine
+from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed, RankFailed
@@ -55,14 +55,14 @@ def demo(
     steps: int | None = None,
     lane_bits: LaneBits = 32,
     out: Path = Path("build/demo"),
-    **options: Unpack[Options],
+    **options: Unpack[FabricOptions],
 ) -> int:
     """Run it all in a sandbox and say what happened; exit status.  Raises FabricError for a fabric that cannot be.
 
     steps      of training; like the rate in ``options``, by default what suits the switch (SCALES)
     lane_bits  of the gradients on their way; below 32 with error feedback
     out        folder for report.json, fabric.svg and logs
-    options    of the fabric (`Options`)
+    options    of the fabric (`FabricOptions`)
     """
     scale = SCALES[options.get("engine", "softswitch")]
     options["rate"] = options.get("rate") or scale.rate

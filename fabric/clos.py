@@ -19,8 +19,8 @@ from typing import NamedTuple
 import networkx as nx
 
 
-class PlanError(ValueError):
-    """A plan that cannot be made: says between which nodes, what was expected and what is there."""
+class PathError(ValueError):
+    """Paths cannot be planned; the message names the nodes, what was expected and what was found."""
 
 
 class Hop(NamedTuple):
@@ -36,13 +36,13 @@ Path = tuple[Hop, ...]
 
 
 class Clos:
-    """The live part of a fabric: ``Clos(fabric.graph(), dead_links={7}, dead_switches={"spine2"})``.
+    """The part of a fabric that is up: ``Clos(fabric.graph(), dead_links={7}, dead_switches={"spine2"})``.
 
     graph           nx.MultiGraph as of `Fabric.graph`: nodes with ``kind``, edges keyed by link number with ``rate``
     dead_links      link numbers that carry nothing
     dead_switches   names of switches that forward nothing
     suspects        (destination leaf, link number) pairs: host time-outs blame this uplink for this destination
-    Raises PlanError for numbers and names that the graph does not have.
+    Raises PathError for numbers and names that the graph does not have.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Clos:
         kinds: dict[str, str] = dict(graph.nodes(data="kind"))
         links = {number for _, _, number in graph.edges(keys=True)}
         if unknown := set(dead_links) - links:
-            raise PlanError(f"dead_links: the fabric has no link {min(unknown)}; it has {len(links)} links")
+            raise PathError(f"dead_links: the fabric has no link {min(unknown)}; it has {len(links)} links")
         if unknown_switches := {s for s in dead_switches if kinds.get(s) != "switch"}:
-            raise PlanError(f"dead_switches: the fabric has no switch {min(unknown_switches)}")
+            raise PathError(f"dead_switches: the fabric has no switch {min(unknown_switches)}")
         hosts = [node for node, kind in kinds.items() if kind == "host"]
         self.leaf_of: dict[str, str] = {host: next(iter(graph[host])) for host in hosts if graph.degree(host)}
         self._suspects = frozenset(suspects)
         if unknown_marks := {mark for mark in suspects if mark[0] not in kinds or mark[1] not in links}:
-            raise PlanError(f"suspects: the fabric has no leaf or link {min(unknown_marks)}")
+            raise PathError(f"suspects: the fabric has no leaf or link {min(unknown_marks)}")
 
         distance = nx.multi_source_dijkstra_path_length(graph, set(hosts), weight=None) if hosts else {}
         self.tier: dict[str, int] = {n: int(d) for n, d in distance.items() if kinds[n] == "switch"}
@@ -87,7 +87,7 @@ class Clos:
 
     @property
     def leaves(self) -> list[str]:
-        """Switches that hosts hang on, in the order of their first host."""
+        """Switches with hosts, in the order of their first host."""
         return list(dict.fromkeys(self.leaf_of.values()))
 
     def capacity(self, hop: Hop) -> int:
@@ -98,16 +98,8 @@ class Clos:
         """Live links of a switch towards the next tier, by number."""
         return tuple(self._up[switch])
 
-    def hop(self, tail: str, head: str) -> Hop:
-        """The link from switch to switch: of parallel live ones the first.  Raises PlanError where none is live."""
-        low, high = sorted((tail, head), key=self.tier.__getitem__)
-        for link, _, top in self._up[low]:
-            if top == high:
-                return Hop(link, tail, head)
-        raise PlanError(f"no live link between {tail} and {head}")
-
     def climbs(self, leaf: str) -> Mapping[str, Sequence[Path]]:
-        """For every switch above a leaf, the live ways up to it."""
+        """The live paths from a leaf up to every switch above it, by that switch's name."""
         if leaf not in self._climbs:
             ways: dict[str, list[Path]] = {leaf: [()]} if leaf not in self._dead_switches else {}
             frontier = list(ways)
@@ -124,7 +116,7 @@ class Clos:
     def paths(self, source: str, destination: str) -> tuple[Path, ...]:
         """All live paths between two leaves that turn at the lowest tier where they can, in a fixed order.
 
-        Raises PlanError where there is none.
+        Raises PathError where there is none.
         """
         if (source, destination) not in self._paths:
             self._paths[source, destination] = self._find(source, destination)
@@ -142,7 +134,7 @@ class Clos:
                             found.append(rise + fall)
             if found:
                 return tuple(sorted(found))
-        raise PlanError(f"no live path from {source} to {destination}: all uplinks they share are dead or suspect; "
+        raise PathError(f"no live path from {source} to {destination}: all uplinks they share are dead or suspect; "
                         f"bring one back, or move the job's hosts")
 
     def weights(self, paths: Sequence[Path]) -> list[Fraction]:

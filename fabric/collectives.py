@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which flows each collective has: what planners need to know of it, for the controller and the simulator alike.
+"""The flows of each collective algorithm: what the path planners of controller and simulator need to know of it.
 
 A collective is a list of steps; the flows of a step run together, and those of different steps do not.  Ranks are
-places 0 .. n-1, sizes are relative: what counts is how flows of one step compare.  Where two algorithms differ only in
+numbers 0 .. n-1, sizes are relative: what counts is how flows of one step compare.  Where two algorithms differ only in
 when they send what (a ring's reduce-scatter and all-gather), their flows are the same.
 """
 
@@ -15,27 +15,27 @@ from typing import Final
 Step = dict[tuple[int, int], int]
 """Relative bytes by (sender, receiver)."""
 UNIT: Final = 1 << 20
-"""Of the largest flow of a step."""
+"""Relative bytes of the largest flow of a step."""
 
 
 def ring(n: int) -> list[Step]:
-    """Everybody to the next: allreduce, reduce-scatter, all-gather."""
+    """Each rank sends to the next one: allreduce, reduce-scatter and all-gather on a ring."""
     return [{(r, (r + 1) % n): UNIT for r in range(n)}]
 
 
 def chain(n: int, root: int = 0) -> list[Step]:
-    """Broadcast from each rank to the next, pipelined, and so all at once."""
+    """Broadcast along a chain of ranks: pipelined, so that all hops are busy at once."""
     return [{((root + v) % n, (root + v + 1) % n): UNIT for v in range(n - 1)}]
 
 
 def all_to_all(n: int) -> list[Step]:
-    """Everybody to everybody at once, beginning with the next."""
+    """Each rank sends to every other one at the same time."""
     return [{(r, (r + k) % n): UNIT for r in range(n) for k in range(1, n)}]
 
 
 def halving_doubling(n: int) -> list[Step]:
-    """Partners at distance 1, 2, 4 ... of the 2^k that take part; before and after, each of the others gives what it
-    has to its left neighbour and gets it back.  Recursive doubling is the same."""
+    """Exchanges between partners at distance 1, 2, 4 ... among 2^k ranks.  Each rank beyond 2^k sends its data to its
+    left neighbour before, and gets the result from it afterwards.  Recursive doubling has the same flows."""
     core = 1 << (n.bit_length() - 1)
     extra = n - core
     taking_part = [2 * place if place < extra else place + extra for place in range(core)]
@@ -46,38 +46,39 @@ def halving_doubling(n: int) -> list[Step]:
 
 
 def binomial(n: int, root: int = 0) -> list[Step]:
-    """Broadcast: v, counted from the root, has it from v without its lowest bit; the longest way first."""
+    """Broadcast on a binomial tree: rank v, counted from the root, receives from v without its lowest set bit; the
+    greatest distance comes first."""
     distances = [1 << k for k in reversed(range((n - 1).bit_length()))]
     return [{((root + v) % n, (root + v + d) % n): UNIT for v in range(0, n - d, 2 * d)} for d in distances]
 
 
 def binomial_reduce(n: int, root: int = 0) -> list[Step]:
-    """The same tree, the other way."""
+    """Reduce on a binomial tree: the flows of `binomial` in reverse."""
     return [{(b, a): size for (a, b), size in step.items()} for step in reversed(binomial(n, root))]
 
 
 def scatter(n: int, root: int = 0) -> list[Step]:
-    """The root to everybody, a piece each."""
+    """The root sends a piece to every other rank."""
     return [{(root, r): UNIT for r in range(n) if r != root}]
 
 
 def gather(n: int, root: int = 0) -> list[Step]:
-    """Everybody to the root, a piece each."""
+    """Every rank sends its piece to the root."""
     return [{(r, root): UNIT for r in range(n) if r != root}]
 
 
 def scatter_all_gather(n: int, root: int = 0) -> list[Step]:
-    """Broadcast: a scatter, then a ring."""
+    """Broadcast as a scatter followed by an all-gather on a ring."""
     return _apart(scatter(n, root), ring(n))
 
 
 def reduce_scatter_gather(n: int, root: int = 0) -> list[Step]:
-    """Reduce: a ring, then a gather."""
+    """Reduce as a reduce-scatter on a ring followed by a gather."""
     return _apart(ring(n), gather(n, root))
 
 
 def double_binary_tree(n: int) -> list[Step]:
-    """Up and down both trees at once, half of the data on each; see `binary_tree`."""
+    """Allreduce up and down two trees at once, half of the data on each; see `binary_tree`."""
     flows: Counter[tuple[int, int]] = Counter()
     for shift in (0, 1):
         for child, parent in binary_tree(n, shift).items():
@@ -87,9 +88,9 @@ def double_binary_tree(n: int) -> list[Step]:
 
 
 def binary_tree(n: int, shift: int) -> dict[int, int]:
-    """Parent of every rank but the root (Sanders, Speck and Traeff 2009): number v of 1 .. n is rank (v + shift - 1)
-    mod n, its height is its count of trailing zeros.  Shift 0 and 1 are the two trees: who is inside one is a leaf of
-    the other."""
+    """Parent of every rank but the root, by rank (Sanders, Speck and Traeff 2009): number v of 1 .. n stands for rank
+    (v + shift - 1) mod n, and its height is the number of its trailing zero bits.  Shifts 0 and 1 give the two trees:
+    an inner node of one is a leaf of the other."""
     parents: dict[int, int] = {}
 
     def build(low: int, high: int, parent: int) -> None:
@@ -105,7 +106,7 @@ def binary_tree(n: int, shift: int) -> dict[int, int]:
 
 
 def mesh2d(n: int) -> list[Step]:
-    """Neighbours in the rows and columns of a grid as square as the number allows, both ways at once."""
+    """Neighbours in the rows and columns of a grid exchange data both ways; the grid is as square as n allows."""
     rows = next(r for r in range(int(n**0.5), 0, -1) if n % r == 0)
     columns = n // rows
     right = [(r, r + 1) for r in range(n) if (r + 1) % columns]
@@ -114,8 +115,7 @@ def mesh2d(n: int) -> list[Step]:
 
 
 def _apart(*parts: Iterable[Step]) -> list[Step]:
-    """One after the other; a flow that comes twice is planned where it comes first, for a message to a peer is cut in
-    one way."""
+    """The steps of all parts in order, each flow only where it comes first: a message to a peer is cut in one way."""
     seen: set[tuple[int, int]] = set()
     steps = []
     for step in (step for part in parts for step in part):
@@ -144,7 +144,7 @@ ROOTED: Final[dict[str, Callable[[int, int], list[Step]]]] = {
 
 
 def steps(name: str, n: int, root: int = 0) -> list[Step]:
-    """Of a collective among n ranks; of one that is not known: as if everybody sent to everybody.
+    """Steps of a collective among n ranks; an unknown one is planned as an all-to-all.
 
     Raises ValueError for fewer than 2 ranks, or a root that is none of them.
     """

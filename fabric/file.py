@@ -38,7 +38,7 @@ def load(path: Path) -> Fabric:
     except (OSError, UnicodeDecodeError) as error:
         raise FabricError(f"cannot read the fabric file {path}: {error}") from error
     fabric = loads(text, str(path))
-    # files that it names stand beside it
+    # paths in the file are relative to the file
     beside = {name: str(path.parent / value) for name in ("token_file", "certificate", "key", "state")
               if (value := getattr(fabric, name)) is not None}
     return msgspec.structs.replace(fabric, **beside)
@@ -51,7 +51,7 @@ def loads(text: str, where: str = "fabric") -> Fabric:
     except tomllib.TOMLDecodeError as error:
         raise FabricError(f"{where} is not TOML: {error}") from error
     except msgspec.ValidationError as error:
-        raise FabricError(f"{where}: {_said(error)}") from error
+        raise FabricError(f"{where}: {_message(error)}") from error
     fabric = Fabric(
         **msgspec.structs.asdict(document.fabric),
         switches=tuple(document.switch),
@@ -79,8 +79,27 @@ def save(fabric: Fabric, path: Path) -> None:
     path.write_text(dumps(fabric))
 
 
+def token(fabric: Settings) -> str:
+    """The token that ranks and operators must give, read from ``token_file`` if the fabric names one; empty if it has
+    none.  Raises FabricError for a file that cannot be read or is empty."""
+    if fabric.token_file is None:
+        return fabric.token or ""
+    text = _read("fabric.token_file", fabric.token_file).decode(errors="replace").strip()
+    if not text:
+        raise FabricError(f"fabric.token_file: {fabric.token_file} is empty: expected the token in it")
+    return text
+
+
+def tls(fabric: Settings) -> tuple[bytes, bytes] | None:
+    """Private key and certificate chain of the job service, in PEM; None if it runs without TLS.  Raises FabricError
+    for files that cannot be read."""
+    if fabric.certificate is None or fabric.key is None:
+        return None
+    return _read("fabric.key", fabric.key), _read("fabric.certificate", fabric.certificate)
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """The file's layout."""
+    """The TOML document of a fabric file."""
 
     fabric: Settings
     switch: list[Switch]
@@ -88,8 +107,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     link: list[Link] = []
 
 
-def _said(error: msgspec.ValidationError) -> str:
-    """msgspec's words, with the place in front as `validity` has it, and for a typing error what was expected."""
+def _message(error: msgspec.ValidationError) -> str:
+    """msgspec's message with the field in front, as `validity` writes it; for an unknown field, the known ones."""
     what, _, place = str(error).partition(" - at ")
     place = place.strip("`").removeprefix("$").removeprefix(".")
     if "unknown field" in what:
@@ -103,3 +122,10 @@ def _table(title: str, values: dict[str, object]) -> str:
     # JSON's strings and numbers are TOML's as well
     given = {key: value for key, value in values.items() if value is not None}
     return title + "\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+
+
+def _read(where: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise FabricError(f"{where}: cannot read {file}: {error.strerror}") from error

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regular fabrics, also by a line of text, as `--topo` has it.
+"""Regular fabrics: leaf-spine and three-tier, also from the text that `--topo` takes.
 
     leafspine,LEAVES,SPINES,HOSTS                 every leaf on every spine
-    threetier,PODS,LEAVES,AGGS,SPINES,HOSTS       per pod LEAVES leaves, each on AGGS aggs; spine s is on the agg
-                                                  s mod AGGS of every pod, so that each spine is the root of one tree
+    threetier,PODS,LEAVES,AGGS,SPINES,HOSTS       per pod LEAVES leaves, each linked to AGGS aggregation switches;
+                                                  spine s is linked to aggregation switch s mod AGGS of every pod, so
+                                                  that each spine is the root of one tree
     dual,FORM or triple,FORM                      two or three planes: fabrics of that form which share their hosts
 """
 
@@ -23,15 +24,15 @@ FORMS: Final = {
     "leafspine": "leafspine,LEAVES,SPINES,HOSTS",
     "threetier": "threetier,PODS,LEAVES,AGGS,SPINES,HOSTS",
 }
-"""What `parse` takes."""
+"""The topologies that `parse` takes, by their first word."""
 PLANES: Final = {"dual": 2, "triple": 3}
-"""What may stand before one of them for `parse_planes`."""
+"""Number of planes by the word that stands before the topology in `parse_planes`."""
 PLANE_NAMES: Final = "abcdefgh"
-"""Of planes, in order."""
+"""Letters that name planes, in order."""
 
 
 class Faults(TypedDict, total=False):
-    """What every link of a generated fabric does to packets, `corrupt` only those of hosts; see `Link`."""
+    """Faults injected on every link of a generated fabric, ``corrupt`` on links of hosts alone; see `Link`."""
 
     loss: float
     duplicate: float
@@ -39,13 +40,13 @@ class Faults(TypedDict, total=False):
     corrupt: float
 
 
-class Options(Faults, total=False):
-    """What generated fabrics of any form are told; where it is not said, `assemble` has the default."""
+class FabricOptions(Faults, total=False):
+    """Settings of a generated fabric of any topology; `assemble` has the defaults."""
 
     rate: str | None
-    """Of every link, in tc's units, as ``1gbit``; None: as fast as it goes."""
+    """Rate of every link in tc's units, such as ``1gbit``; None: not limited."""
     seed: int
-    """Of the faults."""
+    """Seed of the injected faults."""
     engine: Engine
     path_mtu: int
     """Payload bytes of a data packet."""
@@ -56,10 +57,10 @@ class Options(Faults, total=False):
 
 
 def parse_planes(text: str, *, rate: str | None = None, **options: Any) -> list[Fabric]:
-    """The fabrics of all planes, alike but for their rates: one where ``text`` asks for no more.  Raises FabricError.
+    """One fabric for each plane that ``text`` asks for, alike but for their rates.  Raises FabricError.
 
-    rate     of all links; or one for each plane, with commas
-    options  other `Options`
+    rate     rate of all links; or one for each plane, separated by commas
+    options  other `FabricOptions`
     """
     kind, _, form = text.partition(",")
     count = PLANES.get(kind, 1)
@@ -70,8 +71,8 @@ def parse_planes(text: str, *, rate: str | None = None, **options: Any) -> list[
     return [parse(form if kind in PLANES else text, rate=rate, **options) for rate in rates]
 
 
-def parse(text: str, **options: Unpack[Options]) -> Fabric:
-    """The fabric of one of `FORMS`.  Raises FabricError."""
+def parse(text: str, **options: Unpack[FabricOptions]) -> Fabric:
+    """The fabric that a text such as ``leafspine,2,2,8`` describes.  Raises FabricError."""
     kind, *words = text.split(",")
     form = FORMS.get(kind)
     if form is None or len(words) != form.count(",") or not all(word.isdecimal() for word in words):
@@ -84,7 +85,9 @@ def parse(text: str, **options: Unpack[Options]) -> Fabric:
     return threetier(pods, leaves, aggs, spines, hosts, **options)
 
 
-def leafspine(leaves: int, spines: int, hosts: int, *, name: str | None = None, **options: Unpack[Options]) -> Fabric:
+def leafspine(
+    leaves: int, spines: int, hosts: int, *, name: str | None = None, **options: Unpack[FabricOptions]
+) -> Fabric:
     """Every leaf linked to every spine, and the hosts spread evenly over the leaves, in order.  Raises FabricError.
 
     Names are leaf1.., spine1.., h1..; a leaf's ports are its hosts, 1.., then its uplinks; port l of a spine leads to
@@ -103,11 +106,12 @@ def leafspine(leaves: int, spines: int, hosts: int, *, name: str | None = None, 
     return assemble(name or f"leafspine-{leaves}-{spines}-{hosts}", per_leaf, uppers, cables, **options)
 
 
-def threetier(pods: int, leaves: int, aggs: int, spines: int, hosts: int, **options: Unpack[Options]) -> Fabric:
-    """Pods of ``leaves`` leaves and ``aggs`` aggs each under ``spines`` spines, ``hosts`` spread over all leaves.
+def threetier(pods: int, leaves: int, aggs: int, spines: int, hosts: int, **options: Unpack[FabricOptions]) -> Fabric:
+    """Pods of ``leaves`` leaves and ``aggs`` aggregation switches each under ``spines`` spines, with ``hosts`` spread
+    over all leaves.
 
-    Raises FabricError where it cannot be: each spine hangs on one agg of a pod, so there are as many spines as aggs in
-    a pod, or a multiple.
+    Raises FabricError for numbers that do not fit: each spine is linked to one aggregation switch of a pod, so there
+    are as many spines as aggregation switches in a pod, or a multiple.
     """
     if min(pods, leaves, aggs, hosts) < 1 or spines < aggs or spines % aggs:
         raise FabricError("threetier: expected at least 1 pod, leaf, agg and host, and as many spines as aggs in a "
@@ -123,7 +127,7 @@ def threetier(pods: int, leaves: int, aggs: int, spines: int, hosts: int, **opti
 
 
 def spread(hosts: int, leaves: int) -> list[int]:
-    """How many hosts each leaf has: as even as can be, the first ones more."""
+    """Number of hosts on each leaf: equal, or one more on the first leaves."""
     return [hosts // leaves + (leaf < hosts % leaves) for leaf in range(leaves)]
 
 
@@ -141,8 +145,12 @@ def assemble(
     base_port: int = 50050,
     **faults: Unpack[Faults],
 ) -> Fabric:
-    """Leaves with so many hosts each, switches above them, and cables (lower, upper) between switches; see `Options`.
+    """A fabric of leaves with hosts, switches above them, and cables between switches.
 
+    per_leaf  number of hosts on each leaf
+    uppers    names and roles of the switches above the leaves
+    cables    (lower switch, upper switch) by name
+    rate ...  see `FabricOptions`
     A switch's ports count up from 1, hosts first, in the order of the cables.  Raises FabricError.
     """
 
@@ -180,5 +188,5 @@ def assemble(
 
 
 def _mac_of(address: str) -> str:
-    """A locally administered MAC that shows the IPv4 address."""
+    """A locally administered MAC address whose last four bytes are the IPv4 address."""
     return "02:00:" + ":".join(f"{byte:02x}" for byte in ipaddress.IPv4Address(address).packed)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fabric as data: switches, hosts and links.
 
-`fabric_file` reads and writes it, `generate` makes regular ones, `validity` says which ones can be.
+`file` reads and writes it, `generate` makes regular ones, `validity` checks one against itself.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -18,20 +17,20 @@ from netfold.wire import roce
 
 Engine = Literal["softswitch", "bmv2"]
 Role = Literal["leaf", "agg", "spine"]
-"""An agg stands between leaves and spines, in fabrics of three tiers; trees have their roots at spines."""
+"""A switch's tier: "agg", an aggregation switch, stands between leaves and spines in fabrics of three tiers."""
 
 CPU_PORT: Final = 510
-"""CPU_PORT of p4src/sizes.p4; ports of links lie below it."""
+"""The switch port of packet-in and packet-out: CPU_PORT of p4src/sizes.p4.  Ports of links lie below it."""
 MAX_PORT: Final = CPU_PORT - 1
 FAULTS: Final = ("loss", "duplicate", "reorder", "corrupt")
-"""A link's faults on purpose, each a share of its packets."""
+"""The faults that can be injected on a link, each as a share of its packets."""
 Node = TypeVar("Node", "Switch", "Host", "Switch | Host")
 
 _RATE_UNITS: Final = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 
 
 class FabricError(ValueError):
-    """A fabric that cannot be: says which field, what was expected and what was found."""
+    """An invalid fabric; the message names the field, what was expected and what was found."""
 
 
 class End(NamedTuple):
@@ -45,7 +44,7 @@ class End(NamedTuple):
 
 
 class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A P4Runtime target."""
+    """A switch of the fabric: where its P4Runtime server listens, and its addresses."""
 
     name: str
     role: Role
@@ -71,24 +70,24 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     a: str
     b: str
     rate: str | None = None
-    """Rate of each direction in tc's units, as ``1gbit``; None: as fast as it goes."""
+    """Rate of each direction in tc's units, such as ``1gbit``; None: not limited."""
     loss: float = 0.0
     """Share of packets lost in each direction, 0..1."""
     duplicate: float = 0.0
-    """Share that comes twice."""
+    """Share of packets that arrive twice."""
     reorder: float = 0.0
-    """Share that others overtake."""
+    """Share of packets that later ones overtake."""
     corrupt: float = 0.0
-    """Share whose payload is changed on the way from a host to its switch."""
+    """Share of packets whose payload is changed on the way from a host to its switch."""
 
     @property
     def ends(self) -> tuple[End, End]:
-        """Both ends, parsed."""
+        """The two ends, parsed.  Raises FabricError for text that is not NODE:PORT."""
         return _end(self.a), _end(self.b)
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What [fabric] says: of the fabric as a whole."""
+    """The section [fabric] of a fabric file: settings of the fabric as a whole."""
 
     name: str
     engine: Engine
@@ -96,27 +95,27 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """gRPC address of the controller's job service, ``host:port`` or ``unix:/path``."""
     path_mtu: int = roce.PATH_MTU
     seed: int = 0
-    """Of the faults on purpose: the same seed hits the same packets."""
+    """Seed of the injected faults: the same seed hits the same packets."""
     probe: float = 0.5
     """Seconds between probes of every link between switches; 0: links are not probed."""
     misses: int = 5
-    """Probes lost in a row before a link is down; more where it loses packets on purpose."""
+    """Probes lost in a row before a link counts as down; a link with injected losses gets more."""
     steady: float = 2.0
-    """Seconds that a switch or link must have been back before running jobs move to it again (steadiness)."""
+    """Hold-down time: seconds that a switch or link must have been up again before running jobs move back to it."""
     token: str | None = None
-    """What ranks and operators must say; or it stands in ``token_file``."""
+    """Token that ranks and operators must give; it can stand in a file instead, ``token_file``."""
     token_file: str | None = None
     certificate: str | None = None
-    """PEM file of the job service's certificate, and ``key`` of its private key: TLS where there are both."""
+    """PEM file of the job service's certificate; with ``key``, the file of its private key, the service uses TLS."""
     key: str | None = None
     metrics: str | None = None
     """``host:port`` of the controller's web page and of its metrics for Prometheus; None: neither."""
     state: str | None = None
-    """File that keeps what operators have drained while the controller is not there; None: nothing does."""
+    """File in which the controller stores what operators have drained, across its restarts; None: not stored."""
 
 
 class Fabric(Settings, frozen=True, kw_only=True):
-    """Everything the controller must know beforehand.  `fabric_file.load` and `generate` make it, and check it."""
+    """A fabric: its settings, switches, hosts and links.  `file.load` and `generate` make one and check it."""
 
     switches: tuple[Switch, ...]
     hosts: tuple[Host, ...]
@@ -124,33 +123,33 @@ class Fabric(Settings, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> tuple[Switch | Host, ...]:
-        """Switches, then hosts."""
+        """All switches, then all hosts."""
         return self.switches + self.hosts
 
     def switch(self, name: str) -> Switch:
-        """The switch of that name; KeyError otherwise."""
+        """The switch with this name.  Raises KeyError."""
         return _named(self.switches, name)
 
     def host(self, name: str) -> Host:
-        """The host of that name; KeyError otherwise."""
+        """The host with this name.  Raises KeyError."""
         return _named(self.hosts, name)
 
     def node(self, name: str) -> Switch | Host:
-        """The switch or host of that name; KeyError otherwise."""
+        """The switch or host with this name.  Raises KeyError."""
         return _named(self.nodes, name)
 
     def host_at(self, address: str) -> Host | None:
-        """The host with this IPv4 address."""
+        """The host with this IPv4 address; None if there is none."""
         return next((h for h in self.hosts if h.address == address), None)
 
     def leaf_of(self) -> dict[str, str]:
-        """Every host's switch."""
+        """The name of each host's leaf, by the host's name."""
         switches = {switch.name for switch in self.switches}
         ends = [pair for link in self.links for pair in (link.ends, link.ends[::-1])]
         return {host.node: leaf.node for host, leaf in ends if host.node not in switches}
 
     def graph(self) -> nx.MultiGraph[str]:
-        """A view for planners.
+        """The fabric as a networkx graph, which the planners take.
 
         Nodes carry ``kind`` ("switch" or "host"), ``address`` and ``mac``, switches ``role`` too; edges, whose key is
         the link's number, carry ``ports`` (node name -> port), ``rate`` (bit/s or None) and ``loss``.
@@ -165,21 +164,6 @@ class Fabric(Settings, frozen=True, kw_only=True):
             rate = None if link.rate is None else bits_per_second(link.rate)
             graph.add_edge(a.node, b.node, number, ports={a.node: a.port, b.node: b.port}, rate=rate, loss=link.loss)
         return graph
-
-    def secret(self) -> str:
-        """The token; empty where there is none.  Raises FabricError where its file has none."""
-        if self.token_file is None:
-            return self.token or ""
-        secret = _read("fabric.token_file", self.token_file).decode(errors="replace").strip()
-        if not secret:
-            raise FabricError(f"fabric.token_file: {self.token_file} is empty: expected the token in it")
-        return secret
-
-    def tls(self) -> tuple[bytes, bytes] | None:
-        """Private key and certificate chain, PEM; None where the job service is not TLS.  Raises FabricError."""
-        if self.certificate is None or self.key is None:
-            return None
-        return _read("fabric.key", self.key), _read("fabric.certificate", self.certificate)
 
 
 def bits_per_second(rate: str) -> int:
@@ -202,10 +186,3 @@ def _end(text: str) -> End:
     if not node or not port.isdecimal():
         raise FabricError(f"expected NODE:PORT, got {text!r}")
     return End(node, int(port))
-
-
-def _read(where: str, file: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise FabricError(f"{where}: cannot read {file}: {error.strerror}") from error

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that share a machine, and who folds with whom then (NetReduce's parallel scheme).
+"""Several ranks on one machine: which ranks fold together in the network then (NetReduce's parallel scheme).
 
     machines          h1: 0 1      h2: 2 3      h3: 4 5       each machine has one address, and one link
-    who folds         local rank 0: 0 2 4       local rank 1: 1 3 5
+    fold groups       local rank 0: 0 2 4       local rank 1: 1 3 5
 
-The ranks of a machine reduce-scatter among themselves, each then folds its own piece with the ranks of the same place
-on the other machines, and they gather the results: a machine's link carries the tensor once, not once a rank.
+The ranks of a machine reduce-scatter among themselves, each then folds its own piece with the ranks of the same local
+rank on the other machines, and they gather the results: a machine's link carries the tensor once, not once a rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from netfold.fabric.trees import NoTree
 
 
 def machines(hosts: Sequence[str]) -> list[list[int]]:
-    """Ranks by machine, in order of each machine's first rank.  ``hosts`` are names by rank."""
+    """The ranks of each machine, in order of each machine's first rank.  ``hosts`` are host names by rank."""
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         by_host.setdefault(host, []).append(rank)
@@ -26,7 +26,8 @@ def machines(hosts: Sequence[str]) -> list[list[int]]:
 
 
 def fold_groups(machines: Sequence[Sequence[int]], hosts: Sequence[str]) -> list[list[int]]:
-    """Ranks that fold together: place l of every machine is group l.  Raises NoTree."""
+    """Ranks that fold together: group l has local rank l of every machine.  Raises NoTree where all ranks are on one
+    machine, or machines have different numbers of ranks."""
     if len(machines) == 1:
         raise NoTree(f"every rank is on {hosts[0]}: nothing to fold in the network")
     if len({len(ranks) for ranks in machines}) > 1:
@@ -37,7 +38,7 @@ def fold_groups(machines: Sequence[Sequence[int]], hosts: Sequence[str]) -> list
 
 
 def slowest(graph: nx.MultiGraph[str], hosts: Sequence[str]) -> float:
-    """Bytes per second of the slowest link of these hosts, their links added up; 0 where a link has no rate.
+    """Bytes per second of the host with the least bandwidth, all links of a host added up; 0 if a link has no rate.
 
     ``graph`` is `Fabric.graph`.
     """

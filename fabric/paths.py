@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ethereal's planners: which flow takes which path, and which few flows are cut.
 
-Flows of one collective step have known sizes, so the load of every uplink can be made exactly what ideal packet
-spraying would give, with each piece pinned to one path.  A *group* is the flows between two leaves (or, as the paper's
+Flows of one collective step have known sizes, so every uplink can be loaded exactly as ideal packet spraying would,
+with each piece pinned to one path.  A *group* is the flows between two leaves (or, as the paper's
 hosts do it without a controller, from one host to a leaf).  n flows over s paths; two ways to cut them:
 
     equal split      whole flows round-robin; the last r = n mod s are cut into s/gcd(r,s) equal pieces each
@@ -21,15 +21,14 @@ more is number partitioning, NP-hard: not tried.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import gcd, lcm
 from typing import Literal, NamedTuple
 
-from netfold.fabric.clos import Clos, Hop, Path, PlanError
-from netfold.fabric.trees import Tree
+from netfold.fabric.clos import Clos, Path, PathError
 
 Share = int | Fraction
 
@@ -48,17 +47,17 @@ Planner = Callable[..., list[Cut]]
 
 
 def equal_split(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 1, start: int = 0) -> list[Cut]:
-    """The paper's planner.
+    """Cut flows as Ethereal's Theorem 1 does: whole flows round-robin, the remaining ones into equal pieces.
 
     sizes    bytes of each flow; they must be equal
     shares   what each path should carry, in any common unit; they must be equal, 0 leaves a path out
     unit     cuts fall on multiples of this many bytes of a flow (a path MTU, say)
     start    number of the path that the first flow takes: lets neighbours begin at different paths
-    Raises PlanError for unequal sizes or shares: `fewest_pieces` takes those.
+    Raises PathError for unequal sizes or shares: `fewest_pieces` takes those.
     """
     paths = _check(sizes, shares, unit, start)
     if len(set(sizes)) > 1 or len({Fraction(shares[p]) for p in paths}) > 1:
-        raise PlanError(f"equal_split: flows and path shares must be equal, got sizes {sorted(set(sizes))[:4]} and "
+        raise PathError(f"equal_split: flows and path shares must be equal, got sizes {sorted(set(sizes))[:4]} and "
                         f"shares {sorted({str(shares[p]) for p in paths})[:4]}; use fewest_pieces")
     n, s = len(sizes), len(paths)
     rest = n % s
@@ -74,7 +73,7 @@ def equal_split(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 1,
 
 
 def fewest_pieces(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 1, start: int = 0) -> list[Cut]:
-    """Wrap-around cutting; arguments as for `equal_split`, but sizes and shares may differ.
+    """Cut flows by McNaughton's wrap-around rule; arguments as for `equal_split`, but sizes and shares may differ.
 
     Every path's load is its share of the total to within less than ``unit`` bytes, exactly where units divide.
     n + s - gcd(n,s) pieces for equal sizes and shares, never more than n + s - 1.
@@ -101,47 +100,27 @@ def fewest_pieces(sizes: Sequence[int], shares: Sequence[Share], *, unit: int = 
 
 
 def _check(sizes: Sequence[int], shares: Sequence[Share], unit: int, start: int) -> list[int]:
-    """The paths in use, from ``start`` on and around."""
+    """Numbers of the paths with a share, beginning with number ``start`` of them.  Raises PathError."""
     if any(size < 1 for size in sizes):
-        raise PlanError(f"sizes: expected at least 1 byte a flow, got {min(sizes)}")
+        raise PathError(f"sizes: expected at least 1 byte a flow, got {min(sizes)}")
     if any(share < 0 for share in shares):
-        raise PlanError(f"shares: expected none below 0, got {min(shares)}")
+        raise PathError(f"shares: expected none below 0, got {min(shares)}")
     if unit < 1:
-        raise PlanError(f"unit: expected at least 1 byte, got {unit}")
+        raise PathError(f"unit: expected at least 1 byte, got {unit}")
     used = [p for p, share in enumerate(shares) if share]
     if sizes and not used:
-        raise PlanError(f"no path for {len(sizes)} flows: all {len(shares)} shares are 0")
+        raise PathError(f"no path for {len(sizes)} flows: all {len(shares)} shares are 0")
     first = start % len(used) if used else 0
     return used[first:] + used[:first]
 
 
 def _aligned(position: int, size: int, unit: int) -> int:
-    """A cut inside a flow: down to a whole unit, kept inside the flow; its end stays its end."""
+    """A cut position rounded down to a multiple of ``unit``, within 0..size; the flow's end is not rounded."""
     return size if position >= size else max(0, position // unit * unit)
 
 
-def water_fill(total: int, capacities: Sequence[Share], loads: Sequence[Share]) -> list[Fraction]:
-    """Shares of ``total`` so that loads plus shares stand as level as they can, relative to capacity.
-
-    Returns Fractions that add up to ``total``: max(0, level x capacity - load), 0 for capacity 0.
-    Raises PlanError where no path has capacity.
-    """
-    order = sorted((p for p, c in enumerate(capacities) if c), key=lambda p: Fraction(loads[p]) / capacities[p])
-    if not order:
-        raise PlanError(f"no path with capacity for {total} bytes")
-    volume = capacity = Fraction(0)
-    level = Fraction(0)
-    for i, p in enumerate(order):
-        volume, capacity = volume + loads[p], capacity + capacities[p]
-        level = (total + volume) / capacity
-        if i + 1 == len(order) or level * capacities[order[i + 1]] <= loads[order[i + 1]]:
-            break
-    return [max(Fraction(0), level * c - load) if c else Fraction(0)
-            for c, load in zip(capacities, loads, strict=True)]
-
-
 class Flow(NamedTuple):
-    """Bytes from host to host in one step of a collective."""
+    """What one host sends to another in one step of a collective; ``size`` in bytes."""
 
     source: str
     destination: str
@@ -149,7 +128,7 @@ class Flow(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a flow, pinned to a path; ``path`` is empty where both hosts share a leaf."""
+    """Bytes ``offset .. offset+size`` of a flow, pinned to a path, which is empty if both hosts share a leaf."""
 
     flow: int
     path: Path
@@ -158,26 +137,12 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Where every byte of a step goes."""
+class PathPlan:
+    """Which path every byte of a step takes."""
 
     flows: tuple[Flow, ...]
     pieces: tuple[Piece, ...]
-    """In order of flow, then of offset."""
-    background: Mapping[Hop, Share]
-    """Bytes of folded trees on each hop."""
-
-    def loads(self) -> dict[Hop, Share]:
-        """Bytes on each hop between switches, trees included."""
-        loads = dict(self.background)
-        for piece in self.pieces:
-            for hop in piece.path:
-                loads[hop] = loads.get(hop, 0) + piece.size
-        return loads
-
-    def pieces_of(self, host: str) -> list[Piece]:
-        """What one host sends: each piece is a queue pair."""
-        return [piece for piece in self.pieces if self.flows[piece.flow].source == host]
+    """The flows' pieces, in order of flow, then of offset."""
 
 
 def plan(
@@ -186,31 +151,22 @@ def plan(
     *,
     planner: Planner = fewest_pieces,
     scope: Literal["leaf", "host"] = "leaf",
-    background: Mapping[Hop, Share] | None = None,
     unit: int = 1,
-) -> Plan:
-    """Paths for all flows of a step.
+) -> PathPlan:
+    """Assign paths to all flows of a step.
 
     scope        "leaf": the flows between two leaves are cut together, which a controller can do and which needs far
                  fewer pieces; "host": each host cuts its own flows to a leaf, as in the paper
-    background   bytes that folded trees put on hops (`tree_loads`); flows fill what they leave, so that both
-                 together stand even.  Of a hop's tree bytes a group reckons the part that its own bytes are of all
-                 flows there: exact where leaves send and receive alike
     unit         cuts fall on multiples of this many bytes
-    Raises PlanError where two hosts have no live path, or for a host that the fabric does not have.
+    Raises PathError where two hosts have no live path, or for a host that the fabric does not have.
     """
-    background = dict(background or {})
     groups: dict[tuple[str, str, str], list[int]] = {}
-    out: dict[str, int] = {}
-    into: dict[str, int] = {}
     for i, flow in enumerate(flows):
         try:
             a, b = clos.leaf_of[flow.source], clos.leaf_of[flow.destination]
         except KeyError as error:
-            raise PlanError(f"flow {i}: the fabric has no host {error.args[0]} with a link") from None
+            raise PathError(f"flow {i}: the fabric has no host {error.args[0]} with a link") from None
         groups.setdefault((a, b, flow.source if scope == "host" else ""), []).append(i)
-        if a != b:
-            out[a], into[b] = out.get(a, 0) + flow.size, into.get(b, 0) + flow.size
 
     pieces: list[Piece] = []
     turns: dict[str, int] = {}
@@ -220,34 +176,10 @@ def plan(
             continue
         paths = clos.paths(a, b)
         sizes = [flows[i].size for i in members]
-        shares: Sequence[Share] = clos.weights(paths)
-        if background:
-            total = sum(sizes)
-            shares = water_fill(total, shares, [
-                max(_part(total, out[a], path[: len(path) // 2], background),
-                    _part(total, into[b], path[len(path) // 2:], background)) for path in paths])
+        shares = clos.weights(paths)
         # groups of one leaf begin at different paths, so that not all first flows of a step meet in one queue
         start = turns.get(a, 0)
         turns[a] = start + 1
         pieces += [Piece(members[c.flow], paths[c.path], c.offset, c.size)
                    for c in planner(sizes, shares, unit=unit, start=start)]
-    return Plan(tuple(flows), tuple(sorted(pieces, key=lambda p: (p.flow, p.offset))), background)
-
-
-def _part(group: int, everything: int, hops: Path, background: Mapping[Hop, Share]) -> Fraction:
-    return Fraction(group, everything) * max((background.get(hop, 0) for hop in hops), default=0)
-
-
-def tree_loads(clos: Clos, trees: Sequence[Tree], size: int) -> dict[Hop, Fraction]:
-    """Bytes that folding ``size`` bytes over a job's trees puts on every hop between switches.
-
-    Each link of a tree carries the tree's share once up, as partial sums, and once down, as results.
-    """
-    loads: dict[Hop, Fraction] = {}
-    for tree in trees:
-        share = size * Fraction(tree.weight).limit_denominator(2**20)  # a weight is a float near some small fraction
-        for fold in tree.folds:
-            if fold.parent is not None:
-                for hop in (clos.hop(fold.switch, fold.parent), clos.hop(fold.parent, fold.switch)):
-                    loads[hop] = loads.get(hop, Fraction(0)) + share
-    return loads
+    return PathPlan(tuple(flows), tuple(sorted(pieces, key=lambda p: (p.flow, p.offset))))

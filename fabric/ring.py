@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order a job's ring visits its ranks, for what does not fold (Patarasuk and Yuan 2009, section 4)."""
+"""The order in which a ring visits the ranks of a job that does not fold (Patarasuk and Yuan 2009, section 4)."""
 
 from __future__ import annotations
 

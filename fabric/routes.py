@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shortest routes for everything that is not folded, with every equally short uplink in a group."""
+"""Shortest routes to all hosts for packets that are not folded; equally short next hops form a group (ECMP)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import networkx as nx
 
 
 @dataclass(frozen=True, order=True)
-class Hop:
-    """One way on from a switch."""
+class NextHop:
+    """A port of a switch on a shortest path, and the neighbour behind it."""
 
     port: int
     node: str
@@ -20,18 +20,18 @@ class Hop:
 
 @dataclass(frozen=True)
 class Route:
-    """How one switch reaches one host."""
+    """The next hops of one switch towards one host."""
 
     switch: str
     host: str
-    hops: tuple[Hop, ...]
-    """Equally short ways, by port; a parallel link is a way of its own."""
+    hops: tuple[NextHop, ...]
+    """Equally short, in order of ports; each of several parallel links is a next hop of its own."""
 
 
 def plan(graph: nx.MultiGraph[str]) -> Iterator[Route]:
     """The route of every switch to every host that it reaches.
 
-    ``graph`` is `Fabric.graph`, less whatever is down.  Hosts carry nothing on for others.
+    ``graph`` is `Fabric.graph`, less whatever is down.  Hosts forward nothing.
     """
     switches = graph.subgraph(n for n, kind in graph.nodes(data="kind") if kind == "switch")
     hosts: dict[str, list[str]] = {}
@@ -51,5 +51,5 @@ def plan(graph: nx.MultiGraph[str]) -> Iterator[Route]:
                 yield Route(switch, host, hops)
 
 
-def _hops(graph: nx.MultiGraph[str], here: str, neighbours: list[str]) -> tuple[Hop, ...]:
-    return tuple(sorted(Hop(data["ports"][here], n) for n in neighbours for data in graph.adj[here][n].values()))
+def _hops(graph: nx.MultiGraph[str], here: str, neighbours: list[str]) -> tuple[NextHop, ...]:
+    return tuple(sorted(NextHop(data["ports"][here], n) for n in neighbours for data in graph.adj[here][n].values()))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job gets of the switches: slot ranges, multicast groups, connections, an epoch; and their return.
+"""The allocator of what jobs share on switches: slot ranges, multicast groups, connections and epochs.
 
-Every number here separates a job from the others.  Slots are the scarce ones: a job is refused, with the figures,
-where a switch on one of its trees has not enough left; it then runs its ring without the switches.
+Jobs hold disjoint numbers, which keeps their packets apart.  Slots are scarce: where a switch on one of a job's trees
+has not enough left, the job is refused with the figures, and runs its ring without the switches.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from netfold.fabric.trees import Tree
 from netfold.wire import roce
 
 SLOTS: Final = 16384
-"""Of one switch: SLOTS of p4src/sizes.p4."""
+"""Slots of one switch: SLOTS of p4src/sizes.p4."""
 MAX_GROUP: Final = 4095
-"""Multicast groups that BMv2 takes are 1..4095."""
+"""BMv2 accepts multicast groups 1..4095."""
 EPOCHS: Final = 2**16 - 1
-"""Epochs are 1..65535; 0 is a slot never used."""
+"""Epochs are 1..65535; 0 marks a slot that was never used."""
 MIN_CONNECTION: Final = 1
-"""A connection is a queue pair for each operation, in a row; queue pairs 0 and 1 are InfiniBand's own."""
+"""A connection is a run of queue pairs, one for each operation; queue pairs 0 and 1 are reserved by InfiniBand."""
 MAX_CONNECTION: Final = 2 ** (23 - roce.OPERATION_BITS) - 1
 """Queue pairs with the highest bit are connections between ranks (host/roce/sockets.py): switches must not fold
 them."""
 EPHEMERAL: Final = 0xC000
-"""UDP source ports are drawn from here upwards, as RoCEv2 (annex A17.9.3) has it."""
+"""Lowest UDP source port that is drawn: RoCEv2 (annex A17.9.3) recommends the ephemeral ports."""
 
 
 Kind = Literal["data", "agreement"]
-"""Of a stream: the one of the data, and the one of what ranks agree on first."""
+"""What a stream carries: the data, or the agreement of the ranks (on block exponents) before it."""
 
 
-class Refused(Exception):
-    """The switches have not enough left for a job; says of what, where, and how much."""
+class Exhausted(Exception):
+    """The switches cannot take a job: slots or numbers are exhausted; the message says which, where, and how many."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Slots that each kind of stream asks for, powers of two.  A host's window is half of them."""
+    """Slots of each kind of stream, powers of two.  A host's window is half of them."""
 
     data: int
     agreement: int
     quota: int = SLOTS // 2
-    """Of any one switch, for one job: a job of many trees gets smaller ranges rather than all the slots."""
+    """Most slots of any one switch that one job may hold: a job with many trees gets smaller ranges."""
     together: int = SLOTS
-    """Of all trees of a job, for the data: a machine's link carries them all, and needs so many in flight.  More only
-    fills the caches of whoever keeps the packets: switches their words, hosts what they may have to send again."""
+    """Most data slots of all trees of a job together: its machines' links need so many packets in flight.  More would
+    only take cache memory, at switches for the slots' words and at hosts for packets that may be sent again."""
 
     def fitted(self, trees: int) -> Sizes:
-        """The sizes for a job with so many trees through one switch, those of all ranks of a machine counted."""
+        """The sizes for a job with ``trees`` trees through one switch, those of all local ranks counted."""
         size = self.data
         while size > self.agreement and (trees * size > self.together or trees * (size + self.agreement) > self.quota):
             size //= 2
@@ -69,12 +69,12 @@ SIZES: Final[Mapping[str, Sizes]] = {
 
 @dataclass(frozen=True)
 class Stream:
-    """One range of slots on one tree of one job, and everything that tells its packets from all others.
+    """One range of slots on one tree of one job, and the numbers by which its packets are known.
 
-    ``ranks`` are those of the job that fold here, in the order of their ring: the tree's ``Child.rank`` counts these.
-    ``connections`` and ``source_ports`` are theirs, in the same order; ``bases`` and ``groups`` are by switch; ``up``
-    and ``down`` are the connections of the link between a switch and its parent, by the lower switch's name.  A
-    connection is a queue pair for each operation: its number, and the operation in OPERATION_BITS below.
+    ``ranks`` are the job's ranks that fold here, in ring order; the tree's ``Child.rank`` is an index into them, and
+    ``connections`` and ``source_ports`` have the same order.  ``bases`` (first slots) and ``groups`` (multicast groups)
+    are by switch; ``up`` and ``down`` are the connections between a switch and its parent, by the lower switch's name.
+    A queue pair is a connection's number with the operation in its OPERATION_BITS lowest bits.
     """
 
     tree: Tree
@@ -88,14 +88,14 @@ class Stream:
     bases: Mapping[str, int]
     groups: Mapping[str, int]
     up: Mapping[str, int]
-    """Destination, at the parent, of sums that go up."""
+    """Connection of sums on their way to the parent."""
     down: Mapping[str, int]
-    """Destination, at the lower switch, of results that come down."""
+    """Connection of results on their way to the lower switch."""
 
 
 @dataclass
 class Cycle:
-    """Numbers low..high, handed out in a circle, so that one given back is the last to come again."""
+    """Hands out the numbers low..high in a cycle, so that a released number is reused as late as possible."""
 
     low: int
     high: int
@@ -103,7 +103,7 @@ class Cycle:
     used: set[int] = field(default_factory=set)
 
     def take(self, what: str, divisor: int = 1, remainder: int = 0) -> int:
-        """A number not in use that leaves this remainder.  Raises Refused where all are."""
+        """An unused number with this remainder when divided by ``divisor``.  Raises Exhausted."""
         size = self.high - self.low + 1
         if len(self.used) < size:
             for _ in range(size):
@@ -111,7 +111,7 @@ class Cycle:
                 if number % divisor == remainder and number not in self.used:
                     self.used.add(number)
                     return number
-        raise Refused(f"all {size} {what} are in use")
+        raise Exhausted(f"all {size} {what} are in use")
 
     def _after(self, number: int) -> int:
         return self.low if number == self.high else number + 1
@@ -119,31 +119,31 @@ class Cycle:
 
 @dataclass
 class Slots:
-    """The slots of one switch; ranges are powers of two and aligned, since a slot is base + (PSN & mask)."""
+    """Allocates the slots of one switch; ranges are aligned powers of two, since a slot is base + (PSN & mask)."""
 
     size: int = SLOTS
     ranges: dict[int, int] = field(default_factory=dict)
-    """base -> length"""
+    """Allocated ranges: length by first slot."""
 
     @property
     def used(self) -> int:
-        """Slots in all ranges."""
+        """Number of allocated slots."""
         return sum(self.ranges.values())
 
     def take(self, length: int) -> int:
-        """The base of a free range.  Raises Refused with the figures."""
+        """Allocate a range and return its first slot.  Raises Exhausted."""
         if length < 1 or length & (length - 1):
             raise ValueError(f"slots: expected a power of two, got {length}")
         for base in range(0, self.size - length + 1, length):
             if not any(b < base + length and base < b + n for b, n in self.ranges.items()):
                 self.ranges[base] = length
                 return base
-        raise Refused(f"no {length} slots in a row, {self.size - self.used} of {self.size} are free in all")
+        raise Exhausted(f"no {length} slots in a row, {self.size - self.used} of {self.size} are free in all")
 
 
-class Ledger:
-    """Who holds what, on all switches.  ``rng`` draws where circles and PSNs begin, so that a controller that was
-    started anew does not continue with the numbers of packets still on their way."""
+class Allocator:
+    """Allocates slots and numbers of all switches to jobs.  ``rng`` draws where cycles and PSNs begin, so that a
+    controller that was restarted does not reuse the numbers of packets that are still on their way."""
 
     def __init__(self, switches: Iterable[str], sizes: Sizes, rng: random.Random, *, slots: int = SLOTS) -> None:
         self.sizes = sizes
@@ -156,11 +156,11 @@ class Ledger:
         self._returns: dict[int, list[Callable[[], object]]] = {}
 
     def used(self) -> dict[str, int]:
-        """Slots in use by switch."""
+        """Allocated slots, by switch."""
         return {name: slots.used for name, slots in self._slots.items()}
 
     def open(self) -> int:
-        """A new job's epoch, which is also its name here.  Raises Refused."""
+        """Allocate a new job's epoch, by which `admit` and `release` know the job.  Raises Exhausted."""
         epoch = self._epochs.take("epochs")
         self._returns[epoch] = [partial(self._epochs.used.discard, epoch)]
         return epoch
@@ -168,13 +168,12 @@ class Ledger:
     def admit(
         self, epoch: int, trees: Sequence[Tree], groups: Sequence[Sequence[int]], *, like: Sequence[Stream] = ()
     ) -> list[Stream]:
-        """The job's streams: for each group of ranks that fold together, tree by tree, data and then agreement.
+        """Allocate a job's streams: for each group of ranks that fold together, tree by tree, data then agreement.
 
-        groups  ranks of the job; group l are those in place l of their machines (``machines.fold_groups``), whose
-                connections and source ports leave the remainder l divided by the number of groups: a machine tells its
-                ranks' packets apart by that
-        like    streams that these take the place of: sizes and source ports, which the ranks have bound, are theirs
-        Raises Refused: `release` what it has then.
+        groups  the job's fold groups (``machines.fold_groups``); connections and source ports of group l have the
+                remainder l when divided by the number of groups, by which a machine tells its ranks' packets apart
+        like    streams that these replace: they have the same sizes and source ports, which the ranks have bound
+        Raises Exhausted; the caller must then `release` what was allocated.
         """
         if like:
             placed = [(tree, place) for place in range(len(groups)) for tree in trees for _ in range(2)]
@@ -188,7 +187,7 @@ class Ledger:
         sizes = self.sizes.fitted(most)
         need = most * (sizes.data + sizes.agreement)
         if need > sizes.quota:
-            raise Refused(f"{most} trees through one switch need {need} slots at the least, a job may have "
+            raise Exhausted(f"{most} trees through one switch need {need} slots at the least, a job may have "
                           f"{sizes.quota} of a switch")
         kinds: tuple[tuple[Kind, int], ...] = (("data", sizes.data), ("agreement", sizes.agreement))
         return [
@@ -199,7 +198,7 @@ class Ledger:
         ]
 
     def release(self, epoch: int) -> None:
-        """Take back all that the job holds; unknown jobs hold nothing."""
+        """Free everything that the job with this epoch holds; an unknown epoch holds nothing."""
         for give_back in self._returns.pop(epoch, ()):
             give_back()
 
@@ -211,8 +210,8 @@ class Ledger:
             slots = self._slots[fold.switch]
             try:
                 base = slots.take(length)
-            except Refused as refusal:
-                raise Refused(f"{fold.switch} has {refusal}") from None
+            except Exhausted as refusal:
+                raise Exhausted(f"{fold.switch} has {refusal}") from None
             self._returns[epoch].append(partial(slots.ranges.pop, base))
             bases[fold.switch] = base
             groups[fold.switch] = self._take(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")

@@ -22,23 +22,23 @@ MAX_CHILDREN: Final = 64
 
 
 class NoTree(Exception):
-    """No switch can fold for these ranks; says why."""
+    """No switch can fold for these ranks; the message says why."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """One contributor of a switch: its place among the children is its bit in the bitmap."""
+    """A child of a switch in a tree: its index among the children is its bit in a slot's bitmap."""
 
     node: str
     port: int
     """Port of the folding switch that leads to the child."""
     rank: int | None
-    """Counts the ranks that fold together; None where the child is a switch."""
+    """Index of the child among the ranks that fold together; None if the child is a switch."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """One switch of a tree."""
+    """One switch of a tree, with its children and its parent."""
 
     switch: str
     children: tuple[Child, ...]
@@ -49,7 +49,7 @@ class Fold:
 
     @property
     def is_root(self) -> bool:
-        """True where sums turn into results."""
+        """Whether this switch is the tree's root, where sums turn into results."""
         return self.parent is None
 
 
@@ -63,7 +63,7 @@ class Tree:
     folds: tuple[Fold, ...]
 
     def fold(self, switch: str) -> Fold:
-        """What that switch does; KeyError where it is not in the tree."""
+        """The fold of this switch.  Raises KeyError if it is not in the tree."""
         for fold in self.folds:
             if fold.switch == switch:
                 return fold
@@ -71,7 +71,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Levels of switches."""
+        """Number of levels of switches."""
         level: dict[str, int] = {}
         for fold in self.folds:
             level[fold.switch] = 1 if fold.parent is None else level[fold.parent] + 1
@@ -82,7 +82,7 @@ def plan(graph: nx.MultiGraph[str], ranks: Sequence[str]) -> list[Tree]:
     """One tree for each spine that reaches all ranks, the shallowest ones only.
 
     ``graph`` is `Fabric.graph`, less whatever is down; ``ranks`` are host names in the order of ranks.  Where no spine
-    makes a shallowest tree, other switches are the roots.  Raises NoTree.
+    is the root of a shallowest tree, other switches are.  Raises NoTree.
     """
     for rank, host in enumerate(ranks):
         if host not in graph or graph.degree(host) == 0:
@@ -107,7 +107,8 @@ def plan(graph: nx.MultiGraph[str], ranks: Sequence[str]) -> list[Tree]:
 
 
 def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, ranks: Sequence[str]) -> Tree | None:
-    """The tree under ``start``, its root moved down as far as it goes; None where a rank is out of reach."""
+    """The breadth-first tree from ``start``, its root moved down while it has a single child that is a switch; None
+    where a rank cannot be reached."""
     parent: dict[str, str] = {child: up for up, child in nx.bfs_edges(switches, start)}
     children: dict[str, list[Child]] = {start: []}
     for rank, host in enumerate(ranks):
@@ -133,8 +134,9 @@ def _tree(graph: nx.MultiGraph[str], switches: nx.MultiGraph[str], start: str, r
 
 
 def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
-    """The same number of trees with the same weights, each over one of ``planned``: at its own root where that is still
-    one, else where the fewest are.  A running operation is striped over them, so neither may change."""
+    """Replacements of ``trees``, as many and with the same weights, since running operations are striped over them.
+
+    Each takes the tree of ``planned`` with its own root; where there is none, that with the fewest replacements."""
     by_root = {tree.root: tree for tree in planned}
     load = Counter(tree.root for tree in trees if tree.root in by_root)
     result = []
@@ -148,7 +150,7 @@ def moved(trees: Sequence[Tree], planned: Sequence[Tree]) -> list[Tree]:
 
 
 def crowding(trees: Sequence[Tree]) -> float:
-    """Share of the job's bytes that its busiest link between switches carries each way; 0 where none does."""
+    """Share of a job's bytes that the busiest link between switches carries each way; 0 if none carries any."""
     load: dict[tuple[str, int], float] = {}
     for tree in trees:
         for fold in tree.folds:
@@ -159,13 +161,13 @@ def crowding(trees: Sequence[Tree]) -> float:
 
 
 def port(graph: nx.MultiGraph[str], here: str, there: str) -> int:
-    """The port of ``here`` that leads to ``there``: of parallel links the first."""
+    """The port of node ``here`` that leads to its neighbour ``there``: the first of parallel links."""
     data = graph.adj[here][there]
     return int(data[min(data)]["ports"][here])
 
 
 def _weighted(graph: nx.MultiGraph[str], trees: Sequence[Tree]) -> list[Tree]:
-    """Weights in proportion to what the narrowest link between switches leaves to each tree."""
+    """The trees with weights in proportion to the bandwidth of the narrowest link of each between switches."""
     links = {tree.root: [(f.switch, f.parent) for f in tree.folds if f.parent is not None] for tree in trees}
     sharers = Counter(link for tree_links in links.values() for link in tree_links)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a fabric can be: `validate` names the field, what was expected and what was found."""
+"""Validates a fabric: an error names the field, what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from netfold.fabric.graph import (
 from netfold.wire import roce
 
 MAX_SOCKET_PATH: Final = 107
-"""sun_path of unix(7), less its end mark."""
+"""Bytes of a socket's path: sun_path of unix(7) without its terminating zero."""
 
 
 def validate(fabric: Fabric) -> None:
-    """Raise FabricError where the fabric contradicts itself or the switch program."""
+    """Check a fabric for contradictions with itself and with the switch program.  Raises FabricError."""
     _settings(fabric)
     _nodes(fabric)
     _links(fabric)
@@ -61,7 +61,7 @@ def _settings(fabric: Settings) -> None:
 
 
 def _nodes(fabric: Fabric) -> None:
-    """Names, addresses and MACs are well-formed, and each is there once; so is each P4Runtime target."""
+    """Check that names, addresses, MACs and P4Runtime targets are well-formed and unique."""
     if not fabric.switches:
         raise FabricError("switch: expected at least one [[switch]], got none")
     unique: dict[tuple[str, str], str] = {}
@@ -91,7 +91,7 @@ def _nodes(fabric: Fabric) -> None:
 
 
 def _links(fabric: Fabric) -> None:
-    """Every cable is between two ports that nothing else uses, a host has one, and together they reach every node."""
+    """Check that every link joins two unused ports, that hosts have one link, and that all nodes are connected."""
     switches, hosts = {s.name for s in fabric.switches}, {h.name for h in fabric.hosts}
     used: dict[End, str] = {}
     linked: set[str] = set()

@@ -100,7 +100,7 @@ def run(
     jobs     processes; None: as joblib is configured, else all cores
     resume   take over what an interrupted run has left in ``out``
     echo     receives lines of progress and the verdicts
-    Raises ValueError for rows of another run in ``out``, PlanError where failures leave two leaves without a path,
+    Raises ValueError for rows of another run in ``out``, PathError where failures leave two leaves without a path,
     OSError where ``out`` cannot be written.  Without matplotlib no figures are drawn, and the last lines say so.
     """
     begin = time.perf_counter()

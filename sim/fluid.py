@@ -82,7 +82,7 @@ def simulate(topology: Topology, workload: Workload, scheme: Scheme, *, transpor
     dead         cables that everyone plans around
     resolution   seconds: arrivals are rounded to multiples of it, which saves most computations where flows end one
                  by one; 0 is exact
-    Raises PlanError where no path is left, SimulationError where memory would not do.
+    Raises PathError where no path is left, SimulationError where memory would not do.
     """
     begin = time.perf_counter()
     transport = transport or Transport()

@@ -162,7 +162,7 @@ def simulate(
 
     placement   the pieces of its flows; None: as the scheme plans them
     Runs with equal arguments give equal outcomes.  Raises ValueError for hosts that the fabric does not have,
-    PlanError where failures leave no path, SimulationError for lack of memory.
+    PathError where failures leave no path, SimulationError for lack of memory.
     """
     transport = transport or Transport()
     if workload.total and max(workload.source.max(), workload.destination.max()) >= topology.size:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from netfold.fabric.clos import PlanError
+from netfold.fabric.clos import PathError
 from netfold.fabric.paths import Cut, Planner, Share, equal_split, fewest_pieces
 from netfold.sim.topology import Topology
 from netfold.sim.workload import Workload
@@ -86,7 +86,7 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
     dead   directed links to plan around
     seed   of the hash, where paths are hashed
     mtu    payload bytes of a full packet, between which hashed schemes cut
-    Raises PlanError where two leaves have no live path left.
+    Raises PathError where two leaves have no live path left.
     """
     flows = np.flatnonzero(workload.size)
     if scheme.planner is None or scheme.mode != "pinned":
@@ -150,7 +150,7 @@ def _hashed(topology: Topology, workload: Workload, scheme: Scheme, flows: NDArr
     live = [topology.live_paths(leaf, to, dead) if leaf != to else [0] for leaf, to in pairs.tolist()]
     for (leaf, to), choices in zip(pairs.tolist(), live, strict=True):
         if not choices:
-            raise PlanError(f"no live path from leaf {leaf} to leaf {to}")
+            raise PathError(f"no live path from leaf {leaf} to leaf {to}")
     count = np.array([len(choices) for choices in live], np.int64)
     draws = np.random.default_rng(seed).integers(0, count[which][owner])
     begin = np.cumsum(count) - count

@@ -9,7 +9,7 @@ from typing import Unpack
 from mininet.topo import Topo
 
 from netfold.fabric import file as fabric_file
-from netfold.fabric.generate import Options, leafspine
+from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Fabric
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, Way, mtu_for
@@ -69,7 +69,7 @@ class LeafSpine(FabricTopo):
         logs: Path | None = None,
         pcap: Path | None = None,
         offload: bool | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[FabricOptions],
     ) -> None:
         """Mininet calls this with the constructor's arguments."""
         fabric = leafspine(leaves, spines, hosts, **options)

@@ -30,7 +30,7 @@ from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric, Host
 from netfold.fabric.machines import fold_groups, machines, slowest
 from netfold.fabric.ring import ring_order
-from netfold.fabric.slots import Ledger
+from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code
 from netfold.wire.jobs import (
     AskMissing,
@@ -64,10 +64,10 @@ class Jobs:
     """All jobs of one fabric."""
 
     def __init__(
-        self, fabric: Fabric, ledger: Ledger, installer: Installer, liveness: Liveness, drains: Drains
+        self, fabric: Fabric, allocator: Allocator, installer: Installer, liveness: Liveness, drains: Drains
     ) -> None:
         self._fabric = fabric
-        self._ledger = ledger
+        self._allocator = allocator
         self._installer = installer
         self._liveness = liveness
         self._drains = drains
@@ -76,7 +76,7 @@ class Jobs:
         self._finished: deque[Job] = deque(maxlen=FINISHED)
         self._closing = False
         self.totals = Totals()
-        self._recovery = Recovery(fabric, ledger, installer, liveness, drains, self.totals, self._plans)
+        self._recovery = Recovery(fabric, allocator, installer, liveness, drains, self.totals, self._plans)
         self._cleaning: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[Job]:
@@ -244,7 +244,7 @@ class Jobs:
         for old in [old for old in self._ending if old.name == job.name]:
             await self._end(old)
         try:
-            job.epoch = job.held = self._ledger.open()
+            job.epoch = job.held = self._allocator.open()
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
             if unwilling := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
@@ -253,14 +253,14 @@ class Jobs:
             graph = self._drains.left(self._liveness.graph())
             job.trees = job.home = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
             job.sessions = self._recovery.sessions(job.trees)
-            job.streams = job.known = self._ledger.admit(job.epoch, job.trees, groups)
+            job.streams = job.known = self._allocator.admit(job.epoch, job.trees, groups)
             await self._installer.install(
                 job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in job.streams)
             )
             job.slots = job.streams[0].slots
-        except (trees.NoTree, slots.Refused, SwitchError) as error:
+        except (trees.NoTree, slots.Exhausted, SwitchError) as error:
             job.reason, job.trees, job.streams, job.known = str(error), [], [], []
-            self._ledger.release(job.epoch)
+            self._allocator.release(job.epoch)
             wanted = job.world > 1 and all(join.fold for join in job.joins.values())
             log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, error)
         except BaseException:  # dropped meanwhile, or a bug: nothing of it may stay
@@ -345,7 +345,7 @@ class Jobs:
         """Entries first, then their slots."""
         if job.trees:
             await self._installer.uninstall(job.part)
-        self._ledger.release(job.held)
+        self._allocator.release(job.held)
         await self._recovery.clear(job)
         log.info("%s: epoch %d ended", job, job.epoch)
         self.notice()  # there may be room for others to move now

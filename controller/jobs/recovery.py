@@ -32,7 +32,7 @@ from netfold.controller.switch.switch import SwitchError
 from netfold.fabric import slots, trees
 from netfold.fabric.graph import Fabric, Host
 from netfold.fabric.machines import fold_groups, machines
-from netfold.fabric.slots import Ledger
+from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import Halt, Plan, Resume
 from netfold.wire.operator import Totals
@@ -91,7 +91,7 @@ class Recovery:
     def __init__(
         self,
         fabric: Fabric,
-        ledger: Ledger,
+        allocator: Allocator,
         installer: Installer,
         liveness: Liveness,
         drains: Drains,
@@ -99,7 +99,7 @@ class Recovery:
         plans: Callable[[Job], list[Plan]],
     ) -> None:
         self._fabric = fabric
-        self._ledger = ledger
+        self._allocator = allocator
         self._installer = installer
         self._liveness = liveness
         self._drains = drains
@@ -244,7 +244,7 @@ class Recovery:
         job.round = here
         try:
             await self._move(job, here, by_choice=True)
-        except (trees.NoTree, slots.Refused, SwitchError) as error:
+        except (trees.NoTree, slots.Exhausted, SwitchError) as error:
             job.stays = f"{why}, and its trees stay where they are: {error}"
             log.warning("%s: %s", job, job.stays)
             job.round = before
@@ -267,7 +267,7 @@ class Recovery:
                 try:
                     await self._move(job, here)
                     moved, here.problem = True, ""
-                except (trees.NoTree, slots.Refused, SwitchError) as error:
+                except (trees.NoTree, slots.Exhausted, SwitchError) as error:
                     moved, here.problem = False, str(error)
                     log.warning("%s: no trees yet: %s", job, error)
             if moved and len(here.resumes) == job.world and not self._hit(job):
@@ -290,31 +290,32 @@ class Recovery:
 
     async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
         """Trees over what is left, with slots of their own; over what has only just come back where nothing else will
-        do.  ``by_choice``: only if there is room for them beside the old ones.  Raises NoTree, Refused, SwitchError."""
+        do.  ``by_choice``: only if there is room for them beside the old ones.  Raises NoTree, Exhausted
+        and SwitchError."""
         hosts: list[Host] = [self._fabric.host(name) for name in job.hosts]
         groups = fold_groups(machines(job.hosts), job.hosts)
         planned = self._planned(job, steady=True) or self._planned(job, steady=False)
         assert planned is not None
         sessions = self.sessions(planned)
-        epoch = self._ledger.open()
+        epoch = self._allocator.open()
         try:
             try:
-                streams = self._ledger.admit(epoch, planned, groups, like=job.streams)
-            except slots.Refused as refusal:  # not beside the old ones: those first, as soon as nobody uses them
+                streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
+            except slots.Exhausted as refusal:  # not beside the old ones: those first, as soon as nobody uses them
                 if by_choice or len(here.resumes) < job.world:
-                    raise slots.Refused(f"{refusal}, before all ranks have stopped") from None
-                self._ledger.release(epoch)
+                    raise slots.Exhausted(f"{refusal}, before all ranks have stopped") from None
+                self._allocator.release(epoch)
                 for leftover in [*here.leftovers, (job.part, job.held)]:
                     await self._clean(*leftover)
                 here.leftovers.clear()
-                epoch = self._ledger.open()
-                streams = self._ledger.admit(epoch, planned, groups, like=job.streams)
+                epoch = self._allocator.open()
+                streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
             part = job.part_of(epoch)
             await self._installer.install(
                 part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in streams)
             )
         except BaseException:
-            self._ledger.release(epoch)
+            self._allocator.release(epoch)
             raise
         if job.state == "finished":  # meanwhile
             await self._clean(part, epoch)
@@ -326,7 +327,7 @@ class Recovery:
     async def _clean(self, part: str, epoch: int) -> None:
         """Entries go before their slots are anybody's again."""
         await self._installer.uninstall(part)
-        self._ledger.release(epoch)
+        self._allocator.release(epoch)
 
     def _background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -54,7 +54,7 @@ class Differences(msgspec.Struct, frozen=True):
     """Switches that could not be read, or written, and why."""
 
 
-class Comparison:
+class SwitchComparison:
     """Of one controller's switches."""
 
     def __init__(self, targets: Mapping[str, Target]) -> None:

@@ -21,7 +21,7 @@ from netfold.controller.switch.probe import SlotState
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import Fabric
-from netfold.fabric.slots import Ledger
+from netfold.fabric.slots import Allocator
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire import jobs as wire
 from netfold.wire import operator
@@ -38,12 +38,12 @@ class Inspection:
     """Of one fabric and its jobs."""
 
     def __init__(
-        self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, ledger: Ledger, drains: Drains
+        self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, allocator: Allocator, drains: Drains
     ) -> None:
         self._fabric = fabric
         self._targets = targets
         self._jobs = jobs
-        self._ledger = ledger
+        self._allocator = allocator
         self._drains = drains
 
     # ---- counters --------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class Inspection:
         """Everything an operator sees.  ``up`` are the numbers of the links that are; ``uptime`` in seconds."""
         names = list(self._targets)
         counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
-        used, drained = self._ledger.used(), self._drains.links
+        used, drained = self._allocator.used(), self._drains.links
         return Status(
             fabric=self._fabric.name,
             engine=self._fabric.engine,

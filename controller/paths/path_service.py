@@ -23,7 +23,7 @@ from netfold.controller.paths.steering import HOLD, Steering
 from netfold.controller.switch import tables
 from netfold.fabric import collectives
 from netfold.fabric import paths as planners
-from netfold.fabric.clos import Clos, Path, PlanError
+from netfold.fabric.clos import Clos, Path, PathError
 from netfold.fabric.graph import End, Fabric
 from netfold.rpc import rpc
 from netfold.rpc.rpc import Code, Refusal
@@ -134,7 +134,7 @@ class PathService:
         self._answer = answer
         self._version = 0
         self._clos: Clos | None = None
-        self._plans: dict[bytes, planners.Plan] = {}
+        self._plans: dict[bytes, planners.PathPlan] = {}
         """Of the present version: all ranks of a job ask for the same steps."""
         self._news = asyncio.Event()
         self._closing = False
@@ -233,7 +233,7 @@ class PathService:
                 for flow, piece in self._planned(clos, job, request, step)
                 if piece.path
             ]
-        except PlanError as error:
+        except PathError as error:
             raise Refusal(Code.UNAVAILABLE, str(error)) from error
         reaches = [Reach(rank, leaf, sorted(port_of[leaf].values()) if leaf != here else [])
                    for rank, leaf in leaf_of.items() if rank != request.rank]

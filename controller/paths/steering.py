@@ -25,7 +25,7 @@ from netfold.controller.health.drains import Drains
 from netfold.controller.switch import tables
 from netfold.controller.switch.tables import BySwitch, Mode, Pin
 from netfold.fabric import routes
-from netfold.fabric.clos import Clos, Path, PlanError
+from netfold.fabric.clos import Clos, Path, PathError
 from netfold.fabric.graph import Fabric
 from netfold.fabric.routes import Route
 from netfold.wire import roce
@@ -113,7 +113,7 @@ class Steering:
     def _reaches(clos: Clos, a: str, b: str) -> bool:
         try:
             return a == b or bool(clos.paths(a, b))
-        except PlanError:
+        except PathError:
             return False
 
     # ---- what follows ----------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Steering:
             while port in found:
                 port += len(self._numbers)
             if port > 0xFFFF:
-                raise PlanError(f"path {path} from {source} to {destination} would have the source port {port}: "
+                raise PathError(f"path {path} from {source} to {destination} would have the source port {port}: "
                                 f"{len(self._numbers)} switches with so many parallel links are too many")
             found[port] = path
         return found

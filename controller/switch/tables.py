@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Engine, Fabric, Host, Link
-from netfold.fabric.routes import Hop, Route
+from netfold.fabric.routes import NextHop, Route
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Child, Fold
 
@@ -77,7 +77,7 @@ Pin = tuple[str, str, int]
 def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
     """Entries of `route`, and of `uplink` for every set of equally short ways."""
     result: BySwitch = defaultdict(list)
-    groups: dict[str, dict[tuple[Hop, ...], int]] = defaultdict(dict)
+    groups: dict[str, dict[tuple[NextHop, ...], int]] = defaultdict(dict)
     addresses = {host.name: _ip(host.address) for host in fabric.hosts}
     leaves, leaf_of = leaf_numbers(fabric), fabric.leaf_of()
     for route in sorted(routes, key=lambda r: (r.switch, addresses[r.host])):
@@ -117,7 +117,8 @@ def steering(
     far = {a: b.node for link in fabric.links for a, b in (link.ends, link.ends[::-1])}
     for switch in spreading:
         result[switch] += [
-            Entry(UPLINK, (("group", 0), ("member", end.port)), FORWARD, _forward(fabric, switch, Hop(end.port, node)))
+            Entry(UPLINK, (("group", 0), ("member", end.port)), FORWARD,
+                  _forward(fabric, switch, NextHop(end.port, node)))
             for end, node in far.items() if end.node == switch and node in numbers
         ]
         result[switch] += [Entry(POLICY, (("leaf", numbers[leaf]),), f"{_PATHS}.{mode}")
@@ -274,7 +275,7 @@ def _rewrite(src_mac: str, dst_mac: str, src: str, dst: str, sport: int, to: int
 # ---- the rest -------------------------------------------------------------------------------------------------------
 
 
-def _forward(fabric: Fabric, switch: str, hop: Hop) -> tuple[tuple[str, int], ...]:
+def _forward(fabric: Fabric, switch: str, hop: NextHop) -> tuple[tuple[str, int], ...]:
     return (("port", hop.port), ("src_mac", _mac(fabric.switch(switch).mac)),
             ("dst_mac", _mac(fabric.node(hop.node).mac)))
 

@@ -22,7 +22,7 @@ WIDEST = 7.0
 Point = tuple[float, float]
 
 
-class Load(Protocol):
+class LinkLoad(Protocol):
     """What one link carries, there (a to b) and back, in any unit."""
 
     @property
@@ -40,7 +40,7 @@ class Load(Protocol):
 
 def draw(
     fabric: Fabric,
-    loads: Sequence[Load],
+    loads: Sequence[LinkLoad],
     title: str,
     words: Callable[[float], str],
     *,
@@ -88,7 +88,12 @@ def _kind(fabric: Fabric, name: str) -> str:
 
 
 def _link(
-    load: Load, places: dict[str, Point], fabric: Fabric, most: float, words: Callable[[float], str], mark: str | None
+    load: LinkLoad,
+    places: dict[str, Point],
+    fabric: Fabric,
+    most: float,
+    words: Callable[[float], str],
+    mark: str | None,
 ) -> str:
     """Two parallel lines, up and down, and what they carry, near the lower end; under a dashed one in ``mark``."""
     a, b = load.a.rpartition(":")[0], load.b.rpartition(":")[0]

@@ -16,7 +16,7 @@ from netfold.controller.switch import tables
 from netfold.fabric import slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.fabric.machines import fold_groups, machines
-from netfold.fabric.slots import Ledger, Sizes
+from netfold.fabric.slots import Allocator, Sizes
 from netfold.fabric.trees import NoTree
 from netfold.wire.jobs import Plan, RankStream
 from support.controller import run
@@ -54,10 +54,10 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
     """The remainder of both by the number of ranks on a machine is the rank's place; nothing is given twice."""
     fabric = leafspine(2, 2, hosts)
     names = [host.name for host in fabric.hosts]
-    ledger = Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(seed))
+    allocator = Allocator([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(seed))
     by_rank = [name for name in names for _ in range(members)]
     groups = fold_groups(machines(by_rank), by_rank)
-    streams = ledger.admit(ledger.open(), trees.plan(fabric.graph(), names), groups)
+    streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
     by_group = [[s for s in streams if s.ranks == tuple(group)] for group in groups]
     assert [len(mine) for mine in by_group] == [4] * members
     for place, mine in enumerate(by_group):
@@ -74,8 +74,8 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
         for entity in entities
     ]
     assert len(set(keys)) == len(keys)
-    most = max(ledger.used().values())
-    assert most <= ledger.sizes.quota
+    most = max(allocator.used().values())
+    assert most <= allocator.sizes.quota
 
 
 def test_the_ranks_of_a_machine_share_its_window() -> None:
@@ -89,9 +89,9 @@ def test_a_stall_names_ranks_of_the_job_not_of_their_group() -> None:
     fabric = leafspine(2, 1, 3)
     names = [host.name for host in fabric.hosts]
     hosts = [name for name in names for _ in range(2)]
-    ledger = Ledger([s.name for s in fabric.switches], slots.SIZES["bmv2"], random.Random(3))
+    allocator = Allocator([s.name for s in fabric.switches], slots.SIZES["bmv2"], random.Random(3))
     groups = fold_groups(machines(hosts), hosts)
-    streams = ledger.admit(ledger.open(), trees.plan(fabric.graph(), names), groups)
+    streams = allocator.admit(allocator.open(), trees.plan(fabric.graph(), names), groups)
     second = next(stream for stream in streams if stream.ranks == (1, 3, 5))
     report = stall.report("j", streams, hosts, fold(second, second.psn, {0, 2}))
     assert report.missing == [3]
@@ -126,7 +126,7 @@ def test_ranks_of_one_address_get_trees_of_their_own(tmp_path: Path) -> None:
             for plan in plans:
                 await r.leave(plan)
             assert r.base_only()
-            assert set(r.controller._ledger.used().values()) == {0}
+            assert set(r.controller._allocator.used().values()) == {0}
 
     run(story())
 

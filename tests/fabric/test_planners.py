@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from netfold.fabric import routes, trees
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric, Link
-from netfold.fabric.slots import Cycle, Refused, Sizes, Slots
+from netfold.fabric.slots import Cycle, Exhausted, Sizes, Slots
 from netfold.fabric.trees import NoTree
-from support.plans import admitted, fabrics_and_ranks, ledger_of
+from support.plans import admitted, allocator_of, fabrics_and_ranks
 
 
 def check_tree(fabric: Fabric, tree: trees.Tree, ranks: list[str]) -> None:
@@ -159,7 +159,7 @@ def test_slot_ranges_are_aligned_and_disjoint(steps: list[tuple[bool, int]]) -> 
         if free:
             assert pool.take(length) in free
         else:
-            with pytest.raises(Refused, match=f"{256 - pool.used} of 256"):
+            with pytest.raises(Exhausted, match=f"{256 - pool.used} of 256"):
                 pool.take(length)
     cells = [cell for base, length in pool.ranges.items() for cell in range(base, base + length)]
     assert len(cells) == len(set(cells)) == pool.used
@@ -170,7 +170,7 @@ def test_slots_are_not_wasted() -> None:
     """All slots can be handed out, and given back."""
     pool = Slots(64)
     assert [pool.take(16) for _ in range(4)] == [0, 16, 32, 48]
-    with pytest.raises(Refused, match="no 16 slots in a row, 0 of 64 are free"):
+    with pytest.raises(Exhausted, match="no 16 slots in a row, 0 of 64 are free"):
         pool.take(16)
     with pytest.raises(ValueError, match="power of two"):
         pool.take(3)
@@ -187,7 +187,7 @@ def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
             assert number not in held
             held.append(number)
         elif take:
-            with pytest.raises(Refused, match="all 5 things are in use"):
+            with pytest.raises(Exhausted, match="all 5 things are in use"):
                 circle.take("things")
         elif held:
             circle.used.discard(held.pop(0))
@@ -203,8 +203,8 @@ def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
 def test_jobs_share_no_slot_group_or_connection(case: tuple[Fabric, list[str]], jobs: int, seed: int) -> None:
     """Streams of all jobs have slot ranges, groups and connections of their own; a job has one epoch, none twice."""
     fabric, ranks = case
-    ledger = ledger_of(fabric, seed=seed)
-    streams = [stream for _ in range(jobs) for stream in admitted(fabric, ranks, ledger)]
+    allocator = allocator_of(fabric, seed=seed)
+    streams = [stream for _ in range(jobs) for stream in admitted(fabric, ranks, allocator)]
     cells: list[tuple[str, int]] = []
     groups: list[tuple[str, int]] = []
     connections: list[int] = []
@@ -223,31 +223,31 @@ def test_jobs_share_no_slot_group_or_connection(case: tuple[Fabric, list[str]], 
     assert len({stream.epoch for stream in streams}) == jobs
     assert all(1 <= stream.epoch <= 65535 for stream in streams)
     for epoch in {stream.epoch for stream in streams}:
-        ledger.release(epoch)
-    assert set(ledger.used().values()) == {0}
+        allocator.release(epoch)
+    assert set(allocator.used().values()) == {0}
 
 
 def test_a_job_too_many_is_refused_with_figures_and_leaves_nothing() -> None:
     """When a switch is full the refusal names it and its figures; what the job got elsewhere goes back."""
     fabric = leafspine(2, 1, 4)
-    ledger = ledger_of(fabric, Sizes(data=4096, agreement=128, quota=16384))
-    epochs = [admitted(fabric, ["h1", "h3"], ledger)[0].epoch for _ in range(3)]
-    before = ledger.used()
-    epoch = ledger.open()
-    with pytest.raises(Refused, match=r"spine1 has no 4096 slots in a row, 3712 of 16384 are free"):
-        ledger.admit(epoch, trees.plan(fabric.graph(), ["h1", "h3"]), [range(2)])
-    ledger.release(epoch)
-    assert ledger.used() == before
-    ledger.release(epochs[0])
-    assert admitted(fabric, ["h1", "h3"], ledger)
+    allocator = allocator_of(fabric, Sizes(data=4096, agreement=128, quota=16384))
+    epochs = [admitted(fabric, ["h1", "h3"], allocator)[0].epoch for _ in range(3)]
+    before = allocator.used()
+    epoch = allocator.open()
+    with pytest.raises(Exhausted, match=r"spine1 has no 4096 slots in a row, 3712 of 16384 are free"):
+        allocator.admit(epoch, trees.plan(fabric.graph(), ["h1", "h3"]), [range(2)])
+    allocator.release(epoch)
+    assert allocator.used() == before
+    allocator.release(epochs[0])
+    assert admitted(fabric, ["h1", "h3"], allocator)
 
 
 def test_many_trees_get_smaller_ranges_within_the_quota() -> None:
     """A job's trees through one switch keep to the quota; where even the least is too much, it is refused."""
     fabric = leafspine(2, 8, 4)
-    ledger = ledger_of(fabric, Sizes(data=2048, agreement=128, quota=8192))
-    streams = admitted(fabric, ["h1", "h3"], ledger)
+    allocator = allocator_of(fabric, Sizes(data=2048, agreement=128, quota=8192))
+    streams = admitted(fabric, ["h1", "h3"], allocator)
     assert {stream.slots for stream in streams[::2]} == {512}
-    assert max(ledger.used().values()) <= 8192
-    with pytest.raises(Refused, match=r"8 trees through one switch need 256 slots at the least, a job may have 100"):
-        admitted(fabric, ["h1", "h3"], ledger_of(fabric, Sizes(data=64, agreement=16, quota=100)))
+    assert max(allocator.used().values()) <= 8192
+    with pytest.raises(Exhausted, match=r"8 trees through one switch need 256 slots at the least, a job may have 100"):
+        admitted(fabric, ["h1", "h3"], allocator_of(fabric, Sizes(data=64, agreement=16, quota=100)))

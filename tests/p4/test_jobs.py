@@ -68,7 +68,7 @@ def test_an_epoch_tells_a_job_from_the_one_whose_slots_it_has(own_epoch: bool) -
     try:
         old = {stream.kind: stream for stream in fabric.streams}
         before = reduce(fabric, arrays(4, SHORT, 1), 1)
-        fabric.ledger.release(old["data"].epoch)
+        fabric.allocator.release(old["data"].epoch)
 
         def the_worst(stream: Stream) -> Stream:
             was = old[stream.kind]

@@ -89,8 +89,8 @@ class RoutedFabric(Wires):
         super().__init__(leafspine(leaves, spines, hosts), network)
         graph = self.fabric.graph()
         planned = trees.plan(graph, [host.name for host in self.hosts])
-        ledger = slots.Ledger(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
-        streams = ledger.admit(ledger.open(), planned, [range(hosts)])
+        allocator = slots.Allocator(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
+        streams = allocator.admit(allocator.open(), planned, [range(hosts)])
         folds = [tables.folding(self.fabric, self.hosts, stream) for stream in streams] if folding else []
         self.write(tables.merge([tables.routing(self.fabric, routes.plan(graph)), *folds]))
         # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap

@@ -86,8 +86,8 @@ class Machine(RuleBasedStateMachine):
         self.flying: list[Flight] = []
         planned = trees.plan(fabric.graph(), [host.name for host in self.hosts])
         sizes = slots.Sizes(data=self.slots, agreement=1)
-        ledger = slots.Ledger([s.name for s in fabric.switches], sizes, random.Random(5))
-        stream = ledger.admit(ledger.open(), planned[:1], [range(world)])[0]
+        allocator = slots.Allocator([s.name for s in fabric.switches], sizes, random.Random(5))
+        stream = allocator.admit(allocator.open(), planned[:1], [range(world)])[0]
         self.streams: list[RankStream] = [
             jobs._trees([stream, stream], self.hosts, rank)[0].data for rank in range(world)
         ]

@@ -17,6 +17,7 @@ from netfold.sim.packet import Fault, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
 from netfold.sim.topology import ClosCable, Topology, leaf_spine
 from netfold.sim.workload import COLLECTIVES, Workload, all_to_all, halving_doubling, ring, shifted_all_to_all
+from support.plans import hop_loads
 
 TWO_TIERS = leaf_spine(hosts=16, leaves=4, spines=4)
 THREE_TIERS = Topology(hosts=2, leaves=2, aggs=2, pods=2, cores=2)
@@ -304,7 +305,7 @@ def test_the_simulators_plan_is_the_controllers_plan(planner, scope, scheme) -> 
     carried = np.zeros(topology.links, np.int64)
     for task, size, path in zip(placed.task, placed.size, placed.path, strict=True):
         carried[topology.route(int(work.source[task]), int(work.destination[task]), int(path))] += size
-    for hop, load in plans.loads().items():
+    for hop, load in hop_loads(plans).items():
         upward = clos.tier[hop.tail] < clos.tier[hop.head]
         kind = 2 if clos.tier[min(hop.tail, hop.head, key=clos.tier.__getitem__)] == 1 else 4
         assert carried[hop.link if upward else hop.link + topology.blocks[kind]] == load

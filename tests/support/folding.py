@@ -31,7 +31,7 @@ class P4Fabric(Wires):
     ) -> None:
         super().__init__(leafspine(leaves, spines, hosts), network)
         sizes = slots.Sizes(data=64, agreement=16)
-        self.ledger = slots.Ledger(self.engines, sizes, random.Random(5))
+        self.allocator = slots.Allocator(self.engines, sizes, random.Random(5))
         self.frozen: set[int] = set()
         self._core: dict[int, Core] = {}
         for members in apart or [range(hosts)]:
@@ -49,7 +49,7 @@ class P4Fabric(Wires):
         them."""
         mine = [self.hosts[place] for place in members]
         planned = trees.plan(self.fabric.graph(), [host.name for host in mine])
-        streams = self.ledger.admit(self.ledger.open(), planned, [range(len(mine))])
+        streams = self.allocator.admit(self.allocator.open(), planned, [range(len(mine))])
         self.streams = streams = [agreed(stream) for stream in streams]
         self.write(tables.merge(tables.folding(self.fabric, mine, stream) for stream in streams))
         for rank, place in enumerate(members):

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fabrics with some of their hosts, and what a job of them is granted."""
+"""Fabrics with some of their hosts, what a job of them is granted, and what planned paths put on links."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from hypothesis import strategies as st
 
 from netfold.fabric import slots, trees
+from netfold.fabric.clos import Hop
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
-from netfold.fabric.slots import Ledger, Sizes
+from netfold.fabric.paths import PathPlan
+from netfold.fabric.slots import Allocator, Sizes
 
 
 @st.composite
@@ -21,11 +24,20 @@ def fabrics_and_ranks(draw: st.DrawFn) -> tuple[Fabric, list[str]]:
     return fabric, names[: draw(st.integers(1, len(names)))]
 
 
-def admitted(fabric: Fabric, ranks: list[str], ledger: Ledger) -> list[slots.Stream]:
+def admitted(fabric: Fabric, ranks: list[str], allocator: Allocator) -> list[slots.Stream]:
     """The streams of one more job."""
-    return ledger.admit(ledger.open(), trees.plan(fabric.graph(), ranks), [range(len(ranks))])
+    return allocator.admit(allocator.open(), trees.plan(fabric.graph(), ranks), [range(len(ranks))])
 
 
-def ledger_of(fabric: Fabric, sizes: Sizes | None = None, seed: int = 1) -> Ledger:
-    """A fresh ledger."""
-    return Ledger([s.name for s in fabric.switches], sizes or Sizes(64, 8), random.Random(seed))
+def allocator_of(fabric: Fabric, sizes: Sizes | None = None, seed: int = 1) -> Allocator:
+    """A fresh allocator."""
+    return Allocator([s.name for s in fabric.switches], sizes or Sizes(64, 8), random.Random(seed))
+
+
+def hop_loads(plan: PathPlan) -> dict[Hop, int]:
+    """Bytes on each hop between switches."""
+    total: Counter[Hop] = Counter()
+    for piece in plan.pieces:
+        for hop in piece.path:
+            total[hop] += piece.size
+    return dict(total)

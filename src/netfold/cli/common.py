@@ -82,7 +82,7 @@ def token_of(file: Path | None) -> str:
     """The token that goes with `address_of`; empty: none."""
     from netfold.rpc.channel import TOKEN_VARIABLE
 
-    said = "" if file is None else checked(load(file).secret)
+    said = "" if file is None else checked(lambda: fabric_file.token(load(file)))
     return said or os.environ.get(TOKEN_VARIABLE, "")
 
 

@@ -20,15 +20,15 @@ def plan(
 ) -> str:
     """The plan of one job of so many ranks on each of these hosts, by name; numbers drawn from ``seed``.
 
-    Raises NoTree, Refused.
+    Raises NoTree, Exhausted.
     """
     graph = fabric.graph()
     ranks = [name for name in hosts for _ in range(per_host)]
     groups = fold_groups(machines(ranks), ranks)
     planned = trees.plan(graph, hosts)
     sizes = slots.SIZES[fabric.engine]
-    ledger = slots.Ledger([switch.name for switch in fabric.switches], sizes, random.Random(seed))
-    streams = ledger.admit(ledger.open(), planned, groups)
+    allocator = slots.Allocator([switch.name for switch in fabric.switches], sizes, random.Random(seed))
+    streams = allocator.admit(allocator.open(), planned, groups)
     by_rank = [fabric.host(name) for name in ranks]
     base = tables.merge([Steering(fabric).base(graph), tables.fixed(fabric)])
     job = tables.merge(tables.folding(fabric, by_rank, stream) for stream in streams)
@@ -43,7 +43,7 @@ def plan(
             up = "root" if fold.parent is None else f"up port {fold.parent_port} to {fold.parent}"
             below = " ".join(f"{child.port}:{child.node}" for child in fold.children)
             text += f"  {fold.switch:12} {up}; children {below}\n"
-    used = ledger.used()
+    used = allocator.used()
     for switch in fabric.switches:
         count = len(base.get(switch.name, ())) + len(job.get(switch.name, ()))
         text += f"switch {switch.name}: {count} entries, {used[switch.name]} of {slots.SLOTS} slots\n"

@@ -32,7 +32,7 @@ class Generated:
     seed: Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")] = 0
     path_mtu: PathMtu = PATH_MTU
 
-    def options(self) -> generate.Options:
+    def options(self) -> generate.FabricOptions:
         """As `generate` has them."""
         return {
             "engine": engine_of(self.switch), "rate": self.rate, "seed": self.seed, "path_mtu": self.path_mtu,

@@ -52,7 +52,7 @@ def plan(
         fail(CANNOT, f"plan --ranks: expected different hosts of {fabric.name}, got {', '.join(unknown or names)}")
     try:
         print(dryrun.plan(fabric, names, per_host=per_host, entries=entries), end="")
-    except (trees.NoTree, slots.Refused) as error:
+    except (trees.NoTree, slots.Exhausted) as error:
         fail(FAILED, f"plan: {error}")
 
 

@@ -16,7 +16,7 @@ from netfold.controller.paths.steering import Steering
 from netfold.fabric import routes
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import FabricError
-from netfold.fabric.slots import Refused
+from netfold.fabric.slots import Exhausted
 from netfold.rpc import rpc
 from netfold.wire.jobs import Halt
 from netfold.wire.operator import Drained
@@ -90,13 +90,13 @@ def test_where_there_is_no_room_a_job_stays_and_the_operator_hears_why(tmp_path:
         async with rig(tmp_path) as r:
             plans = await r.together(4)
             watcher = await r.watch(plans[0])
-            admit = r.controller._ledger.admit
-            r.controller._ledger.admit = lambda *_, **__: (_ for _ in ()).throw(Refused("spine2 is full"))  # type: ignore[method-assign]
+            admit = r.controller._allocator.admit
+            r.controller._allocator.admit = lambda *_, **__: (_ for _ in ()).throw(Exhausted("spine2 is full"))  # type: ignore[method-assign]
             done = await drain(r, "spine1", wait=0.05)
             (line,) = done.still
             assert "job 'j': spine1 is drained, and its trees stay where they are: spine2 is full" in line
             assert "spine2 is full" in (await client.status(r.fabric.jobs)).jobs[0].stays
-            r.controller._ledger.admit = admit  # type: ignore[method-assign]
+            r.controller._allocator.admit = admit  # type: ignore[method-assign]
             await r.controller.replan()
             assert await watcher.next() == Halt(1, "spine1 is drained")
             assert [tree.name for tree in (await all_resume(r, plans))[0].trees] == ["spine2", "spine2"]

@@ -13,7 +13,7 @@ import pytest
 from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
-from netfold.fabric.slots import Refused
+from netfold.fabric.slots import Exhausted
 from netfold.wire.jobs import AskMissing, Done, Halt, Plan, Resume
 from support.cables import Cables, number
 from support.controller import BOUND, run, until
@@ -202,7 +202,7 @@ def test_a_spine_that_stays_is_used_again(tmp_path: Path) -> None:
                 assert now.psn == (before.psn + 4) & 0xFFFFFF
             for plan in back:
                 await r.leave(plan)
-            await until(lambda: set(r.controller._ledger.used().values()) == {0})
+            await until(lambda: set(r.controller._allocator.used().values()) == {0})
             assert r.base_only()
 
     run(story())
@@ -239,14 +239,14 @@ def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
             await until(lambda: job.round is not None)
             await all_resume(r, plans)
             held, streams_before = job.held, job.streams
-            ledger = r.controller._ledger
+            allocator = r.controller._allocator
             for bits in reversed(range(14)):
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(Exhausted):
                     while True:
-                        ledger._slots["leaf1"].take(1 << bits)
+                        allocator._slots["leaf1"].take(1 << bits)
             restart(r, "spine1")
             refused: list[str] = []
-            admit = ledger.admit
+            admit = allocator.admit
 
             def noted(*args: object, **options: object) -> object:
                 try:
@@ -255,7 +255,7 @@ def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
                     refused.append(str(error))
                     raise
 
-            ledger.admit = noted  # type: ignore[method-assign, assignment]
+            allocator.admit = noted  # type: ignore[method-assign, assignment]
             await until(lambda: bool(refused))
             await until(lambda: not job.stands_still)
             assert "leaf1 has no" in refused[0]

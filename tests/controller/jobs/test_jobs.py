@@ -71,7 +71,7 @@ def test_a_switch_that_refuses_an_entry_leaves_no_half_job(tmp_path: Path) -> No
             assert "spine2" in plans[0].reason
             assert "replica" in plans[0].reason
             assert r.base_only()
-            assert set(r.controller._ledger.used().values()) == {0}
+            assert set(r.controller._allocator.used().values()) == {0}
             r.switches["spine2"].refuse = lambda u: False
             for plan in plans:
                 await r.leave(plan)
@@ -169,9 +169,9 @@ def test_a_crashed_job_ends_when_its_successor_is_complete(tmp_path: Path) -> No
             await r.leave(old[0], reason="CollectiveTimeout")
             state = next(job for job in r.controller.jobs.all())
             assert (state.state, "rank 0 left: CollectiveTimeout" in state.reason) == ("broken", True)
-            before = r.controller._ledger.used()
+            before = r.controller._allocator.used()
             await r.together(2)
-            assert r.controller._ledger.used() == before
+            assert r.controller._allocator.used() == before
             code, words = await r.refusal(Leave("j", 1, old[1].epoch), "Leave")
             assert (code, "may have ended" in words) == (Code.FAILED_PRECONDITION, True)
 
@@ -229,7 +229,7 @@ def test_dropping_a_job_while_switches_are_written_tells_its_ranks(tmp_path: Pat
                 code, words = await rank
                 assert (code, "dropped by the operator" in words) == (Code.ABORTED, True)
             assert r.base_only()
-            assert set(r.controller._ledger.used().values()) == {0}
+            assert set(r.controller._allocator.used().values()) == {0}
 
     run(story())
 

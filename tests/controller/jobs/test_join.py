@@ -168,12 +168,12 @@ def test_without_slots_a_job_gets_a_reason_instead_of_trees(tmp_path: Path) -> N
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            r.controller._ledger.sizes = Sizes(data=8192, agreement=128, quota=1 << 15)
+            r.controller._allocator.sizes = Sizes(data=8192, agreement=128, quota=1 << 15)
             plans = await r.together(4)
             assert all(plan.trees == [] and "slots in a row" in plan.reason for plan in plans)
             assert [peer.address for peer in plans[0].peers] == [h.address for h in r.fabric.hosts]
             assert r.base_only()
-            assert set(r.controller._ledger.used().values()) == {0}
+            assert set(r.controller._allocator.used().values()) == {0}
             for plan in plans:
                 await r.leave(plan)
 

@@ -59,7 +59,7 @@ def test_a_dead_spines_trees_move_to_the_others(tmp_path: Path) -> None:
             assert connections(r, "spine1") == set()
             for plan in after:
                 await r.leave(plan)
-            await until(lambda: set(r.controller._ledger.used().values()) == {0})
+            await until(lambda: set(r.controller._allocator.used().values()) == {0})
             assert r.base_only()
 
     run(story())

@@ -31,8 +31,8 @@ def everything() -> list[Entity]:
     """Entries of every kind that the controller makes."""
     fabric = leafspine(2, 2, 4, loss=0.01, duplicate=0.01)
     planned = trees.plan(fabric.graph(), ["h1", "h2", "h3"])
-    ledger = slots.Ledger([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
-    streams = ledger.admit(ledger.open(), planned, [range(3)])
+    allocator = slots.Allocator([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
+    streams = allocator.admit(allocator.open(), planned, [range(3)])
     parts = [Steering(fabric).base(fabric.graph()),
              tables.fixed(fabric),
              *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]

@@ -15,7 +15,7 @@ from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.fabric import slots
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric
-from support.plans import admitted, fabrics_and_ranks, ledger_of
+from support.plans import admitted, allocator_of, fabrics_and_ranks
 
 GOLDEN = Path(__file__).parent / "test_tables.golden.txt"
 
@@ -32,7 +32,7 @@ def test_packets_find_their_way_up_and_down_every_tree(case: tuple[Fabric, list[
     ring predecessor."""
     fabric, ranks = case
     graph = fabric.graph()
-    streams = admitted(fabric, ranks, ledger_of(fabric))
+    streams = admitted(fabric, ranks, allocator_of(fabric))
     states = {name: entities.state(made) for name, made in entries(fabric, ranks, streams).items()}
     hosts = [fabric.host(name) for name in ranks]
     peers = {(a, data["ports"][a]): (b, data["ports"][b])
