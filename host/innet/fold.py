@@ -206,7 +206,7 @@ class FoldRail:
             self._core.resume(plan.trees, native.library().nf_now())
         except ValueError as error:
             raise PlanError(f"job {plan.job!r}, rank {plan.rank}: cannot go on as planned: {error}") from error
-        self._io.forget()
+        self._io.discard()
         self._plan = plan
         self._rounds.complete(plan.round)
         log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))

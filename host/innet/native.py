@@ -97,7 +97,7 @@ def library() -> C.CDLL:
         "nf_fold_standing": (None, pointer, u32, C.c_int, C.POINTER(StreamState)),
         "nf_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
         "nf_io_interrupt_by": (None, pointer, C.c_int),
-        "nf_io_forget": (None, pointer),
+        "nf_io_discard": (None, pointer),
         "nf_io_unfolded": (u64, pointer),
         "nf_io_close": (None, pointer),
         "nf_io_run": (C.c_int, pointer, i64, C.POINTER(C.c_int32)),
@@ -308,9 +308,9 @@ class Io:
         """Lets ``run`` return AGAIN whenever ``fd`` is readable."""
         self._lib.nf_io_interrupt_by(self._handle, fd)
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Discards the packets that were ready to be sent, since they are for trees that are gone."""
-        self._lib.nf_io_forget(self._handle)
+        self._lib.nf_io_discard(self._handle)
 
     def run(self, until: int) -> tuple[int, int]:
         """Runs until done, failed, interrupted or CLOCK_MONOTONIC ``until`` (ns).  Returns the status (DONE ..) and an

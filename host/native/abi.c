@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sizes of what crosses the border to Python (native_library.py checks them), and array-wide entries for tests and benchmarks. */
+ *
+ * Sizes of what crosses the border to Python, which library.py checks, and the arithmetic over whole arrays, for tests and
+ * benchmarks.
+ */
 #include "io.h"
 #include "narrow.h"
 #include "quantise.h"
@@ -21,7 +24,7 @@ void nf_scales_of(const float *x, const float *residual, uint64_t count, uint32_
                                           : nf_block_top(x + i, residual ? residual + i : NULL, block_at(count, i));
 }
 
-/* wire: bits / 8 bytes an element */
+/* Lanes of `count` values at `wire`, four bytes each, with their blocks' exponents in `scales`; and back. */
 void nf_quantise_all(const float *x, uint64_t count, const uint32_t *scales, uint32_t world, uint8_t *wire)
 {
     for (uint64_t i = 0; i < count; i += NF_BLOCK)
@@ -35,6 +38,7 @@ void nf_dequantise_all(const uint8_t *wire, uint64_t count, const uint32_t *scal
         nf_dequantise(wire + 4 * i, block_at(count, i), scales[i / NF_BLOCK], nf_headroom(world), divisor, x + i);
 }
 
+/* The same with lanes of how->bits / 8 bytes; the residuals, where there are any, take what the lanes leave out. */
 void nf_narrow_all(const nf_narrowing *how, const float *x, float *residual, uint64_t count, const uint32_t *scales,
                    uint8_t *wire)
 {

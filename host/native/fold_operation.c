@@ -152,10 +152,10 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
         nf_channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
         tr->signature = t == 0;
         agreement->lanes = NF_MAX32;
-        agreement->base = agreement->history.high;
+        agreement->base = agreement->history.next;
         agreement->packets = tr->signature + (scaled ? (nf_blocks_of(f, tr) + f->entries - 1) / f->entries : 0);
         data->lanes = lanes_of(op);
-        data->base = data->history.high;
+        data->base = data->history.next;
         data->packets = tr->pieces;
         for (uint32_t other = 0; other < f->n_trees; other++) { /* paths of one fabric are much alike */
             nf_stream_seed_rtt(&agreement->stream, &f->trees[other].channels[NF_DATA_STREAM].stream);
@@ -169,14 +169,14 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
 uint32_t nf_fold_missing(const nf_fold *f, uint32_t t, nf_kind kind)
 {
     const nf_channel *c = &f->trees[t].channels[kind];
-    return nf_stream_psn(&c->stream, c->history.got);
+    return nf_stream_psn(&c->stream, c->history.una);
 }
 
 /* How many packets before the lowest one without a result all ranks begin: not more than are kept. */
 static bool rewind_of(const nf_channel *c, const nf_stream_plan *plan, uint64_t *back)
 {
-    *back = (nf_stream_psn(&c->stream, c->history.got) - plan->psn) & NF_PSN_MASK;
-    return *back <= c->history.got && c->history.high - (c->history.got - *back) <= c->history.size;
+    *back = (nf_stream_psn(&c->stream, c->history.una) - plan->psn) & NF_PSN_MASK;
+    return *back <= c->history.una && c->history.next - (c->history.una - *back) <= c->history.size;
 }
 
 bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const char **why)
@@ -195,7 +195,7 @@ bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const ch
             rewind_of(c, &plans[t].streams[kind], &back);
             c->plan = plans[t].streams[kind];
             uint32_t most = c->history.size / 2;
-            if (!nf_stream_restart(&c->stream, c->history.got - back, c->plan.window < most ? c->plan.window : most))
+            if (!nf_stream_restart(&c->stream, c->history.una - back, c->plan.window < most ? c->plan.window : most))
                 return false;
         }
     f->progress = now;
@@ -264,7 +264,7 @@ uint64_t nf_fold_retransmitted(const nf_fold *f)
 void nf_fold_standing(const nf_fold *f, uint32_t t, nf_kind kind, nf_standing *standing)
 {
     const nf_channel *c = &f->trees[t].channels[kind];
-    *standing = (nf_standing){ .sent_ahead = c->history.high - c->base, .results = c->history.got - c->base,
+    *standing = (nf_standing){ .sent_ahead = c->history.next - c->base, .results = c->history.una - c->base,
                                .packets = c->packets, .una_psn = nf_stream_psn(&c->stream, c->stream.una),
                                .window = c->stream.window, .rto = c->stream.timer.rto, .srtt = c->stream.rtt.srtt,
                                .counters = c->stream.counters };

@@ -39,12 +39,12 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
     }
     if (!nf_stream_find(&c->stream, h.psn, &seq))
         return;
-    const nf_kept *kept = nf_history_at(&c->history, seq);
-    if (h.dest_qp != c->plan.qp + kept->header.dest_qp) {
+    const nf_contribution *sent = nf_history_at(&c->history, seq);
+    if (h.dest_qp != c->plan.qp + sent->header.dest_qp) {
         f->foreign++;
         return;
     }
-    if (kept->had) {                                            /* by the trees before: the same bits */
+    if (sent->answered) {                                       /* by the trees before: the same bits */
         nf_stream_result(&c->stream, seq, marked, now);
         return;
     }

@@ -26,13 +26,13 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c)
     uint64_t ready = c->packets;
     uint64_t each = (uint64_t)f->entries * NF_BLOCK / f->piece;         /* packets that one packet of scales serves */
     if (c->kind == NF_DATA_STREAM && f->scaled) {
-        uint64_t known = agreement->history.got - agreement->base;
+        uint64_t known = agreement->history.una - agreement->base;
         known = known > tr->signature ? (known - tr->signature) * each : 0;
         ready = known < ready ? known : ready;
     } else if (c->kind == NF_AGREEMENT_STREAM) {
         /* far enough ahead to hide a round trip, near enough that the blocks are still in the cache when they leave */
         uint64_t lead = 4 + data->stream.window / each;
-        uint64_t wanted = tr->signature + (data->history.high - data->base) / each + lead;
+        uint64_t wanted = tr->signature + (data->history.next - data->base) / each + lead;
         ready = wanted < ready ? wanted : ready;
     }
     if (f->credits && c->kind == NF_DATA_STREAM) {
@@ -41,7 +41,7 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c)
         uint64_t credit = (through / f->message + f->credits) * f->message;
         ready = credit < ready ? credit : ready;
     }
-    return c->base + ready > c->history.high ? c->base + ready : c->history.high;
+    return c->base + ready > c->history.next ? c->base + ready : c->history.next;
 }
 
 /* How many packets of a channel should leave in one run now; 0: wait. */
@@ -66,19 +66,19 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run)
                      .route = { f->address, c->plan.peer, (uint16_t)c->plan.source_port } };
     while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
-        bool before = seq < c->history.high;
+        bool before = seq < c->history.next;
         nf_header h = before ? nf_history_at(&c->history, seq)->header : header_of(f, c, seq - c->base);
         size_t bytes = nf_packet_bytes(h.opcode, f->path_mtu);
         if (run->packets && bytes > run->segment)
             break;                                              /* only the last packet may differ, and be shorter */
-        uint8_t *packet = f->run + run->length, *kept = nf_history_payload(&c->history, seq);
+        uint8_t *packet = f->run + run->length, *payload = nf_history_payload(&c->history, seq);
         if (!before)
             nf_payload_write(f, c, seq - c->base, nf_history_add(&c->history, &h));
         else if (c->stream.n_lost == 0)
             c->stream.counters.retransmitted++;                 /* it left before the trees were planned anew */
         h.dest_qp += c->plan.peer_qp;
         h.psn = nf_stream_psn(&c->stream, seq);
-        memcpy(nf_write_header(packet, &h), kept, f->path_mtu);
+        memcpy(nf_write_header(packet, &h), payload, f->path_mtu);
         nf_write_icrc(packet, bytes, &run->route, (uint16_t)run->packets);
         nf_stream_send(&c->stream, now);
         run->seqs[run->packets++] = seq;

@@ -5,28 +5,28 @@
 
 bool nf_history_open(nf_history *h, uint32_t size, size_t bytes)
 {
-    *h = (nf_history){ .size = size, .bytes = bytes, .kept = calloc(size, sizeof *h->kept),
+    *h = (nf_history){ .size = size, .bytes = bytes, .sent = calloc(size, sizeof *h->sent),
                        .payloads = calloc(size, bytes) };
-    return h->kept && h->payloads;
+    return h->sent && h->payloads;
 }
 
 void nf_history_close(nf_history *h)
 {
-    free(h->kept);
+    free(h->sent);
     free(h->payloads);
     *h = (nf_history){ 0 };
 }
 
 uint8_t *nf_history_add(nf_history *h, const nf_header *header)
 {
-    uint64_t seq = h->high++;
-    *nf_history_at(h, seq) = (nf_kept){ .header = *header };
+    uint64_t seq = h->next++;
+    *nf_history_at(h, seq) = (nf_contribution){ .header = *header };
     return nf_history_payload(h, seq);
 }
 
 void nf_history_result(nf_history *h, uint64_t seq)
 {
-    nf_history_at(h, seq)->had = true;
-    while (h->got < h->high && nf_history_at(h, h->got)->had)
-        h->got++;
+    nf_history_at(h, seq)->answered = true;
+    while (h->una < h->next && nf_history_at(h, h->una)->answered)
+        h->una++;
 }

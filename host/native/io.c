@@ -47,7 +47,7 @@ void nf_io_close(nf_io *io)
 
 void nf_io_interrupt_by(nf_io *io, int fd) { io->interrupt = fd; }
 uint64_t nf_io_unfolded(const nf_io *io) { return io->unfolded; }
-void nf_io_forget(nf_io *io) { io->run.packets = io->taken = 0; }
+void nf_io_discard(nf_io *io) { io->run.packets = io->taken = 0; }
 
 void nf_io_transient_errors(const nf_io *io, uint64_t *count, int32_t *error) { nf_udp_transient_errors(io->udp, count, error); }
 

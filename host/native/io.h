@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The loop between a fold and the kernel's UDP sockets: everything that nf_fold does not know of. */
+ *
+ * The loop between a fold and the kernel's UDP sockets: everything that nf_fold does not know of.
+ */
 #ifndef NF_IO_H
 #define NF_IO_H
 #include "fold.h"
@@ -29,14 +31,14 @@ typedef struct {                       /* what the loop did from begin to end, C
 
 /* Writes down what the loop does, for a timeline: `spans` has `room`, and stays the caller's; NULL: no more of it. */
 void nf_io_trace(nf_io *, nf_span *spans, uint64_t room);
-/* How many there are since the last call; the next one is written at the start again.  Those without room are lost. */
+/* How many spans there are since the last call; the next one is written at the start again.  *lost: those without room. */
 uint64_t nf_io_traced(nf_io *, uint64_t *lost);
 
-/* Packets that no switch folded: the rank before's own contributions, told from results by their TTL. */
+/* How many packets came that no switch folded: contributions of other ranks, told from results by their TTL. */
 uint64_t nf_io_unfolded(const nf_io *);
 
-/* Readable: nf_io_run returns NF_RUN_AGAIN at once, until it is not any more.  -1: none. */
+/* While this file descriptor is readable nf_io_run returns NF_RUN_AGAIN at once.  -1: none. */
 void nf_io_interrupt_by(nf_io *, int fd);
-/* What the fold had ready to send is for trees that are gone. */
-void nf_io_forget(nf_io *);
+/* Drops the run that waits to be sent: it is for trees that are gone. */
+void nf_io_discard(nf_io *);
 #endif

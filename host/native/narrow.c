@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Loops that the compiler vectorises; what is the same for a whole block is decided outside of them. */
+ *
+ * Loops that the compiler vectorises; what is the same for a whole block is decided outside of them.
+ */
 #include "narrow.h"
 
 #include "float_bits.h"

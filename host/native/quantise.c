@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Loops that the compiler vectorises; nothing here branches per element but in blocks with Inf or NaN. */
+ *
+ * Loops that the compiler vectorises; nothing here branches per element but in blocks with Inf or NaN.
+ */
 #include "quantise.h"
 
 #include <math.h>

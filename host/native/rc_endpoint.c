@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The endpoint: all queue pairs of one address; what arrives goes to its queue pair; time passes.  See rc.h. */
+ *
+ * The endpoint: all queue pairs of one address; what arrives goes to its queue pair; time passes.  See rc.h.
+ */
 #include <stdlib.h>
 
 #include "rc_contexts.h"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
+ *
  * An endpoint over UDP sockets.  A thread of its own, the progress thread, looks in now and then while nobody is in
- * nf_rc_io_run: what a NIC would do by itself, answering and repeating, must not wait for the program's next call. */
+ * nf_rc_io_run: what a NIC would do by itself, answering and repeating, must not wait for the program's next call.
+ */
 #ifndef NF_RC_IO_H
 #define NF_RC_IO_H
 #include <poll.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Packets leave: who is next, headers, ICRC. */
+ *
+ * Packets leave: who is next, headers, ICRC.
+ */
 #include "crc.h"
 #include "rc_events.h"
 #include "rc_pairs.h"

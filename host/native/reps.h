@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
+ *
  * Recycled entropies (REPS, arXiv 2407.21625): which of a host's source ports the next packet takes.
  *
  *   first packets          one port after the other
@@ -8,7 +9,8 @@
  * Each packet that arrives is answered by an ACK of its own, marked if it was: InfiniBand's ACK has no field for an
  * entropy, but a source port, and leaves by that of the packet.
  *
- * A port here is its place among those of the endpoint.  The paper's switch hashes the port (p4src/paths.p4, ecmp). */
+ * A port here is its place among those of the endpoint.  The paper's switch hashes the port (p4src/paths.p4, ecmp).
+ */
 #ifndef NF_REPS_H
 #define NF_REPS_H
 #include <stdbool.h>

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
+ *
  * RoCEv2's UDP sockets, as folds and queue pairs use them alike: runs of packets out in one call (UDP_SEGMENT), batches of
- * super-packets in (UDP_GRO).  All sockets are the caller's, non-blocking, and stay so. */
+ * super-packets in (UDP_GRO).  All sockets are the caller's, non-blocking, and stay so.
+ */
 #ifndef NF_UDP_H
 #define NF_UDP_H
 #include <sys/types.h>

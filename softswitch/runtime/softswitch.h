@@ -123,8 +123,8 @@ typedef struct ss_entry {
     void *direct;                     /* direct counter/meter cells of the entry, or NULL */
 } ss_entry;
 
-/* Looks `key` (byte form, all fields in order, zeros up to whole words) up, counts direct counters on a hit as BMv2 does, and returns the entry or
- * the default.  For a table with a selector, `sel` is the selector fields packed as hash input (else NULL, 0). */
+/* Looks up `key` (byte form, all fields in order, zeros up to whole words), counts direct counters on a hit as BMv2 does,
+ * and returns the entry or the default.  For a table with a selector, `sel` is the selector fields packed as hash input (else NULL, 0). */
 ss_entry ss_lookup(ss_switch *, ss_packet *, uint32_t table, const uint64_t *key, const uint8_t *sel, uint32_t sel_len);
 bool ss_value_set_has(ss_switch *, uint32_t value_set, const uint8_t *key);
 
@@ -136,9 +136,10 @@ uint32_t ss_direct_meter(ss_switch *, ss_packet *, const ss_entry *);
 
 enum { SS_CRC32, SS_CRC32_CUSTOM, SS_CRC16, SS_CRC16_CUSTOM, SS_RANDOM, SS_IDENTITY, SS_CSUM16, SS_XOR16 };  /* HashAlgorithm */
 uint64_t ss_hash(ss_switch *, uint32_t algo, const uint8_t *bytes, uint32_t n);    /* bit strings packed, zero padded at the end */
-/* csum16 over two runs, the second being the payload (update_checksum_with_payload); n even except for the last */
+/* csum16 over two runs of bytes, the second of which is the payload (update_checksum_with_payload).  n is even where
+ * n_more is not 0. */
 uint16_t ss_csum16(const uint8_t *bytes, uint32_t n, const uint8_t *more, uint32_t n_more);
-/* ... over bytes that follow others, the numbers of which (16 or 32 bits each, big endian) add up to `sum` */
+/* The same over bytes that follow others, which, as big-endian numbers of 16 or 32 bits each, add up to `sum`. */
 uint16_t ss_csum16_after(uint64_t sum, const uint8_t *bytes, uint32_t n);
 uint64_t ss_random(ss_switch *, uint64_t lo, uint64_t hi);                          /* uniform in [lo, hi] */
 void ss_digest(ss_switch *, uint32_t digest, const uint8_t *bytes, uint32_t n);

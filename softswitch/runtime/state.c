@@ -7,7 +7,7 @@
 #define SS_MAX_CELLS 1024u        /* counters and meters in one request */
 
 static void *cells(uint64_t n, uint64_t size) {
-    if (size && n > (1ull << 36) / size) return NULL;     /* 64 GiB: a mistake, not a memory */
+    if (size && n > (1ull << 36) / size) return NULL;     /* more than 64 GiB can only be a mistake */
     return calloc(n + 1, size ? size : 1);
 }
 

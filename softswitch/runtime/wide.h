@@ -33,7 +33,7 @@ SS_INLINE ss_u128 ss_shl128(ss_u128 a, uint64_t n) { return n < 128 ? a << n : 0
 SS_INLINE ss_u128 ss_shr128(ss_u128 a, uint64_t n) { return n < 128 ? a >> n : 0; }
 SS_INLINE ss_i128 ss_sar128(ss_i128 a, uint64_t n) { return a >> (n < 128 ? n : 127); }
 
-/* saturating; the signed ones take and give two's complement in w bits */
+/* Saturating arithmetic; the signed functions take and give two's complement in w bits. */
 SS_INLINE uint64_t ss_uadd_sat64(uint64_t a, uint64_t b, unsigned w)
 {
     uint64_t r = a + b;
@@ -60,7 +60,7 @@ SS_INLINE uint64_t ss_ssub_sat64(uint64_t a, uint64_t b, unsigned w)
     return ss_clamp64((ss_i128)ss_sext64(a, w) - ss_sext64(b, w), w);
 }
 SS_INLINE ss_u128 ss_clamp128(ss_u128 r, bool positive, bool negative, unsigned w)
-{   /* positive, negative: the exact result overflowed 128 bits in that direction */
+{   /* `positive` and `negative` say that the exact result overflowed 128 bits in that direction. */
     ss_u128 high = SS_MASK128(w) >> 1, low = (high + 1) & SS_MASK128(w);
     if (positive) return high;
     if (negative) return low;
@@ -115,10 +115,10 @@ SS_INLINE bool ss_w_slt(const uint64_t *a, const uint64_t *b, unsigned w)
     return sa != sb ? sa : ss_w_lt(a, b, SS_LIMBS(w));
 }
 
-/* limb i of a, zero beyond its n limbs */
+/* Limb i of a; zero beyond its n limbs. */
 SS_INLINE uint64_t ss_w_limb(const uint64_t *a, unsigned n, unsigned i) { return i < n ? a[i] : 0; }
 
-/* 64 bits of a from bit lo on */
+/* The 64 bits of a from bit lo on. */
 SS_INLINE uint64_t ss_w_get64(const uint64_t *a, unsigned n, unsigned lo)
 {
     unsigned q = lo / 64, r = lo % 64;
@@ -129,12 +129,12 @@ SS_INLINE ss_u128 ss_w_get128(const uint64_t *a, unsigned n, unsigned lo)
 {
     return (ss_u128)ss_w_get64(a, n, lo + 64) << 64 | ss_w_get64(a, n, lo);
 }
-/* dn limbs of a from bit lo on (also: shift right, cast to unsigned) */
+/* Copies dn limbs of a from bit lo on: also a shift to the right, and a cast to unsigned. */
 SS_INLINE void ss_w_get(uint64_t *d, unsigned dn, const uint64_t *a, unsigned n, unsigned lo)
 {
     for (unsigned i = 0; i < dn; i++) d[i] = ss_w_get64(a, n, lo + 64 * i);
 }
-/* extends the sign of a (w bits) over dn limbs */
+/* Extends the sign of a, which has w bits, over dn limbs. */
 SS_INLINE void ss_w_sext(uint64_t *d, unsigned dn, const uint64_t *a, unsigned w)
 {
     unsigned n = SS_LIMBS(w);
@@ -152,7 +152,7 @@ SS_INLINE void ss_w_set128(uint64_t *d, unsigned n, ss_u128 v)
     ss_w_set64(d, n, (uint64_t)v);
     if (n > 1) d[1] = (uint64_t)(v >> 64);
 }
-/* ORs w bits of v into d at bit lo; they were zero there */
+/* Sets the w bits of d at bit lo, which are zero, to v. */
 SS_INLINE void ss_w_or64(uint64_t *d, unsigned n, unsigned lo, uint64_t v)
 {
     unsigned q = lo / 64, r = lo % 64;
@@ -169,7 +169,7 @@ SS_INLINE void ss_w_or(uint64_t *d, unsigned n, unsigned lo, const uint64_t *v, 
     for (unsigned i = 0; i < vn; i++)
         if (lo / 64 + i < n) ss_w_or64(d, n, lo + 64 * i, v[i]);
 }
-/* makes bits [lo, lo + w) of d zero */
+/* Sets bits [lo, lo + w) of d to zero. */
 SS_INLINE void ss_w_clear(uint64_t *d, unsigned lo, unsigned w)
 {
     for (unsigned i = lo / 64; i <= (lo + w - 1) / 64; i++) {
@@ -234,7 +234,7 @@ SS_INLINE void ss_w_fill(uint64_t *d, unsigned w, bool ones)
     memset(d, ones ? 0xff : 0, SS_LIMBS(w) * 8);
     if (ones) ss_w_trim(d, w);
 }
-/* largest or smallest int<w> */
+/* The largest or the smallest int<w>. */
 SS_INLINE void ss_w_extreme(uint64_t *d, unsigned w, bool negative)
 {
     ss_w_fill(d, w, !negative);
@@ -267,7 +267,7 @@ SS_INLINE void ss_w_sub_sat(uint64_t *d, const uint64_t *a, const uint64_t *b, u
     over = sa != sb && ss_w_bit(d, w - 1) != sa;
     if (over) ss_w_extreme(d, w, sa);
 }
-/* a value as a shift amount, no larger than 2^32 */
+/* A value as a shift amount, cut off at 2^32. */
 SS_INLINE uint64_t ss_amount128(ss_u128 a) { return a >> 32 ? 1ull << 32 : (uint64_t)a; }
 SS_INLINE uint64_t ss_w_amount(const uint64_t *a, unsigned n)
 {
@@ -285,7 +285,7 @@ SS_INLINE void ss_store64(uint8_t *b, uint64_t v) { v = __builtin_bswap64(v); me
 SS_INLINE void ss_store32(uint8_t *b, uint64_t v) { uint32_t x = __builtin_bswap32((uint32_t)v); memcpy(b, &x, 4); }
 SS_INLINE void ss_store16(uint8_t *b, uint64_t v) { uint16_t x = __builtin_bswap16((uint16_t)v); memcpy(b, &x, 2); }
 
-/* k bytes, k <= 8 a constant */
+/* The number that k bytes stand for; k <= 8 is a constant. */
 SS_INLINE uint64_t ss_load(const uint8_t *b, unsigned k)
 {
     switch (k) {
@@ -314,7 +314,7 @@ SS_INLINE void ss_store(uint8_t *b, unsigned k, uint64_t v)
     default: ss_store64(b, v);
     }
 }
-/* k bytes, 8 < k <= 16 */
+/* The same for 8 < k <= 16. */
 SS_INLINE ss_u128 ss_load_128(const uint8_t *b, unsigned k) { return (ss_u128)ss_load(b, k - 8) << 64 | ss_load64(b + k - 8); }
 SS_INLINE void ss_store_128(uint8_t *b, unsigned k, ss_u128 v)
 {
@@ -365,7 +365,7 @@ SS_INLINE void ss_reverse(uint8_t *d, const uint8_t *s, unsigned n)
         memcpy(d + i, &v, 8);
     }
 }
-/* k bytes into n limbs */
+/* The number that k bytes stand for, in n limbs. */
 SS_INLINE void ss_w_load(uint64_t *d, unsigned n, const uint8_t *b, unsigned k)
 {
     unsigned whole = k / 8;
@@ -401,7 +401,7 @@ SS_INLINE uint64_t ss_sum16_end(uint64_t sum)
 
 /* ---- bit strings at any bit offset (slow path: fields that share bytes with wide ones) -------------------------------- */
 
-/* up to 64 bits of b from bit `at` on (bit 0 is the first byte's top bit) */
+/* Up to 64 bits of b from bit `at` on; bit 0 is the first byte's highest. */
 SS_INLINE uint64_t ss_bits_get(const uint8_t *b, size_t at, unsigned w)
 {
     uint64_t v = 0;
