@@ -35,12 +35,12 @@ class Extra:
 BASE: Final = {"numpy": "numpy", "grpc": "grpcio", "msgspec": "msgspec"}
 """What the library needs and every installation has: module -> distribution."""
 
-CONTROL: Final = Extra("control", "the command netfold and the controller",
-                       {"finsy": "finsy", "networkx": "networkx", "prometheus_client": "prometheus-client",
-                        "rich": "rich", "typer": "typer"})
+CONTROL: Final = Extra("control", "the command netfold, the controller, fabrics on this machine",
+                       {"distutils": "setuptools", "finsy": "finsy", "networkx": "networkx",
+                        "prometheus_client": "prometheus-client", "rich": "rich", "typer": "typer"})
 SOFTSWITCH: Final = Extra("softswitch", "the command softswitch", {"finsy": "finsy", "typer": "typer"})
 COMPILER: Final = Extra("compiler", "a C compiler where the system has none", {"ziglang": "ziglang"})
-DEMO: Final = Extra("demo", "netfold demo", {"sklearn": "scikit-learn", "setuptools": "setuptools"})
+DEMO: Final = Extra("demo", "netfold demo", {"sklearn": "scikit-learn"})
 TORCH: Final = Extra("torch", "netfold.torch, and gloo beside us in netfold bench", {"torch": "torch"})
 PLOTS: Final = Extra("plots", "figures of netfold sim", {"matplotlib": "matplotlib"})
 SIM: Final = Extra("sim", "netfold sim on all cores, or on Ray or Dask", {"joblib": "joblib"})
