@@ -46,7 +46,7 @@ test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 bench: $(STAMP)  ## Run the benchmarks
-	@for file in $$(grep -l argparse bench/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+	@for file in $$(grep -l argparse bench/scripts/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
 lint: $(STAMP)  ## Check style (ruff) and types (mypy, strict)
 	$(BIN)/ruff check .

@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks: figures are ratios within one run.  `netfold bench ...` and scripts of their own."""
+"""Benchmarks, whose figures are ratios within one run.
+
+commands/   `netfold bench NAME`, a module for each NAME: measures on a fabric of its own and prints a table
+ranks/      what a command of the same name runs on the hosts: a program that is one rank
+scripts/    measure one part alone, with no fabric or their own: `make bench`, or `python bench/scripts/X.py`
+harness/    what several of them use: worker processes, a plain bridge, traffic, processor time
+"""

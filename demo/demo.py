@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: workers train a real model on real data, every gradient folded by the switches of a leaf-spine fabric.
+"""The demo: workers train a real model on real data, and the switches of a leaf-spine fabric fold every gradient.
 
-    sandbox -> fabric up -> train -> the same allreduce by ring and by gloo over the same links -> tables, report.json,
-    fabric.svg -> everything down
+    sandbox -> fabric started -> training -> the same allreduce by ring and by gloo over the same links
+            -> tables, report.json, fabric.svg -> everything ended
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from netfold.demo import train
-    from netfold.demo.report import Carried, DemoReport, Time, Traffic
+    from netfold.demo.report import AllreduceTime, DemoReport, Traffic, TreeTotals
     from netfold.demo.train import LaneBits
     from netfold.topo.net import Network
 
 
 class Scale(NamedTuple):
-    """What fits into two minutes on two cores."""
+    """Links and training that fit into two minutes on two cores."""
 
     rate: str
     hidden: tuple[int, ...]
@@ -42,9 +42,9 @@ SCALES: Final[dict[Engine, Scale]] = {
 }
 
 TRAIN_SECONDS: Final = 300.0
-RACE_SECONDS: Final = 60.0
-RACE_REPEATS: Final = 8
-RACE_WARMUP: Final = 2
+TIMING_SECONDS: Final = 60.0
+TIMING_REPEATS: Final = 8
+TIMING_WARMUP: Final = 2
 
 
 def demo(
@@ -57,12 +57,14 @@ def demo(
     out: Path = Path("build/demo"),
     **options: Unpack[FabricOptions],
 ) -> int:
-    """Run it all in a sandbox and say what happened; exit status.  Raises FabricError for a fabric that cannot be.
+    """Run the demo in a sandbox, print what was measured, and return an exit status.
 
-    steps      of training; like the rate in ``options``, by default what suits the switch (SCALES)
-    lane_bits  of the gradients on their way; below 32 with error feedback
+    Raises FabricError for a fabric that cannot be.
+
+    steps      of training; by default, like the rate in ``options``, those of SCALES for the switch
+    lane_bits  bits of an element in a packet; below 32 with error feedback
     out        folder for report.json, fabric.svg and logs
-    options    of the fabric (`FabricOptions`)
+    options    options of the fabric (`FabricOptions`)
     """
     scale = SCALES[options.get("engine", "softswitch")]
     options["rate"] = options.get("rate") or scale.rate
@@ -76,7 +78,7 @@ def demo(
             print(f"netfold: demo needs {package}, which is not installed: {remedy}", file=sys.stderr)
             return 1
     sandbox.enter()
-    # from here on we are inside, where imports may take their time
+    # imported inside the sandbox, so that the program that starts it stays quick
     from netfold import terminal
     from netfold.rpc.rpc import Unreachable
 
@@ -115,15 +117,8 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
     out.mkdir(parents=True, exist_ok=True)
     data, weights = sandbox.rundir() / "digits.npz", sandbox.rundir() / "weights.npy"
     train.save_digits(data)
-    spec = train.TrainingSpec(
-        str(data),
-        steps,
-        scale.hidden,
-        seed=fabric.seed,
-        weights=str(weights),
-        lane_bits=lane_bits,
-        feedback=lane_bits != 32,
-    )
+    spec = train.TrainingSpec(str(data), steps, scale.hidden, seed=fabric.seed, weights=str(weights),
+                              lane_bits=lane_bits, feedback=lane_bits != 32)
     losses = max(link.loss for link in fabric.links)
     console.print(
         f"[bold]{fabric.name}[/bold]: {len(fabric.switches)} P4 switches ({fabric.engine}), "
@@ -137,17 +132,17 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
         try:
             results = _train(network, spec, console)
         except RankFailed:
-            network.check()  # a switch's end is a better reason than a rank's time-out
+            network.check()  # a switch that has ended explains more than the time-out of a rank
             raise
-        trained = reports.between(start, reports.traffic(network.status().links))
+        trained = reports.difference(start, reports.traffic(network.status().links))
         elements = results[0].gradient_bytes // 4
-        times, ring = _races(network, elements, lane_bits, console)
+        times, ring = _time_allreduces(network, elements, lane_bits, console)
     console.print("the fabric is down; now the same training in a single process")
-    single_weights, single_loss, single_accuracy = train.train_alone(spec)
+    single_weights, single_loss, single_accuracy = train.train_single_process(spec)
     final = _load_weights(weights)
     hosts = {host.name for host in fabric.hosts}
-    # one turn of a race is one allreduce of one gradient
-    scale_up = steps / (RACE_REPEATS + RACE_WARMUP)
+    # an operation of a timing is the allreduce of one gradient, as in a step of training
+    ring_scale = steps / (TIMING_REPEATS + TIMING_WARMUP)
     report = reports.DemoReport(
         engine=fabric.engine,
         ranks=len(fabric.hosts),
@@ -171,13 +166,13 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
         gradient_bytes=results[0].gradient_bytes,
         lane_bits=lane_bits,
         bytes_per_host_link=reports.host_link_bytes(trained, hosts),
-        ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, hosts) * scale_up,
+        ring_bytes_per_host_link=None if ring is None else reports.host_link_bytes(ring, hosts) * ring_scale,
         retransmissions=sum(result.retransmissions for result in results),
         packets_sent=sum(result.packets_sent for result in results),
         packets_lost=sum(lost for _, _, lost in trained.values()),
         trees=_trees(results),
         times=times,
-        links=reports.loads(trained, ring, scale_up),
+        links=reports.link_bytes(trained, ring, ring_scale),
     )
     report.save(out / "report.json")
     title = f"{fabric.name}: {steps} steps, {reports.size(report.gradient_bytes)} of gradient each"
@@ -189,7 +184,7 @@ def _run(fabric: Fabric, scale: Scale, steps: int, lane_bits: LaneBits, out: Pat
 
 
 def _train(network: Network, spec: train.TrainingSpec, console: Console) -> list[train.TrainingResult]:
-    """Train with live progress; every rank's result, in their order."""
+    """Train with a progress bar and return the results of the ranks, in order.  Raises RankFailed."""
     import msgspec
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -216,49 +211,49 @@ def _train(network: Network, spec: train.TrainingSpec, console: Console) -> list
     return sorted(results, key=lambda result: result.rank)
 
 
-def _races(
+def _time_allreduces(
     network: Network, elements: int, lane_bits: LaneBits, console: Console
-) -> tuple[list[Time], Traffic | None]:
-    """The gradient's allreduce by each way; and what the ring put on the links, if it came through."""
+) -> tuple[list[AllreduceTime], Traffic | None]:
+    """Time the gradient's allreduce by each algorithm; also return the ring's bytes on all links, or None."""
     from netfold.demo import report as reports
 
-    times: list[Time] = []
+    times: list[AllreduceTime] = []
     ring: Traffic | None = None
     ways = (("innet", "in the network"), ("ring", "ring over TCP"), ("gloo", "gloo"))
     for way, name in ways:
         if way == "gloo" and find_spec("torch") is None:
-            times.append(reports.Time(name, None, "torch is not installed"))
+            times.append(reports.AllreduceTime(name, None, "torch is not installed"))
             continue
         console.print(f"one allreduce at a time: {name}")
         before = reports.traffic(network.status().links)
         try:
-            times.append(reports.Time(name, _race(network, way, elements, lane_bits)))
+            times.append(reports.AllreduceTime(name, _time_allreduce(network, way, elements, lane_bits)))
         except RankFailed as error:
-            times.append(reports.Time(name, None, f"failed, see logs: {str(error).splitlines()[0]}"))
+            times.append(reports.AllreduceTime(name, None, f"failed, see logs: {str(error).splitlines()[0]}"))
             continue
         if way == "ring":
-            ring = reports.between(before, reports.traffic(network.status().links))
+            ring = reports.difference(before, reports.traffic(network.status().links))
     return times, ring
 
 
-def _race(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:
-    """Seconds of one allreduce on the slowest rank, the mean of some.  Raises RankFailed."""
+def _time_allreduce(network: Network, way: str, elements: int, lane_bits: LaneBits) -> float:
+    """Seconds of one allreduce on the slowest rank, the mean of several.  Raises RankFailed."""
     import msgspec
 
-    from netfold.topo.rank import Setup, Took, Turn
+    from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
 
-    setup = Setup(len(network.fabric.hosts), [way], lane_bits, timeout=RACE_SECONDS / 3)
-    turn = Turn(way, 4 * elements, RACE_REPEATS, RACE_WARMUP, check=False)
+    setup = RankSetup(len(network.fabric.hosts), [way], lane_bits, timeout=TIMING_SECONDS / 3)
+    turn = TimingCommand(way, 4 * elements, TIMING_REPEATS, TIMING_WARMUP, check=False)
     words = [msgspec.json.encode(word).decode() for word in (setup, turn)]
-    ranks = network.launch([sys.executable, "-m", "netfold.topo.rank", *words], job=f"race-{way}")
-    return max(msgspec.json.decode(lines[-1], type=Took).seconds for lines in ranks.wait(RACE_SECONDS))
+    ranks = network.launch([sys.executable, "-m", "netfold.topo.allreduce_rank", *words], job=f"timing-{way}")
+    return max(msgspec.json.decode(lines[-1], type=Timing).seconds for lines in ranks.wait(TIMING_SECONDS))
 
 
-def _trees(results: list[train.TrainingResult]) -> list[Carried]:
-    from netfold.demo.report import Carried
+def _trees(results: list[train.TrainingResult]) -> list[TreeTotals]:
+    from netfold.demo.report import TreeTotals
 
     return [
-        Carried(
+        TreeTotals(
             root,
             sum(result.trees[root].bytes_reduced for result in results),
             sum(result.trees[root].packets_sent for result in results),

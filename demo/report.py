@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo measured: a record, its JSON file, and the table that a person reads."""
+"""What the demo measured: the record, its JSON file, and the tables on the terminal."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from netfold.wire.operator import LinkStatus
 
 
 class LinkBytes(msgspec.Struct, frozen=True):
-    """Bytes over one link, there (a to b) and back, as the switches counted them: Ethernet frames without FCS."""
+    """Bytes on one link, from a to b and back, as the switches counted them: Ethernet frames without FCS."""
 
     a: str
     b: str
     there: int
     back: int
     ring_there: int
-    """What a ring allreduce of the same gradients puts there."""
+    """Bytes from a to b that a ring allreduce of the same gradients takes."""
     ring_back: int
     lost: int
-    """Packets lost on purpose, both ways."""
+    """Packets that the switches dropped on purpose, in both directions."""
 
 
-class Carried(msgspec.Struct, frozen=True):
-    """What one tree carried, all ranks together."""
+class TreeTotals(msgspec.Struct, frozen=True):
+    """What one tree carried, summed over all ranks."""
 
     root: str
     gradient_bytes: int
@@ -36,8 +36,8 @@ class Carried(msgspec.Struct, frozen=True):
     retransmissions: int
 
 
-class Time(msgspec.Struct, frozen=True):
-    """One allreduce of one gradient by one way over these links; slowest rank, median of several."""
+class AllreduceTime(msgspec.Struct, frozen=True):
+    """Seconds of one allreduce of one gradient by one algorithm over these links, on the slowest rank."""
 
     way: str
     seconds: float | None
@@ -46,7 +46,7 @@ class Time(msgspec.Struct, frozen=True):
 
 
 class DemoReport(msgspec.Struct, frozen=True):
-    """Everything that a run of the demo found out; sizes in bytes, times in seconds."""
+    """Everything that a run of the demo measured; sizes in bytes, times in seconds."""
 
     engine: str
     ranks: int
@@ -57,34 +57,34 @@ class DemoReport(msgspec.Struct, frozen=True):
     seed: int
     steps: int
     seconds: float
-    """Of training."""
+    """Duration of the training."""
     seconds_in_allreduce: float
     rail: str
-    """How the gradients travelled: "innet", or "tcp" where the switches did not fold."""
+    """What carried the gradients: "innet", or "tcp" where the switches did not fold."""
     explain: str
     final_weights_equal: bool
-    """Bit for bit on all ranks."""
+    """Whether all ranks ended with the same weights, bit for bit."""
     weights_sha256: str
     max_abs_diff_vs_single: float
-    """Largest difference of a final weight from the single-process run's."""
+    """Largest difference between a final weight and that of the training in a single process."""
     loss: float
     loss_single: float
     accuracy: float
     accuracy_single: float
     gradient_bytes: int
-    """Of one step, as float32."""
+    """Size of the gradient of one step, as float32."""
     lane_bits: int
-    """Bits that an element has on its way through the switches."""
+    """Bits of an element in a packet."""
     bytes_per_host_link: float
-    """Mean over the hosts' links and both directions, during training."""
+    """Mean over the links of all hosts and both directions, during training."""
     ring_bytes_per_host_link: float | None
     """The same for a ring allreduce of the same gradients, measured over these links."""
     retransmissions: int
     packets_sent: int
     packets_lost: int
-    """On purpose, on all links."""
-    trees: list[Carried]
-    times: list[Time]
+    """Packets that the switches dropped on purpose, on all links."""
+    trees: list[TreeTotals]
+    times: list[AllreduceTime]
     links: list[LinkBytes]
 
     def save(self, path: Path) -> None:
@@ -93,26 +93,26 @@ class DemoReport(msgspec.Struct, frozen=True):
 
 
 Traffic = dict[tuple[str, str], tuple[int, int, int]]
-"""Link (a, b) -> bytes there, bytes back, packets lost on purpose."""
+"""For each link (a, b): bytes from a to b, bytes from b to a, packets dropped on purpose."""
 
 
 def traffic(links: Sequence[LinkStatus]) -> Traffic:
-    """What the controller's counters say."""
+    """The counters of all links, as the controller reports them."""
     return {
         (link.a, link.b): (link.a_to_b.bytes, link.b_to_a.bytes, link.a_to_b.lost + link.b_to_a.lost) for link in links
     }
 
 
-def between(before: Traffic, after: Traffic) -> Traffic:
-    """What was added."""
+def difference(before: Traffic, after: Traffic) -> Traffic:
+    """What was counted from one reading to another."""
     return {
         link: (there - before[link][0], back - before[link][1], lost - before[link][2])
         for link, (there, back, lost) in after.items()
     }
 
 
-def loads(training: Traffic, ring: Traffic | None, scale: float) -> list[LinkBytes]:
-    """Both side by side; the ring's is ``scale`` times what was measured, which makes it that of as many steps."""
+def link_bytes(training: Traffic, ring: Traffic | None, scale: float) -> list[LinkBytes]:
+    """The training and the ring side by side; the ring's bytes times ``scale`` stand for as many steps."""
     idle = dict.fromkeys(training, (0, 0, 0))
     return [
         LinkBytes(
@@ -123,7 +123,7 @@ def loads(training: Traffic, ring: Traffic | None, scale: float) -> list[LinkByt
 
 
 def host_link_bytes(traffic_: Traffic, hosts: set[str]) -> float:
-    """Mean over hosts' links and directions."""
+    """Bytes on a host's link: the mean over all hosts and both directions."""
     mine = [
         count
         for ends, counts in traffic_.items()
@@ -166,7 +166,7 @@ def show(report: DemoReport, console: Console) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Bytes as text with a unit."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
@@ -174,5 +174,5 @@ def size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def _seconds(time: Time) -> str:
+def _seconds(time: AllreduceTime) -> str:
     return f"{time.seconds * 1e3:.1f} ms" if time.seconds is not None else f"- ({time.problem})"

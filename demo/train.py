@@ -4,7 +4,7 @@
     python -m netfold.demo.train '{"data": "digits.npz", "steps": 100, ...}'        # RANK, WORLD_SIZE, NETFOLD_* set
 
 Every rank holds the same weights, computes the gradient of its share of the batch, and adds it to the others' by an
-allreduce through the fabric; then all make the same update.  The loss travels as one more element of the gradient.
+allreduce through the fabric; then all make the same update.  The loss is summed as one more element of the gradient.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLASSES: Final = 10
 
 
 class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to train, the same on every rank."""
+    """What to train; the same on every rank."""
 
     data: str
     """File that `save_digits` wrote."""
@@ -40,7 +40,7 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden: tuple[int, ...] = (512, 512)
     """Widths of the hidden layers."""
     batch: int = 256
-    """Samples of a step, over all ranks."""
+    """Samples in a step, over all ranks."""
     rate: float = 0.1
     """Learning rate."""
     momentum: float = 0.9
@@ -48,23 +48,23 @@ class TrainingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str = ""
     """File for the final weights of rank 0."""
     lane_bits: LaneBits = 32
-    """Of the gradients on their way."""
+    """Bits of an element of the gradient in a packet."""
     feedback: bool = False
-    """What narrow lanes leave out of a gradient is added to the next."""
+    """Whether the error that narrow lanes make is added to the next gradient (error feedback)."""
 
 
 class TrainingStep(msgspec.Struct, frozen=True, tag="step"):
-    """A step is done, says rank 0."""
+    """Rank 0 reports that a step is done."""
 
     step: int
     loss: float
-    """Of the whole batch, before the update."""
+    """Mean loss of the whole batch, before the update."""
     seconds: float
-    """Since training began."""
+    """Seconds since the training began."""
 
 
 class TreeCounts(msgspec.Struct, frozen=True):
-    """What one tree carried for this rank."""
+    """Counters of one tree on this rank."""
 
     bytes_reduced: int
     packets_sent: int
@@ -72,20 +72,20 @@ class TreeCounts(msgspec.Struct, frozen=True):
 
 
 class TrainingResult(msgspec.Struct, frozen=True, tag="result"):
-    """What a rank has to say at the end."""
+    """What a rank reports at the end."""
 
     rank: int
     weights: str
     """SHA-256 of the final weights' bytes."""
     loss: float
     accuracy: float
-    """On the test set."""
+    """Share of the test set that is classified correctly."""
     seconds: float
-    """Of training."""
+    """Duration of the training."""
     reduce_seconds: float
-    """Of these, inside allreduce."""
+    """Seconds of it inside allreduce."""
     gradient_bytes: int
-    """Of one step: what each rank hands to allreduce."""
+    """Bytes that each rank hands to allreduce in one step."""
     rail: str
     explain: str
     packets_sent: int
@@ -94,7 +94,7 @@ class TrainingResult(msgspec.Struct, frozen=True, tag="result"):
 
 
 class Digits(msgspec.Struct, frozen=True):
-    """Images [samples, pixels] in 0..1 and their labels [samples]."""
+    """Images [samples, pixels] with values in 0..1, and their labels [samples]."""
 
     x: Floats
     y: Labels
@@ -103,7 +103,7 @@ class Digits(msgspec.Struct, frozen=True):
 
 
 def save_digits(path: Path) -> None:
-    """Write scikit-learn's bundled digits (1797 images of 8 x 8, no download) where ranks load them in no time."""
+    """Write the digits that scikit-learn brings (1797 images of 8 x 8) to a file that ranks load quickly."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -111,7 +111,7 @@ def save_digits(path: Path) -> None:
 
 
 def load_digits(path: Path) -> Digits:
-    """What `save_digits` wrote, split the same way every time."""
+    """Load what `save_digits` wrote, always with the same split into training and test set."""
     with np.load(path) as file:
         x, y = file["x"], file["y"]
     order = np.random.default_rng(0).permutation(len(x))
@@ -120,7 +120,7 @@ def load_digits(path: Path) -> Digits:
 
 
 class Mlp:
-    """A perceptron with ReLU layers and softmax on top; all its weights are views of one flat vector."""
+    """A perceptron with ReLU layers and a softmax; all its weights are views of one flat vector."""
 
     def __init__(self, sizes: tuple[int, ...], seed: int) -> None:
         shapes = [(a, b) for a, b in pairwise(sizes)]
@@ -132,7 +132,7 @@ class Mlp:
             matrix[...] = rng.standard_normal(matrix.shape, np.float32) * np.sqrt(2 / matrix.shape[0])
 
     def gradient(self, x: Floats, y: Labels, out: Floats) -> float:
-        """The sum (not the mean) of the samples' losses; ``out`` [weights] gets that sum's gradient."""
+        """Return the sum (not the mean) of the samples' losses and write its gradient to ``out`` [weights]."""
         activations = [x]
         for matrix, bias in self._layers[:-1]:
             activations.append(np.maximum(activations[-1] @ matrix + bias, 0))
@@ -154,7 +154,7 @@ class Mlp:
         return loss
 
     def accuracy(self, x: Floats, y: Labels) -> float:
-        """Share of samples that it gets right."""
+        """Share of the samples that are classified correctly."""
         for matrix, bias in self._layers[:-1]:
             x = np.maximum(x @ matrix + bias, 0)
         matrix, bias = self._layers[-1]
@@ -171,22 +171,22 @@ def _views(flat: Floats, shapes: list[tuple[int, int]]) -> list[tuple[Floats, Fl
 
 
 class Trainer:
-    """One rank's training, or with ``world`` 1 and no communicator, all of it."""
+    """The training of one rank; with ``world`` 1 and no communicator, the whole training."""
 
     def __init__(self, spec: TrainingSpec, digits: Digits, rank: int, world: int, comm: Communicator | None) -> None:
         self.spec, self.digits, self.comm = spec, digits, comm
         self.rank, self.world = rank, world
         self.model = Mlp((digits.x.shape[1], *spec.hidden, CLASSES), spec.seed)
         self.buffer: Floats = np.zeros(len(self.model.weights) + 1, np.float32)
-        """The gradient, and the loss behind it: what allreduce sums."""
+        """The gradient followed by the loss, which allreduce sums."""
         self.reduce_seconds = 0.0
-        self._owed = np.zeros(len(self.model.weights), np.float32) if spec.feedback else None
+        self._residual = np.zeros(len(self.model.weights), np.float32) if spec.feedback else None
         self._velocity = np.zeros_like(self.model.weights)
         self._rng = np.random.default_rng(spec.seed)
         self._order: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def step(self) -> float:
-        """One update; the batch's mean loss before it."""
+        """Do one update and return the mean loss of the batch before it."""
         batch = self._batch()
         mine = batch[self.rank :: self.world]
         gradient = self.buffer[:-1]
@@ -195,8 +195,8 @@ class Trainer:
             start = time.perf_counter()
             if self.spec.lane_bits == 32:
                 self.comm.allreduce(self.buffer, out=self.buffer)
-            else:  # the loss would be the largest value of its block by far, and set the scale for its neighbours
-                self.comm.allreduce(gradient, out=gradient, lane_bits=self.spec.lane_bits, feedback=self._owed)
+            else:  # the loss is summed apart: it is far larger than the gradients, whose scale it would set
+                self.comm.allreduce(gradient, out=gradient, lane_bits=self.spec.lane_bits, feedback=self._residual)
                 self.comm.allreduce(self.buffer[-1:], out=self.buffer[-1:], lane_bits=32)
             self.reduce_seconds += time.perf_counter() - start
         self._velocity *= self.spec.momentum
@@ -205,7 +205,7 @@ class Trainer:
         return float(self.buffer[-1]) / len(batch)
 
     def accuracy(self) -> float:
-        """On the test set."""
+        """Share of the test set that is classified correctly."""
         return self.model.accuracy(self.digits.test_x, self.digits.test_y)
 
     def _batch(self) -> NDArray[np.int64]:
@@ -216,8 +216,8 @@ class Trainer:
         return batch
 
 
-def train_alone(spec: TrainingSpec) -> tuple[Floats, float, float]:
-    """The same training in one process, whole batches: (weights, last loss, accuracy)."""
+def train_single_process(spec: TrainingSpec) -> tuple[Floats, float, float]:
+    """Train on whole batches in this process and return (weights, last loss, accuracy)."""
     trainer = Trainer(spec, load_digits(Path(spec.data)), 0, 1, None)
     loss = float("nan")
     for _ in range(spec.steps):
@@ -231,7 +231,7 @@ def digest(weights: Floats) -> str:
 
 
 def main(spec: TrainingSpec) -> None:
-    """One rank: prints a `TrainingStep` a step (rank 0) and a `TrainingResult` at the end, as lines of JSON."""
+    """Train as one rank; print a `TrainingStep` a step (rank 0) and a `TrainingResult` at the end, as lines of JSON."""
     from netfold.host.api import verbs
 
     digits = load_digits(Path(spec.data))
@@ -242,7 +242,7 @@ def main(spec: TrainingSpec) -> None:
         for step in range(1, spec.steps + 1):
             loss = trainer.step()
             if comm.rank == 0:
-                _say(TrainingStep(step, loss, time.perf_counter() - start))
+                _print_line(TrainingStep(step, loss, time.perf_counter() - start))
         seconds = time.perf_counter() - start
         stats = comm.stats()
         if comm.rank == 0 and spec.weights:
@@ -252,7 +252,7 @@ def main(spec: TrainingSpec) -> None:
             for name, tree in stats.by_tree.items()
         }
         nbytes = trainer.buffer.nbytes
-        _say(
+        _print_line(
             TrainingResult(
                 comm.rank, digest(trainer.model.weights), loss, trainer.accuracy(), seconds, trainer.reduce_seconds,
                 nbytes, comm.rail, comm.explain(nbytes), stats.packets_sent, stats.retransmissions, trees,
@@ -260,7 +260,7 @@ def main(spec: TrainingSpec) -> None:
         )
 
 
-def _say(line: TrainingStep | TrainingResult) -> None:
+def _print_line(line: TrainingStep | TrainingResult) -> None:
     print(msgspec.json.encode(line).decode(), flush=True)
 
 

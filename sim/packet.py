@@ -104,7 +104,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PacketOutcome:
     """What came of a run."""
 
     time: float
@@ -157,7 +157,7 @@ def simulate(
     seed: int = 0,
     deadline: float = 1.0,
     placement: Placement | None = None,
-) -> Outcome:
+) -> PacketOutcome:
     """Run a workload to its end, or to ``deadline`` seconds of simulated time.
 
     placement   the pieces of its flows; None: as the scheme plans them
@@ -211,7 +211,7 @@ def simulate(
                               "packets; simulate fewer bytes or fewer pieces")
     seconds = np.where(times == _NEVER, np.inf, times / _PS)
     numbers = {name: int(getattr(result, name)) for name in _RESULTS}
-    return Outcome(
+    return PacketOutcome(
         numbers.pop("end") / _PS, numbers.pop("unfinished"), seconds[0], seconds[1],
         counts["bytes"].astype(np.int64), counts["packets"].astype(np.int64), counts["deepest"].astype(np.int64),
         counts["dropped"].astype(np.int64), numbers, cpu)

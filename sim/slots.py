@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
-Goodbye = Literal["asked", "at once", "unasked"]
+Departure = Literal["asked", "at once", "unasked"]
 """When a rank leaves after its last operation: when all others have said, since then, that they lack nothing of what
 they have begun; at once; when they have said so at any time."""
 
@@ -47,7 +47,7 @@ class WrongSum(Exception):
 
 
 @dataclass(frozen=True)
-class Fabric:
+class ModelFabric:
     """``leaves[i]`` ranks hang on leaf i; one leaf is its own root, more have a spine above them."""
 
     leaves: tuple[int, ...]
@@ -104,7 +104,7 @@ class State(NamedTuple):
 
 
 @dataclass
-class Report:
+class ExplorationReport:
     """What an exploration found."""
 
     states: int = 0
@@ -126,14 +126,14 @@ def lowest_missing(received: int) -> int:
 class _Switch:
     """One slot's behaviour, the verdict table of p4src/verdict.p4 in Python."""
 
-    def __init__(self, fabric: Fabric, full: int, *, root: bool, honours_age: bool = True) -> None:
-        self.fabric, self.full, self.root, self.honours_age = fabric, full, root, honours_age
+    def __init__(self, fabric: ModelFabric, full: int, *, root: bool, checks_age: bool = True) -> None:
+        self.fabric, self.full, self.root, self.checks_age = fabric, full, root, checks_age
 
     def contribution(self, slot: Slot, psn: int, child: int, words: frozenset[tuple[int, int]]) -> tuple[Slot, str]:
         """Returns the slot afterwards and who gets a packet: nobody, parent, asker or all."""
         bit = 1 << child
         age = 1 if slot.psn < 0 else self.fabric.age(psn, slot.psn)
-        if age < 0 and self.honours_age:
+        if age < 0 and self.checks_age:
             return slot, "nobody"
         if age != 0:
             slot = Slot(psn, bit, False, words)
@@ -159,14 +159,15 @@ class Exploration:
     """Breadth first over every state that the worst network can bring about."""
 
     def __init__(
-        self, fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False, goodbye: Goodbye = "asked"
+        self, fabric: ModelFabric, *, checks_age: bool = True, resume_apart: bool = False,
+        departure: Departure = "asked",
     ) -> None:
         self.fabric = fabric
-        self.from_own_place = from_own_place
-        self.goodbye = goodbye
+        self.resume_apart = resume_apart
+        self.departure = departure
         one = len(fabric.leaves) == 1
-        self.leaf = [_Switch(fabric, (1 << n) - 1, root=one, honours_age=honours_age) for n in fabric.leaves]
-        self.spine = _Switch(fabric, (1 << len(fabric.leaves)) - 1, root=True, honours_age=honours_age)
+        self.leaf = [_Switch(fabric, (1 << n) - 1, root=one, checks_age=checks_age) for n in fabric.leaves]
+        self.spine = _Switch(fabric, (1 << len(fabric.leaves)) - 1, root=True, checks_age=checks_age)
         self.all_psns = (1 << fabric.psns) - 1
         self.whole = [frozenset((r, p) for r in range(fabric.ranks)) for p in range(fabric.psns)]
         self.part = [
@@ -202,21 +203,21 @@ class Exploration:
                 elif not state.left >> rank & 1:
                     found.append(self._to_leaf_up(state, rank, psn))
             if fabric.each:
-                found += self._goes_on(state, rank)
+                found += self._between_operations(state, rank)
         for leaf in range(len(fabric.leaves)):
             for psn in _bits(state.partials[leaf] & alive):
                 found.append(self._to_spine(state, leaf, psn))
             for psn in _bits(state.to_leaf[leaf] & alive):
                 found.append(self._to_leaf_down(state, leaf, psn))
         if state.replans:
-            bad.append(self._planned_anew(state))
+            bad.append(self._replanned(state))
         bad += [state._replace(partials=less) for less in _one_less(state.partials)]
         bad += [state._replace(to_leaf=less) for less in _one_less(state.to_leaf)]
         bad += [state._replace(to_rank=less) for less in _one_less(state.to_rank)]
-        steps = {self._settled(s) for s in found} - {state}
-        return list(steps), list({self._settled(s) for s in bad} - {state} - steps)
+        steps = {self._without_stale_packets(s) for s in found} - {state}
+        return list(steps), list({self._without_stale_packets(s) for s in bad} - {state} - steps)
 
-    def run(self, *, limit: int = 5_000_000) -> Report:
+    def run(self, *, limit: int = 5_000_000) -> ExplorationReport:
         """Explores all states; raises WrongSum, or OverflowError past ``limit`` states."""
         start = self.start()
         number: dict[State, int] = {start: 0}
@@ -227,10 +228,10 @@ class Exploration:
         while queue:
             here = queue.popleft()
             state = states[here]
-            if self._over(state):
+            if self._finished(state):
                 final.append(here)
-            steps, misfortunes = self.successors(state)
-            for i, then in enumerate([*steps, *misfortunes]):
+            steps, losses = self.successors(state)
+            for i, then in enumerate([*steps, *losses]):
                 there = number.get(then)
                 if there is None:
                     there = number[then] = len(states)
@@ -250,14 +251,14 @@ class Exploration:
                 if not can_finish[earlier]:
                     can_finish[earlier] = 1
                     stack.append(earlier)
-        return Report(len(states), [states[i] for i in range(len(states)) if not can_finish[i]])
+        return ExplorationReport(len(states), [states[i] for i in range(len(states)) if not can_finish[i]])
 
-    def _over(self, state: State) -> bool:
+    def _finished(self, state: State) -> bool:
         if self.fabric.each:
             return state.left == (1 << self.fabric.ranks) - 1
         return all(had == self.all_psns for had in state.had)
 
-    def _goes_on(self, state: State, rank: int) -> list[State]:
+    def _between_operations(self, state: State, rank: int) -> list[State]:
         """What a rank may do between operations: begin the next one, or leave (controller/jobs/leaving.py)."""
         bit, begun, others = 1 << rank, state.begun[rank], (1 << self.fabric.ranks) - 1 & ~(1 << rank)
         if state.left & bit or lowest_missing(state.had[rank]) < begun:
@@ -267,13 +268,13 @@ class Exploration:
             then.append(state._replace(begun=_put(state.begun, rank, begun + self.fabric.each)))
         elif not state.leaving & bit:
             then.append(state._replace(leaving=state.leaving | bit))
-        elif self.goodbye == "at once" or not others & ~(state.settled | state.leaving):
+        elif self.departure == "at once" or not others & ~(state.settled | state.leaving):
             then.append(state._replace(left=state.left | bit))
-        if state.leaving & others or self.goodbye == "unasked":
+        if state.leaving & others or self.departure == "unasked":
             then.append(state._replace(settled=state.settled | bit))
         return then
 
-    def _settled(self, state: State) -> State:
+    def _without_stale_packets(self, state: State) -> State:
         """Without the packets that can change nothing any more: repeats to whoever has it, and to slots gone on.
 
         Slots and ranks only move forward, so such a packet never matters again; leaving it out merges equal states.
@@ -289,10 +290,10 @@ class Exploration:
         )
         return state._replace(to_rank=to_rank, to_leaf=to_leaf, partials=partials)
 
-    def _planned_anew(self, state: State) -> State:
+    def _replanned(self, state: State) -> State:
         """Empty slots, and a new epoch: what is in flight meets neither its connections nor its slots any more."""
         lacking = [lowest_missing(had) for had in state.had]
-        starts = tuple(lacking) if self.from_own_place else (min(lacking),) * len(lacking)
+        starts = tuple(lacking) if self.resume_apart else (min(lacking),) * len(lacking)
         fresh = self.start()
         return fresh._replace(
             received=tuple((1 << start) - 1 for start in starts), had=state.had, starts=starts, begun=state.begun,
@@ -352,16 +353,16 @@ class Exploration:
 
 
 def explore(
-    fabric: Fabric, *, honours_age: bool = True, from_own_place: bool = False, goodbye: Goodbye = "asked",
+    fabric: ModelFabric, *, checks_age: bool = True, resume_apart: bool = False, departure: Departure = "asked",
     limit: int = 5_000_000,
-) -> Report:
+) -> ExplorationReport:
     """Explores every reachable state of ``fabric``; raises WrongSum at the first wrong sum.
 
-    ``honours_age=False`` breaks the protocol on purpose: late contributions take slots over.  So does
-    ``from_own_place``: after the switches have lost everything, each rank begins at what it lacks itself.  And so do
+    ``checks_age=False`` breaks the protocol on purpose: late contributions take slots over.  So does
+    ``resume_apart``: after the switches have lost everything, each rank begins at what it lacks itself.  And so do
     two of the ways to say ``goodbye``.
     """
-    return Exploration(fabric, honours_age=honours_age, from_own_place=from_own_place, goodbye=goodbye).run(limit=limit)
+    return Exploration(fabric, checks_age=checks_age, resume_apart=resume_apart, departure=departure).run(limit=limit)
 
 
 def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fabrics of real processes on one machine: Mininet topologies, switch classes, the demo.
+"""Fabrics of real processes on one machine: Mininet topologies, switches, links, and the ranks in their hosts.
 
 Importing this package makes Debian's ``mininet`` importable (mininet_path.py); nothing else happens.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in the foreground: what they print, and how they end.
+"""Ranks that run in the foreground of a terminal: their output, and how they are ended.
 
-Output comes line by line behind the rank's number.  Where one rank fails, the others get some seconds to say what they
-lack (they name the lost rank themselves), then all are ended; so they are by Ctrl-C.
+Each line of output is preceded by the number of its rank.  When one rank fails, the others may run for some seconds
+more, so that they report which rank they have lost; then all are ended.  Ctrl-C ends all ranks at once.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from types import FrameType
 from typing import IO, Final
 
 LOOK: Final = 1.0
-"""Seconds between looks at the fabric's own processes."""
+"""Seconds between checks of the fabric's own processes."""
 DRAIN: Final = 1.0
-"""Seconds for output to come of what a rank that has ended left running."""
+"""Seconds in which processes that an ended rank left running may still write output."""
 STEPS: Final = (
     ("asked to end (SIGINT)", signal.SIGINT, 5.0),
     ("told to end (SIGTERM)", signal.SIGTERM, 5.0),
     ("killed (SIGKILL)", signal.SIGKILL, 5.0),
 )
-"""How ranks are ended: what to call it, the signal, and seconds until the next."""
+"""The steps by which ranks are ended: a description, the signal, and the seconds until the next step."""
 
 
 class Stopped(BaseException):
-    """A signal asks to end."""
+    """A signal has asked this program to end; the argument is its number."""
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise Stopped; further ones too, so that a person in a hurry goes on to the next
-    step."""
+    """Let SIGINT (Ctrl-C), SIGTERM and SIGHUP raise Stopped while the block runs.
+
+    Every further signal raises it again, so that pressing Ctrl-C repeatedly goes on to the next step of `STEPS`.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(number)
@@ -52,7 +54,7 @@ def stopping() -> Iterator[None]:
 
 @dataclass
 class _Stream:
-    """One pipe of one rank; ``rest`` is what came since its last newline."""
+    """One pipe of one rank; ``rest`` is the output since its last newline."""
 
     rank: int
     pipe: IO[bytes]
@@ -61,9 +63,10 @@ class _Stream:
 
 
 class Console:
-    """Ranks in the foreground: their output behind their numbers, and their ends.
+    """Copies the output of ranks to this terminal and ends them when one fails.
 
-    clock  monotonic seconds
+    out, errors  where the ranks' standard output and standard error go
+    clock        monotonic seconds
     """
 
     def __init__(self, out: IO[bytes], errors: IO[bytes], clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +77,7 @@ class Console:
         self._ends: dict[int, int] = {}
 
     def add(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """The next rank, on host ``name``, with pipes for output and errors."""
+        """Add the process of the next rank, on host ``name``; its standard output and error must be pipes."""
         assert process.stdout is not None
         assert process.stderr is not None
         rank = len(self._processes)
@@ -83,12 +86,14 @@ class Console:
         self._streams += [_Stream(rank, process.stdout, self._out), _Stream(rank, process.stderr, self._errors)]
 
     def run(self, *, grace: float, timeout: float | None = None, check: Callable[[], None] = lambda: None) -> int:
-        """Hands on what ranks print until all have ended: 0, or the status of the first one that failed, 128 and its
-        number for a signal, and the same for one that ends us.
+        """Copy output until all ranks have ended and return an exit status.
 
-        grace    seconds for the others after one has failed
-        timeout  seconds for all of it; status 124 after them
-        check    raises where what the ranks stand on is gone
+        The status is 0, or that of the first rank that failed; for a rank or this program ended by a signal it is 128
+        plus the signal's number, and 124 when the timeout is over.
+
+        grace    seconds that the other ranks may run after one has failed
+        timeout  seconds for the whole run; None: without a limit
+        check    raises where the fabric that the ranks need is gone
         """
         status, end = 0, None if timeout is None else self._clock() + timeout
         due, steps = end, iter(STEPS)
@@ -124,7 +129,7 @@ class Console:
         return status
 
     def _pump(self, selector: selectors.BaseSelector, seconds: float) -> list[int]:
-        """Hands on what there is, whole lines only; the ranks that have ended."""
+        """Copy the output that is there, whole lines only, and return the ranks that have ended."""
         ended = []
         for key, _ in selector.select(seconds):
             if isinstance(key.data, int):
@@ -144,13 +149,13 @@ class Console:
         return ended
 
     def _drain(self, selector: selectors.BaseSelector) -> None:
-        """All ranks have ended: what is left in their pipes, and a moment for what they started and left running."""
+        """Copy what is left in the pipes once all ranks have ended, for DRAIN seconds at most."""
         until = self._clock() + DRAIN
         while selector.get_map() and self._clock() < until:
             self._pump(selector, until - self._clock())
 
     def _status(self, rank: int) -> int:
-        """The exit status of a rank that has ended; says so where it is a failure."""
+        """The exit status of a rank that has ended; a failure is reported."""
         code = self._ends[rank]
         if code:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
@@ -158,7 +163,7 @@ class Console:
         return 128 - code if code < 0 else int(code)
 
     def _end(self, steps: Iterator[tuple[str, int, float]], running: Set[int]) -> float:
-        """The next step towards the end of those that still run; when to take the one after it."""
+        """Take the next step towards ending the running ranks and return the time at which to take the one after it."""
         name, number, seconds = next(steps, STEPS[-1])
         self._say(f"{_ranks(running)} {name}")
         for rank in running:
@@ -170,7 +175,7 @@ class Console:
         self._errors.flush()
 
     def kill(self) -> None:
-        """Ends at once what still runs, of what the ranks started, too."""
+        """Kill the ranks and everything in their process groups."""
         for process in self._processes:
             _signal(process, signal.SIGKILL)
         for process in self._processes:
@@ -184,14 +189,14 @@ def _ranks(ranks: Set[int]) -> str:
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    """To a rank and what it started: it leads a process group of its own, whose number is kept until it is reaped."""
+    """Send a signal to a rank and to what it started: its process group, whose number is valid until it is reaped."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """The status of a process that has ended, as Popen has it, without reaping it."""
+    """The status of a process that has ended, in the form of Popen.returncode, without reaping it."""
     info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert info is not None
     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may fail on a fabric of real processes.  Needs no Mininet, so that every command can catch it."""
+"""Errors of a fabric of real processes.  This module needs no Mininet, so that every command can catch them."""
 
 from __future__ import annotations
 
 
 class FabricFailed(RuntimeError):
-    """The fabric or something on it failed: says what, where, and with what last words."""
+    """The fabric or something on it failed; the message says what, where, and how the log ends."""
 
 
 class ControllerFailed(FabricFailed):
-    """The controller did not come up, or ended on its own."""
+    """The controller did not start serving, or ended on its own."""
 
 
 class RankFailed(FabricFailed):
@@ -17,8 +17,8 @@ class RankFailed(FabricFailed):
 
 
 class SwitchFailed(FabricFailed):
-    """A switch is not installed, did not come up, or ended on its own."""
+    """A switch is not installed, did not answer, or ended on its own."""
 
 
 class WiringError(FabricFailed):
-    """An interface or host could not be set up: says the command, where it ran, and what it said."""
+    """An interface or host could not be set up; the message has the command, where it ran, and its output."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done to a running network on purpose: interfaces taken down, cables that swallow, switches killed."""
+"""Faults injected into a running network: links taken down, links that drop everything silently, switches killed."""
 
 from __future__ import annotations
 
@@ -7,49 +7,61 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netfold.topo.wiring import QUEUE_BYTES
+
 if TYPE_CHECKING:  # Mininet may be absent
     from netfold.topo.net import Network
 
 
-class Disasters:
-    """Of one network whose switches listen on unix sockets."""
+class FaultInjector:
+    """Injects faults into one network, whose switches must listen on unix sockets."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self._switches = {switch.name: switch for switch in network.switches}
 
-    def cut(self, name: str, port: int) -> None:
-        """Takes an interface of a switch down: both ends see it, if they look."""
-        self._execute(f"ip link set {self._interface(name, port)} down")
+    def link_down(self, switch: str, port: int) -> None:
+        """Take the interface of a switch port down; both ends of the link can see it."""
+        self._execute(f"ip link set {self._interface(switch, port)} down")
 
-    def mend(self, name: str, port: int) -> None:
-        """Takes it up again."""
-        self._execute(f"ip link set {self._interface(name, port)} up")
+    def link_up(self, switch: str, port: int) -> None:
+        """Take the interface up again."""
+        self._execute(f"ip link set {self._interface(switch, port)} up")
 
-    def swallow(self, name: str, port: int, *, limit: int = 1) -> None:
-        """What leaves there is lost, and both ends believe that the link is up: the queue behind the shaper
-        (wiring.shaper) has no room for a frame.  A ``limit`` in bytes gives it room again."""
-        self._execute(f"tc qdisc replace dev {self._interface(name, port)} parent 1:1 handle 10: bfifo limit {limit}")
+    def blackhole(self, switch: str, port: int) -> None:
+        """Drop every frame that leaves this port, while both ends see the link as up.
 
-    def kill(self, name: str) -> None:
-        """Ends a switch without warning."""
-        child = self._switches[name].child
-        assert child is not None, f"{name} does not run"
+        The queue behind the shaper (wiring.shaper) gets no room for a frame.
+        """
+        self._limit_queue(switch, port, 1)
+
+    def end_blackhole(self, switch: str, port: int) -> None:
+        """Give the port's queue room again."""
+        self._limit_queue(switch, port, QUEUE_BYTES)
+
+    def kill(self, switch: str) -> None:
+        """Kill a switch process and remove its socket, as a power failure would."""
+        child = self._switches[switch].child
+        assert child is not None, f"{switch} does not run"
         child.kill()
         child.wait(10)
-        Path(self.network.fabric.switch(name).grpc.removeprefix("unix:")).unlink(missing_ok=True)
+        Path(self.network.fabric.switch(switch).grpc.removeprefix("unix:")).unlink(missing_ok=True)
 
-    def start(self, name: str) -> None:
-        """Starts it again, with nothing."""
-        self._switches[name].start([])
+    def start(self, switch: str) -> None:
+        """Start a switch again, with neither program nor entries."""
+        self._switches[switch].start([])
 
-    def restart(self, name: str) -> None:
-        """Both."""
-        self.kill(name)
-        self.start(name)
+    def restart(self, switch: str) -> None:
+        """Kill a switch and start it again at once."""
+        self.kill(switch)
+        self.start(switch)
 
-    def _interface(self, name: str, port: int) -> str:
-        return dict(self._switches[name].interfaces())[port]
+    def _limit_queue(self, switch: str, port: int, limit: int) -> None:
+        interface = self._interface(switch, port)
+        self._execute(f"tc qdisc replace dev {interface} parent 1:1 handle 10: bfifo limit {limit}")
+
+    def _interface(self, switch: str, port: int) -> str:
+        return dict(self._switches[switch].interfaces())[port]
 
     @staticmethod
     def _execute(command: str) -> None:

@@ -4,21 +4,21 @@
     sudo mn --custom topo/leafspine.py --topo leafspine,2,2,8,save=lab.toml --switch softswitch --controller none
     .venv/bin/netfold up lab.toml                              # in another terminal: the controller
 
-Parameters are those of `controller.plan.generate.leafspine`: leaves, spines, hosts, rate=, loss=, seed=, engine=, ...
+Parameters are those of `netfold.fabric.generate.leafspine`: leaves, spines, hosts, rate=, loss=, seed=, engine=, ...
 """
 
 from __future__ import annotations
 
 
 def _find_netfold() -> None:
-    """`mn` runs this file under the system's Python: let it see the packages in the checkout's .venv."""
+    """Make the packages in the checkout's .venv importable: `mn` runs this file under the system's Python."""
     import sys
     from importlib.util import find_spec
     from pathlib import Path
 
     if find_spec("netfold") is not None:
         return
-    # mn compiles us under our path, and gives us no __file__
+    # mn compiles this file under its path without setting __file__
     checkout = Path(sys._getframe().f_code.co_filename).resolve().parent.parent
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = checkout / ".venv" / "lib" / ours / "site-packages"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ``import mininet`` finds Mininet.
+"""Lets ``import mininet`` find Mininet from within a virtual environment.
 
-Mininet is in no Python registry: distributions install it for their own interpreter, out of a virtual environment's
-sight.  A finder at the end of ``sys.meta_path`` loads that one package from there, so that the distribution's other
-packages stay out of sight.
+Mininet is in no Python registry: distributions install it for their own interpreter, where a virtual environment does
+not look.  A finder at the end of ``sys.meta_path`` loads this one package from there, and no other package of the
+distribution.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MininetMissing(ModuleNotFoundError, FabricFailed):
 
 
 class MininetFinder(MetaPathFinder):
-    """Finds the package ``mininet``, and nothing else, in the folders given."""
+    """Finds the package ``mininet``, and no other, in the given folders."""
 
     def __init__(self, places: Sequence[str] = PLACES) -> None:
         self._places = list(places)
@@ -59,6 +59,6 @@ class MininetFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Let ``import mininet`` work; where it works already, nothing changes."""
+    """Make ``import mininet`` work; does nothing where it already does."""
     if not any(isinstance(finder, MininetFinder) for finder in sys.meta_path):
         sys.meta_path.append(MininetFinder())

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fabric brought up whole: Mininet, its switches, the controller, and processes of ranks in the hosts.
+"""A whole fabric that runs: Mininet, its switches, the controller, and processes of ranks in the hosts.
 
     with Network(fabric, logs=Path("build/demo/logs")) as network:
         ranks = network.launch([sys.executable, "-m", "netfold.demo.train", spec], job="digits")
         for rank, line in ranks.lines(within=60):
             ...
 
-Nothing here waits without an end, and whatever was started is ended by its pid.  Run it in a `sandbox`: then the kernel
-clears up even what a SIGKILL leaves.
+Every wait has a limit, and whatever was started is ended by its process number.  Run it in a `sandbox`, so that the
+kernel removes everything even after a SIGKILL.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc
 from netfold.topo.failures import ControllerFailed, RankFailed
-from netfold.topo.lifetime import Lifetime
+from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute
 from netfold.wire import operator
 
 CONTROLLER_SECONDS: Final = 90.0
-"""For the controller to compile the program and fill every switch: the first compilation on a slow machine is long."""
+"""Seconds for the controller to compile the program and fill every switch; the first compilation may take long."""
 STOP_SECONDS: Final = 5.0
 ABORT_SECONDS: Final = 5.0
-"""For a rank that is late to write where it stands."""
+"""Seconds for a rank that is overdue to write the stacks of its threads."""
 STACK_LINES: Final = 60
 MASTER_PORT: Final = 29500
-"""Of the host of rank 0, where torch.distributed meets: from here to 999 more, by the job's name."""
+"""First of the 1000 ports on the host of rank 0 at which torch.distributed meets; the job's name picks one."""
 
 
 def with_sockets_in(fabric: Fabric, folder: Path) -> Fabric:
-    """The same fabric with every gRPC address a unix socket in ``folder``: hosts' network namespaces reach those."""
+    """The same fabric with unix sockets in ``folder`` for all gRPC addresses: they are reached from every namespace."""
     switches = [msgspec.structs.replace(s, grpc=f"unix:{folder / s.name}.sock") for s in fabric.switches]
     return msgspec.structs.replace(fabric, switches=tuple(switches), jobs=f"unix:{folder / 'controller'}.sock")
 
 
-class Network(Lifetime):
+class Network(Lifecycle):
     """A running fabric.
 
     logs        folder for every process's output
     pcap        folder for captures of every switch port, or None
-    offload     whether segmentation offloads stay on; None: as suits the switch
-    controller  whether to start one
+    offload     whether segmentation offloads stay on; None: on where the switch takes super-packets
+    controller  whether to start the controller
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Network(Lifetime):
         self.fabric = fabric
         self.logs = logs
         self.file = logs / "fabric.toml"
-        """The fabric, for the controller and other commands."""
+        """The fabric file, written for the controller and other commands."""
         self.mininet: Any = None
         self._pcap = pcap
         self._offload = offload
@@ -86,10 +86,10 @@ class Network(Lifetime):
         self._controller: subprocess.Popen[bytes] | None = None
         self._running: list[Ranks] = []
 
-    # ---- life ------------------------------------------------------------------------------------------------------
+    # ---- starting and stopping --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bring everything up.  Raises SwitchFailed, WiringError, ControllerFailed."""
+        """Start hosts, switches and the controller.  Raises SwitchFailed, WiringError, ControllerFailed."""
         self.logs.mkdir(parents=True, exist_ok=True)
         if self._pcap is not None:
             self._pcap.mkdir(parents=True, exist_ok=True)
@@ -123,19 +123,19 @@ class Network(Lifetime):
             self.check()
             seconds = time.monotonic() - started
             if seconds > CONTROLLER_SECONDS:
-                raise ControllerFailed(self._controller_account(f"does not answer after {seconds:.0f} s"))
+                raise ControllerFailed(self._controller_failure(f"does not answer after {seconds:.0f} s"))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._controller.wait(0.1)
 
     def check(self) -> None:
-        """Raise SwitchFailed or ControllerFailed where one has ended: ranks only see that nothing comes back."""
+        """Raise SwitchFailed or ControllerFailed where one has ended; the ranks alone would only see a timeout."""
         for switch in self.switches:
             switch.check()
         status = None if self._controller is None else self._controller.poll()
         if status is not None:
-            raise ControllerFailed(self._controller_account(f"ended with status {status}"))
+            raise ControllerFailed(self._controller_failure(f"ended with status {status}"))
 
-    def _controller_account(self, what: str) -> str:
+    def _controller_failure(self, what: str) -> str:
         log = self.logs / "controller.log"
         lines = [
             f"the controller of {self.fabric.name} {what}",
@@ -148,12 +148,12 @@ class Network(Lifetime):
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """End everything that was started, in the reverse order."""
+        """End everything that was started, in reverse order."""
         for ranks in self._running:
             ranks.stop()
         self._running.clear()
         if self._controller is not None:
-            end(self._controller)
+            terminate(self._controller)
             self._controller = None
         if self.mininet is not None:
             self.mininet.stop()
@@ -167,9 +167,10 @@ class Network(Lifetime):
         return list(self.mininet.switches)
 
     def set_link(self, link: Link, *, up: bool) -> None:
-        """Plug a link of the fabric in or out, at its switch: a host sees its carrier go, and keeps its routes.
+        """Take the switch end of a link up or down: a host at the other end loses its carrier and keeps its routes.
 
-        Raises WiringError."""
+        Raises WiringError.
+        """
         switches = {switch.name: switch for switch in self.switches}
         end = next(end for end in link.ends if end.node in switches)
         name = dict(switches[end.node].interfaces())[end.port]
@@ -177,11 +178,11 @@ class Network(Lifetime):
         execute(switches[end.node], f"ip link set dev {name} {state}", f"taking {link.a} - {link.b} {state}")
 
     def status(self, timeout: float = client.TIMEOUT) -> operator.Status:
-        """What the controller sees.  Raises rpc.Unreachable."""
+        """Ask the controller for the status of the fabric.  Raises rpc.Unreachable."""
         try:
             return asyncio.run(client.status(self.fabric.jobs, timeout=timeout))
         except asyncio.CancelledError:
-            # Ctrl-C cancels the call, and not every cancellation comes out of asyncio.run as what it was
+            # Ctrl-C cancels the call, and asyncio.run does not turn every cancellation back into a KeyboardInterrupt
             raise KeyboardInterrupt from None
 
     def launch(
@@ -195,7 +196,8 @@ class Network(Lifetime):
     ) -> Ranks:
         """Run ``command`` in every host (default: all of the fabric, in order) as a rank of ``job``.
 
-        It gets what `environment` says, over ``each`` of its rank, over ``env``, over ours.  Its errors go to a log.
+        Its environment is that of this process, overridden by ``env``, by ``each`` of its rank, and by `environment`.
+        Its standard error goes to a log file.
         """
         hosts = list(self.fabric.hosts) if hosts is None else list(hosts)
         pids = [self.mininet.get(host.name).pid for host in hosts]
@@ -210,7 +212,7 @@ class Network(Lifetime):
 
 
 def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -> dict[str, str]:
-    """What a rank of a job needs to know, in the words of netfold, torchrun and gloo."""
+    """The environment variables of a rank, as NetFold, torchrun and gloo name them."""
     host = hosts[rank]
     port = next(end.port for link in fabric.links for end in link.ends if end.node == host.name)
     return {
@@ -219,7 +221,7 @@ def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -
         "LOCAL_RANK": str(list(hosts[:rank]).count(host)),
         "LOCAL_WORLD_SIZE": str(list(hosts).count(host)),
         "MASTER_ADDR": hosts[0].address,
-        # jobs beside each other on one fabric meet at ports of their own
+        # several jobs on one fabric must not meet at the same port
         "MASTER_PORT": str(MASTER_PORT + zlib.crc32(job.encode()) % 1000),
         "GLOO_SOCKET_IFNAME": f"{host.name}-eth{port}",
         # torch's store asks DNS for the name of its peer's address, and a fabric's host reaches no DNS
@@ -237,7 +239,7 @@ def environment(fabric: Fabric, hosts: Sequence[Host], rank: int, *, job: str) -
 
 
 def start(command: Sequence[str], pid: int, env: Mapping[str, str], errors: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    """``command`` in the namespaces of a process, in a session of its own; its output comes through a pipe."""
+    """Start ``command`` in the namespaces of process ``pid``, in a session of its own, with a pipe for its output."""
     return subprocess.Popen(
         ["mnexec", "-a", str(pid), *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
         env={**os.environ, **env}, start_new_session=True,
@@ -254,15 +256,15 @@ class Ranks:
     logs: list[Path] = field(default_factory=list)
 
     def add(self, process: subprocess.Popen[bytes], host: str, log: Path) -> None:
-        """One more rank."""
+        """Add the process of the next rank."""
         self.processes.append(process)
         self.hosts.append(host)
         self.logs.append(log)
 
     def lines(self, within: float) -> Iterator[tuple[int, str]]:
-        """(rank, line) of standard output as they come, until all ranks have ended well.
+        """Yield (rank, line) of standard output as lines arrive, until all ranks have ended with status 0.
 
-        Raises RankFailed for the first rank that fails, and when ``within`` seconds are over; then all are ended.
+        Raises RankFailed for the first rank that fails, and when ``within`` seconds are over; all ranks are ended then.
         """
         deadline = time.monotonic() + within
         buffers: dict[int, bytes] = dict.fromkeys(range(len(self.processes)), b"")
@@ -287,19 +289,19 @@ class Ranks:
             self.stop()
 
     def wait(self, within: float) -> list[list[str]]:
-        """Every rank's output lines, when all have ended.  Raises RankFailed."""
+        """Wait until all ranks have ended and return the output lines of each.  Raises RankFailed."""
         output: list[list[str]] = [[] for _ in self.processes]
         for rank, line in self.lines(within):
             output[rank].append(line)
         return output
 
     def stop(self) -> None:
-        """End those that still run."""
+        """End the ranks that still run."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in self.processes:
-            end(process)
+            terminate(process)
             _stdout(process).close()
 
     def _ended(self, rank: int, seconds: float) -> None:
@@ -321,7 +323,7 @@ class Ranks:
             )
 
     def _late(self, within: float, ranks: Sequence[int]) -> str:
-        """Who they are, and where each of them stands: what hangs tells nobody by itself."""
+        """Describe the ranks that are overdue: the state of each process and the stacks of its threads."""
         states = {rank: _state(self.processes[rank].pid) for rank in ranks}
         for rank in ranks:
             self.processes[rank].send_signal(signal.SIGABRT)  # Python writes every thread's stack (`environment`)
@@ -338,7 +340,7 @@ class Ranks:
 
 
 def _state(pid: int) -> str:
-    """What the kernel says a process does: "S (sleeping)", "R (running)"..."""
+    """The state of a process as the kernel names it: "S (sleeping)", "R (running)"..."""
     try:
         said = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -346,8 +348,8 @@ def _state(pid: int) -> str:
     return next(line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("State:"))
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL for one that does not heed it."""
+def terminate(process: subprocess.Popen[bytes]) -> None:
+    """End a process by SIGTERM, or by SIGKILL where it has not ended after STOP_SECONDS."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

@@ -4,8 +4,8 @@
     with Planes([on_plane(fabric, n) for n in range(2)], logs=Path("logs")) as planes:
         planes.launch([sys.executable, "train.py"], job="digits", env={"NETFOLD_RAILS": "innet@a+tcp@b"}).wait(60)
 
-Planes are called a, b, ... in order.  A host has an interface for each; packets to a plane's addresses leave by its
-interface.  One fabric alone is a plane, too, and keeps its names.
+Planes are called a, b, ... in order.  A host has an interface on each, by which packets to addresses of that plane
+leave.  A single fabric is one plane and keeps its names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mininet.net import Mininet
 from netfold.fabric.generate import PLANE_NAMES as NAMES
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.host.rails.planes import PLANES_VARIABLE
-from netfold.topo.lifetime import Lifetime
+from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.net import Network, Ranks, with_sockets_in
 from netfold.topo.switches import CLASSES
 from netfold.topo.topology import FabricTopo
@@ -73,19 +73,19 @@ def on_plane(fabric: Fabric, number: int) -> Fabric:
 
 
 def side_by_side(fabrics: Sequence[Fabric], folder: Path) -> list[Fabric]:
-    """Planes of fabrics that have the same hosts, with every gRPC address a unix socket in ``folder``."""
+    """Make planes of fabrics that have the same hosts; every gRPC address becomes a unix socket in ``folder``."""
     placed = [with_sockets_in(fabric, folder) for fabric in fabrics]
     return [on_plane(fabric, number) for number, fabric in enumerate(placed)] if len(placed) > 1 else placed
 
 
 def planes_of(fabrics: Sequence[Fabric], host: str) -> dict[str, str]:
-    """What a rank in this host must know of the planes."""
+    """The environment variables that tell a rank on this host about the planes."""
     words = [f"{NAMES[n]}={fabric.host(host).address}@{fabric.jobs}" for n, fabric in enumerate(fabrics)]
     return {PLANES_VARIABLE: " ".join(words)}
 
 
 class PlanesTopo(FabricTopo):
-    """All planes in one network."""
+    """A Mininet topology of all planes."""
 
     def build(self, planes: Sequence[Fabric], **options: Any) -> None:  # type: ignore[override]
         """Mininet calls this with the constructor's arguments."""
@@ -93,10 +93,10 @@ class PlanesTopo(FabricTopo):
             super().build(fabric, network=f"10.{SPAN * number}.0.0/12" if number else "default", **options)
 
 
-class Planes(Lifetime):
-    """Running planes.
+class Planes(Lifecycle):
+    """Several planes that run.
 
-    planes  of ``on_plane``, in order; all gRPC addresses are sockets that the hosts reach
+    planes  made by ``on_plane``, in order; their gRPC addresses must be sockets that the hosts reach
     logs    folder for every process's output
     """
 
@@ -108,7 +108,7 @@ class Planes(Lifetime):
         self.mininet: Any = None
 
     def start(self) -> None:
-        """Bring everything up.  Raises SwitchFailed, WiringError, ControllerFailed."""
+        """Start all planes and their controllers.  Raises SwitchFailed, WiringError, ControllerFailed."""
         kind = CLASSES[self.fabrics[0].engine]
         kind.setup()
         for network in self.networks:
@@ -125,9 +125,9 @@ class Planes(Lifetime):
             network.start_controller()
 
     def stop(self) -> None:
-        """Ends everything, in the reverse order."""
+        """End everything, in reverse order."""
         for network in self.networks:
-            network.mininet = None  # which is ours
+            network.mininet = None  # all planes share it, and it is stopped below
             network.stop()
         if self.mininet is not None:
             self.mininet.stop()
@@ -139,16 +139,16 @@ class Planes(Lifetime):
             network.check()
 
     def launch(self, command: Sequence[str], *, job: str, env: Mapping[str, str] | None = None) -> Ranks:
-        """``Network.launch`` in all hosts; NETFOLD_PLANES names the planes."""
+        """Run ``command`` on all hosts as `Network.launch` does, with NETFOLD_PLANES set."""
         each = [self.environment(host) for host in self.fabrics[0].hosts]
         return self.networks[0].launch(command, job=job, env=env, each=each)
 
     def environment(self, host: Host) -> dict[str, str]:
-        """What a rank in this host must know of the planes."""
+        """The environment variables that tell a rank on this host about the planes."""
         return planes_of(self.fabrics, host.name)
 
     def cut(self, number: int, *, up: bool = False) -> None:
-        """Takes all host links of a plane down, at the switches' ends, or up again."""
+        """Take all host links of a plane down, or up again, at the switches' ends."""
         leaves = {}
         for link in self.fabrics[number].links:
             for here, there in (link.ends, link.ends[::-1]):

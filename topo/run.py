@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold run`: a program on the hosts of a fabric, one rank each, in front of the person who started it.
+"""`netfold run`: a program on the hosts of a fabric, one rank each, in the foreground of the terminal.
 
     netfold run -np 8 --topo leafspine,2,2,8 -- python train.py     a fabric for this run alone
     netfold run -np 4 --fabric lab.toml -- python train.py          Mininet hosts that run already
     netfold run --topo dual,leafspine,2,2,8 -- python train.py      two planes: hosts with two interfaces, two rails
 
-`console.py` has the ranks once they run.
+`console.py` copies the output of the running ranks and ends them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from netfold.topo.failures import FabricFailed
 from netfold.topo.mininet_path import MininetMissing
 
 FABRIC_VARIABLE: Final = "NETFOLD_FABRIC"
-"""File of the fabric whose prompt this is, or of each of its planes, with colons (`netfold up --topo` sets it)."""
+"""Names the file of the fabric that `netfold up --topo` has started, or of each of its planes, separated by colons."""
 
 
 class CannotRun(ValueError):
-    """What was asked for cannot be: says what, what was expected, and what to do."""
+    """The request cannot be served; the message says what was wrong, what was expected, and what to do."""
 
 
 @dataclass(frozen=True)
-class What:
+class RunRequest:
     """What to run, and how.
 
     ranks    how many; default: one on every host
-    rails    of the job, as NETFOLD_RAILS has them; default: that variable, or folding on every plane
-    grace    seconds for the others after one has failed
-    timeout  seconds for all of it
+    rails    rails of the job in the form of NETFOLD_RAILS; default: that variable, or folding on every plane
+    grace    seconds that the other ranks may run after one has failed
+    timeout  seconds for the whole run; None: without a limit
     """
 
     command: Sequence[str]
@@ -54,13 +54,13 @@ class What:
     timeout: float | None = None
 
 
-def run_in(fabrics: Sequence[Fabric], what: What) -> int:
-    """Bring fabrics with the same hosts up in a sandbox, run on the hosts, take it all down.  Exit status.
+def run_in(fabrics: Sequence[Fabric], request: RunRequest) -> int:
+    """Start fabrics with the same hosts in a sandbox, run on their hosts, end everything, and return an exit status.
 
     Raises CannotRun.
     """
-    chosen(fabrics[0], what.ranks)
-    rails_for(fabrics, what.rails)
+    hosts_of_ranks(fabrics[0], request.ranks)
+    rails_for(fabrics, request.rails)
     try:
         import mininet  # noqa: F401
     except MininetMissing as error:
@@ -75,10 +75,10 @@ def run_in(fabrics: Sequence[Fabric], what: What) -> int:
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     try:
         with stopping(), Planes(fabrics, logs=logs) as planes:
-            hosts = chosen(fabrics[0], what.ranks)
+            hosts = hosts_of_ranks(fabrics[0], request.ranks)
             pids = [planes.mininet.get(host.name).pid for host in hosts]
-            with started(fabrics, what, hosts, pids) as ranks:
-                return ranks.run(grace=what.grace, timeout=what.timeout, check=planes.check)
+            with started(fabrics, request, hosts, pids) as ranks:
+                return ranks.run(grace=request.grace, timeout=request.timeout, check=planes.check)
     except FabricFailed as error:
         print(f"netfold: {error}", file=sys.stderr)
         return 1
@@ -86,9 +86,12 @@ def run_in(fabrics: Sequence[Fabric], what: What) -> int:
         return 128 + int(stopped.args[0])
 
 
-def run_on(fabrics: Sequence[Fabric], what: What) -> int:
-    """Run on hosts of a fabric, or of several planes, that are up in Mininet.  Exit status; raises CannotRun."""
-    hosts = chosen(fabrics[0], what.ranks)
+def run_on(fabrics: Sequence[Fabric], request: RunRequest) -> int:
+    """Run on the hosts of a fabric, or of several planes, that Mininet runs already, and return an exit status.
+
+    Raises CannotRun.
+    """
+    hosts = hosts_of_ranks(fabrics[0], request.ranks)
     for fabric in fabrics:
         if {host.name for host in fabric.hosts} != {host.name for host in fabrics[0].hosts}:
             raise CannotRun(f"{fabrics[0].name} and {fabric.name} have other hosts: expected planes of the same ones")
@@ -97,17 +100,17 @@ def run_on(fabrics: Sequence[Fabric], what: What) -> int:
                 f"fabric {fabric.name}: its job service is at {fabric.jobs}, which its hosts, in network namespaces of "
                 'their own, do not reach: give it a unix socket, jobs = "unix:/run/netfold.sock"'
             )
-    rails_for(fabrics, what.rails)
+    rails_for(fabrics, request.rails)
     pids = mininet_hosts([host.name for host in hosts])
     try:
-        with stopping(), started(fabrics, what, hosts, pids) as ranks:
-            return ranks.run(grace=what.grace, timeout=what.timeout)
+        with stopping(), started(fabrics, request, hosts, pids) as ranks:
+            return ranks.run(grace=request.grace, timeout=request.timeout)
     except Stopped as stopped:
         return 128 + int(stopped.args[0])
 
 
 def rails_for(fabrics: Sequence[Fabric], rails: str | None) -> dict[str, str]:
-    """What tells the ranks their rails, where there is anything to tell.  Raises CannotRun for what cannot be."""
+    """The environment variable that tells the ranks their rails, where they need one.  Raises CannotRun."""
     asked = rails or os.environ.get(RAILS_VARIABLE, "")
     names = NAMES[: len(fabrics)]
     if not asked:
@@ -119,10 +122,11 @@ def rails_for(fabrics: Sequence[Fabric], rails: str | None) -> dict[str, str]:
     return {RAILS_VARIABLE: asked}
 
 
-def chosen(fabric: Fabric, ranks: int | None) -> list[Host]:
-    """Hosts by rank: the first ``ranks`` of a fabric, or all; of more ranks each host gets equally many, side by side.
+def hosts_of_ranks(fabric: Fabric, ranks: int | None) -> list[Host]:
+    """The host of each rank: the first ``ranks`` hosts of a fabric, or all of them.
 
-    Raises CannotRun.
+    Where there are more ranks than hosts, each host gets the same number of consecutive ranks.  Raises CannotRun where
+    they do not divide.
     """
     hosts = len(fabric.hosts)
     count = hosts if ranks is None else ranks
@@ -135,9 +139,9 @@ def chosen(fabric: Fabric, ranks: int | None) -> list[Host]:
 
 
 def mininet_hosts(names: Sequence[str], proc: Path = Path("/proc")) -> list[int]:
-    """Process numbers of running Mininet hosts: of their shells, which say "mininet:NAME" in their command line.
+    """Process numbers of running Mininet hosts, found by their shells, which have "mininet:NAME" as an argument.
 
-    Raises CannotRun where one is missing, or where fabrics beside each other have hosts of one name.
+    Raises CannotRun where a host is missing, and where two running fabrics have hosts of the same name.
     """
     found: dict[str, list[int]] = {name: [] for name in names}
     for path in proc.glob("[0-9]*/cmdline"):
@@ -167,21 +171,22 @@ def mininet_hosts(names: Sequence[str], proc: Path = Path("/proc")) -> list[int]
 
 @contextlib.contextmanager
 def started(
-    fabrics: Sequence[Fabric], what: What, hosts: Sequence[Host], pids: Sequence[int]
+    fabrics: Sequence[Fabric], request: RunRequest, hosts: Sequence[Host], pids: Sequence[int]
 ) -> Iterator[Console]:
-    """Starts the ranks; none of them outlives the block."""
+    """Start the ranks; those that still run at the end of the block are killed."""
     from netfold.topo.net import environment, start
     from netfold.topo.planes import planes_of
 
     ranks = Console(sys.stdout.buffer, sys.stderr.buffer)
     path = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
-    rails = rails_for(fabrics, what.rails)
+    rails = rails_for(fabrics, request.rails)
     try:
         for rank, (host, pid) in enumerate(zip(hosts, pids, strict=True)):
             ours: Mapping[str, str] = {
-                **path, **environment(fabrics[0], hosts, rank, job=what.job), **planes_of(fabrics, host.name), **rails,
+                **path, **environment(fabrics[0], hosts, rank, job=request.job), **planes_of(fabrics, host.name),
+                **rails,
             }
-            ranks.add(host.name, start(what.command, pid, ours, subprocess.PIPE))
+            ranks.add(host.name, start(request.command, pid, ours, subprocess.PIPE))
         yield ranks
     finally:
         ranks.kill()

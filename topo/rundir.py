@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sandbox's folder for sockets and logs: made and held by its launcher, and cleared away by a later one if need be.
+"""A sandbox's folder for sockets and logs, which its launcher makes and locks, and a later launcher may clear away.
 
-Whoever holds a folder has an exclusive flock on the file ``LOCK`` in it, and the kernel lets go of that when the holder
-dies, be it by SIGKILL.  So a lock that can be had is that of a folder which nobody will ever remove.
+The owner of a folder has an exclusive flock on the file ``LOCK`` in it, which the kernel releases when the owner dies,
+also by SIGKILL.  So a folder whose lock is free has been abandoned by its owner.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Final
 PREFIX: Final = "netfold-"
 LOCK: Final = ".lock"
 PLACE: Final = Path("/tmp")
-"""$TMPDIR may be too long a path for a socket."""
+"""Where folders are made; $TMPDIR may be too long for the path of a unix socket."""
 
 
 @contextlib.contextmanager
-def held(place: Path = PLACE) -> Iterator[Path]:
-    """A fresh folder in ``place``, locked until the block ends, and then removed.  Raises OSError."""
+def locked_folder(place: Path = PLACE) -> Iterator[Path]:
+    """Make a folder in ``place``, keep it locked while the block runs, and remove it.  Raises OSError."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     lock = -1
     try:
-        # locked before it gets its name: nobody finds it in between
+        # locked before the file gets its name, so that nobody can find it unlocked
         lock = os.open(folder / f"{LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / f"{LOCK}.new").rename(folder / LOCK)
@@ -41,9 +41,9 @@ def held(place: Path = PLACE) -> Iterator[Path]:
 
 
 def clear_abandoned(place: Path = PLACE) -> list[Path]:
-    """Remove this user's folders of `held` whose holder is dead; those that are gone now.
+    """Remove this user's folders whose owner is dead, and return those that were removed.
 
-    What is a link, another user's, or has no lock file is left alone: it may be anybody's.
+    Links, folders of other users, and folders without a lock file are left alone.
     """
     return [folder for folder in sorted(place.glob(f"{PREFIX}*")) if _is_ours(folder) and _clear(folder)]
 
@@ -59,7 +59,7 @@ def _is_ours(folder: Path) -> bool:
 def _clear(folder: Path) -> bool:
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:  # none: not a folder of `held`, or one that is just being made
+    except OSError:  # none: not a folder of `locked_folder`, or one that is just being made
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Namespaces of one's own for a command, which the kernel clears away whatever happens.
+"""Runs a command in namespaces of its own, which the kernel removes whatever happens.
 
     launcher (this program) --unshare, fork--> init, process 1 of the new PID namespace --fork--> the command
 
-When init ends, the kernel kills every process in its PID namespace, and with them go their network namespaces and
-interfaces.  Init ends with the command; it dies with the launcher (PR_SET_PDEATHSIG), be that by SIGKILL.  So Ctrl-C,
-a crash, or `kill -9` on anything leave nothing behind but, where it hit the launcher itself, a folder that the next
-launcher removes (rundir.py).  Who is not root gets a user namespace around it all.
+When init ends, the kernel kills every process in its PID namespace, and removes their network namespaces and
+interfaces.  Init ends with the command, and dies with the launcher (PR_SET_PDEATHSIG), also by SIGKILL.  So Ctrl-C, a
+crash, or `kill -9` of any process leaves nothing behind, except that a killed launcher leaves a folder, which the next
+launcher removes (rundir.py).  An ordinary user's sandbox is inside a user namespace.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from netfold.topo.rundir import clear_abandoned, held
+from netfold.topo.rundir import clear_abandoned, locked_folder
 
 INSIDE: Final = "NETFOLD_SANDBOX"
-"""Environment: the network namespace of the sandbox, so that its processes know that they are in it."""
+"""Environment variable with the sandbox's network namespace, by which its processes know that they are inside."""
 RUNDIR: Final = "NETFOLD_RUNDIR"
-"""Environment: a folder for sockets, made by the launcher and removed by it."""
+"""Environment variable with the folder for sockets, which the launcher makes and removes."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SandboxError(OSError):
-    """The kernel does not let us make namespaces: says which step it refused, and ways on."""
+    """The kernel refuses to make namespaces; the message has the step that it refused, and what to do."""
 
 
 def inside() -> bool:
@@ -57,18 +57,18 @@ def inside() -> bool:
 
 
 def rundir() -> Path:
-    """The sandbox's folder for sockets: a short path, since unix socket addresses end at 107 bytes."""
+    """The sandbox's folder for sockets; its path is short, since a unix socket's address has at most 107 bytes."""
     return Path(os.environ[RUNDIR])
 
 
 def command(argv: Sequence[str], *, with_parent: bool = False) -> list[str]:
-    """The command line that runs ``argv`` in a sandbox; ``with_parent``: it dies when whoever started it does."""
+    """The command line that runs ``argv`` in a sandbox; ``with_parent``: the sandbox dies with its parent process."""
     flag = ["--with-parent"] if with_parent else []
     return [sys.executable, "-m", "netfold.topo.sandbox", *flag, "--", *argv]
 
 
 def enter() -> None:
-    """Start this program again, with the same arguments, in a sandbox.  Returns only if it is in one already."""
+    """Replace this program by itself, with the same arguments, in a sandbox.  Returns only inside a sandbox."""
     if inside():
         return
     sys.stdout.flush()
@@ -80,9 +80,9 @@ def enter() -> None:
 def run(
     argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``argv`` in a sandbox for at most ``timeout`` seconds and give back its status and output.
+    """Run ``argv`` in a sandbox for at most ``timeout`` seconds and return its status and output.
 
-    Raises subprocess.TimeoutExpired when its time is up: then everything inside is gone as well.
+    Raises subprocess.TimeoutExpired when the time is over; everything inside has been ended then.
     """
     return subprocess.run(
         command(argv, with_parent=True),
@@ -95,12 +95,12 @@ def run(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The launcher: ``[--with-parent] -- COMMAND ARG...``; gives back the command's exit status."""
+    """Run the launcher, ``[--with-parent] -- COMMAND ARG...``, and return the command's exit status."""
     flags, dashes, wanted = _split(argv)
     if not dashes or not wanted or set(flags) - {"--with-parent"}:
         print("usage: python -m netfold.topo.sandbox [--with-parent] -- COMMAND ARG...", file=sys.stderr)
         return 2
-    # the command gets Ctrl-C by its terminal; init and we outlive it, to clear up
+    # the terminal sends Ctrl-C to the command as well; init and the launcher must outlive it to clean up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if flags:
         _die_with_parent(os.getppid())
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"cannot make namespaces: {error}", file=sys.stderr)
         return 1
     clear_abandoned()
-    with held() as folder:
+    with locked_folder() as folder:
         os.environ[RUNDIR] = str(folder)
         launcher = os.getpid()
         child = os.fork()
@@ -141,7 +141,7 @@ def _unshare() -> None:
 
 
 def _stand_by(child: int) -> int:
-    """Wait for init; hand it what would end the launcher."""
+    """Wait for init, and forward to it the signals that would end the launcher."""
 
     def hand_on(number: int, _: FrameType | None) -> None:
         os.kill(child, number)
@@ -162,7 +162,7 @@ def _init(wanted: Sequence[str], launcher: int) -> NoReturn:
         _private_mounts()
         _loopback_up()
         os.environ[INSIDE] = _network_namespace()
-        # where ip, tc and ethtool lie, which an ordinary user's PATH may lack
+        # ip, tc and ethtool are there, and an ordinary user's PATH may lack these folders
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
         pid = os.fork()
         if pid == 0:
@@ -200,16 +200,16 @@ def _reap(command_pid: int) -> int:
 
 
 def _die_with_parent(parent: int, *, inside: bool = False) -> None:
-    """SIGKILL for this process as soon as its parent ends, or at once if it has ended already."""
+    """Have the kernel kill this process as soon as its parent ends, or at once if it has ended already."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise _refused("prctl(PR_SET_PDEATHSIG)")
-    # in a new PID namespace a living parent outside of it is seen as 0, a dead one as ourselves
+    # in a new PID namespace, getppid() gives 0 for a living parent outside of it
     if os.getppid() != (0 if inside else parent):
         os._exit(1)
 
 
 def _private_mounts() -> None:
-    """A /proc that shows this PID namespace; no mount of ours is seen outside."""
+    """Mount a /proc of this PID namespace, so that no mount in here is visible outside."""
     if _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0:
         raise _refused("making mounts private")
     if _libc.mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None) != 0:

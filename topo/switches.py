@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switch classes for Mininet: `SoftSwitch` runs ours, `Bmv2Switch` the reference one, with the same options.
+"""Switch classes for Mininet with the same options: `SoftSwitch` runs softswitch, `Bmv2Switch` the reference switch.
 
-A switch is up when its P4Runtime server answers.  One that does not come up says why: its command line, the end of its
-log, its address and who else holds it.
+A switch is ready when its P4Runtime server answers.  The error of one that does not answer has its command line, the
+end of its log, its address, and the process that uses the address already, if any.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
 
 READY_SECONDS: Final = 60.0
-"""For a switch to answer: several start at once on few cores."""
+"""Seconds for a switch to answer; several start at once on few cores."""
 STOP_SECONDS: Final = 5.0
 LOG_LINES: Final = 15
 
@@ -47,7 +47,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
 
     engine: ClassVar[Engine]
     offload: ClassVar[bool]
-    """Whether it takes segmentation offload's super-packets."""
+    """Whether it takes the super-packets of segmentation offload."""
     binaries: ClassVar[tuple[str, ...]]
     missing: ClassVar[str]
     """What to do where a binary is not installed."""
@@ -74,22 +74,22 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         params["inNamespace"] = False
         super().__init__(name, **params)
 
-    # ---- to be said by the engine --------------------------------------------------------------------------------
+    # ---- to be defined by each engine ----------------------------------------------------------------------------
 
     @abstractmethod
     def command(self) -> list[str]:
         """The command line."""
 
-    # ---- Mininet's life of a switch ------------------------------------------------------------------------------
+    # ---- what Mininet calls --------------------------------------------------------------------------------------
 
     @classmethod
     def setup(cls) -> None:
-        """Mininet asks before it builds anything: are the programs here?  Raises SwitchFailed."""
+        """Check, before Mininet builds anything, that the programs are installed.  Raises SwitchFailed."""
         for binary in cls.binaries:
             find_program(binary, cls.missing)
 
     def start(self, controllers: Sequence[object]) -> None:
-        """Start the process; `batchStartup` waits for all."""
+        """Start the process; `batchStartup` waits for all switches."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         with self.log.open("wb") as log:
@@ -100,14 +100,14 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
 
     @classmethod
     def batchStartup(cls, switches: Sequence[P4Switch]) -> Sequence[P4Switch]:
-        """Wait until all answer.  Raises SwitchFailed for the first that does not."""
+        """Wait until all switches answer.  Raises SwitchFailed for the first that does not."""
         for switch in switches:
             switch.wait_ready()
         return switches
 
     @classmethod
     def batchShutdown(cls, switches: Sequence[P4Switch]) -> Sequence[P4Switch]:
-        """Ask all to end, before `stop` waits for one after the other; those that are stopped already: none."""
+        """Ask all switches to end, so that `stop` need not wait for each in turn; none of them is stopped yet."""
         for switch in switches:
             if switch.child is not None and switch.child.poll() is None:
                 switch.child.send_signal(signal.SIGTERM)
@@ -142,9 +142,9 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
                     return
                 except grpc.RpcError as error:
                     if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                        raise SwitchFailed(self.account(f"answered {error.code().name}: {error.details()}")) from error
+                        raise SwitchFailed(self.failure(f"answered {error.code().name}: {error.details()}")) from error
                 if time.monotonic() >= end:
-                    raise SwitchFailed(self.account(f"did not answer within {seconds:g} s"))
+                    raise SwitchFailed(self.failure(f"did not answer within {seconds:g} s"))
 
     def check(self) -> None:
         """Raise SwitchFailed where the process has ended."""
@@ -152,10 +152,10 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         status = self.child.poll()
         if status is not None:
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            raise SwitchFailed(self.account(f"{how} {time.monotonic() - self._started:.1f} s after its start"))
+            raise SwitchFailed(self.failure(f"{how} {time.monotonic() - self._started:.1f} s after its start"))
 
-    def account(self, what: str) -> str:
-        """What happened, and all that helps to find out why."""
+    def failure(self, what: str) -> str:
+        """The message of a failure: what happened, the command line, the address, and the end of the log."""
         holder = holder_of(self.grpc, but_not=None if self.child is None else self.child.pid)
         return "\n".join(
             [
@@ -168,7 +168,7 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         )
 
     def interfaces(self) -> list[tuple[int, str]]:
-        """Port numbers and interfaces."""
+        """(port number, interface name) of every port, in order."""
         return sorted((port, intf.name) for port, intf in self.intfs.items() if intf.name != "lo")
 
 
@@ -222,7 +222,7 @@ CLASSES: Final[dict[Engine, type[P4Switch]]] = {"softswitch": SoftSwitch, "bmv2"
 
 
 def thrift_port(device_id: int) -> int:
-    """BMv2 wants a port of its own for each process, whether or not anybody speaks Thrift to it."""
+    """A TCP port for BMv2's Thrift server, which needs one in every process, used or not."""
     return 10_000 + device_id % 40_000
 
 
@@ -257,7 +257,7 @@ def holder_of(address: str, but_not: int | None = None) -> str | None:
 
 
 def tail(path: Path, lines: int = LOG_LINES) -> list[str]:
-    """The last lines of a log; none if it does not exist."""
+    """The last lines of a log; none where it does not exist."""
     try:
         return path.read_text(errors="replace").rstrip().splitlines()[-lines:]
     except FileNotFoundError:

@@ -12,15 +12,15 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Fabric
 from netfold.topo.switches import CLASSES
-from netfold.topo.wiring import FabricHost, FabricLink, Way, mtu_for
+from netfold.topo.wiring import FabricHost, FabricLink, HostInterface, mtu_for
 
 
 class FabricTopo(Topo):  # type: ignore[misc]
-    """Any `Fabric`: its names, ports, addresses and rates.
+    """The Mininet topology of any `Fabric`, with its names, ports, addresses and rates.
 
     logs     folder for the switches' logs
     pcap     folder for captures of every switch port, or None
-    offload  whether segmentation offloads stay on; None: as suits the switch
+    offload  whether segmentation offloads stay on; None: on where the switch takes super-packets
     """
 
     def build(
@@ -31,7 +31,10 @@ class FabricTopo(Topo):  # type: ignore[misc]
         offload: bool | None = None,
         network: str = "default",
     ) -> None:
-        """Mininet calls this with the constructor's arguments.  ``network``: what hosts reach by this fabric."""
+        """Build the topology; Mininet calls this with the constructor's arguments.
+
+        network  addresses that hosts reach by this fabric
+        """
         self.fabric = fabric
         offload = CLASSES[fabric.engine].offload if offload is None else offload
         gateways: dict[str, tuple[int, str]] = {}
@@ -42,11 +45,11 @@ class FabricTopo(Topo):  # type: ignore[misc]
             log = None if logs is None else str(logs / f"{switch.name}.log")
             self.addSwitch(switch.name, grpc=switch.grpc, device_id=switch.device_id, log=log, pcap=pcap)
         for host in fabric.hosts:
-            ways = [Way(host.address, *gateways[host.name], network)] if host.name in gateways else []
-            if host.name in self.hosts():  # of another fabric, too
-                ways = [*self.nodeInfo(host.name)["ways"], *ways]
-            self.addHost(host.name, cls=FabricHost, ways=ways)
-        # a switch's interfaces keep Mininet's random addresses: its kernel shall not take packets for its own
+            interfaces = [HostInterface(host.address, *gateways[host.name], network)] if host.name in gateways else []
+            if host.name in self.hosts():  # it is on another plane already
+                interfaces = [*self.nodeInfo(host.name)["interfaces"], *interfaces]
+            self.addHost(host.name, cls=FabricHost, interfaces=interfaces)
+        # the interfaces of switches keep Mininet's random addresses, so that the kernel takes no packet for its own
         macs = {host.name: host.mac for host in fabric.hosts}
         for link in fabric.links:
             a, b = link.ends
@@ -58,7 +61,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
 
 
 class LeafSpine(FabricTopo):
-    """``leafspine(leaves, spines, hosts, ...)``; ``save`` names a file that gets the fabric's TOML."""
+    """The topology ``leafspine(leaves, spines, hosts, ...)``; ``save`` names a file for the fabric's TOML."""
 
     def build(  # type: ignore[override]
         self,
@@ -71,7 +74,7 @@ class LeafSpine(FabricTopo):
         offload: bool | None = None,
         **options: Unpack[FabricOptions],
     ) -> None:
-        """Mininet calls this with the constructor's arguments."""
+        """Build the topology; Mininet calls this with the constructor's arguments."""
         fabric = leafspine(leaves, spines, hosts, **options)
         if save is not None:
             fabric_file.save(fabric, Path(save))

@@ -16,9 +16,9 @@ from netfold.topo.mininet_path import MininetMissing
 
 
 def up(fabrics: Sequence[Fabric]) -> int:
-    """Bring fabrics with the same hosts up in a sandbox, hand the terminal to Mininet's prompt, take it all down.
+    """Start fabrics with the same hosts in a sandbox, run Mininet's prompt, and end everything when the user leaves it.
 
-    Exit status.
+    Returns an exit status.
     """
     try:
         import mininet  # noqa: F401
@@ -33,7 +33,7 @@ def up(fabrics: Sequence[Fabric]) -> int:
     from netfold.topo.run import FABRIC_VARIABLE
 
     setLogLevel("info")
-    lg.propagate = False  # it prints on its own
+    lg.propagate = False  # Mininet's logger prints by itself
     fabrics = side_by_side(fabrics, sandbox.rundir())
     logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
     os.environ["NETFOLD_CONTROLLER"] = fabrics[0].jobs

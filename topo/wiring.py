@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links and hosts of a fabric for Mininet: shaped veth pairs, and hosts that know nothing but their gateway.
+"""Links and hosts of a fabric for Mininet: shaped veth pairs, and hosts that only know their gateway.
 
-Every host has a /32 and a default route to 169.254.1.1, whose MAC is its leaf's, for good: a routed fabric, where
-nothing is ever broadcast.  IPv6 is off, so that no packet is on a link that nobody sent.
+Every host has a /32 address and a default route to 169.254.1.1, whose permanent MAC address is that of its leaf: a
+routed fabric without broadcasts.  IPv6 is off, so that the kernel sends no packets of its own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from netfold.wire.roce import Opcode, ip_packet_bytes
 GATEWAY: Final = "169.254.1.1"
 MTU: Final = 1500
 JUMBO: Final = 4200
-"""Of links whose packets hold 4096 bytes; the switches carry nothing longer."""
+"""MTU of links whose packets carry 4096 bytes; the switches take no longer frames."""
+QUEUE_BYTES: Final = 4_000_000
+"""Least room of the queue behind a link's shaper."""
 HTB_QUANTUM: Final = 60_000
-"""Bytes; HTB warns of larger ones, and a super-packet has up to 64 KiB."""
+"""Bytes; HTB warns of larger values, and a super-packet has up to 64 KiB."""
 NAME_LIMIT: Final = 15
-"""Characters of an interface's name."""
+"""Characters of an interface's name at most."""
 
 
 def execute(node: Node, script: str, what: str) -> str:
-    """Run a shell script in a node's namespaces, stopping at its first failure; its output.  Raises WiringError."""
+    """Run a shell script in a node's namespaces up to its first failure and return its output.  Raises WiringError."""
     attach = ["mnexec", "-a", str(node.pid)] if node.inNamespace else []
     done = subprocess.run(
         [*attach, "sh", "-exc", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
@@ -49,8 +51,8 @@ def mtu_for(path_mtu: int) -> int:
 class FabricIntf(Intf):  # type: ignore[misc]
     """One end of a link.
 
-    rate     of what leaves here, in tc's units; None: unshaped
-    offload  whether segmentation and checksum offloads stay on: super-packets travel whole
+    rate     of what leaves by this interface, in tc's units; None: unshaped
+    offload  whether segmentation and checksum offloads stay on, so that super-packets travel whole
     """
 
     def config(self, rate: str | None = None, offload: bool = True, mtu: int = MTU, **others: Any) -> dict[str, Any]:
@@ -73,14 +75,14 @@ class FabricIntf(Intf):  # type: ignore[misc]
 
 
 def shaper(name: str, rate: str) -> list[str]:
-    """tc commands that let ``rate`` leave an interface.
+    """The tc commands that shape what leaves an interface to ``rate``.
 
     HTB, whose burst carries two super-packets (and 2 ms of a fast link, since the kernel's timer serves it in steps),
     before a plain queue of 50 ms, at least 4 MB: the hosts' windows bound what is in flight, not a drop here.
     """
     bits = bits_per_second(rate)
     burst = max(128 * 1024, bits // 8 // 500)
-    queue = max(4_000_000, bits // 8 // 20)
+    queue = max(QUEUE_BYTES, bits // 8 // 20)
     return [
         f"tc qdisc add dev {name} root handle 1: htb default 1",
         f"tc class add dev {name} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst {burst} cburst {burst} "
@@ -105,35 +107,35 @@ class FabricLink(Link):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A host's way into a fabric."""
+class HostInterface:
+    """The interface by which a host is on a fabric."""
 
     address: str
     port: int
     gateway_mac: str
-    """Of its leaf."""
+    """MAC address of the leaf at the other end."""
     network: str = "default"
-    """What is reached by it."""
+    """Addresses that are reached by this interface."""
 
 
 class FabricHost(Host):  # type: ignore[misc]
-    """A host with an address, a link and a gateway for every fabric that it is in; most are in one."""
+    """A host with an address, a link and a gateway for every fabric that it is on; most are on one."""
 
-    def __init__(self, name: str, ways: Sequence[Way] = (), **params: Any) -> None:
-        self.ways = ways
+    def __init__(self, name: str, interfaces: Sequence[HostInterface] = (), **params: Any) -> None:
+        self.interfaces = interfaces
         super().__init__(name, **params)
 
     def config(self, **_: Any) -> dict[str, Any]:
-        """Give the host its addresses and its ways out."""
+        """Configure the host's addresses and routes.  Raises WiringError."""
         ipv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
         script = [f"if [ -e {ipv6} ]; then echo 1 > {ipv6}; fi", "ip link set dev lo up"]
-        for way in self.ways:
-            intf = self.intfs[way.port]
+        for interface in self.interfaces:
+            intf = self.intfs[interface.port]
             script += [
-                f"ip address add {way.address}/32 dev {intf.name}",
-                f"ip route add {way.network} via {GATEWAY} dev {intf.name} onlink src {way.address}",
-                f"ip neigh replace {GATEWAY} lladdr {way.gateway_mac} dev {intf.name} nud permanent",
+                f"ip address add {interface.address}/32 dev {intf.name}",
+                f"ip route add {interface.network} via {GATEWAY} dev {intf.name} onlink src {interface.address}",
+                f"ip neigh replace {GATEWAY} lladdr {interface.gateway_mac} dev {intf.name} nud permanent",
             ]
-            intf.ip, intf.prefixLen = way.address, 32
+            intf.ip, intf.prefixLen = interface.address, 32
         execute(self, "\n".join(script), f"configuring host {self.name}")
         return {}

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netfold.bench import allreduce
-from netfold.topo import rank
+from netfold.bench.commands import allreduce
+from netfold.topo import allreduce_rank
+from netfold.topo.allreduce_rank import RankSetup
 from support import needs
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
@@ -60,20 +61,22 @@ def test_the_link_is_charged_what_an_algorithm_must_move() -> None:
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_wrong_sums_are_counted(bits: int) -> None:
     """Elements beyond the bound of the lanes' format, and NaN; a sum within it is right."""
-    setup = rank.Setup(3, ["innet"], lane_bits=bits, seed=5)
-    parts = [rank.data(5, number, 1000) for number in range(3)]
+    setup = RankSetup(3, ["innet"], lane_bits=bits, seed=5)
+    parts = [allreduce_rank.data(5, number, 1000) for number in range(3)]
     out = np.sum(parts, axis=0, dtype=np.float32)
-    assert rank.count_wrong(out, setup, 1000, "innet") == 0
-    out[10] += 2 * rank.bound(3, bits, max(float(np.abs(part).max()) for part in parts))
+    assert allreduce_rank.count_wrong(out, setup, 1000, "innet") == 0
+    out[10] += 2 * allreduce_rank.bound(3, bits, max(float(np.abs(part).max()) for part in parts))
     out[20] = np.nan
-    assert rank.count_wrong(out, setup, 1000, "innet") == 2
+    assert allreduce_rank.count_wrong(out, setup, 1000, "innet") == 2
 
 
 def test_what_folds_on_an_address_shares_its_port() -> None:
     """UDP 4791 is one communicator's: the chooser and folding by name are the same one where both are asked for."""
-    assert rank._kind("auto", rank.Setup(4, ["innet", "auto"])) == rank._kind("innet", rank.Setup(4, ["innet", "auto"]))
-    assert rank._kind("auto", rank.Setup(4, ["auto", "ring"])) != rank._kind("ring", rank.Setup(4, ["auto", "ring"]))
-    assert rank._kind("auto", rank.Setup(4, ["auto"], controller=False)) == "plain"
+    both = RankSetup(4, ["innet", "auto"])
+    assert allreduce_rank._kind("auto", both) == allreduce_rank._kind("innet", both)
+    beside = RankSetup(4, ["auto", "ring"])
+    assert allreduce_rank._kind("auto", beside) != allreduce_rank._kind("ring", beside)
+    assert allreduce_rank._kind("auto", RankSetup(4, ["auto"], controller=False)) == "plain"
 
 
 @pytest.mark.netns

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from netfold.bench.machines import elements_of
+from netfold.bench.commands.machines import elements_of
 from netfold.cli.app import app
 from netfold.cli.common import CANNOT
 

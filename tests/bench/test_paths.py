@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netfold.bench.paths import PathsRow, draw
+from netfold.bench.commands.paths import PathsRow, draw
 
 
 @pytest.mark.needs("matplotlib")

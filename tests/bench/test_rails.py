@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from netfold.bench.rails import _row, spec
+from netfold.bench.commands.rails import _row, spec
 
 OPTIONS: dict[str, Any] = {
     "rails": "innet@a+tcp@b", "rates": "100mbit,50mbit", "begin": "4K", "end": "1M", "factor": 16, "rounds": 1,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from netfold.bench import simulator
-from netfold.bench.replay import Times
-from netfold.bench.simulator import Case
+from netfold.bench.commands import simulator
+from netfold.bench.commands.simulator import Case
+from netfold.bench.ranks.simulator import ReplayTimes
 from netfold.cli.app import app
 from netfold.fabric.generate import leafspine
 from netfold.sim.placement import SCHEMES
@@ -64,7 +64,7 @@ def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: P
     work = COLLECTIVES["all-to-all"](range(4), 1_000_000)
     with Network(fabric, logs=tmp_path) as network:
 
-        def measure() -> tuple[list[LinkStatus], Times, list[LinkStatus]]:
+        def measure() -> tuple[list[LinkStatus], ReplayTimes, list[LinkStatus]]:
             before = network.status().links
             times = simulator.real(network, Case("all-to-all", 2), work, topology, 8, 1, tmp_path)
             return before, times, network.status().links

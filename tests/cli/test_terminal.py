@@ -17,7 +17,7 @@ from support.demo import a_report
 LONG = "a fabric whose name is longer than any terminal is wide " * 8
 SHOWN = f"""
 import dataclasses, msgspec
-from netfold.bench import loss
+from netfold.bench.commands import loss
 from netfold.cli import doctor, links, paths, show, top
 from netfold.controller.health.wiring import Cable, Cables
 from netfold.controller.paths import path_service

@@ -83,10 +83,10 @@ def test_every_epoch_sees_every_sample_once(data: Path) -> None:
 def test_training_alone_is_repeatable_and_learns(data: Path) -> None:
     """The same bits twice, another seed's differ, and most digits are told after 30 steps."""
     spec = msgspec.structs.replace(SPEC, data=str(data), steps=30, hidden=(64,), batch=256)
-    (first, _, accuracy), (second, _, _) = train.train_alone(spec), train.train_alone(spec)
+    (first, _, accuracy), (second, _, _) = train.train_single_process(spec), train.train_single_process(spec)
     assert train.digest(first) == train.digest(second)
     assert accuracy > 0.9
-    other, _, _ = train.train_alone(msgspec.structs.replace(spec, seed=1))
+    other, _, _ = train.train_single_process(msgspec.structs.replace(spec, seed=1))
     assert train.digest(other) != train.digest(first)
 
 
@@ -111,12 +111,12 @@ def test_traffic_of_a_phase_is_the_difference_of_two_looks() -> None:
     """Bytes there and back and losses, link by link; hosts' links alone count for the mean."""
     before = report.traffic([link("leaf1:1", "h1:0", 100, 50, 1), link("leaf1:2", "spine1:1", 7, 7, 0)])
     after = report.traffic([link("leaf1:1", "h1:0", 400, 150, 3), link("leaf1:2", "spine1:1", 9007, 7, 0)])
-    phase = report.between(before, after)
+    phase = report.difference(before, after)
     assert phase == {("leaf1:1", "h1:0"): (300, 100, 2), ("leaf1:2", "spine1:1"): (9000, 0, 0)}
     assert report.host_link_bytes(phase, {"h1"}) == 200
-    loads = report.loads(phase, phase, 2.5)
+    loads = report.link_bytes(phase, phase, 2.5)
     assert (loads[0].there, loads[0].ring_there, loads[0].lost) == (300, 750, 2)
-    assert report.loads(phase, None, 2.5)[0].ring_there == 0
+    assert report.link_bytes(phase, None, 2.5)[0].ring_there == 0
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,8 @@ def test_pictures_are_svg_with_everything_inside(leaves: int, spines: int, hosts
 def test_the_busier_direction_is_the_thicker_line() -> None:
     """Up in one colour, down in the other, whichever end of the link is named first."""
     fabric = leafspine(1, 1, 1)
-    loads = [
-        report.LinkBytes("leaf1:1", "h1:0", 10, 1000, 0, 0, 0),
-        report.LinkBytes("leaf1:2", "spine1:1", 500, 20, 0, 0, 0),
-    ]
+    loads = [report.LinkBytes("leaf1:1", "h1:0", 10, 1000, 0, 0, 0),
+             report.LinkBytes("leaf1:2", "spine1:1", 500, 20, 0, 0, 0)]
     root = ElementTree.fromstring(picture.draw(fabric, loads, "", report.size))
     widths = [
         (line.attrib["stroke"], float(line.attrib["stroke-width"]))

@@ -84,7 +84,7 @@ def test_training_ends_with_the_weights_of_a_single_process(engine: Engine, tmp_
         assert len({result.weights for result in results}) == 1, f"ranks differ at loss {loss}"
         digests.add(results[0].weights)
     assert len(digests) == 1, "losses changed the weights"
-    single, single_loss, single_accuracy = train.train_alone(spec)
+    single, single_loss, single_accuracy = train.train_single_process(spec)
     start = train.Mlp((64, *spec.hidden, 10), spec.seed).weights
     assert np.max(np.abs(np.load(weights) - single)) < 1e-5
     assert np.max(np.abs(start - single)) > 0.1, "the training trained nothing"

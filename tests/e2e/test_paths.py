@@ -20,13 +20,13 @@ from support.topo import ENGINES, in_sandbox, program, undisturbed
 
 pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
 
-from netfold.bench.paths import MODES, PathsSettings, run, show, summary
+from netfold.bench.commands.paths import MODES, PathsSpec, run, show, summary
 from netfold.topo.net import Network
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = {
-    "softswitch": PathsSettings(2, 2, 4, rate="50mbit", switch="softswitch", nbytes=800_000, rounds=1),
-    "bmv2": PathsSettings(2, 2, 4, rate="10mbit", switch="bmv2", nbytes=200_000, rounds=1,
+    "softswitch": PathsSpec(2, 2, 4, rate="50mbit", switch="softswitch", nbytes=800_000, rounds=1),
+    "bmv2": PathsSpec(2, 2, 4, rate="10mbit", switch="bmv2", nbytes=200_000, rounds=1,
                      collectives=("all_to_all", "ring")),
 }
 LONG = {"softswitch": 12_000_000, "bmv2": 2_400_000}

@@ -11,7 +11,7 @@ import pytest
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, Fabric
 from netfold.topo import sandbox
-from netfold.topo.faults import Disasters
+from netfold.topo.faults import FaultInjector
 from netfold.wire.operator import JobStatus
 from support import needs
 from support.steady import PATIENCE, Steady
@@ -43,10 +43,10 @@ def test_sums_stay_exact_whatever_is_cut_killed_and_restarted(engine: Engine, tm
     """A link, then the spine that is left, then a leaf: the ranks check every sum, fold to the end, and none of them
     starts anew."""
     with Network(fabric_of(engine), logs=tmp_path / "logs") as network, Steady(network, seed=5) as steady:
-        do = Disasters(network)
-        do.cut("spine1", 1)
+        do = FaultInjector(network)
+        do.link_down("spine1", 1)
         assert roots(steady.round(1)) == ["spine2", "spine2"]
-        do.mend("spine1", 1)
+        do.link_up("spine1", 1)
         steady.all_up()
         do.kill("spine2")
         assert roots(steady.round(2)) == ["spine1", "spine1"]
@@ -66,7 +66,7 @@ def test_a_cable_that_swallows_is_found_by_the_ranks_alone(engine: Engine, tmp_p
     other spine, exact."""
     with Network(fabric_of(engine, probe=0), logs=tmp_path / "logs") as network, Steady(network, seed=6) as steady:
         for end in next(link.ends for link in network.fabric.links if link.b.startswith("spine1")):
-            Disasters(network).swallow(end.node, end.port)
+            FaultInjector(network).blackhole(end.node, end.port)
         job = steady.round(1)
         ends = steady.end()
     assert roots(job) == ["spine2", "spine2"]
@@ -80,7 +80,7 @@ def test_a_spine_that_returns_carries_running_jobs_again(engine: Engine, tmp_pat
     """It is killed, started again, and after a while the job's trees are where they were at first, all sums exact."""
     fabric = fabric_of(engine, steady=0.5)
     with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=7) as steady:
-        do = Disasters(network)
+        do = FaultInjector(network)
         do.kill("spine1")
         assert roots(steady.round(1)) == ["spine2", "spine2"]
         do.start("spine1")
@@ -95,7 +95,7 @@ def test_ranks_that_share_machines_recover_together(tmp_path: Path) -> None:
     """Two ranks on each of four hosts, which fold in groups of their own: a spine dies, and all go on, exact."""
     fabric = fabric_of("softswitch")
     with Network(fabric, logs=tmp_path / "logs") as network, Steady(network, seed=8, each=2) as steady:
-        Disasters(network).kill("spine1")
+        FaultInjector(network).kill("spine1")
         job = steady.round(1)
         ends = steady.end()
     assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 1)] * 8

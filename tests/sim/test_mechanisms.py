@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from netfold.sim.packet import Fault, Outcome, Transport, simulate
+from netfold.sim.packet import Fault, PacketOutcome, Transport, simulate
 from netfold.sim.placement import SCHEMES, place
 from netfold.sim.topology import ClosCable, Topology, leaf_spine
 from netfold.sim.workload import Workload, all_to_all
@@ -31,7 +31,7 @@ def flows(*rows: tuple[int, int, int]) -> Workload:
                     np.zeros((0, 2), np.int64))
 
 
-def run(topology: Topology, work: Workload, scheme: str = "ecmp", **changes: object) -> Outcome:
+def run(topology: Topology, work: Workload, scheme: str = "ecmp", **changes: object) -> PacketOutcome:
     faults = changes.pop("faults", ())
     return simulate(topology, work, SCHEMES[scheme], transport=replace(EXACT, **changes), faults=faults, deadline=0.5)
 

@@ -17,7 +17,7 @@ def a_report(**changes: object) -> report.DemoReport:
         "final_weights_equal": True, "weights_sha256": "ab" * 32, "max_abs_diff_vs_single": 1e-7,
         "gradient_bytes": 1000, "bytes_per_host_link": 1100.0, "ring_bytes_per_host_link": 1100.0,
         "retransmissions": 0, "packets_sent": 2, "packets_lost": 0,
-        "trees": [report.Carried("leaf1", 1000, 2, 0)], "times": [report.Time("in the network", 0.01)],
+        "trees": [report.TreeTotals("leaf1", 1000, 2, 0)], "times": [report.AllreduceTime("in the network", 0.01)],
         "links": [report.LinkBytes("leaf1:1", "h1:0", 1, 2, 3, 4, 0)],
     }
     return msgspec.convert({**msgspec.to_builtins(fields), **changes}, report.DemoReport)

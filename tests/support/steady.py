@@ -2,7 +2,7 @@
 """Ranks that sum without a break on a fabric, and a test that goes on when it has seen what it waits for.
 
     with Steady(network, seed=5) as steady:
-        disasters.kill("spine1")
+        faults.kill("spine1")
         steady.round(1)                 # the controller has planned anew, and the ranks go on
         ends = steady.end()             # what each rank says, after the same number of operations
 """

@@ -213,13 +213,13 @@ def test_the_prompt_of_a_fabric_runs_programs_on_it() -> None:
 def test_more_ranks_than_hosts_share_them_equally() -> None:
     """Side by side, so that local ranks count up; what leaves a rest is refused with the figures."""
     fabric = leafspine(2, 2, 4)
-    names = [host.name for host in run.chosen(fabric, 8)]
+    names = [host.name for host in run.hosts_of_ranks(fabric, 8)]
     assert names == ["h1", "h1", "h2", "h2", "h3", "h3", "h4", "h4"]
-    assert [host.name for host in run.chosen(fabric, 3)] == ["h1", "h2", "h3"]
-    told = [environment(fabric, run.chosen(fabric, 8), rank, job="a") for rank in range(8)]
+    assert [host.name for host in run.hosts_of_ranks(fabric, 3)] == ["h1", "h2", "h3"]
+    told = [environment(fabric, run.hosts_of_ranks(fabric, 8), rank, job="a") for rank in range(8)]
     assert [env["LOCAL_RANK"] for env in told] == ["0", "1"] * 4
     assert {env["LOCAL_WORLD_SIZE"] for env in told} == {"2"}
     assert told[0]["NETFOLD_ADDRESS"] == told[1]["NETFOLD_ADDRESS"] != told[2]["NETFOLD_ADDRESS"]
     for wrong in (0, 6):
         with pytest.raises(run.CannotRun, match=f"-np {wrong}: expected 1 to 4.*multiple of 4"):
-            run.chosen(fabric, wrong)
+            run.hosts_of_ranks(fabric, wrong)

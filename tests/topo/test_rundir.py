@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from netfold.topo import sandbox
-from netfold.topo.rundir import LOCK, PREFIX, clear_abandoned, held
+from netfold.topo.rundir import LOCK, PREFIX, clear_abandoned, locked_folder
 
 BOUND = 60.0
 HOLDER = """
 import sys
 from pathlib import Path
-from netfold.topo.rundir import held
-with held(Path(sys.argv[1])) as folder:
+from netfold.topo.rundir import locked_folder
+with locked_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     sys.stdin.read()
 """
@@ -46,8 +46,8 @@ def killed_holders_folder(place: Path) -> Path:
 
 
 def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
-    """While it is held nobody removes it; afterwards it is gone, whatever lies in it."""
-    with held(tmp_path) as folder:
+    """While it is locked_folder nobody removes it; afterwards it is gone, whatever lies in it."""
+    with locked_folder(tmp_path) as folder:
         (folder / "file").touch()
         assert clear_abandoned(tmp_path) == []
         assert folder.is_dir()
@@ -57,7 +57,7 @@ def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
 def test_what_a_killed_holder_leaves_is_removed(tmp_path: Path) -> None:
     """Its lock went with it; a folder that is in use beside it stays."""
     dead = killed_holders_folder(tmp_path)
-    with held(tmp_path) as used:
+    with locked_folder(tmp_path) as used:
         assert clear_abandoned(tmp_path) == [dead]
         assert list(tmp_path.iterdir()) == [used]
 

@@ -60,7 +60,7 @@ def allreduce(
     Everything runs in a sandbox on this machine: a leaf-spine fabric of P4 switches, and beside it a plain kernel
     bridge, the best case for what does not fold. Exit status 1 where a sum is wrong.
     """
-    from netfold.bench import allreduce as bench
+    from netfold.bench.commands import allreduce as bench
 
     with _failing("allreduce"):
         spec = bench.spec(
@@ -83,7 +83,7 @@ def machines(
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
 ) -> None:
     """Several ranks a machine: folded once a machine, beside a flat ring and Tencent's scheme, and what suffices."""
-    from netfold.bench import machines as bench
+    from netfold.bench.commands import machines as bench
 
     with _failing("machines"):
         bench.run(machines=machines, members=members, rate=rate, engine=engine_of(switch), sizes=sizes, rounds=rounds,
@@ -100,7 +100,7 @@ def simulator(
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here.")] = None,
 ) -> None:
     """The packet simulator against a real fabric: the same flows on both; exit status 1 beyond 15 %."""
-    from netfold.bench import simulator as bench
+    from netfold.bench.commands import simulator as bench
 
     with _failing("simulator"):
         within = bench.run(hosts=hosts, rate=rate, size=size, window=window, rounds=rounds, json=json)
@@ -133,14 +133,14 @@ def paths(
 
     Everything runs in a sandbox on this machine, on real packets; every element of every result is checked.
     """
-    from netfold.bench import paths as bench
+    from netfold.bench.commands import paths as bench
 
     with _failing("paths"):
-        settings = bench.settings(
+        spec = bench.spec(
             topo=topo, rate=rate, switch=engine_of(switch), nbytes=nbytes, rounds=rounds, modes=modes,
             collectives=collectives, scope=scope, fail_after=fail_link, silent=silent,
         )
-    raise typer.Exit(bench.main(settings, out, json))
+    raise typer.Exit(bench.main(spec, out, json))
 
 
 @app.command()
@@ -164,7 +164,7 @@ def rails(
 
     Hosts have an interface on each plane. Exit status 1 where a sum is wrong.
     """
-    from netfold.bench import rails as bench
+    from netfold.bench.commands import rails as bench
 
     with _failing("rails"):
         spec = bench.spec(
@@ -189,7 +189,7 @@ def loss(
     seed: Annotated[int, typer.Option(help="Of the first round's losses; the next ones count up.")] = 0,
 ) -> None:
     """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
-    from netfold.bench import loss as bench
+    from netfold.bench.commands import loss as bench
 
     with _failing("loss"):
         bench.run(
@@ -200,21 +200,21 @@ def loss(
 
 @app.command()
 def recovery(
-    disasters: Annotated[str, typer.Option(help="By commas: spine, link, silent, leaf, return.")] = "spine,link,leaf",
+    faults: Annotated[str, typer.Option(help="By commas: spine, link, silent, leaf, return.")] = "spine,link,leaf",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "1gbit",
     elements: Annotated[int, typer.Option(help="Of the tensor, int32.")] = 60_000,
-    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Of each disaster, on a fabric of its own.")] = 5,
-    after: Annotated[float, typer.Option(help="Seconds of sums after a disaster.")] = 3.0,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Of each fault, on a fabric of its own.")] = 5,
+    after: Annotated[float, typer.Option(help="Seconds of sums after a fault.")] = 3.0,
     probe: Annotated[float, typer.Option(help="Seconds between probes of a link, as the fabric's file has it.")] = 0.5,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all pauses here.")] = None,
 ) -> None:
     """How long running sums pause when a spine, a link or a leaf goes away under them, and when a spine is back."""
-    from netfold.bench import recovery as bench
+    from netfold.bench.commands import recovery as bench
 
     with _failing("recovery"):
         bench.run(
-            bench.spec(disasters=disasters, engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds,
+            bench.spec(faults=faults, engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds,
                        after=after, probe=probe), json,
         )
 
@@ -225,7 +225,7 @@ def soak(
     rate: Annotated[str, typer.Option(help="Of every link, in tc's units; default: 1gbit, of BMv2 50mbit.")] = "",
     elements: Annotated[int, typer.Option(help="Of the longest tensor; default: 200000, of BMv2 8000.")] = 0,
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="Each on a fabric and with a seed of its own.")] = 10,
-    disasters: Annotated[int, typer.Option(help="In a round.")] = 5,
+    faults: Annotated[int, typer.Option(help="In a round.")] = 5,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds here.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the logs of failed rounds here.")] = None,
     seed: Annotated[int, typer.Option(help="Of the first round; the next ones count up.")] = 0,
@@ -234,11 +234,11 @@ def soak(
 
     Exit status 1 where a round failed; its seed repeats it.
     """
-    from netfold.bench import soak as bench
+    from netfold.bench.commands import soak as bench
 
     with _failing("soak"):
         results = bench.run(
-            bench.spec(engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds, disasters=disasters,
+            bench.spec(engine=engine_of(switch), rate=rate, elements=elements, rounds=rounds, faults=faults,
                        seed=seed, logs=logs), json,
         )
     if any(result.failed for result in results):

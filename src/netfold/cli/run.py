@@ -45,10 +45,10 @@ def run(
         fail(CANNOT, f"run: --grace {grace:g}, --timeout {timeout}: expected seconds, 0 or more, above 0")
     if topo is not None and fabric:
         fail(CANNOT, "run: expected either --topo or --fabric, got both")
-    what = runner.What(command, job, ranks, rails, grace, timeout)
+    request = runner.RunRequest(command, job, ranks, rails, grace, timeout)
     try:
         if topo is not None:
-            status = runner.run_in(generated.planes(topo), what)
+            status = runner.run_in(generated.planes(topo), request)
         else:
             if generated != DEFAULTS:
                 fail(CANNOT, "run: --switch, --rate, --seed, --path-mtu, --loss and other faults go with --topo")
@@ -58,7 +58,7 @@ def run(
                 fail(CANNOT, "run: on which hosts? Give --topo leafspine,LEAVES,SPINES,HOSTS, or --fabric FABRIC.toml "
                              "for one that is up; at the prompt of `netfold up --topo` it is known. Across machines "
                              "start ranks by torchrun or a scheduler (docs/host.md)")
-            status = runner.run_on([load(file) for file in files], what)
+            status = runner.run_on([load(file) for file in files], request)
     except runner.CannotRun as error:
         fail(CANNOT, str(error))
     raise typer.Exit(status)

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench allreduce`: algorithms side by side over links of the same rate, with options like nccl-tests'.
+
+Folding, and algorithms between the hosts, run on a leaf-spine fabric of P4 switches; gloo, and algorithms with @bridge
+behind their name, on a plain kernel bridge with the same link rates.  Rounds are interleaved, and each begins with the
+next algorithm: A B C, B C A.  A time is the median over rounds of the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from netfold.bench.harness.processors import cpu_seconds
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, FabricError, bits_per_second
+from netfold.host.collectives import ALLREDUCE
+from netfold.topo import sandbox
+from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
+from netfold.wire import roce
+from netfold.wire.jobs import Peer
+
+if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
+    from netfold.bench.harness.bridge import Bridge
+    from netfold.bench.harness.workers import Workers
+
+BRIDGE: Final = "@bridge"
+ON_FABRIC: Final = ("fabric", "roce")
+LANE_BITS: Final = (32, 16, 8)
+READY_SECONDS: Final = 120.0
+"""Seconds for all ranks to join; the first compilation of the native library on a slow machine takes long."""
+
+
+@dataclass(frozen=True)
+class AllreduceSpec:
+    """What to measure."""
+
+    sizes: tuple[int, ...]
+    iterations: int
+    warmup: int
+    rounds: int
+    check: bool
+    ranks: int
+    leaves: int
+    spines: int
+    engine: Engine
+    rate: str
+    loss: float
+    lane_bits: int
+    path_mtu: int
+    algorithms: tuple[str, ...]
+    seed: int
+    timeout: float
+
+
+class AllreduceRow(msgspec.Struct, frozen=True):
+    """One algorithm at one size.  Times are medians over rounds of the slowest rank's."""
+
+    algorithm: str
+    engine: str
+    """What carried it: softswitch, bmv2, or bridge."""
+    ranks: int
+    nbytes: int
+    lane_bits: int
+    path_mtu: int
+    """Payload bytes of a packet on the fabric."""
+    seconds: float
+    seconds_best: float
+    seconds_worst: float
+    algbw_bytes_per_s: float
+    link_fraction: float
+    """Part of a link's rate that `least_bytes`, moved in this time, would take."""
+    cpu_seconds: float
+    """Processor time of all ranks for one operation; threads of the kernel are not charged to them."""
+    switch_cpu_seconds: float
+    """Processor time of all switch processes for one operation."""
+    machine_busy: float
+    """Share of all cores that were busy meanwhile; at 1 the processors are the bottleneck."""
+    retransmissions: int
+    wrong: int
+    path: str
+
+
+def spec(
+    *, begin: str, end: str, factor: int, iterations: int, warmup: int, rounds: int, check: bool, ranks: int, topo: str,
+    engine: Engine, rate: str, loss: float, lane_bits: int, path_mtu: int, algorithms: str, seed: int,
+    timeout: float,
+) -> AllreduceSpec:
+    """Check the options of the command line.  Raises ValueError, which names the option."""
+    first, last = size(begin, "-b"), size(end, "-e")
+    if not 4 <= first <= last:
+        raise ValueError(f"-b {begin} -e {end}: expected at least 4 bytes, and the end not below the beginning")
+    for option, value, least in (("-f", factor, 2), ("-n", iterations, 1), ("-w", warmup, 0), ("--rounds", rounds, 1)):
+        if value < least:
+            raise ValueError(f"{option} {value}: expected {least} or more")
+    leaves, comma, spines = topo.partition(",")
+    if not (comma and leaves.isdecimal() and spines.isdecimal()):
+        raise ValueError(f"--topo {topo}: expected LEAVES,SPINES, as 2,2")
+    if ranks < 2 or ranks % int(leaves):
+        raise ValueError(f"--ranks {ranks}: expected 2 or more, the same number on each of {leaves} leaves")
+    if lane_bits not in LANE_BITS:
+        raise ValueError(f"--lane-bits {lane_bits}: expected one of {', '.join(map(str, LANE_BITS))}")
+    if path_mtu not in roce.PATH_MTUS:
+        raise ValueError(f"--path-mtu {path_mtu}: expected one of {', '.join(map(str, roce.PATH_MTUS))}")
+    if not timeout > 0:
+        raise ValueError(f"--timeout {timeout:g}: expected seconds above 0")
+    try:
+        bits_per_second(rate)
+    except FabricError as error:
+        raise ValueError(f"--rate: {error}") from error
+    names = tuple(dict.fromkeys(name.strip() for name in algorithms.split(",") if name.strip()))
+    known = {"innet", "roce", "auto", "gloo", *ALLREDUCE}
+    for name in names:
+        plain = name.removesuffix(BRIDGE)
+        if plain not in known or (name != plain and plain in ("innet", "roce")):
+            raise ValueError(f"--algorithms: no algorithm is called {name!r}; there are {', '.join(sorted(known))}, "
+                             f"and {BRIDGE} behind those of TCP")
+    if not names:
+        raise ValueError("--algorithms: expected at least one")
+    sizes = []
+    while first <= last:
+        sizes.append(first // 4 * 4)
+        first *= factor
+    return AllreduceSpec(tuple(sizes), iterations, warmup, rounds, check, ranks, int(leaves), int(spines), engine,
+                         rate, loss, lane_bits, path_mtu, names, seed, timeout)
+
+
+def size(text: str, option: str) -> int:
+    """Parse a number of bytes, which may end in K, M or G for powers of 1024.  Raises ValueError."""
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    number = text[:-1] if scale > 1 else text
+    if not number.isdecimal():
+        raise ValueError(f"{option} {text}: expected bytes, or a number with K, M or G behind it")
+    return int(number) * scale
+
+
+def least_bytes(algorithm: str, ranks: int, nbytes: int, lane_bits: int) -> float:
+    """Payload bytes that each host's link must carry in each direction.
+
+    It is the tensor's size M where switches fold, and 2 (N-1)/N M for an algorithm between N hosts (Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations").
+    """
+    if algorithm == "innet":
+        return nbytes * lane_bits / 32
+    return 2 * (ranks - 1) / ranks * nbytes
+
+
+def run(spec: AllreduceSpec, json: Path | None, echo: Callable[[str], None] = print) -> list[AllreduceRow]:
+    """Measure in a sandbox, print a table, and write the rows to ``json``.  Raises FabricFailed, ValueError."""
+    if "gloo" in spec.algorithms and find_spec("torch") is None:
+        print("netfold: torch is not installed (pip install torch): no figures of gloo", file=sys.stderr)
+        spec = dataclasses.replace(spec, algorithms=tuple(name for name in spec.algorithms if name != "gloo"))
+    import mininet  # noqa: F401  # raises an error that says what to install, before anything is started
+
+    sandbox.enter()
+    from mininet.log import setLogLevel
+
+    setLogLevel("error")
+    with _start_workers(spec) as (workers, switches):
+        return _measure(spec, workers, switches, json, echo)
+
+
+@contextlib.contextmanager
+def _start_workers(spec: AllreduceSpec) -> Iterator[tuple[dict[str, Workers], list[int]]]:
+    """Start groups of ranks, by name (`_group_of`); also yields the process numbers of the switches."""
+    from netfold.bench.harness.bridge import Bridge
+    from netfold.bench.harness.workers import Workers
+    from netfold.topo.net import Network, environment, with_sockets_in
+    from netfold.topo.wiring import mtu_for
+
+    logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
+    names: dict[str, list[str]] = {}
+    for name in spec.algorithms:
+        names.setdefault(_group_of(name), []).append(name.removesuffix(BRIDGE))
+    workers: dict[str, Workers] = {}
+    switches: list[int] = []
+    with contextlib.ExitStack() as stack:
+        here = [group_name for group_name in ON_FABRIC if group_name in names]
+        if here:
+            # each group has its own hosts, as many on each leaf, since an address has one UDP port 4791
+            under = spec.ranks // spec.leaves
+            fabric = with_sockets_in(
+                leafspine(spec.leaves, spec.spines, spec.ranks * len(here), rate=spec.rate, loss=spec.loss,
+                          seed=spec.seed, engine=spec.engine, path_mtu=spec.path_mtu),
+                sandbox.rundir(),
+            )
+            network = stack.enter_context(Network(fabric, logs=logs))
+            switches = [switch.child.pid for switch in network.switches if switch.child is not None]
+            for number, ours in enumerate(here):
+                hosts = [host for at, host in enumerate(fabric.hosts) if at // under % len(here) == number]
+                pids = [network.mininet.get(host.name).pid for host in hosts]
+                envs = [environment(fabric, hosts, rank, job="bench") for rank in range(spec.ranks)]
+                workers[ours] = stack.enter_context(Workers(ours, _command(spec, names[ours]), pids, envs, logs))
+        if names.keys() - set(ON_FABRIC):
+            bridge = stack.enter_context(Bridge(spec.ranks, spec.rate, mtu_for(spec.path_mtu)))
+            envs = [_environment(bridge, rank) for rank in range(spec.ranks)]
+            for group_name in names.keys() - set(ON_FABRIC):
+                command = _command(spec, names[group_name], controller=False)
+                workers[group_name] = stack.enter_context(Workers(group_name, command, bridge.pids, envs, logs))
+        if "bridge" in workers:
+            peers = [msgspec.json.decode(line, type=Peer) for line in workers["bridge"].receive(READY_SECONDS)]
+            workers["bridge"].send(msgspec.json.encode(peers))
+        for group in workers.values():
+            group.receive(READY_SECONDS)
+        yield workers, switches
+
+
+def _measure(
+    spec: AllreduceSpec, workers: Mapping[str, Workers], switches: Sequence[int], json: Path | None,
+    echo: Callable[[str], None],
+) -> list[AllreduceRow]:
+    echo(
+        f"# {spec.ranks} ranks; fabric {spec.leaves} x {spec.spines}, {spec.engine}"
+        + (f", losing {spec.loss:.1%} on each link" if spec.loss else "")
+        + f"; links {spec.rate}; float32 sum, {spec.lane_bits}-bit lanes, path MTU {spec.path_mtu}; medians of "
+        f"{spec.rounds} interleaved rounds of {spec.iterations}"
+    )
+    echo(f"# {'bytes':>10}  {'algorithm':<24} {'ms':>9} {'best..worst':>17} {'algbw MB/s':>10} {'link':>5} "
+         f"{'cpu s/GB':>8} {'switches':>8} {'busy':>5} {'repeats':>7} {'wrong':>5}")
+    rows: list[AllreduceRow] = []
+    for nbytes in spec.sizes:
+        turns: dict[str, list[tuple[list[Timing], float]]] = {name: [] for name in spec.algorithms}
+        for number in range(spec.rounds):
+            first = number % len(spec.algorithms)  # an algorithm is slower after a pause, or after a slow one
+            for name in (*spec.algorithms[first:], *spec.algorithms[:first]):
+                turn = TimingCommand(name.removesuffix(BRIDGE), nbytes, spec.iterations, spec.warmup,
+                            spec.check and number == spec.rounds - 1)
+                before = sum(map(cpu_seconds, switches))
+                group = workers[_group_of(name)]
+                group.send(msgspec.json.encode(turn))
+                took = group.receive((spec.iterations + spec.warmup + 2) * spec.timeout)
+                spent = (sum(map(cpu_seconds, switches)) - before) / (spec.iterations + spec.warmup)
+                turns[name].append(([msgspec.json.decode(line, type=Timing) for line in took], spent))
+        for name, rounds in turns.items():
+            rows.append(_row(spec, name, nbytes, rounds))
+        for row in rows[-len(turns):]:
+            echo(_line(row, rows))
+            if row.algorithm.startswith("auto"):
+                echo(f"#   {row.path}")
+        if json is not None:  # after each size, so that an interrupted run leaves results
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    return rows
+
+
+def _row(spec: AllreduceSpec, name: str, nbytes: int, rounds: Sequence[tuple[Sequence[Timing], float]]) -> AllreduceRow:
+    seconds = sorted(max(took.seconds for took in ranks) for ranks, _ in rounds)
+    median = statistics.median(seconds)
+    least = least_bytes(name.removesuffix(BRIDGE), spec.ranks, nbytes, spec.lane_bits)
+    on_fabric = _group_of(name) in ON_FABRIC
+    return AllreduceRow(
+        algorithm=name,
+        engine=spec.engine if on_fabric else "bridge",
+        ranks=spec.ranks,
+        nbytes=nbytes,
+        lane_bits=spec.lane_bits if name in ("innet", "auto") else 32,
+        path_mtu=spec.path_mtu,
+        seconds=median,
+        seconds_best=seconds[0],
+        seconds_worst=seconds[-1],
+        algbw_bytes_per_s=nbytes / median,
+        link_fraction=least * 8 / median / bits_per_second(spec.rate),
+        cpu_seconds=statistics.median(sum(took.cpu_seconds for took in ranks) for ranks, _ in rounds),
+        switch_cpu_seconds=statistics.median(spent for _, spent in rounds) if on_fabric else 0.0,
+        machine_busy=statistics.median(ranks[0].machine_busy for ranks, _ in rounds),
+        retransmissions=sum(took.retransmissions for ranks, _ in rounds for took in ranks),
+        wrong=sum(took.wrong for ranks, _ in rounds for took in ranks),
+        path=rounds[-1][0][0].path,
+    )
+
+
+def _line(row: AllreduceRow, rows: Sequence[AllreduceRow]) -> str:
+    gloo = next((other for other in rows if other.nbytes == row.nbytes and other.algorithm == "gloo"), None)
+    beside = f"  {gloo.seconds / row.seconds:.2f} x gloo" if gloo is not None and gloo is not row else ""
+    spread = f"{row.seconds_best * 1e3:.2f}..{row.seconds_worst * 1e3:.2f}"
+    gigabytes = row.nbytes / 1e9
+    return (
+        f"  {row.nbytes:>10}  {row.algorithm:<24} {row.seconds * 1e3:>9.2f} {spread:>17} "
+        f"{row.algbw_bytes_per_s / 1e6:>10.1f} {row.link_fraction:>5.0%} {row.cpu_seconds / gigabytes:>8.1f} "
+        f"{row.switch_cpu_seconds / gigabytes:>8.1f} {row.machine_busy:>5.0%} {row.retransmissions:>7} "
+        f"{row.wrong:>5}{beside}"
+    )
+
+
+def _group_of(name: str) -> str:
+    """The group of ranks that runs an algorithm."""
+    if name in ("gloo", "roce"):
+        return name
+    return "bridge" if name.endswith(BRIDGE) else "fabric"
+
+
+def _command(spec: AllreduceSpec, algorithms: Sequence[str], *, controller: bool = True) -> list[str]:
+    setup = RankSetup(spec.ranks, list(algorithms), spec.lane_bits, spec.seed, spec.timeout, controller)
+    return [sys.executable, "-m", "netfold.topo.allreduce_rank", msgspec.json.encode(setup).decode()]
+
+
+def _environment(bridge: Bridge, rank: int) -> dict[str, str]:
+    """The environment variables of a rank on the bridge, like `netfold.topo.net.environment` on a fabric."""
+    return {
+        "RANK": str(rank),
+        "NETFOLD_ADDRESS": bridge.addresses[rank],
+        "MASTER_ADDR": bridge.addresses[0],
+        "MASTER_PORT": "29400",
+        "GLOO_SOCKET_IFNAME": bridge.interface,
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench loss`: what lost packets cost in time, bytes on links and memory, and which switch answers repeats.
+
+Every round starts a fabric of its own for each loss rate, with a seed of its own, and folds the same tensors.  A
+round's time is the median of its operations, and an operation's is that of its slowest rank.  Ratios are to the same
+round without loss, so that other load on the machine affects both alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from netfold.bench.ranks.loss import LossResult, LossTask
+from netfold.fabric.graph import Engine, Fabric
+from netfold.host.innet.native import CREDITS_VARIABLE, Credits
+from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
+from netfold.wire import roce
+
+if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
+    from netfold.wire.operator import Status
+
+SECONDS: Final = 120.0
+"""Seconds for all ranks of one round at one loss rate."""
+LANES_BYTES: Final = 4 * roce.LANES
+STATE_BYTES: Final = 16
+"""Bytes of a slot beside its words: slot_state in p4src/fold.p4."""
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """What to measure."""
+
+    topo: str
+    engine: Engine
+    rate: str
+    nbytes: int
+    operations: int
+    rounds: int
+    losses: tuple[float, ...]
+    seed: int
+    credits: tuple[str, ...]
+    """Values of NETFOLD_CREDITS that are measured in turn; an empty one stands for the window alone."""
+
+
+class LossRow(msgspec.Struct, frozen=True):
+    """One loss rate: medians over rounds.  Bytes are multiples of the tensor's size."""
+
+    loss: float
+    credits: str
+    seconds: float
+    ratio: float
+    """Time over that of the same round without loss and without credits."""
+    ratio_least: float
+    ratio_most: float
+    again: float
+    """Part of the packets sent by ranks that was a retransmission."""
+    timeouts: float
+    """Time-outs of all ranks in an operation."""
+    host_up: float
+    """Bytes over a host's link to its leaf, the mean over hosts."""
+    host_down: float
+    leaf_up: float
+    """Bytes from a leaf to all spines, the mean over leaves; 0 without spines."""
+    levels: dict[str, float]
+    """Repeats in an operation by role of the switch and what became of them: "leaf answered", "spine waited"..."""
+    slot_bytes: int
+    """Bytes of the job's slots on the switch where it has most."""
+
+
+def spec(
+    *, topo: str, engine: Engine, rate: str, nbytes: int, operations: int, rounds: int, losses: str, seed: int,
+    credits: str = "",
+) -> LossSpec:
+    """Check the options of the command line.  Raises ValueError, which names the option."""
+    from netfold.fabric import generate
+
+    for option, value in (("--operations", operations), ("--rounds", rounds), ("--bytes", nbytes)):
+        if value < 1:
+            raise ValueError(f"{option} {value}: expected 1 or more")
+    try:
+        shares = tuple(sorted({0.0, *(float(share) for share in losses.split(","))}))
+    except ValueError as error:
+        raise ValueError(f"--losses {losses}: expected shares with commas, as 0.001,0.01") from error
+    generate.parse(topo, rate=rate, engine=engine, loss=shares[-1], seed=seed)
+    beside = tuple(credits.split(",")) if credits else ()
+    for one in beside:
+        Credits.parse(one)
+    return LossSpec(topo, engine, rate, nbytes, operations, rounds, shares, seed, ("", *beside))
+
+
+def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
+    """Measure in a sandbox, print the rows, and write them to ``file`` as JSON.  Raises FabricFailed."""
+    sandbox.enter()
+    from netfold.fabric.generate import parse
+    from netfold.topo.net import Network
+
+    rounds: dict[tuple[float, str], list[_Round]] = {each: [] for each in product(spec.losses, spec.credits)}
+    with tempfile.TemporaryDirectory(dir=sandbox.rundir()) as logs:
+        for number in range(spec.rounds):
+            for loss, credits in rounds:
+                fabric = parse(spec.topo, rate=spec.rate, engine=spec.engine, rundir=sandbox.rundir(), loss=loss,
+                               seed=spec.seed + number)
+                try:
+                    with Network(fabric, logs=Path(logs)) as network:
+                        rounds[loss, credits].append(_measure(network, spec, credits))
+                except FabricFailed as error:
+                    raise FabricFailed(f"round {number + 1}, loss {loss:g}: {error}") from error
+                print(f"round {number + 1}, loss {loss:g}{f', credits {credits}' if credits else ''}: "
+                      f"{rounds[loss, credits][-1].seconds * 1e3:.1f} ms", file=sys.stderr)
+    rows = [_row(loss, credits, some, rounds[spec.losses[0], ""], spec) for (loss, credits), some in rounds.items()]
+    _show(rows, spec)
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One round at one loss rate."""
+
+    seconds: float
+    took: list[LossResult]
+    status: Status
+    """The fabric's status when all ranks had left; every packet since its start belongs to this job."""
+    fabric: Fabric
+
+
+def _measure(network: Any, spec: LossSpec, credits: str) -> _Round:
+    work = LossTask(-(-spec.nbytes // 4), spec.operations)
+    command = [sys.executable, "-m", "netfold.bench.ranks.loss", msgspec.json.encode(work).decode()]
+    lines = network.launch(command, job="loss", env={CREDITS_VARIABLE: credits}).wait(within=SECONDS)
+    took = [msgspec.json.decode(said[-1], type=LossResult) for said in lines]
+    slowest = [max(times) for times in zip(*(one.seconds for one in took), strict=True)]
+    return _Round(statistics.median(slowest), took, network.status(), network.fabric)
+
+
+def _row(loss: float, credits: str, rounds: Sequence[_Round], clean: Sequence[_Round], spec: LossSpec) -> LossRow:
+    ratios = [one.seconds / base.seconds for one, base in zip(rounds, clean, strict=True)]
+    tensors = (spec.operations + 1) * spec.nbytes  # the switches' counters include the operation that warms up
+
+    def mean(values: Sequence[float]) -> float:
+        return statistics.fmean(values) if values else 0.0
+
+    ups: list[float] = []
+    downs: list[float] = []
+    uplinks: list[float] = []
+    levels: dict[str, float] = {}
+    for one in rounds:
+        roles = {switch.name: switch.role for switch in one.fabric.switches}
+        leaf_up = {name: 0.0 for name, role in roles.items() if role == "leaf"}
+        for link in one.status.links:
+            a, b = link.a.partition(":")[0], link.b.partition(":")[0]
+            if b in roles:
+                if a in leaf_up:
+                    leaf_up[a] += link.a_to_b.bytes / tensors
+            else:
+                downs.append(link.a_to_b.bytes / tensors)
+                ups.append(link.b_to_a.bytes / tensors)
+        uplinks += leaf_up.values()
+        for switch in one.status.switches:
+            for what in ("answered", "asked", "waited", "late", "repeated"):
+                count = getattr(switch.folded, what) / ((spec.operations + 1) * len(rounds))
+                levels[f"{switch.role} {what}"] = levels.get(f"{switch.role} {what}", 0.0) + count
+    job = rounds[0].status.jobs[0]
+    held = max((sum(switch in tree.switches for tree in job.trees) for switch in
+                {switch for tree in job.trees for switch in tree.switches}), default=0)
+    return LossRow(
+        loss, credits, statistics.median(one.seconds for one in rounds),
+        statistics.median(ratios), min(ratios), max(ratios),
+        again=sum(t.retransmissions for s in rounds for t in s.took) / sum(t.packets for s in rounds for t in s.took),
+        timeouts=sum(t.timeouts for s in rounds for t in s.took) / (spec.operations * len(rounds)),
+        host_up=mean(ups), host_down=mean(downs), leaf_up=mean(uplinks),
+        levels={name: count for name, count in levels.items() if count},
+        slot_bytes=held * job.slots * (LANES_BYTES + STATE_BYTES),
+    )
+
+
+def theory(nbytes: int) -> float:
+    """Bytes of the frames (Ethernet without FCS) that carry a tensor of ``nbytes``, as a multiple of its size.
+
+    So much crosses a host's link in each direction, and leaves each leaf upwards, where nothing is lost.
+    """
+    packets = -(-nbytes // LANES_BYTES)
+    frame = 14 + roce.IPV4_BYTES + roce.UDP_BYTES + roce.data_packet_bytes(roce.Opcode.WRITE_MIDDLE)
+    return packets * frame / nbytes
+
+
+def _show(rows: Sequence[LossRow], spec: LossSpec) -> None:
+    from rich.table import Table
+
+    from netfold import terminal
+
+    console = terminal.console()
+    console.print(
+        f"{spec.topo} on {spec.engine}, {spec.rate} links, {spec.nbytes} bytes of int32; {spec.rounds} rounds "
+        f"of {spec.operations} operations. The job's slots take {rows[0].slot_bytes / 2**20:.2f} MiB of a switch. "
+        f"Theory without loss: {theory(spec.nbytes):.3f} of the tensor over a host's link each way, and up from a leaf."
+    )
+    table = Table("loss", "credits", "ms", "times (least..most)", "sent again", "time-outs", "host up", "host down",
+                  "leaf up", box=None)
+    for row in rows:
+        table.add_row(f"{row.loss:g}", row.credits or "-", f"{row.seconds * 1e3:.1f}",
+                      f"{row.ratio:.2f} ({row.ratio_least:.2f}..{row.ratio_most:.2f})", f"{row.again:.1%}",
+                      f"{row.timeouts:.1f}", f"{row.host_up:.3f}", f"{row.host_down:.3f}", f"{row.leaf_up:.3f}")
+    console.print(table)
+    console.print("Repeats in an operation, by who saw them and what became of them:")
+    for row in rows:
+        levels = ", ".join(f"{name} {count:.0f}" for name, count in row.levels.items() if count >= 0.5)
+        console.print(f"  {row.loss:g}{f', {row.credits}' if row.credits else ''}: {levels or 'none'}")
+

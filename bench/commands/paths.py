@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench paths`: four ways to choose paths, side by side on the same links.
+
+    pinned   Ethereal: the controller splits the flows of each step, and pins each piece by its source port
+    ecmp     a hash of addresses and ports, one queue pair to each peer
+    spray    the leaf picks a random uplink for each packet
+    reps     the host picks a source port for each packet, from those of unmarked ACKs; the leaf hashes
+
+Collectives run on real packets between namespaces.  Bytes are those that the switches count, times those of the
+slowest rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from netfold.bench.ranks.paths import BREAK_LINK, RESTORE_LINK, Collective, Mode, PathsResult, PathsTask
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, Fabric
+from netfold.plots.charts import BarChart, PlotsMissing, bar_charts
+from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
+
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
+WINDOW: Final[dict[Engine, int]] = {"softswitch": 128, "bmv2": 64}
+"""Packets in flight on a queue pair at most: 20 ms of a 50 Mb/s link, or what BMv2's queues hold."""
+QUEUE: Final = 4_000_000
+"""Bytes that a mended link's queue holds."""
+SECONDS: Final = 600.0
+"""Seconds for all ranks to end."""
+
+
+class PathsSpec(NamedTuple):
+    """What to measure.
+
+    fail_after  seconds into an all-to-all at which the first leaf's first uplink breaks; None: never
+    silent      whether the link drops packets in both directions while both ends see it as up
+    """
+
+    leaves: int = 4
+    spines: int = 4
+    hosts: int = 16
+    rate: str = "50mbit"
+    switch: Engine = "softswitch"
+    nbytes: int = 2 << 20
+    rounds: int = 3
+    modes: Sequence[Mode] = MODES
+    collectives: Sequence[Collective] = COLLECTIVES
+    fail_after: float | None = None
+    silent: bool = False
+    scope: Literal["host", "leaf"] = "leaf"
+    probe: float = 0.5
+
+
+class PathsRow(NamedTuple):
+    """One collective in one mode, over all rounds.  Times in seconds."""
+
+    collective: str
+    mode: str
+    failed: bool
+    up: float
+    """Bytes on the busiest uplink of a leaf over the mean of all such links, in the median round."""
+    down: float
+    """The same for the links from spines to leaves."""
+    seconds: float
+    best: float
+    worst: float
+    stalled: float
+    retransmitted: int
+    queue_pairs: int
+
+
+def spec(
+    *, topo: str, rate: str, switch: Engine, nbytes: int, rounds: int, modes: str, collectives: str, scope: str,
+    fail_after: float | None, silent: bool,
+) -> PathsSpec:
+    """Check the options of the command line.  Raises ValueError, which names the option, and FabricError."""
+    numbers = topo.split(",")
+    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"--topo: expected LEAVES,SPINES,HOSTS, as 4,4,16, got {topo!r}")
+    leaves, spines, hosts = map(int, numbers)
+    if hosts < 2 or rounds < 1 or nbytes < 4 * hosts:
+        raise ValueError(f"expected at least 2 hosts, 1 round, and 4 bytes for each host, got {hosts} hosts, {rounds} "
+                         f"rounds, {nbytes} bytes")
+    for what, given, known in (("--modes", modes, MODES), ("--collectives", collectives, COLLECTIVES),
+                               ("--scope", scope, ("leaf", "host"))):
+        if unknown := set(given.split(",")) - {*known, ""}:
+            raise ValueError(f"{what}: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    if fail_after is not None and fail_after < 0:
+        raise ValueError(f"--fail-link: expected seconds, 0 or more, got {fail_after:g}")
+    if silent and fail_after is None:
+        raise ValueError("--silent goes with --fail-link SECONDS")
+    leafspine(leaves, spines, hosts, rate=rate)
+    return PathsSpec(
+        leaves, spines, hosts, rate, switch, nbytes, rounds, msgspec.convert(modes.split(","), tuple[Mode, ...]),
+        msgspec.convert([name for name in collectives.split(",") if name], tuple[Collective, ...]), fail_after, silent,
+        msgspec.convert(scope, Literal["host", "leaf"]),
+    )
+
+
+def main(spec: PathsSpec, out: Path, json: Path | None) -> int:
+    """Measure in a sandbox, print the table, draw the figure, and return an exit status."""
+    sandbox.enter()
+    from netfold.rpc.rpc import Unreachable
+
+    begin = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        results = run(spec, out / "logs")
+    except (FabricFailed, Unreachable) as error:
+        print(f"netfold: bench paths: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything is torn down", file=sys.stderr)
+        return 130
+    rows = summary(results)
+    title = (f"{spec.hosts} hosts, {spec.leaves} leaves x {spec.spines} spines ({spec.switch}), "
+             f"{spec.rate}, {spec.nbytes} bytes a rank, {spec.rounds} rounds")
+    print(f"{title}, {time.monotonic() - begin:.0f} s\n{show(rows)}", end="")
+    try:
+        print(f"figures: {', '.join(map(str, draw(rows, title, out)))}")
+    except PlotsMissing as error:
+        print(f"no figures: {error}", file=sys.stderr)
+    if json is not None:
+        json.write_bytes(msgspec.json.encode({"settings": spec._asdict(), "cells": results}))
+    return 0
+
+
+def run(spec: PathsSpec, logs: Path) -> list[PathsResult]:
+    """Measure on a fabric inside this sandbox.  Raises FabricFailed."""
+    from netfold.topo.net import Network
+
+    fabric = msgspec.structs.replace(
+        leafspine(spec.leaves, spec.spines, spec.hosts, rate=spec.rate, engine=spec.switch,
+                  rundir=sandbox.rundir()), probe=spec.probe)
+    task = PathsTask(list(spec.modes), list(spec.collectives), spec.rounds, spec.nbytes,
+                     spec.fail_after is not None, spec.scope, WINDOW[spec.switch])
+    results: list[PathsResult] = []
+    with Network(fabric, logs=logs) as network:
+        command = [sys.executable, "-m", "netfold.bench.ranks.paths", msgspec.json.encode(task).decode()]
+        for rank, line in network.launch(command, job="paths").lines(within=SECONDS):
+            if line == BREAK_LINK:
+                time.sleep(spec.fail_after or 0.0)
+                _cable(fabric, spec, broken=True)
+            elif line == RESTORE_LINK:
+                _cable(fabric, spec, broken=False)
+            elif rank == 0:
+                results.append(msgspec.json.decode(line, type=PathsResult))
+                _tell(results[-1])
+        network.check()
+    return results
+
+
+def _cable(fabric: Fabric, spec: PathsSpec, *, broken: bool) -> None:
+    """Break or restore the first leaf's first uplink."""
+    switches = {switch.name for switch in fabric.switches}
+    ends = next(link.ends for link in fabric.links if {e.node for e in link.ends} <= switches)
+    if not spec.silent:
+        commands = [f"ip link set {ends[0].node}-eth{ends[0].port} {'down' if broken else 'up'}"]
+    else:  # the queue behind the shaper (wiring.shaper) gets no room, or room again
+        limit = 1 if broken else QUEUE
+        commands = [f"tc qdisc replace dev {end.node}-eth{end.port} parent 1:1 handle 10: bfifo limit {limit}"
+                    for end in ends]
+    for command in commands:
+        subprocess.run(command.split(), check=True, timeout=10)
+
+
+def _tell(result: PathsResult) -> None:
+    print(f"  round {result.round} {result.collective:17} {result.mode:7}{' link fails' if result.failed else ''} "
+          f"{result.seconds:.2f} s", file=sys.stderr, flush=True)
+
+
+def summary(results: Sequence[PathsResult]) -> list[PathsRow]:
+    """One row for each collective and mode, in the order of measurement."""
+    groups: dict[tuple[bool, str, str], list[PathsResult]] = {}
+    for result in results:
+        groups.setdefault((result.failed, result.collective, result.mode), []).append(result)
+    rows = []
+    for (failed, collective, mode), group in groups.items():
+        times = [result.seconds for result in group]
+        rows.append(PathsRow(
+            collective, mode, failed, statistics.median(_imbalance(result, "leaf") for result in group),
+            statistics.median(_imbalance(result, "spine") for result in group), statistics.median(times), min(times),
+            max(times), max(result.stalled for result in group), sum(result.retransmitted for result in group),
+            max(result.queue_pairs for result in group),
+        ))
+    return sorted(rows, key=lambda row: (row.failed, COLLECTIVES.index(row.collective)))
+
+
+def _imbalance(result: PathsResult, role: str) -> float:
+    """The most bytes on a link from a switch of this role, over the mean of all such links."""
+    loads = [count for end, count in result.uplinks.items() if end.startswith(role)]
+    return max(loads) / statistics.mean(loads)
+
+
+def show(rows: Sequence[PathsRow]) -> str:
+    """The rows as a table of text."""
+    text = (f"{'collective':<18} {'mode':<7} {'up max/mean':>11} {'down':>6} {'seconds':>8} {'min - max':>13} "
+            f"{'stall ms':>8} {'resent':>7} {'QPs':>4}\n")
+    for row in rows:
+        name = row.collective + (" !" if row.failed else "")
+        text += (f"{name:<18} {row.mode:<7} {row.up:>11.3f} {row.down:>6.3f} {row.seconds:>8.2f} "
+                 f"{row.best:>6.2f}-{row.worst:<6.2f} {row.stalled * 1e3:>8.0f} {row.retransmitted:>7} "
+                 f"{row.queue_pairs:>4}\n")
+    return text + ("! a link of the first leaf broke in the middle\n" if any(row.failed for row in rows) else "")
+
+
+def draw(rows: Sequence[PathsRow], title: str, folder: Path) -> list[Path]:
+    """Draw the busiest uplink and the time of each collective as bars and return paths.svg and paths.png in ``folder``.
+
+    Raises PlotsMissing where matplotlib is not installed.
+    """
+    charts = []
+    for name, base, value in (("busiest uplink / mean", 1.0, "up"), ("completion, s", 0.0, "seconds")):
+        groups: dict[str, dict[str, float]] = {}
+        for row in rows:
+            group = row.collective.replace("_", " ") + (", a link fails" if row.failed else "")
+            groups.setdefault(group, {})[row.mode] = getattr(row, value)
+        charts.append(BarChart(name, groups, base))
+    return bar_charts(folder / "paths", title, charts)

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netfold bench rails`: one allreduce over several rails beside each rail alone, and a plane that fails in between.
+
+A rail alone is the same rail with all calls pinned to it (``MultiRail.pin``), on the same sockets, hosts and links.
+Turns are short and interleaved: rail a, rail b, both, and again; a turn's time is that of its slowest rank.  ``of
+best`` is the time of both over that of the rail with the best median: the median over neighbouring turns, with its
+quartiles.  (The faster rail of each single turn would be one that nobody can choose beforehand.)  ``of sum`` is the
+rate over the sum of the single rails' rates.
+
+Starts: seconds to join, and of the first sums; cold, hot, and hot with the measurements of an earlier run.
+
+Plane failures: after a part of a call's time, all host links of the last plane go down.  ``extra`` is what the call
+took beyond t + (S - t R) / r, where t is the time of the failure, S the tensor's size, R the rate of all rails, and r
+that of those left, both measured just before: what was moved until then counts, and the rest moves at the full rate of
+what is left.
+
+TCP in the hosts uses a congestion control that heeds only losses (``CONGESTION``): on a shaped link inside one machine,
+with round trips of 30 microseconds behind queues of megabytes, BBR settles on windows of a few packets and leaves a
+fifth of the link unused, which would make every other rail look better than it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from netfold.bench.commands.allreduce import READY_SECONDS, size
+from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
+from netfold.fabric.generate import leafspine
+from netfold.fabric.graph import Engine, FabricError, bits_per_second
+from netfold.host.rails.multirail import Start
+from netfold.host.rails.planes import RAILS_VARIABLE
+from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN
+from netfold.topo import sandbox
+from netfold.topo.failures import FabricFailed
+
+if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
+    from netfold.bench.harness.workers import Workers
+    from netfold.topo.planes import Planes
+
+BACK_SECONDS = 30.0
+"""Seconds in which a rail must be used again after its plane is back."""
+LARGE = 16 << 20
+"""Bytes of a tensor from which fewer calls warm up."""
+FIRST = 4
+"""Calls after a start that are timed one by one."""
+STARTS: Sequence[tuple[str, Start, bool]] = (("cold", "cold", False), ("hot", "hot", False), ("known", "hot", True))
+"""Kinds of starts: their names, the value of the setting, and whether measurements of an earlier run are there."""
+CONGESTION = ("cubic", "reno")
+"""Congestion controls for TCP in the hosts; the first one that the kernel allows is used."""
+TURN, TURNS = 0.1, 10
+"""Seconds of a turn where calls are short, and how many turns each rail then has in a round."""
+
+
+@dataclass(frozen=True)
+class RailsSpec:
+    """What to measure.
+
+    rates  of the planes' links, in order
+    cuts   parts of a call's time after which a plane fails
+    """
+
+    rails: str
+    rates: tuple[str, ...]
+    sizes: tuple[int, ...]
+    rounds: int
+    ranks: int
+    leaves: int
+    spines: int
+    engine: Engine
+    cuts: tuple[float, ...]
+    cut_bytes: int
+    timeout: float
+    algorithm: str = "auto"
+
+
+class RailsRow(msgspec.Struct, frozen=True):
+    """One size.  Times are in seconds, and medians of turns."""
+
+    nbytes: int
+    single: list[float]
+    """Time of each rail alone."""
+    together: float
+    of_best: float
+    """``together`` over the best single rail's seconds."""
+    quartiles: list[float]
+    """Quartiles of ``of_best`` over the turns."""
+    of_sum: float
+    """Rate over the sum of the single rails' rates."""
+    speedup: float
+    """Best single rail's seconds over ``together``."""
+    turns: int
+    wrong: int
+    path: str
+
+
+class Started(msgspec.Struct, frozen=True):
+    """One kind of start; seconds are medians of rounds."""
+
+    name: str
+    join: float
+    """Until all rails are connected and the measurements that a start makes are done."""
+    first: list[float]
+    """The first sums of ``cut_bytes``."""
+
+
+class PlaneCut(msgspec.Struct, frozen=True):
+    """A plane that failed in the middle of a call.  Times in seconds."""
+
+    at: float
+    """Seconds into the call."""
+    seconds: float
+    ideal: float
+    extra: float
+    wrong: int
+    back: float
+    """Seconds from the plane's return to the first call that used it."""
+
+
+class RailsReport(msgspec.Struct, frozen=True):
+    """Everything that was measured, as --json writes it."""
+
+    rails: str
+    rates: list[str]
+    ranks: int
+    engine: str
+    congestion: str
+    algorithm: str
+    starts: list[Started]
+    rows: list[RailsRow]
+    cuts: list[PlaneCut]
+
+
+def spec(
+    *, rails: str, rates: str, begin: str, end: str, factor: int, rounds: int, ranks: int, topo: str, engine: Engine,
+    cuts: str, cut_bytes: str, timeout: float, algorithm: str = "auto",
+) -> RailsSpec:
+    """Check the options of the command line.  Raises ValueError, which names the option."""
+    if algorithm not in KNOWN:
+        raise ValueError(f"--algorithm {algorithm}: expected one of {', '.join(KNOWN)}")
+    first, last = size(begin, "-b"), size(end, "-e")
+    if not 4 <= first <= last or factor < 2 or rounds < 1:
+        raise ValueError(f"-b {begin} -e {end} -f {factor} --rounds {rounds}: expected sizes of 4 bytes or more, a "
+                         "factor of 2 or more, and a round")
+    names = tuple(rate.strip() for rate in rates.split(","))
+    try:
+        for name in names:
+            bits_per_second(name)
+    except FabricError as error:
+        raise ValueError(f"--rates: {error}") from error
+    if len(names) != len(rails.split("+")) or len(names) < 2:
+        raise ValueError(f"--rails {rails} --rates {rates}: expected two rails or more, and as many rates")
+    leaves, comma, spines = topo.partition(",")
+    if not (comma and leaves.isdecimal() and spines.isdecimal()) or ranks < 2 or ranks % int(leaves):
+        raise ValueError(f"--topo {topo} --ranks {ranks}: expected LEAVES,SPINES, and as many ranks on each leaf")
+    try:
+        parts = tuple(float(part) for part in cuts.split(",") if part)
+    except ValueError:
+        parts = (0.0,)
+    if any(not 0 < part < 1 for part in parts):
+        raise ValueError(f"--cuts {cuts}: expected parts of a call between 0 and 1, by commas")
+    sizes = []
+    while first <= last:
+        sizes.append(first // 4 * 4)
+        first *= factor
+    return RailsSpec(rails, names, tuple(sizes), rounds, ranks, int(leaves), int(spines), engine, parts,
+                size(cut_bytes, "--cut-bytes"), timeout, algorithm)
+
+
+def run(spec: RailsSpec, json: Path | None, echo: Callable[[str], None] = print) -> RailsReport:
+    """Measure in a sandbox, print tables, and write the report to ``json``.  Raises FabricFailed, ValueError."""
+    import mininet  # noqa: F401  # raises an error that says what to install, before anything is started
+
+    sandbox.enter()
+    from mininet.log import setLogLevel
+
+    from netfold.topo.planes import Planes, on_plane
+
+    setLogLevel("error")
+    logs = Path(tempfile.mkdtemp(prefix="logs-", dir=sandbox.rundir()))
+    folder = sandbox.rundir()
+    fabrics = [
+        on_plane(leafspine(spec.leaves, spec.spines, spec.ranks, rate=rate, engine=spec.engine, rundir=folder), n)
+        for n, rate in enumerate(spec.rates)
+    ]
+    with contextlib.ExitStack() as stack:
+        planes = stack.enter_context(Planes(fabrics, logs=logs))
+        congestion = _congestion(planes)
+        echo(f"# TCP in the hosts: {congestion}, allreduce by {spec.algorithm}")
+        workers = stack.enter_context(_workers(spec, planes, logs))
+        starts = _starts(spec, workers, folder, echo)
+        rows = _compare(spec, workers, echo)
+        cuts = [_cut(spec, workers, planes, part, echo) for part in spec.cuts]
+    result = RailsReport(spec.rails, list(spec.rates), spec.ranks, spec.engine, congestion, spec.algorithm, starts,
+                    rows, cuts)
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    return result
+
+
+def _workers(spec: RailsSpec, planes: Planes, logs: Path) -> Workers:
+    from netfold.bench.harness.workers import Workers
+    from netfold.topo.net import environment
+
+    first = planes.networks[0]
+    hosts = first.fabric.hosts
+    envs = [
+        {**environment(first.fabric, hosts, rank, job="bench"), **planes.environment(host),
+         RAILS_VARIABLE: spec.rails, ALGORITHM_VARIABLE: spec.algorithm}
+        for rank, host in enumerate(hosts)
+    ]
+    command = [sys.executable, "-m", "netfold.bench.ranks.rails", str(spec.timeout)]
+    return Workers("rails", command, [first.mininet.get(host.name).pid for host in hosts], envs, logs)
+
+
+def _congestion(planes: Planes) -> str:
+    """Set the first of CONGESTION that the kernel allows in all hosts, and return the congestion control in use."""
+    network = planes.networks[0]
+    pids = [network.mininet.get(host.name).pid for host in network.fabric.hosts]
+
+    def at(pid: int, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["mnexec", "-a", str(pid), "sysctl", *command], capture_output=True, text=True, timeout=10, check=False
+        )
+
+    for name in CONGESTION:
+        if all(at(pid, "-w", f"net.ipv4.tcp_congestion_control={name}").returncode == 0 for pid in pids):
+            return name
+    return at(pids[0], "-n", "net.ipv4.tcp_congestion_control").stdout.strip() or "unknown"
+
+
+def _turn(spec: RailsSpec, workers: Workers, turn: SumsCommand) -> list[SumsResult]:
+    workers.send(msgspec.json.encode(turn))
+    lines = workers.receive((turn.iterations + turn.warmup + 2) * spec.timeout)
+    return [msgspec.json.decode(line, type=SumsResult) for line in lines]
+
+
+def _starts(spec: RailsSpec, workers: Workers, folder: Path, echo: Callable[[str], None]) -> list[Started]:
+    """Start in every way once a round, after one round that does not count; the last start stays."""
+    begun: dict[str, list[list[OpenResult]]] = {name: [] for name, _, _ in STARTS}
+    for number in range(spec.rounds + 1):
+        figures = str(folder / f"figures{number}")
+        for name, start, known in STARTS:
+            # the hot start leaves its measurements there for the next one
+            file = figures if start == "hot" or known else ""
+            command = OpenCommand(f"bench-{name}{number}", start, file, spec.cut_bytes, FIRST)
+            workers.send(msgspec.json.encode(command))
+            lines = workers.receive(READY_SECONDS + (FIRST + 2) * spec.timeout)
+            if number:
+                begun[name].append([msgspec.json.decode(line, type=OpenResult) for line in lines])
+    for use in begun[STARTS[-1][0]][-1][0].uses:
+        rate = "an unknown rate" if use.bandwidth is None else f"{use.bandwidth * 8 / 1e6:.1f} Mb/s"
+        echo(f"# {use.name}: measured {use.latency * 1e3:.2f} ms + {rate}")
+    starts = []
+    for name, rounds in begun.items():
+        join = statistics.median(max(rank.join for rank in ranks) for ranks in rounds)
+        first = [statistics.median(max(rank.first[i] for rank in ranks) for ranks in rounds) for i in range(FIRST)]
+        starts.append(Started(name, join, first))
+        echo(f"# {name} start: joined after {join * 1e3:.0f} ms; first sums of {spec.cut_bytes} bytes, ms: "
+             f"{' '.join(f'{seconds * 1e3:.0f}' for seconds in first)}; all {(join + sum(first)) * 1e3:.0f}")
+    return starts
+
+
+def _compare(spec: RailsSpec, workers: Workers, echo: Callable[[str], None]) -> list[RailsRow]:
+    ways = [*range(len(spec.rates)), None]
+    echo(f"# {spec.ranks} ranks, planes of {spec.leaves} x {spec.spines} switches ({spec.engine}) with links of "
+         f"{', '.join(spec.rates)}; medians of interleaved turns, {spec.rounds} rounds")
+    head = " ".join(f"{name + ' ms':>14}" for name in spec.rails.split("+"))
+    echo(f"# {'bytes':>10} {head} {'together ms':>12} {'speed-up':>8} {'of sum':>7} {'of best':>19} {'turns':>5} "
+         f"{'wrong':>5}")
+    rows = []
+    for nbytes in spec.sizes:
+        calls = 4 if nbytes < LARGE else 2
+        warm = [took for way in ways for took in _turn(spec, workers, SumsCommand(nbytes, calls, rail=way))]
+        slowest = max(took.seconds for took in warm)
+        count = max(1, min(400, round(TURN / slowest)))
+        times: list[list[float]] = []
+        wrong = sum(took.wrong for took in warm)
+        for number in range(spec.rounds * max(1, min(TURNS, round(TURN * TURNS / slowest / count)))):
+            times.append([0.0] * len(ways))
+            for step in range(len(ways)):  # each comes at each place, so that it does not matter what ran before
+                at = (number + step) % len(ways)
+                took = _turn(spec, workers, SumsCommand(nbytes, count, 1, ways[at]))
+                wrong += sum(t.wrong for t in took)
+                times[-1][at] = max(t.seconds for t in took)
+        row = _row(nbytes, times, wrong, warm[-1].path)
+        rows.append(row)
+        singles = " ".join(f"{seconds * 1e3:>14.3f}" for seconds in row.single)
+        spread = f"{row.of_best:.3f} ({row.quartiles[0]:.2f}-{row.quartiles[1]:.2f})"
+        echo(f"  {row.nbytes:>10} {singles} {row.together * 1e3:>12.3f} {row.speedup:>8.2f} {row.of_sum:>7.0%} "
+             f"{spread:>19} {row.turns:>5} {row.wrong:>5}")
+    return rows
+
+
+def _row(nbytes: int, times: Sequence[Sequence[float]], wrong: int, path: str) -> RailsRow:
+    singles = [statistics.median(t[i] for t in times) for i in range(len(times[0]) - 1)]
+    best = singles.index(min(singles))
+    ratios = [t[-1] / t[best] for t in times]
+    low, _, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return RailsRow(
+        nbytes,
+        singles,
+        statistics.median(t[-1] for t in times),
+        statistics.median(ratios),
+        [low, high],
+        statistics.median(1 / t[-1] / sum(1 / s for s in t[:-1]) for t in times),
+        statistics.median(1 / ratio for ratio in ratios),
+        len(times),
+        wrong,
+        path,
+    )
+
+
+def _cut(spec: RailsSpec, workers: Workers, planes: Planes, part: float, echo: Callable[[str], None]) -> PlaneCut:
+    """Let the last plane fail after a part of a call, and measure what that costs; the other rails survive."""
+    nbytes, last = spec.cut_bytes, len(spec.rates) - 1
+    whole = max(took.seconds for took in _turn(spec, workers, SumsCommand(nbytes, 2, 2)))
+    left = sum(nbytes / max(t.seconds for t in _turn(spec, workers, SumsCommand(nbytes, 2, 1, rail)))
+               for rail in range(last))
+    workers.send(msgspec.json.encode(SumsCommand(nbytes, announce=True)))
+    begun = max(msgspec.json.decode(line, type=Announcement).at for line in workers.receive(spec.timeout))
+    time.sleep(max(0.0, begun + part * whole - time.monotonic()))
+    planes.cut(last)
+    at = time.monotonic() - begun
+    took = [msgspec.json.decode(line, type=SumsResult) for line in workers.receive(2 * spec.timeout)]
+    seconds = max(t.begun + t.seconds for t in took) - begun
+    ideal = at + max(0.0, nbytes - at * nbytes / whole) / left
+    planes.cut(last, up=True)
+    back = time.monotonic()
+    while _turn(spec, workers, SumsCommand(nbytes // 16))[0].states[last] != "up":
+        if time.monotonic() > back + BACK_SECONDS:
+            raise FabricFailed(f"the rail on the last plane was not used again within {BACK_SECONDS:g} s")
+    cut = PlaneCut(at, seconds, ideal, seconds - ideal, sum(t.wrong for t in took), time.monotonic() - back)
+    echo(f"# cut after {at * 1e3:.0f} of {whole * 1e3:.0f} ms ({nbytes} bytes): took {seconds * 1e3:.0f} ms, ideally "
+         f"{ideal * 1e3:.0f}: {cut.extra * 1e3:.0f} ms extra, {cut.wrong} wrong; used again {cut.back:.1f} s after its "
+         "return")
+    return cut

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that execute commands: each reads lines of JSON and answers each by one; every wait has a limit."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from netfold.topo.failures import FabricFailed
+from netfold.topo.net import terminate
+from netfold.topo.switches import tail
+
+
+class WorkerFailed(FabricFailed):
+    """A worker ended, or did not answer in time; the message says which, and has the end of its log."""
+
+
+class Workers:
+    """One worker process in each of several hosts.
+
+    name  of the group, in messages and names of logs
+    pids  numbers of processes in the hosts' namespaces
+    envs  environment variables of each worker
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], pids: Sequence[int], envs: Sequence[Mapping[str, str]], logs: Path
+    ) -> None:
+        self.name = name
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[Path] = []
+        self._rest: list[bytes] = []
+        for rank, (pid, env) in enumerate(zip(pids, envs, strict=True)):
+            log = logs / f"{name}-rank{rank}.log"
+            with log.open("wb") as errors:
+                self._processes.append(subprocess.Popen(
+                    ["mnexec", "-a", str(pid), *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                    env={**os.environ, **env}, start_new_session=True,
+                ))
+            self._logs.append(log)
+            self._rest.append(b"")
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers of the workers (mnexec becomes the command)."""
+        return [process.pid for process in self._processes]
+
+    def send(self, command: bytes) -> None:
+        """Send a line to every worker.  Raises WorkerFailed."""
+        for rank, process in enumerate(self._processes):
+            assert process.stdin is not None
+            try:
+                process.stdin.write(command + b"\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                raise self._failed(rank, "takes no commands any more") from None
+
+    def receive(self, within: float) -> list[bytes]:
+        """Receive the next line of every worker.  Raises WorkerFailed after ``within`` seconds, and when one ends."""
+        deadline = time.monotonic() + within
+        lines: dict[int, bytes] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, process in enumerate(self._processes):
+                if not self._take(rank, lines):
+                    assert process.stdout is not None
+                    selector.register(process.stdout, selectors.EVENT_READ, rank)
+            while len(lines) < len(self._processes):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    late = min(set(range(len(self._processes))) - set(lines))
+                    raise self._failed(late, f"did not answer within {within:g} s")
+                for key, _ in selector.select(left):
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        raise self._failed(key.data, "ended")
+                    self._rest[key.data] += data
+                    if self._take(key.data, lines):
+                        selector.unregister(key.fileobj)
+        return [lines[rank] for rank in range(len(lines))]
+
+    def stop(self) -> None:
+        """Close the workers' input, upon which they end; those that do not are terminated."""
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+            except BrokenPipeError:
+                continue
+        for process in self._processes:
+            terminate(process)
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _take(self, rank: int, lines: dict[int, bytes]) -> bool:
+        line, newline, rest = self._rest[rank].partition(b"\n")
+        if newline:
+            lines[rank], self._rest[rank] = line, rest
+        return bool(newline)
+
+    def _failed(self, rank: int, what: str) -> WorkerFailed:
+        log = self._logs[rank]
+        return WorkerFailed("\n".join([
+            f"{self.name}: rank {rank} of {len(self._processes)} {what}",
+            f"  log  {log}, its end:",
+            *(f"    {line}" for line in tail(log)),
+        ]))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of `netfold bench machines`: times allreduce of one tensor by one scheme, and checks every sum.
+
+    python -m netfold.bench.ranks.machines TASK    a JSON `MachinesTask`; prints a JSON `MachinesResult`
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+import numpy as np
+
+
+class MachinesTask(msgspec.Struct, frozen=True):
+    """What each rank measures: ``way`` is one of `commands.machines.WAYS`."""
+
+    way: str
+    elements: int
+    rounds: int
+
+
+class MachinesResult(msgspec.Struct, frozen=True):
+    """What one rank measured: seconds of each round."""
+
+    seconds: list[float]
+    inside: float
+    """GB/s of shared memory as the cost model defines it; 0 where each rank has a machine of its own."""
+
+
+def rank(task: MachinesTask) -> None:
+    """Measure, and print the `MachinesResult`.  Raises AssertionError for a wrong sum."""
+    import netfold
+
+    with netfold.init(rail="innet", timeout=60.0) as comm:
+        link = getattr(comm._lanes, "_inside", None)
+        algorithm = None if task.way.startswith("folded") else task.way
+        source, out = np.full(task.elements, comm.rank + 1, np.int32), np.empty(task.elements, np.int32)
+        seconds = []
+        for _ in range(task.rounds + 1):  # the first one opens connections
+            comm.barrier()
+            begin = time.perf_counter()
+            comm.allreduce(source, out, algorithm=algorithm)
+            seconds.append(time.perf_counter() - begin)
+            assert (out == comm.size * (comm.size + 1) // 2).all(), task.way
+        result = MachinesResult(seconds[1:], 1e-9 / link.beta if link else 0.0)
+        print(msgspec.json.encode(result).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    rank(msgspec.json.decode(sys.argv[1], type=MachinesTask))

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of `netfold bench paths`: runs each collective in each mode, checks it, times it, and counts uplink bytes.
+
+    python -m netfold.bench.ranks.paths TASK       a JSON `PathsTask`; rank 0 prints a JSON `PathsResult` for each
+
+With ``fail``, rank 0 prints BREAK_LINK when the link has to fail, and RESTORE_LINK when it has to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from netfold.controller import client
+from netfold.controller.paths import path_service
+from netfold.host.client.jobs import JobClient
+from netfold.host.collectives.flow import even
+from netfold.host.mesh.connection import listen
+from netfold.host.operation.reduction import Reduction
+from netfold.host.roce.mesh import RoceMesh
+from netfold.host.roce.path_client import PlannedPaths
+from netfold.host.selection.peers import Peers
+from netfold.rpc import rpc
+from netfold.wire import roce
+from netfold.wire.jobs import Join, RankReport
+
+Mode = Literal["pinned", "ecmp", "spray", "reps"]
+Collective = Literal["all_to_all", "halving_doubling", "ring", "all_gather"]
+BREAK_LINK, RESTORE_LINK = "BREAK_LINK", "RESTORE_LINK"
+TIMEOUT: Final = 30.0
+OVERTAKE: Final = 64
+"""Packets that may overtake one before it counts as lost, where each packet takes a path of its own."""
+RESTORED_SECONDS: Final = 20.0
+"""Seconds for the controller to see that a link is back, and for its suspicion of the link to end."""
+
+
+class PathsTask(msgspec.Struct, frozen=True):
+    """What to measure."""
+
+    modes: list[Mode]
+    collectives: list[Collective]
+    rounds: int
+    nbytes: int
+    """Bytes of every rank's array."""
+    fail: bool
+    scope: Literal["host", "leaf"]
+    window: int
+    """Packets in flight on a queue pair at most."""
+
+
+class PathsResult(msgspec.Struct, frozen=True):
+    """One run of one collective in one mode."""
+
+    mode: str
+    collective: str
+    round: int
+    seconds: float
+    """Time of the slowest rank."""
+    uplinks: dict[str, int]
+    """Bytes that left a switch towards another one, by ``SWITCH:PORT``."""
+    stalled: float
+    """The longest time in seconds that a flow of any rank had packets in flight without an acknowledgement."""
+    retransmitted: int
+    queue_pairs: int
+    """Queue pairs of one rank that sent or received data; the greatest number on any rank."""
+    failed: bool
+    """Whether a link failed meanwhile."""
+
+
+class Rank:
+    """This process as a rank of one job after another."""
+
+    def __init__(self, task: PathsTask) -> None:
+        self.task = task
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.address, self.controller = os.environ["NETFOLD_ADDRESS"], os.environ["NETFOLD_CONTROLLER"]
+
+    def run(self) -> None:
+        """Run all rounds; the modes take turns in each, so that other load on the machine affects them alike."""
+        for number in range(self.task.rounds):
+            for mode in self.task.modes:
+                with self.session(f"{mode}-{number}", mode) as (mesh, peers):
+                    for collective in self.task.collectives:
+                        self.cell(mesh, peers, mode, collective, number, fail=False)
+                if self.task.fail:
+                    with self.session(f"{mode}-{number}-fail", mode) as (mesh, peers):
+                        self.cell(mesh, peers, mode, "all_to_all", number, fail=True)
+
+    @contextmanager
+    def session(self, job: str, mode: Mode) -> Iterator[tuple[RoceMesh, Peers]]:
+        """Join a job, with the switches set to its mode before the first packet."""
+        if self.rank == 0:
+            self._wait_for_all_links()
+            self._operate("SetMode", path_service.SetMode("ecmp" if mode == "reps" else mode))
+        client, listener = JobClient(self.controller), listen(self.address)
+        where = "{}:{}".format(*listener.getsockname())
+        plan = client.join(Join(f"paths-{job}", self.world, self.rank, self.address, where, roce.PATH_MTU,
+                                token=client.token, fold=False))
+        settings: dict[str, Any] = {"window": self.task.window}
+        if mode in ("spray", "reps"):
+            settings["reorder"] = min(OVERTAKE, self.task.window // 2)
+        if mode == "reps":
+            settings["recycle"] = True
+        if mode == "pinned":
+            settings["planned"] = PlannedPaths(client, plan, scope=self.task.scope)
+        mesh = RoceMesh(plan, listener, timeout=TIMEOUT, **settings)
+        peers = Peers(mesh, algorithm="ring")
+        try:
+            yield mesh, peers
+        finally:
+            mesh.close()
+            client.leave(RankReport(plan.job, self.rank, plan.epoch, peers.operations, peers.bytes_reduced, 0, 0))
+            client.close()
+
+    def cell(
+        self, mesh: RoceMesh, peers: Peers, mode: Mode, collective: Collective,
+        number: int, *, fail: bool,
+    ) -> None:
+        """Run one collective; rank 0 prints the `PathsResult`."""
+        work, check = self.work(peers, collective, number)
+        peers.barrier()
+        before, again = self._uplinks(), self._again(mesh)
+        peers.barrier()
+        mesh.reset_stalls()
+        if fail and self.rank == 0:
+            print(BREAK_LINK, flush=True)
+        begin = time.monotonic()
+        work()
+        seconds = time.monotonic() - begin
+        stalled = self._stalled(mesh)
+        check()
+        row = np.array([seconds, stalled, self._again(mesh) - again, self._pairs(mesh)], np.float64)
+        rows = np.empty(self.world * row.size)
+        rows[self.rank * row.size : (self.rank + 1) * row.size] = row
+        peers.all_gather(rows, even(rows.size, self.world))
+        if self.rank == 0:
+            if fail:
+                print(RESTORE_LINK, flush=True)
+            moved = {end: count - before.get(end, 0) for end, count in self._uplinks().items()}
+            table = rows.reshape(self.world, row.size)
+            cell = PathsResult(mode, collective, number, float(table[:, 0].max()), moved, float(table[:, 1].max()),
+                        int(table[:, 2].sum()), int(table[:, 3].max()), fail)
+            print(msgspec.json.encode(cell).decode(), flush=True)
+
+    def work(self, peers: Peers, collective: Collective, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """The call to time, and the check of its result, which raises AssertionError."""
+        count = self.task.nbytes // 4 // self.world * self.world
+        slices = even(count, self.world)
+
+        def of(rank: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+            return np.random.default_rng([number, rank]).integers(-(2**20), 2**20, count, np.int32)
+
+        data, out = of(self.rank), np.zeros(count, np.int32)
+        if collective == "all_to_all":
+            expected = np.concatenate([of(rank)[slices[self.rank]] for rank in range(self.world)])
+            return (lambda: peers.all_to_all(data, slices, out, slices)), lambda: _same(out, expected, collective)
+        if collective == "all_gather":
+            expected = np.concatenate([of(rank)[slices[rank]] for rank in range(self.world)])
+            out[slices[self.rank]] = data[slices[self.rank]]
+            return (lambda: peers.all_gather(out, slices)), lambda: _same(out, expected, collective)
+        expected = sum(of(rank).astype(np.int64) for rank in range(self.world)).astype(np.int32)  # type: ignore[union-attr]
+        reduction = Reduction("sum", "int32")
+        return (lambda: peers.allreduce(data, out, reduction, algorithm=collective)), lambda: _same(
+            out, expected, collective)
+
+    # ---- readings from the controller and the queue pairs ------------------------------------------------------------
+
+    def _uplinks(self) -> dict[str, int]:
+        if self.rank:
+            return {}
+        status = asyncio.run(client.status(self.controller))
+        switches = {switch.name for switch in status.switches}
+        between = [link for link in status.links if {e.rpartition(":")[0] for e in (link.a, link.b)} <= switches]
+        return {end: traffic.bytes for link in between
+                for end, traffic in ((link.a, link.a_to_b), (link.b, link.b_to_a))}
+
+    def _wait_for_all_links(self) -> None:
+        end = time.monotonic() + RESTORED_SECONDS
+        while left := [link.a for link in self._operate("Table", path_service.AskTable()).uplinks
+                       if not link.up or link.suspect_for]:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the links at {', '.join(left)} are still down or suspect after "
+                                   f"{RESTORED_SECONDS:g} s")
+            time.sleep(0.2)
+
+    def _operate(self, method: str, request: msgspec.Struct) -> path_service.Table:
+        where = f"{path_service.OPERATOR}/{method}"
+        return asyncio.run(rpc.call(self.controller, where, request, path_service.Table, path_service.TIMEOUT))
+
+    @staticmethod
+    def _stalled(mesh: RoceMesh) -> float:
+        return max(pair.stalled for pairs in mesh.queue_pair_states().values() for pair in pairs) / 1e9
+
+    @staticmethod
+    def _again(mesh: RoceMesh) -> int:
+        return sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
+
+    @staticmethod
+    def _pairs(mesh: RoceMesh) -> int:
+        return sum(
+            bool(pair.sent or pair.received) for pairs in mesh.queue_pair_states().values() for pair in pairs[1:]
+        )
+
+
+def _same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: str) -> None:
+    wrong = int(np.count_nonzero(got != expected))
+    if wrong:
+        raise AssertionError(f"{what}: {wrong} of {got.size} elements are wrong")
+
+
+if __name__ == "__main__":
+    Rank(msgspec.json.decode(sys.argv[1], type=PathsTask)).run()

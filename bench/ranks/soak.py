@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of `netfold bench soak`: sums tensors of changing sizes and types without a break, and checks every sum.
+
+    python -m netfold.bench.ranks.soak TASK        a JSON `SoakTask`; prints STARTED and a JSON `SoakResult`
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+STARTED: Final = "started"
+"""The line that a rank prints when its first sum is done."""
+
+
+class SoakTask(msgspec.Struct, frozen=True):
+    """What a rank does: sums of up to so many elements, until the file ``over`` exists."""
+
+    seed: int
+    elements: int
+    over: str
+
+
+class SoakResult(msgspec.Struct, frozen=True):
+    """What one rank measured: its sums, the seconds of the longest, and packets that it sent again."""
+
+    operations: int
+    longest: float
+    rounds: int
+    """How often the controller replanned the trees."""
+    retransmissions: int
+
+
+def rank(work: SoakTask) -> None:
+    """Print STARTED after the first sum, and the `SoakResult` at the end.
+
+    Rank 0 sets the last element when the file ``over`` exists, so that all ranks end with the same operation.  Raises
+    AssertionError for a wrong sum.
+    """
+    import netfold
+
+    with netfold.init(rail="innet", timeout=30.0) as comm:
+        base = [np.random.default_rng([work.seed, rank]).integers(-(2**20), 2**20, work.elements, np.int32)
+                for rank in range(comm.size)]
+        sizes = np.random.default_rng([work.seed, comm.size])
+        number, longest, over = 0, 0.0, False
+        comm.allreduce(np.zeros(1, np.int32))
+        print(STARTED, flush=True)
+        while not over:
+            number += 1
+            size = int(work.elements ** sizes.random())  # small and large tensors are equally frequent
+            # whole numbers whose sum is below 2^24 are exact in float32
+            terms = [np.add(own[:size], number, dtype=np.int32) % 4096 for own in base]
+            dtype = (np.int32, np.float32)[number % 2]
+            array = np.append(terms[comm.rank], comm.rank == 0 and Path(work.over).exists()).astype(dtype)
+            begin = time.monotonic()
+            comm.allreduce(array, out=array)
+            longest = max(longest, time.monotonic() - begin)
+            wrong = np.count_nonzero(array[:-1] != np.sum(terms, axis=0))
+            assert wrong == 0, f"operation {number}, {np.dtype(dtype)}: {wrong} of {size} sums are wrong"
+            over = array[-1] > 0
+        took = SoakResult(number, longest, comm.plan.round, comm.stats().retransmissions)
+        print(msgspec.json.encode(took).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    rank(msgspec.json.decode(sys.argv[1], type=SoakTask))

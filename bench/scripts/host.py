@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast one core of a rank quantises, dequantises, makes packets and reads them, compared with memcpy.
+
+    python bench/scripts/host.py [--mb 100] [--rounds 7]
+
+Rounds of all rows are interleaved, so that other load on the machine affects all of them; the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from netfold.host.innet import abi, native, quantise
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
+from netfold.host.operation.rail import Flat
+from netfold.wire.jobs import RankStream, RankTree
+
+WORLD = 8
+
+
+def rows(nbytes: int) -> dict[str, Callable[[], None]]:
+    """The work of each row of the table; each reads or writes ``nbytes`` of float32."""
+    lib = native.library()
+    n = nbytes // 4
+    x = np.random.default_rng(1).standard_normal(n).astype(np.float32)
+    y = np.empty_like(x)
+    wire = np.empty(-(-n // 256) * 256, ">i4")
+    agreed = quantise.scales(x)
+    scratch = np.empty_like(agreed)
+
+    def stream(number: int) -> RankStream:
+        return RankStream(peer="10.0.0.2", peer_qp=number, qp=number, source_port=50001, psn=0, slots=1024)
+
+    core = native.Core("10.0.0.1", WORLD, [RankTree(name="t", weight=1.0, agreement=stream(8), data=stream(16))])
+    run = abi.FoldRunStruct()
+
+    def loop_back(source: Flat, out: Flat, number: list[int] = [0], coding: Coding = PLAIN) -> None:  # noqa: B006
+        """Make every packet and read it back as its own result: all of a rank's work but the kernel's part."""
+        number[0] += 1
+        core.start(number[0], source, out, 1.0, 0, coding=coding)
+        lib = native.library()
+        while not core.finished():
+            while lib.nf_fold_send(core.handle, 0, ctypes.byref(run)):
+                data = ctypes.cast(run.bytes, ctypes.c_char_p)
+                lib.nf_fold_receive(core.handle, data, run.length, run.segment, False, 0)
+
+    def narrow_all(how: abi.Narrowing, tops: quantise.Scales, lanes: Flat) -> None:
+        lib.nf_narrow_all(ctypes.byref(how), x.ctypes.data, None, n, tops.ctypes.data, lanes.ctypes.data)
+
+    def widen_all(how: abi.Narrowing, tops: quantise.Scales, lanes: Flat) -> None:
+        lib.nf_widen_all(ctypes.byref(how), lanes.ctypes.data, n, tops.ctypes.data, 1.0, y.ctypes.data)
+
+    def loop_narrow(bits: LaneBits, rounding: Rounding) -> None:
+        loop_back(x, y, coding=Coding(bits, rounding))
+
+    ints = np.zeros(n, np.int32)
+    into = np.empty_like(ints)
+    narrow: dict[str, Callable[[], None]] = {}
+    for bits in (16, 8):
+        tops, lanes = quantise.scales(x, bits), np.empty(n * bits // 8, np.uint8)
+        for stochastic in (False, True):
+            how = abi.Narrowing(bits, quantise.levels(WORLD, bits), stochastic, 7)
+            name = f"to {bits} bits" + (", stochastic" if stochastic else "")
+            narrow[name] = functools.partial(narrow_all, how, tops, lanes)
+        narrow[f"from {bits} bits"] = functools.partial(widen_all, how, tops, lanes)
+    return {
+        "memcpy": lambda: ctypes.memmove(y.ctypes.data, x.ctypes.data, x.nbytes) and None,
+        "exponents": lambda: lib.nf_scales_of(x.ctypes.data, None, n, 32, scratch.ctypes.data),
+        "quantise": lambda: lib.nf_quantise_all(x.ctypes.data, n, agreed.ctypes.data, WORLD, wire.ctypes.data),
+        "dequantise": lambda: lib.nf_dequantise_all(
+            wire.ctypes.data, n, agreed.ctypes.data, WORLD, 1.0, y.ctypes.data
+        ),
+        **narrow,
+        "float32 out and in": lambda: loop_back(x, y),
+        "in lanes of 16": lambda: loop_narrow(16, "stochastic"),
+        "in lanes of 8": lambda: loop_narrow(8, "stochastic"),
+        "int32 out and in": lambda: loop_back(ints, into),
+    }
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=float, default=100, help="megabytes of float32 a row")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    nbytes = int(options.mb * 1e6) // 4096 * 4096
+    work = rows(nbytes)
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for round_ in range(options.rounds + 1):
+        for name, call in work.items():
+            begin = time.perf_counter()
+            call()
+            if round_:  # the first round touches pages for the first time
+                seconds[name].append(time.perf_counter() - begin)
+    copy = statistics.median(seconds["memcpy"])
+    print(f"{'':22} {'ms':>8} {'GB/s':>7} {'of memcpy':>10} {'ns/packet':>10}")
+    for name, times in seconds.items():
+        t = statistics.median(times)
+        print(f"{name:22} {t * 1e3:8.2f} {nbytes / t / 1e9:7.2f} {copy / t:10.2f} {t * 1e9 / (nbytes / 1024):10.0f}")
+
+
+if __name__ == "__main__":
+    main()

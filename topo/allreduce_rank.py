@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that times allreduce by several algorithms, for `netfold bench allreduce` and the demo.
+
+    python -m netfold.topo.allreduce_rank '{"world": 8, "algorithms": ["innet"], ...}'      # RANK, NETFOLD_*, ... set
+
+Commands come as lines of JSON on standard input, and each is answered by a line of JSON on standard output.  Further
+arguments, where there are any, are the commands instead of standard input.  A rank without a controller (on a plain
+bridge) first prints the address that its TCP listens at, and reads those of all ranks as its first line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from netfold.host.operation.reduction import Reduction
+from netfold.wire.jobs import Peer, Plan
+
+Floats = NDArray[np.float32]
+
+
+class RankSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rank has to be able to time; all ranks of a group get the same."""
+
+    world: int
+    algorithms: list[str]
+    lane_bits: int = 32
+    seed: int = 0
+    timeout: float = 30.0
+    controller: bool = True
+
+
+class TimingCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time one algorithm at one size: ``warmup`` operations that do not count, then ``iterations`` that do."""
+
+    algorithm: str
+    nbytes: int
+    iterations: int
+    warmup: int
+    check: bool
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What this rank measured: wall-clock and CPU seconds of one operation."""
+
+    seconds: float
+    cpu_seconds: float
+    retransmissions: int
+    wrong: int
+    """Elements beyond the error bound of `bound`, in the last operation."""
+    path: str
+    """What carried the operations, as the library explains it."""
+    machine_busy: float
+    """Share of all cores of the machine that were busy during the timed operations."""
+
+
+class Allreducer(Protocol):
+    """A library whose allreduce is timed."""
+
+    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
+        """Sum ``source`` over all ranks into ``out``."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+
+    def retransmissions(self) -> int:
+        """Packets that this rank has sent again so far."""
+
+    def explain(self, nbytes: int, algorithm: str) -> str:
+        """What carries a tensor of this size, in words."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class NetFold:
+    """A NetFold communicator on the fabric; the algorithm "auto" leaves the choice to it."""
+
+    def __init__(self, setup: RankSetup, job: str, rail: Any) -> None:
+        from netfold.host.api.communicator import Communicator
+
+        rank = int(os.environ["RANK"])
+        settings: dict[str, Any] = {} if setup.lane_bits == 32 else {"lane_bits": setup.lane_bits}
+        self._comm = Communicator.join(
+            job, rank, setup.world, address=os.environ["NETFOLD_ADDRESS"], rail=rail, timeout=setup.timeout, **settings
+        )
+
+    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
+        self._comm.allreduce(source, out, algorithm=_own(algorithm))
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def retransmissions(self) -> int:
+        return self._comm.stats().retransmissions
+
+    def explain(self, nbytes: int, algorithm: str) -> str:
+        return self._comm.explain(nbytes, algorithm=_own(algorithm))
+
+    def close(self) -> None:
+        self._comm.close()
+
+
+class PlainTcp:
+    """NetFold's collectives over TCP between hosts without a controller."""
+
+    def __init__(self, setup: RankSetup) -> None:
+        from netfold.host.mesh.connection import listen
+        from netfold.host.mesh.tcp import TcpMesh
+        from netfold.host.selection.peers import Peers
+
+        rank, address = int(os.environ["RANK"]), os.environ["NETFOLD_ADDRESS"]
+        listener = listen(address)
+        _say(msgspec.json.encode(Peer(rank, address, "{}:{}".format(*listener.getsockname()))))
+        peers = msgspec.json.decode(sys.stdin.readline(), type=list[Peer])
+        plan = Plan("bridge", 1, rank, setup.world, peers, [])
+        self._peers = Peers(TcpMesh(plan, listener, timeout=setup.timeout), algorithm="auto")
+        self._sum = Reduction("sum", "float32")
+
+    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
+        self._peers.allreduce(source, out, self._sum, algorithm=_own(algorithm) or "auto")
+
+    def barrier(self) -> None:
+        self._peers.barrier()
+
+    def retransmissions(self) -> int:
+        return 0
+
+    def explain(self, nbytes: int, algorithm: str) -> str:
+        own = _own(algorithm)
+        return self._peers.explain(nbytes) if own is None else f"{own}, as asked for"
+
+    def close(self) -> None:
+        self._peers.close()
+
+
+class Gloo:
+    """The backend gloo of torch.distributed."""
+
+    def __init__(self, setup: RankSetup) -> None:
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self._torch, self._dist = torch, dist
+        dist.init_process_group(
+            "gloo", rank=int(os.environ["RANK"]), world_size=setup.world, timeout=timedelta(seconds=setup.timeout)
+        )
+
+    def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
+        out[:] = source  # gloo works in place; the others read the one and write the other
+        self._dist.all_reduce(self._torch.from_numpy(out))
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def retransmissions(self) -> int:
+        return 0
+
+    def explain(self, nbytes: int, algorithm: str) -> str:
+        return f"gloo of torch {self._torch.__version__}"
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+
+
+def serve(setup: RankSetup, commands: Iterable[str | bytes]) -> None:
+    """Open what the algorithms need, print {} once ready, then execute commands and print a `Timing` for each."""
+    rank = int(os.environ["RANK"])
+    with contextlib.ExitStack() as opened:
+        allreducers: dict[str, Allreducer] = {}
+        for algorithm in setup.algorithms:
+            kind = _kind(algorithm, setup)
+            if kind not in allreducers:
+                allreducer = allreducers[kind] = _open(kind, setup)
+                opened.callback(allreducer.close)
+        _say(b"{}")
+        for line in commands:
+            command = msgspec.json.decode(line, type=TimingCommand)
+            _say(msgspec.json.encode(measure(allreducers[_kind(command.algorithm, setup)], command, setup, rank)))
+
+
+def _open(kind: str, setup: RankSetup) -> Allreducer:
+    if kind == "gloo":
+        return Gloo(setup)
+    if kind == "plain":
+        return PlainTcp(setup)
+    return NetFold(setup, f"bench-{kind}", kind)
+
+
+def measure(allreducer: Allreducer, command: TimingCommand, setup: RankSetup, rank: int) -> Timing:
+    """Execute one command: warm up, then time the operations back to back."""
+    elements = command.nbytes // 4
+    source = data(setup.seed, rank, elements)
+    out = np.empty_like(source)
+    for _ in range(command.warmup):
+        allreducer.allreduce(source, out, command.algorithm)
+    before = allreducer.retransmissions()
+    allreducer.barrier()
+    idle, total = idle_of_all()
+    begin, busy = time.perf_counter(), time.process_time()
+    for _ in range(command.iterations):
+        allreducer.allreduce(source, out, command.algorithm)
+    seconds = (time.perf_counter() - begin) / command.iterations
+    cpu = (time.process_time() - busy) / command.iterations
+    later_idle, later_total = idle_of_all()
+    machine_busy = 1 - (later_idle - idle) / max(1, later_total - total)
+    again = allreducer.retransmissions() - before
+    allreducer.barrier()  # checking must not take a core from a rank that is still being timed
+    wrong = count_wrong(out, setup, elements, command.algorithm) if command.check else 0
+    return Timing(seconds, cpu, again, wrong, allreducer.explain(command.nbytes, command.algorithm), machine_busy)
+
+
+def idle_of_all() -> tuple[int, int]:
+    """Ticks that the machine's cores were idle, and all ticks, since it started."""
+    with open("/proc/stat", encoding="ascii") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]  # guests are in user's already
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def data(seed: int, rank: int, elements: int) -> Floats:
+    """The tensor of a rank: standard normal floats, drawn by the seed and the rank."""
+    return np.random.default_rng((seed, rank)).standard_normal(elements, np.float32)
+
+
+def count_wrong(out: Floats, setup: RankSetup, elements: int, algorithm: str) -> int:
+    """Count the elements that are further from the exact sum than `bound`."""
+    exact, largest = np.zeros(elements), 0.0
+    for rank in range(setup.world):
+        part = data(setup.seed, rank, elements)
+        exact += part
+        largest = max(largest, float(np.abs(part).max(initial=0.0)))
+    bits = setup.lane_bits if algorithm in ("innet", "auto") else 32
+    return int(np.sum(~(np.abs(out - exact) <= bound(setup.world, bits, largest))))
+
+
+def bound(world: int, lane_bits: int, largest: float) -> float:
+    """How far a sum of ``world`` ranks may be off.
+
+    Each rank rounds by up to one step of a lane that leaves room for the sum, and the sum itself has the precision of
+    float32 (docs/host.md).  ``largest`` is the greatest magnitude of any element.
+    """
+    room = max(0, (world - 1).bit_length())
+    step = 2.0 ** (room + 2 - lane_bits) * 2 * largest
+    return world * (step + largest * 2.0**-22)
+
+
+def _kind(algorithm: str, setup: RankSetup) -> str:
+    """Which `Allreducer` an algorithm needs: a rail of the communicator, "plain" without a controller, or "gloo"."""
+    if algorithm == "gloo":
+        return "gloo"
+    if not setup.controller:
+        return "plain"
+    if algorithm in ("innet", "auto"):  # an address has one UDP port 4791, and both fold
+        return "auto"
+    return algorithm if algorithm == "roce" else "tcp"
+
+
+def _own(algorithm: str) -> str | None:
+    """The algorithm to ask NetFold for; None leaves the choice to it, or to the rail."""
+    return {"auto": None, "roce": "ring"}.get(algorithm, algorithm)
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    serve(msgspec.json.decode(sys.argv[1], type=RankSetup), sys.argv[2:] or sys.stdin)
