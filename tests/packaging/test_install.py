@@ -84,9 +84,10 @@ def test_the_switch_alone_holds_nothing_of_the_library(switch_wheel: Path) -> No
     assert contents(switch_wheel) == set(sources("softswitch", "cbuild"))
 
 
-def test_a_training_host_sums_over_tcp(base: Environment) -> None:
-    """The base installation needs nothing of the control plane."""
-    assert base.run("python", str(RANKS / "rank_installed.py")).strip() == "exact"
+@pytest.mark.parametrize("rail", ["tcp", "innet"])
+def test_a_training_host_sums(base: Environment, rail: str) -> None:
+    """The base installation needs nothing of the control plane, between the hosts and through a switch (in Python)."""
+    assert base.run("python", str(RANKS / "sums_installed.py"), rail).strip() == "exact"
 
 
 @pytest.mark.parametrize("command", ["netfold", "softswitch"])
