@@ -25,7 +25,7 @@ from netfold.wire.operator import (
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""
 SLOTS_TIMEOUT: Final = 60.0
-"""Seconds for a question that goes to thousands of slots."""
+"""Seconds for a request that reads thousands of slots."""
 
 
 async def status(address: str, timeout: float = TIMEOUT, token: str = "") -> Status:
@@ -34,14 +34,14 @@ async def status(address: str, timeout: float = TIMEOUT, token: str = "") -> Sta
 
 
 async def drop(address: str, job: str, timeout: float = TIMEOUT, token: str = "") -> bool:
-    """End a job; False where there is none of that name.  Raises rpc.Unreachable."""
+    """End a job.  Returns False if there is none of this name.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job, token), Dropped, timeout)).found
 
 
 async def drain(
     address: str, name: str, drained: bool, *, wait: float = 0.0, timeout: float = TIMEOUT, token: str = ""
 ) -> Drained:
-    """Take something out of use and wait so many seconds for jobs to leave it; or into use again.  Raises
+    """Drain a switch or link and wait up to ``wait`` seconds for jobs to leave it, or put it back into use.  Raises
     rpc.Unreachable."""
     return await rpc.call(address, f"{SERVICE}/Drain", SetDrain(name, drained, wait, token), Drained, wait + timeout)
 
@@ -49,10 +49,10 @@ async def drain(
 async def slots(
     address: str, switch: str, job: str | None = None, timeout: float = SLOTS_TIMEOUT, token: str = ""
 ) -> list[JobSlots]:
-    """The slots of a switch, every one of them asked.  Raises rpc.Unreachable."""
+    """The open slots of a switch, read now.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Slots", AskSlots(switch, job, token), SwitchSlots, timeout)).jobs
 
 
 async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT, token: str = "") -> list[Stall]:
-    """Whom a job waits for, by all its slots on all its switches.  Raises rpc.Unreachable."""
+    """Which ranks a job waits for, by all its slots on all its switches.  Raises rpc.Unreachable."""
     return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job, token), Stalls, timeout)).stalls

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller: one process that holds every switch of a fabric to its state, and serves jobs.
+"""The controller: one process that keeps every switch of a fabric in its desired state, and serves jobs.
 
     async with Controller(load(Path("lab.toml"))) as controller:      # every switch is up, jobs are served
         await controller.run()                                        # until cancelled
 
-Leaving the block leaves the switches as they are: a controller that starts again finds the pipeline in place and what
-it wants to be there already, and takes away what it does not know.
+Leaving the block leaves the switches as they are: a controller that starts again finds the pipeline and its entries in
+place, and removes entries that it does not know.
 """
 
 from __future__ import annotations
@@ -63,12 +63,19 @@ _SERVER_OPTIONS: Final = (
 
 
 class StartError(Exception):
-    """The controller cannot start; says which switch or address, and what to check."""
+    """The controller cannot start; the message names the switch or address and what to check."""
 
 
 class Controller:
-    """Of one fabric.  ``election_id`` decides between controllers: the higher one has the switches, and by default
-    the one started later."""
+    """The controller of one fabric.
+
+    pipeline       the compiled program; default: it is compiled when the controller starts
+    connect        opens a session with a switch; default: P4Runtime over gRPC
+    rng            draws PSNs and where numbers begin
+    election_id    P4Runtime's: of several controllers the one with the highest is primary; default: the time, so that
+                   the one started last is
+    start_timeout  seconds for all switches to come up
+    """
 
     def __init__(
         self,
@@ -86,9 +93,9 @@ class Controller:
         self._election_id = election_id if election_id is not None else time.time_ns() // 1_000_000
         self._opens_sessions = connect is None
         self._changed = asyncio.Event()
-        """Something may be up or down that was not."""
+        """Set when something may have gone down or come up."""
         self._stale = asyncio.Event()
-        """Routes may be others than those that the switches hold."""
+        """Set when routes may have to change."""
         self._targets = {
             s.name: Target(s.name, partial(connect or self._connect, s), on_change=self._changed.set)
             for s in fabric.switches
@@ -102,8 +109,8 @@ class Controller:
         self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains)
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.paths = PathService(
-            self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, strays=self.inspection.strays,
-            answer=self.liveness.answer,
+            self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, unpinned=self.inspection.unpinned,
+            links_respond=self.liveness.links_respond,
         )
         self.maintenance = Maintenance(
             self.drains, self.jobs, file=fabric.state, graph=self.liveness.graph, replan=self.replan
@@ -111,7 +118,7 @@ class Controller:
         self._server: grpc.aio.Server | None = None
         self._web: Web | None = None
         self.page = ""
-        """URL of the web page, where there is one."""
+        """URL of the web page; empty if there is none."""
         self._token = ""
         self._ready = time.monotonic()
 
@@ -127,14 +134,14 @@ class Controller:
         await self.stop()
 
     async def start(self) -> None:
-        """Bring all switches to their state, then serve.  Raises StartError, PipelineError, FabricError."""
+        """Bring all switches to their desired state, then serve.  Raises StartError, PipelineError and FabricError."""
         self._token, secrets = file.token(self.fabric), file.tls(self.fabric)
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(
                 pipeline.build, self.fabric.engine, path_mtu=self.fabric.path_mtu
             )
-        await self._nobody_else_serves()
+        await self._check_address_unused()
         fixed, routing = tables.fixed(self.fabric), self.steering.base(self.fabric.graph())
         for target in self._targets.values():
             target.preset("fabric", fixed[target.name])
@@ -148,8 +155,8 @@ class Controller:
             count = f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name}"
             raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
         await self._serve(secrets)
-        self._tasks.append(asyncio.create_task(self._keep_noticing(), name="changes"))
-        self._tasks.append(asyncio.create_task(self._keep_routes(), name="routes"))
+        self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
+        self._tasks.append(asyncio.create_task(self._update_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
         self._ready = time.monotonic()
         if self.fabric.metrics is not None:
@@ -165,7 +172,7 @@ class Controller:
         await self._server.wait_for_termination()
 
     async def stop(self) -> None:
-        """End the service and the sessions; the switches stay as they are."""
+        """End the service and all sessions; the switches keep their entries."""
         if self._web is not None:
             await self._web.stop()
             self._web = None
@@ -185,13 +192,13 @@ class Controller:
     # ---- failures ------------------------------------------------------------------------------------------------
 
     async def replan(self) -> None:
-        """Jobs and routes without what is down.  A switch that is down keeps its routes: when it is back, this runs
-        again."""
+        """Plan jobs and routes anew around what is down or drained.  A switch that is down gets its routes when it is
+        back, since this runs again then."""
         self._notice()
         await self._reroute()
 
     def _notice(self) -> None:
-        self.liveness.tell()
+        self.liveness.log_changes()
         self.jobs.notice()
 
     async def _reroute(self) -> None:
@@ -201,18 +208,18 @@ class Controller:
         ))
         self.paths.changed()
 
-    async def _keep_noticing(self) -> None:
-        """Jobs learn of every change at once, also while a switch that hangs holds up the writing of routes."""
+    async def _watch_changes(self) -> None:
+        """Tell jobs of every change at once, even while the writing of routes waits for a switch that hangs."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             try:
                 self._notice()
             except Exception:
-                log.exception("what changed could not be told to jobs")
+                log.exception("jobs could not be checked after a change")
             self._stale.set()
 
-    async def _keep_routes(self) -> None:
+    async def _update_routes(self) -> None:
         while True:
             await self._stale.wait()
             self._stale.clear()
@@ -224,7 +231,7 @@ class Controller:
     # ---- recovery.Installer --------------------------------------------------------------------------------------
 
     async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
-        """Write to all switches at once; where one fails, take it back from all and raise SwitchError."""
+        """Write a part to all its switches at once; if one fails, remove it from all and raise SwitchError."""
         outcomes = await asyncio.gather(
             *(self._targets[name].install(part, wanted) for name, wanted in entities.items()), return_exceptions=True
         )
@@ -237,11 +244,11 @@ class Controller:
             raise SwitchError("; ".join(map(str, failures)))
 
     def session(self, switch: str) -> int:
-        """Counts the sessions with a switch."""
+        """Number of the current session with a switch."""
         return self._targets[switch].sessions
 
     async def uninstall(self, part: str) -> None:
-        """Take it out everywhere; a switch that is down is cleaned when it comes back."""
+        """Remove a part everywhere; a switch that is down loses it when it comes back."""
         await asyncio.gather(*(target.uninstall(part) for target in self._targets.values()))
 
     # ---- connections ---------------------------------------------------------------------------------------------
@@ -257,11 +264,11 @@ class Controller:
             timeout=min(CONNECT_TIMEOUT, self._start_timeout),
         )
 
-    async def _nobody_else_serves(self) -> None:
+    async def _check_address_unused(self) -> None:
         # gRPC would take over another process's unix socket without a word
         try:
             await client.status(self.fabric.jobs, timeout=2.0, token=self._token)
-        except rpc.TurnedDown:
+        except rpc.CallRefused:
             pass
         except rpc.Unreachable:
             return
@@ -310,7 +317,7 @@ class Controller:
     # ---- operators -----------------------------------------------------------------------------------------------
 
     async def status(self) -> Status:
-        """Everything an operator sees, with counters read from the switches at this moment."""
+        """The status of fabric and jobs, with counters read from the switches now."""
         up = {number for *_, number in self.liveness.graph().edges(keys=True)}
         return await self.inspection.status(up, time.monotonic() - self._ready)
 

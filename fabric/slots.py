@@ -102,7 +102,7 @@ class Cycle:
     next: int
     used: set[int] = field(default_factory=set)
 
-    def take(self, what: str, divisor: int = 1, remainder: int = 0) -> int:
+    def allocate(self, what: str, divisor: int = 1, remainder: int = 0) -> int:
         """An unused number with this remainder when divided by ``divisor``.  Raises Exhausted."""
         size = self.high - self.low + 1
         if len(self.used) < size:
@@ -130,7 +130,7 @@ class Slots:
         """Number of allocated slots."""
         return sum(self.ranges.values())
 
-    def take(self, length: int) -> int:
+    def allocate(self, length: int) -> int:
         """Allocate a range and return its first slot.  Raises Exhausted."""
         if length < 1 or length & (length - 1):
             raise ValueError(f"slots: expected a power of two, got {length}")
@@ -161,7 +161,7 @@ class Allocator:
 
     def open(self) -> int:
         """Allocate a new job's epoch, by which `admit` and `release` know the job.  Raises Exhausted."""
-        epoch = self._epochs.take("epochs")
+        epoch = self._epochs.allocate("epochs")
         self._returns[epoch] = [partial(self._epochs.used.discard, epoch)]
         return epoch
 
@@ -209,12 +209,12 @@ class Allocator:
         for fold in tree.folds:
             slots = self._slots[fold.switch]
             try:
-                base = slots.take(length)
+                base = slots.allocate(length)
             except Exhausted as refusal:
                 raise Exhausted(f"{fold.switch} has {refusal}") from None
             self._returns[epoch].append(partial(slots.ranges.pop, base))
             bases[fold.switch] = base
-            groups[fold.switch] = self._take(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
+            groups[fold.switch] = self._allocate(epoch, self._groups[fold.switch], f"multicast groups of {fold.switch}")
         lower = [fold.switch for fold in tree.folds if not fold.is_root]
         return Stream(
             tree, ranks, kind, epoch, length,
@@ -228,12 +228,12 @@ class Allocator:
         )
 
     def _connection(self, epoch: int, divisor: int = 1, remainder: int = 0) -> int:
-        return self._take(epoch, self._connections, "connections", divisor, remainder)
+        return self._allocate(epoch, self._connections, "connections", divisor, remainder)
 
     def _source_port(self, divisor: int, remainder: int) -> int:
         return self._rng.randrange(-(-EPHEMERAL // divisor), 0x10000 // divisor) * divisor + remainder
 
-    def _take(self, epoch: int, cycle: Cycle, what: str, divisor: int = 1, remainder: int = 0) -> int:
-        number = cycle.take(what, divisor, remainder)
+    def _allocate(self, epoch: int, cycle: Cycle, what: str, divisor: int = 1, remainder: int = 0) -> int:
+        number = cycle.allocate(what, divisor, remainder)
         self._returns[epoch].append(partial(cycle.used.discard, number))
         return number

@@ -38,7 +38,7 @@ class Unreachable(Exception):
     """No controller answers, or it refused; says where and why."""
 
 
-class TurnedDown(Unreachable):
+class CallRefused(Unreachable):
     """A controller answers, and refused."""
 
 
@@ -52,17 +52,17 @@ def service(
     """A gRPC service of methods with one answer and with many.  Requests that do not decode are INVALID_ARGUMENT,
     Refusals what they say; where there is a token, requests without it are UNAUTHENTICATED."""
     handlers = {
-        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", _Border(request, token), answer))
+        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", _Decoder(request, token), answer))
         for method, (request, answer) in methods.items()
     }
     handlers |= {
-        method: grpc.unary_stream_rpc_method_handler(_stream(f"{name}/{method}", _Border(request, token), answers))
+        method: grpc.unary_stream_rpc_method_handler(_stream(f"{name}/{method}", _Decoder(request, token), answers))
         for method, (request, answers) in (streams or {}).items()
     }
     return grpc.method_handlers_generic_handler(name, handlers)
 
 
-class _Border:
+class _Decoder:
     """Where requests come in: they must decode, and carry the token."""
 
     def __init__(self, request: type[Any], token: str) -> None:
@@ -81,7 +81,7 @@ class _Border:
 
 
 @contextlib.asynccontextmanager
-async def _answering(name: str, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[None]:
+async def _errors_as_status(name: str, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[None]:
     """Turns what goes wrong into gRPC's status."""
     try:
         yield
@@ -96,21 +96,21 @@ async def _answering(name: str, context: grpc.aio.ServicerContext[bytes, bytes])
 
 
 def _unary(
-    name: str, border: _Border, answer: Callable[[Any], Awaitable[msgspec.Struct]]
+    name: str, decoder: _Decoder, answer: Callable[[Any], Awaitable[msgspec.Struct]]
 ) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
     async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        async with _answering(name, context):
-            return msgspec.json.encode(await answer(border.decode(data)))
+        async with _errors_as_status(name, context):
+            return msgspec.json.encode(await answer(decoder.decode(data)))
         raise AssertionError("abort does not return")
 
     return handle
 
 
 def _stream(
-    name: str, border: _Border, answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]]
+    name: str, decoder: _Decoder, answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]]
 ) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[None]]:
     async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        async with _answering(name, context), contextlib.aclosing(answers(border.decode(data))) as events:
+        async with _errors_as_status(name, context), contextlib.aclosing(answers(decoder.decode(data))) as events:
             async for event in events:
                 await context.write(msgspec.json.encode(event))
 
@@ -132,6 +132,6 @@ async def call(address: str, method: str, request: msgspec.Struct, answer: type[
             if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
                 raise Unreachable(f"no controller answers at {address} ({error.details()}): is `netfold up` running, "
                                   f"with this fabric?{tls.hint(address)}") from error
-            raise TurnedDown(f"the controller at {address} refused: {error.details()}") from error
+            raise CallRefused(f"the controller at {address} refused: {error.details()}") from error
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise Unreachable(f"the controller at {address} speaks another version: {error}") from error

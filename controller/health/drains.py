@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which switches and links an operator has taken out of use, and what of the fabric is left then.
+"""Switches and links that an operator has drained, that is, taken out of use for maintenance.
 
-Nothing new goes over what is drained: routes, pins, paths and trees avoid it, as long as that cuts no host off from
-another.  A leaf whose hosts have no other way is drained in another sense: no rank may join from there.
+Routes, pins, paths and trees avoid what is drained, as long as that cuts no host off from another.  A leaf is the only
+switch of its hosts and cannot be avoided: if it is drained, no rank may join from its hosts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from netfold.fabric.trees import Tree
 
 
 class UnknownName(ValueError):
-    """What cannot be drained, since it is no switch and no link between switches; says what it is."""
+    """A name that cannot be drained: neither a switch nor a link between switches; the message says what it is."""
 
 
 class Drains:
-    """Of one fabric.  Names are those of switches, and of links by either end, ``switch:port``."""
+    """The drained switches and links of one fabric.  A link is named by either of its ends, ``switch:port``."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -30,8 +30,8 @@ class Drains:
         self._number = {end: number for number, link in enumerate(fabric.links) for end in link.ends}
         self._drained: set[str] = set()
 
-    def known(self, name: str) -> str:
-        """The one name of a switch, or of a link between switches: that of its first end.  Raises UnknownName."""
+    def canonical(self, name: str) -> str:
+        """The canonical name of a switch, or of a link between switches: its first end.  Raises UnknownName."""
         if name in self._switches:
             return name
         node, _, port = name.rpartition(":")
@@ -45,7 +45,7 @@ class Drains:
         return self._fabric.links[number].a
 
     def mark(self, name: str, drained: bool) -> None:
-        """Take it out of use, or into use again.  ``name`` as `known` has it."""
+        """Drain a switch or link, or put it back into use.  ``name`` is its `canonical` name."""
         if drained:
             self._drained.add(name)
         else:
@@ -53,12 +53,12 @@ class Drains:
 
     @property
     def names(self) -> list[str]:
-        """What is drained."""
+        """Names of everything that is drained, sorted."""
         return sorted(self._drained)
 
     @property
     def links(self) -> set[int]:
-        """Numbers of the links that are avoided, be it only because an end of theirs is."""
+        """Numbers of the links that are avoided, because they or a switch at one end are drained."""
         avoided = self._avoided
         return {number for number, link in enumerate(self._fabric.links)
                 if link.a in avoided or any(end.node in avoided for end in link.ends)}
@@ -67,18 +67,18 @@ class Drains:
         return name in self._drained
 
     def hosts_of(self, name: str) -> list[str]:
-        """Hosts that have no other switch."""
+        """Hosts whose only switch this is."""
         return [host for host, leaf in self._leaf_of.items() if leaf == name]
 
     def leaf_of(self, host: str) -> str:
-        """The host's switch where that is drained, else nothing."""
+        """The host's leaf if that is drained, otherwise an empty string."""
         leaf = self._leaf_of.get(host, "")
         return leaf if leaf in self._drained else ""
 
     # ---- what is left ------------------------------------------------------------------------------------------------
 
     def without(self, graph: nx.MultiGraph[str], *more: str) -> nx.MultiGraph[str]:
-        """The graph less everything that is drained, and ``more``, but for leaves."""
+        """The graph without what is drained and without ``more``; leaves always stay in it."""
         names = self._avoided.union(more) - set(self._leaf_of.values())
         left = graph.copy()
         left.remove_edges_from([edge for edge in graph.edges(keys=True) if self._fabric.links[edge[2]].a in names])
@@ -86,12 +86,12 @@ class Drains:
         return left
 
     def left(self, graph: nx.MultiGraph[str]) -> nx.MultiGraph[str]:
-        """What is to be used: the graph less what is drained, unless that would cut hosts off."""
+        """The graph to plan with: without what is drained, or all of it if hosts would be cut off otherwise."""
         left = self.without(graph) if self._drained else graph
         return graph if self.cut_off(graph, left) else left
 
     def cut_off(self, before: nx.MultiGraph[str], after: nx.MultiGraph[str]) -> list[str]:
-        """Hosts that do not reach most of those any more which they reached before."""
+        """Hosts that the change from ``before`` to ``after`` separates from the largest part of their component."""
         place = {node: n for n, part in enumerate(nx.connected_components(after)) for node in part}
         lost: list[str] = []
         for part in nx.connected_components(before):
@@ -103,7 +103,7 @@ class Drains:
         return lost
 
     def under(self, trees: Sequence[Tree]) -> list[str]:
-        """What of these trees is drained."""
+        """Drained switches and links that these trees use, sorted."""
         used = {name for tree in trees for fold in tree.folds
                 for name in (fold.switch, self._link(fold.switch, fold.parent_port))}
         return sorted(used & self._avoided)
@@ -114,5 +114,5 @@ class Drains:
 
     @property
     def _avoided(self) -> set[str]:
-        """What is drained and can be gone around: all but leaves."""
+        """What is drained and can be avoided: everything but leaves."""
         return self._drained - set(self._leaf_of.values())

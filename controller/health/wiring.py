@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cables as they are against the fabric's file: a probe goes out at every end, and tells where it comes out.
+"""Compares the cables with the fabric file: probes sent from every end of a link show where its cable leads.
 
-Links to hosts are not asked: what a host's port leads to shows when its host sends.
+Links to hosts are not probed: a misplaced host shows when it sends.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from netfold.fabric.graph import Fabric
 
 
 class AskWiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where do the cables lead?"""
+    """Asks where all cables lead."""
 
     token: str = ""
 
 
 class Cable(msgspec.Struct, frozen=True):
-    """One link of the fabric's file."""
+    """One link of the fabric file, and where its cable leads."""
 
     a: str
     b: str
     up: bool
     why: str
-    """Why it is down."""
+    """Why the link is down; empty if it is up."""
     drained: bool
     asked: bool
-    """Whether it is one between switches that are both up."""
+    """Whether it was probed: a link between two switches that are up."""
     from_a: str
-    """Where what leaves ``a`` comes out; empty: nowhere that we hear of."""
+    """The end at which probes from ``a`` arrive; empty if they arrive nowhere."""
     from_b: str
 
     @property
     def wrong(self) -> list[str]:
-        """What is not as the file says, a sentence an end."""
+        """How the cable differs from the file, one sentence for each end that does."""
         return [
             f"{here}: expected {there}, sees {found}"
             for here, there, found in ((self.a, self.b, self.from_a), (self.b, self.a, self.from_b))
@@ -45,13 +45,13 @@ class Cable(msgspec.Struct, frozen=True):
 
 
 class Cables(msgspec.Struct, frozen=True):
-    """The answer to AskWiring, in the file's order."""
+    """The answer to AskWiring, in the order of the fabric file."""
 
     cables: list[Cable]
 
 
 class Discovery:
-    """Of one controller's links."""
+    """Answers where the cables of one fabric lead."""
 
     def __init__(self, fabric: Fabric, liveness: Liveness, drains: Drains) -> None:
         self._fabric = fabric
@@ -59,7 +59,7 @@ class Discovery:
         self._drains = drains
 
     async def answer(self, _: AskWiring) -> Cables:
-        """Asks all of them now."""
+        """Probe all links between switches now."""
         seen = {str(end): str(found) for end, found in (await self._liveness.discover()).items()}
         graph, down = self._liveness.graph(), self._liveness.links_down()
         up = {number for *_, number in graph.edges(keys=True)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank that wants to join must say: right by itself, and no contradiction to the others."""
+"""Validates requests to join: each by itself, and against the ranks that have joined before."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.jobs import PROTOCOL, Join
 
 MAX_WORLD: Final = 1023
-"""Ranks that the encoding of Inf and NaN can count."""
+"""Most ranks of a job: the encoding of Inf and NaN cannot count more."""
 MAX_TIMEOUT: Final = 600.0
 LANE_BITS: Final = (32, 16, 8)
 
 
 def check(r: Join, fabric: Fabric, drains: Drains) -> None:
-    """What a request must be by itself.  Raises Refusal."""
+    """Check a request by itself.  Raises Refusal."""
     who = f"job {r.job!r}, rank {r.rank}"
     if not re.fullmatch(r"[\w.:@/+-]{1,128}", r.job):
         refuse(Code.INVALID_ARGUMENT, f"job: expected 1 to 128 letters, digits or any of _.:@/+-, got {r.job!r}")
@@ -52,7 +52,7 @@ def check(r: Join, fabric: Fabric, drains: Drains) -> None:
 
 
 def check_against(job: Job, r: Join) -> None:
-    """What it must be beside the ranks that joined before.  Raises Refusal."""
+    """Check a request against the ranks that have joined the job before.  Raises Refusal."""
     if r.rank in job.joins:
         refuse(Code.ALREADY_EXISTS, f"{job}: rank {r.rank} has joined already, from {job.joins[r.rank].address}. "
                                     "Give this job another name; if its ranks are dead, "
@@ -68,5 +68,5 @@ def check_against(job: Job, r: Join) -> None:
 
 
 def refuse(code: Code, message: str) -> NoReturn:
-    """Raises Refusal."""
+    """Raise a Refusal."""
     raise Refusal(code, message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job: who is in it, what it has of the switches, and how far its life has come."""
+"""The state of one job: its ranks, what it holds on switches, and where it stands in its life cycle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JobState = Literal["gathering", "planning", "active", "leaving", "broken", "fini
 
 @dataclass
 class Job:
-    """One incarnation of a job."""
+    """One incarnation of a job; the same name may be joined anew after its end."""
 
     name: str
     world: int
@@ -27,42 +27,42 @@ class Job:
     joins: dict[int, Join] = field(default_factory=dict)
     epoch: int = 0
     hosts: list[str] = field(default_factory=list)
-    """Names by rank, once all are in."""
-    home: list[Tree] = field(default_factory=list)
-    """The trees that it had at first."""
+    """Host names by rank, once all ranks have joined."""
+    first_trees: list[Tree] = field(default_factory=list)
+    """The trees that were planned when the job began; later ones take their places and weights."""
     trees: list[Tree] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
-    """What the switches hold for it: each tree's sum and max."""
-    known: list[Stream] = field(default_factory=list)
-    """The same as the ranks know them: while they stand still, the streams before."""
-    held: int = 0
-    """Epoch of ``streams`` in the switches; the first one's is also the job's name for its ranks."""
+    """Streams that the switches hold for it: for each tree the data and the agreement."""
+    announced: list[Stream] = field(default_factory=list)
+    """The streams that its ranks know: while they stand still, those before the change."""
+    slots_epoch: int = 0
+    """Epoch of ``streams`` on the switches; ``epoch`` stays that of the first plan, by which its ranks know the job."""
     sessions: dict[str, int] = field(default_factory=dict)
-    """Of the switches of its trees, when the slots were taken."""
+    """Session number of each switch of its trees when the slots were allocated."""
     round: Round | None = None
-    """The last time that it had to stand still."""
-    stays: str = ""
-    """Why its trees are not where they should be."""
+    """The last time that its trees were planned anew; None if that never happened."""
+    stay_reason: str = ""
+    """Why its trees could not move where they should be; empty if they are there."""
     slots: int = 0
-    """Of each data stream; 0 where nothing folds."""
+    """Slots of each data stream; 0 if the job is not folded."""
     reason: str = ""
-    """Why nothing folds, or why the job is broken."""
+    """Why the job is not folded, or why it is broken."""
     leaving: set[int] = field(default_factory=set)
-    """Ranks that have every result and want to go: once nobody lacks one, they have left."""
+    """Ranks that have all their results and want to leave; they may, once no other rank lacks one."""
     settled: set[int] = field(default_factory=set)
-    """Ranks that have said since that they lack none."""
-    asked: set[int] = field(default_factory=set)
-    """Ranks that were asked to say so."""
+    """Ranks that have answered Settle: they lack no result."""
+    settle_sent: set[int] = field(default_factory=set)
+    """Ranks that have been sent Settle."""
     left: set[int] = field(default_factory=set)
     lost: dict[int, RankLost] = field(default_factory=dict)
-    """Ranks that are gone without having left."""
+    """Ranks whose connection broke before they left."""
     watchers: dict[int, asyncio.Queue[Event | None]] = field(default_factory=dict)
-    """What ranks that watch are told next; None ends it."""
+    """Queue of events for each rank with a Watch stream; None ends the stream."""
     reports: dict[int, RankReport] = field(default_factory=dict)
-    in_debt: bool = False
-    """A rank has left although another lacked a result, as far as anybody knew."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Of ranks that come to their end, and of rounds; see `stir`."""
+    left_early: bool = False
+    """Whether a rank has left while another one may have lacked a result."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when ranks leave or settle, and when rounds end; see `notify`."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     planning: asyncio.Task[list[Plan]] | None = None
 
@@ -76,29 +76,29 @@ class Job:
 
     @property
     def is_empty(self) -> bool:
-        """True where no rank is in it any more."""
+        """Whether all ranks have left or are lost."""
         return len(self.left | self.lost.keys()) == self.world
 
     @property
     def stands_still(self) -> bool:
-        """True while its ranks halt for other trees."""
+        """Whether its ranks are halted, waiting for new trees."""
         return self.round is not None and not self.round.plans.done()
 
-    def stir(self) -> None:
-        """Wakes who waits for news."""
-        self.news.set()
-        self.news = asyncio.Event()
+    def notify(self) -> None:
+        """Wake all who wait for ``changed``."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
-    def tell(self, event: Event | None) -> None:
-        """To every rank that watches."""
+    def broadcast(self, event: Event | None) -> None:
+        """Send an event to every rank with a Watch stream; None ends the streams."""
         for queue in self.watchers.values():
             queue.put_nowait(event)
 
     @property
     def part(self) -> str:
-        """Its name among the parts of the switches' desired state."""
-        return self.part_of(self.held)
+        """Name of the job's part of the switches' desired state."""
+        return self.part_of(self.slots_epoch)
 
     def part_of(self, epoch: int) -> str:
-        """The part's name under an epoch."""
+        """Name of the part with this epoch."""
         return f"job {self.name} epoch {epoch}"

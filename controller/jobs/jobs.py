@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job service: ranks join, get their plan together, and leave.
+"""The job service: ranks join, get their plans together, and leave.
 
-    gathering --all ranks in--> planning --installed, or refused with a reason--> active --last rank left--> gone
-        |  a rank's time is up: it alone is refused, with the names of the missing
-        '- its parameters contradict the others': refused at once
+    gathering --all ranks joined--> planning --installed, or not folded--> active --last rank has left--> finished
+        |  a rank's timeout expires: it alone is refused, with the missing ranks
+        '- its parameters contradict the others': it is refused at once
 
-A name may be joined anew as soon as a rank has left: its last incarnation ends when all of its ranks have left, or when
-the new one is complete, since then its ranks are all gone.  A rank that watches is taken for dead when its stream
-breaks before it has left: the others are told at once, and a job whose ranks have all left or died is gone.
+A name may be joined anew as soon as a rank has left: the last incarnation ends when all of its ranks have left, or when
+the new one is complete, since its ranks are all gone then.  A rank with a Watch stream counts as lost when the stream
+breaks before it has left: the others hear of it at once, and a job whose ranks have all left or are lost is finished.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import leaving as goodbye
+from netfold.controller.jobs import leaving
 from netfold.controller.jobs.admission import check, check_against, refuse
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
@@ -57,7 +57,7 @@ from netfold.wire.roce import OPERATION_BITS
 log = logging.getLogger("netfold.controller")
 
 FINISHED: Final = 16
-"""Jobs that `netfold status` still shows after their end."""
+"""Number of finished jobs that `netfold status` still shows."""
 
 
 class Jobs:
@@ -80,23 +80,23 @@ class Jobs:
         self._cleaning: set[asyncio.Task[None]] = set()
 
     def all(self) -> list[Job]:
-        """Every job that `netfold status` shows: present ones first."""
+        """Every job that `netfold status` shows, running ones first."""
         return [*self._jobs.values(), *self._ending, *self._finished]
 
     def active(self, name: str | None = None) -> list[Job]:
-        """Jobs that hold slots, of this name or all."""
+        """Jobs that hold slots: all of them, or those of this name."""
         held = [job for job in (*self._jobs.values(), *self._ending) if job.streams]
         return [job for job in held if name in (None, job.name)]
 
     def places(self, job: Job) -> dict[int, str]:
-        """Names of the hosts of the ranks that have joined."""
+        """Host names of the ranks that have joined, by rank."""
         hosts = {rank: self._fabric.host_at(join.address) for rank, join in sorted(job.joins.items())}
         return {rank: host.name for rank, host in hosts.items() if host is not None}
 
     # ---- the service ---------------------------------------------------------------------------------------------
 
     async def join(self, request: Join) -> Plan:
-        """Wait for the other ranks, then for the switches; the plan of this rank.  Raises Refusal."""
+        """Wait for the other ranks and for the switches, then return this rank's plan.  Raises Refusal."""
         check(request, self._fabric, self._drains)
         job = self._jobs.get(request.job)
         if job is not None and job.state in ("leaving", "broken"):
@@ -125,7 +125,7 @@ class Jobs:
         if job.planning is None:
             refuse(Code.ABORTED, f"{job}: {job.reason}")
         try:
-            # one rank's disappearance must not cancel the plan of all
+            # a rank that goes away must not cancel the plan of all
             return (await asyncio.shield(job.planning))[request.rank]
         except asyncio.CancelledError:
             if job.planning.cancelled():
@@ -134,7 +134,7 @@ class Jobs:
             raise
 
     async def report(self, request: RankReport) -> Done:
-        """Keep a rank's totals."""
+        """Record a rank's totals.  Raises Refusal."""
         job = self.find(request.job, request.epoch, request.rank)
         before = job.reports.get(request.rank)
         for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
@@ -144,31 +144,31 @@ class Jobs:
         return Done()
 
     async def suspect(self, request: AskMissing) -> Done:
-        """A rank's repeats bring nothing: is a link of its trees to blame?  Raises Refusal."""
+        """Probe the links of a rank's trees, since its retransmissions bring no results.  Raises Refusal."""
         self._recovery.suspect(self.find(request.job, request.epoch, request.rank))
         return Done()
 
     def notice(self) -> None:
-        """Something went away or came back: jobs may have to go on over other trees."""
+        """Check all jobs after something went down or came up: some may need or get other trees."""
         self._recovery.notice(self.active())
 
     async def resume(self, request: Resume) -> Plan:
-        """A rank stands still, and wants to go on.  Raises Refusal."""
+        """A halted rank waits for its new plan.  Raises Refusal."""
         return await self._recovery.resume(self.find(request.job, request.epoch, request.rank), request)
 
     async def leave(self, request: Leave) -> Done:
-        """Let a rank go; the last one takes the job's entries with it."""
+        """Let a rank leave; with the last one the job ends.  Raises Refusal."""
         job = self.find(request.job, request.epoch, request.rank)
         if not request.reason:
-            await goodbye.goodbye(job, request.rank)
+            await leaving.wait_for_others(job, request.rank)
         job.left.add(request.rank)
         if request.reason:
             job.state, job.reason = "broken", f"rank {request.rank} left: {request.reason}"
             log.warning("%s: %s", job, job.reason)
         elif job.state == "active":
             job.state = "leaving"
-        job.stir()
-        self._recovery.look_for_the_gone(job)
+        job.notify()
+        self._recovery.abort_if_ranks_gone(job)
         if request.rank in job.watchers:
             job.watchers[request.rank].put_nowait(None)
         if job.is_empty:
@@ -176,12 +176,12 @@ class Jobs:
         return Done()
 
     async def settled(self, request: Settled) -> Done:
-        """A rank lacks no result: those that wait for that may leave."""
-        goodbye.settled(self.find(request.job, request.epoch, request.rank), request.rank)
+        """Record that a rank lacks no result: ranks that wait for that may leave.  Raises Refusal."""
+        leaving.settled(self.find(request.job, request.epoch, request.rank), request.rank)
         return Done()
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
-        """Tell a rank what happens, until it leaves.  Closing this before it has left is its death.  Raises Refusal."""
+        """Events for a rank until it leaves; a rank that closes the stream before counts as lost.  Raises Refusal."""
         job = self.find(request.job, request.epoch, request.rank)
         if request.rank in job.watchers:
             refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
@@ -192,7 +192,7 @@ class Jobs:
             yield Watching()
             for lost in list(job.lost.values()):
                 yield lost
-            if job.round is not None and job.round.told and job.stands_still:
+            if job.round is not None and job.round.halt_sent and job.stands_still:
                 yield Halt(job.round.number, job.round.why)
             while (event := await queue.get()) is not None:
                 yield event
@@ -202,19 +202,19 @@ class Jobs:
                 self._lose(job, request.rank, "its connection to the controller broke before it left")
 
     def close(self) -> None:
-        """The service ends: nobody watches any more, and that is no rank's fault."""
+        """End all Watch streams because the service ends; no rank counts as lost for that."""
         self._closing = True
         for job in self.all():
-            job.tell(None)
+            job.broadcast(None)
 
     async def settle(self) -> None:
-        """Wait for what was begun in the background."""
+        """Wait for background work to end."""
         while self._cleaning:
             await asyncio.gather(*self._cleaning)
         await self._recovery.close()
 
     async def drop(self, name: str) -> bool:
-        """End every incarnation of a job, whatever its ranks think; False where there is none."""
+        """End every incarnation of a job, whatever its ranks do.  Returns False if there is none."""
         jobs = [job for job in self.all() if job.name == name and job.state != "finished"]
         for job in jobs:
             job.reason = "dropped by the operator"
@@ -226,7 +226,7 @@ class Jobs:
         return bool(jobs)
 
     def find(self, name: str, epoch: int, rank: int) -> Job:
-        """The incarnation of a job that a rank is in.  Raises Refusal."""
+        """The incarnation of a job with this epoch and rank.  Raises Refusal."""
         for job in (*self._jobs.values(), *self._ending):
             if job.name == name and job.epoch == epoch and rank in job.joins:
                 return job
@@ -236,65 +236,66 @@ class Jobs:
     # ---- planning ------------------------------------------------------------------------------------------------
 
     async def _plan(self, job: Job) -> list[Plan]:
-        """Trees, slots, entries on the switches: or a plan without trees, and why.  One plan for each rank."""
+        """Plan trees, allocate slots and write entries, or decide that the job is not folded, and why.  Returns a plan
+        for each rank."""
         hosts = self._hosts(job)
         job.hosts = [host.name for host in hosts]
         shared = machines(job.hosts)
-        # a complete new incarnation means that nobody is left in an old one
+        # all ranks have joined the new incarnation, so none is in an old one any more
         for old in [old for old in self._ending if old.name == job.name]:
             await self._end(old)
         try:
-            job.epoch = job.held = self._allocator.open()
+            job.epoch = job.slots_epoch = self._allocator.open()
             if job.world == 1:
                 raise trees.NoTree("one rank has nothing to fold")
-            if unwilling := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
-                raise trees.NoTree(_unwilling(unwilling, job.world))
+            if opted_out := [rank for rank, join in sorted(job.joins.items()) if not join.fold]:
+                raise trees.NoTree(_opted_out(opted_out, job.world))
             groups = fold_groups(shared, job.hosts)
             graph = self._drains.left(self._liveness.graph())
-            job.trees = job.home = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
+            job.trees = job.first_trees = trees.plan(graph, [job.hosts[rank] for rank in groups[0]])
             job.sessions = self._recovery.sessions(job.trees)
-            job.streams = job.known = self._allocator.admit(job.epoch, job.trees, groups)
+            job.streams = job.announced = self._allocator.admit(job.epoch, job.trees, groups)
             await self._installer.install(
                 job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in job.streams)
             )
             job.slots = job.streams[0].slots
         except (trees.NoTree, slots.Exhausted, SwitchError) as error:
-            job.reason, job.trees, job.streams, job.known = str(error), [], [], []
+            job.reason, job.trees, job.streams, job.announced = str(error), [], [], []
             self._allocator.release(job.epoch)
             wanted = job.world > 1 and all(join.fold for join in job.joins.values())
             log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, error)
-        except BaseException:  # dropped meanwhile, or a bug: nothing of it may stay
+        except BaseException:  # dropped meanwhile, or a bug: the job must not hold anything then
             await self._end(job)
             raise
         self.totals.jobs += 1
         if job.state == "planning":
             job.state = "active"
-        if job.is_empty:  # all went away meanwhile
+        if job.is_empty:  # all ranks went away meanwhile
             await self._end(job)
         where = ", ".join(f"{tree.root} ({tree.weight:.0%})" for tree in job.trees) or "nowhere"
         log.info("%s: epoch %d, %d ranks, folded at %s", job, job.epoch, job.world, where)
-        self.notice()  # what went away since the trees were planned
+        self.notice()  # something may have gone down since the trees were planned
         return self._plans(job)
 
     def _hosts(self, job: Job) -> list[Host]:
-        """By rank."""
+        """The hosts of the ranks, in order of ranks."""
         hosts = [self._fabric.host_at(join.address) for _, join in sorted(job.joins.items())]
         return [host for host in hosts if host is not None]
 
     def _plans(self, job: Job) -> list[Plan]:
-        """One for each rank, of the streams that the ranks know."""
+        """A plan for each rank, with the streams that the ranks are to know."""
         hosts, shared, number = self._hosts(job), machines(job.hosts), job.round.number if job.round else 0
         rate = slowest(self._fabric.graph(), job.hosts)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
         order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
         return [
-            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.known, hosts, rank), job.reason, shared,
+            Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.announced, hosts, rank), job.reason, shared,
                  rate, order, self._fabric.path_mtu, number)
             for rank in range(job.world)
         ]
 
     def _lose(self, job: Job, rank: int, why: str) -> None:
-        """A rank is gone without a word: tell the others; the last one takes the job's entries with it."""
+        """Record that a rank is lost and tell the others; with the last one the job ends."""
         if job.state == "finished" or rank in job.left or rank in job.lost:
             return
         join = job.joins[rank]
@@ -302,11 +303,11 @@ class Jobs:
         lost = job.lost[rank] = RankLost(rank, join.address, host.name if host else "", why)
         job.state, job.reason = "broken", f"rank {rank}: {why}"
         log.warning("%s: %s", job, job.reason)
-        job.tell(lost)
-        job.stir()
-        self._recovery.look_for_the_gone(job)
+        job.broadcast(lost)
+        job.notify()
+        self._recovery.abort_if_ranks_gone(job)
         if job.is_empty and job.planning is not None and job.planning.done():
-            # whoever noticed is being cancelled itself
+            # in the background, since the task that noticed is being cancelled itself
             self._background(self._end(job), f"end of {job}")
 
     def _background(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -334,26 +335,26 @@ class Jobs:
             self._ending.remove(job)
         self._finished.appendleft(job)
         if not job.is_empty:
-            job.tell(JobEndedEvent(job.reason or "its ranks have joined anew"))
-        job.tell(None)
-        self._recovery.look_for_the_gone(job)
-        job.stir()
-        # whoever asked for it may stop waiting (a rank's call has a deadline): entries and slots go all the same
+            job.broadcast(JobEndedEvent(job.reason or "its ranks have joined anew"))
+        job.broadcast(None)
+        self._recovery.abort_if_ranks_gone(job)
+        job.notify()
+        # the caller may stop waiting (a rank's call has a deadline): entries and slots are freed all the same
         await asyncio.shield(self._background(self._clear(job), f"end of {job}"))
 
     async def _clear(self, job: Job) -> None:
-        """Entries first, then their slots."""
+        """Remove the entries, then free their slots."""
         if job.trees:
             await self._installer.uninstall(job.part)
-        self._allocator.release(job.held)
+        self._allocator.release(job.slots_epoch)
         await self._recovery.clear(job)
         log.info("%s: epoch %d ended", job, job.epoch)
-        self.notice()  # there may be room for others to move now
+        self.notice()  # other jobs may have room to move now
 
 
 def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) -> list[RankTree]:
-    """One rank's view: its contributions go to the next rank that folds with it, results come to its own queue
-    pair."""
+    """The trees as one rank sees them: it sends contributions to the next rank that folds with it, and receives
+    results at its own queue pair."""
 
     def view(stream: slots.Stream) -> RankStream:
         here = stream.ranks.index(rank)
@@ -368,6 +369,6 @@ def _trees(streams: Sequence[slots.Stream], hosts: Sequence[Host], rank: int) ->
     return [RankTree(data.tree.root, data.tree.weight, view(data), view(agreement)) for data, agreement in pairs]
 
 
-def _unwilling(ranks: Sequence[int], world: int) -> str:
+def _opted_out(ranks: Sequence[int], world: int) -> str:
     who = f"all {world} ranks" if len(ranks) == world else f"rank {', '.join(map(str, ranks))} of {world}"
     return f"{who} asked for no folding"

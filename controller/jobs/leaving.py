@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a rank leaves: not before everybody else has the results that it has.
+"""A rank leaves only when every other rank has the results that it has.
 
     rank --Leave--> controller --Settle--> every other rank that is not leaving itself
                         '<------Settled------- when what it has begun is finished
 
-A rank that has left cannot repeat what it has sent, and after a switch has lost its slots somebody may need that.  A
-rank leaves after its last operation; since it has all of that one's results, all ranks have begun it, and one that says
-that it has finished what it has begun lacks nothing of the leaving rank's.  So whatever goes away later, nobody who is
-still there needs who has left.
+A rank that has left cannot retransmit its packets, and after a switch has lost its slots another rank may need them.
+A rank leaves after its last operation; since it has all results of that one, every rank has begun it, and a rank that
+has finished what it has begun (Settled) lacks nothing of the leaving rank.  So whatever fails later, no remaining rank
+needs one that has left.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from netfold.wire.jobs import Settle
 
 log = logging.getLogger("netfold.controller")
 
-PATIENCE: Final = 1.0
-"""Seconds for the others' answers; an answer takes milliseconds after their last result."""
-MOST: Final = 10.0
-"""The same while the job stands still for other trees."""
+ANSWER_TIMEOUT: Final = 1.0
+"""Seconds for the other ranks to answer Settle; they do so milliseconds after their last result."""
+HALTED_TIMEOUT: Final = 10.0
+"""Seconds for the answers while the job's ranks are halted for new trees."""
 
 
-async def goodbye(job: Job, rank: int) -> None:
-    """Wait until nobody may need the rank any more; where that takes too long, the job is in debt."""
+async def wait_for_others(job: Job, rank: int) -> None:
+    """Wait until no other rank can need this one; after the timeout, log that and set ``job.left_early``."""
     job.leaving.add(rank)
-    job.stir()
-    if not job.streams:  # the switches hold nothing for anybody
+    job.notify()
+    if not job.streams:  # the job is not folded
         return
-    for other in _owing(job) - job.asked:
-        job.asked.add(other)
+    for other in _unsettled(job) - job.settle_sent:
+        job.settle_sent.add(other)
         job.watchers[other].put_nowait(Settle())
     try:
-        async with asyncio.timeout(MOST):
-            while _owing(job):
-                news = job.news
-                async with asyncio.timeout(None if job.stands_still else PATIENCE):
-                    await news.wait()
+        async with asyncio.timeout(HALTED_TIMEOUT):
+            while _unsettled(job):
+                changed = job.changed
+                async with asyncio.timeout(None if job.stands_still else ANSWER_TIMEOUT):
+                    await changed.wait()
     except TimeoutError:
-        job.in_debt = True
-        log.warning("%s: rank %d leaves although nobody knows whether rank %s has all results", job, rank,
-                    ", ".join(map(str, sorted(_owing(job)))))
+        job.left_early = True
+        log.warning("%s: rank %d leaves although rank %s may lack results", job, rank,
+                    ", ".join(map(str, sorted(_unsettled(job)))))
 
 
 def settled(job: Job, rank: int) -> None:
-    """The rank has all results of what it has begun."""
+    """Record that a rank has all results of what it has begun."""
     job.settled.add(rank)
-    job.stir()
+    job.notify()
 
 
-def _owing(job: Job) -> set[int]:
-    """Ranks that may lack something; those that do not watch cannot be asked."""
+def _unsettled(job: Job) -> set[int]:
+    """Ranks that may lack results; those without a Watch stream cannot be asked."""
     return job.watchers.keys() - job.leaving - job.settled - job.left - job.lost.keys()

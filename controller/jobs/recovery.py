@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that go on when a switch or a link of their trees goes away.
+"""Recovery: jobs go on over other trees when a switch or a link of their trees goes down.
 
-    something is gone --Halt--> every rank stops, and says where it is (Resume) --.
-          '--> trees over what is left, slots under a new epoch, entries ---------+--> all get their plan, and go on
+    a failure --Halt--> every rank stops and says what it lacks (Resume) ---------.
+         '--> trees over what is left, slots under a new epoch, entries ----------+--> all get their plans and go on
 
-Nothing of the slots survives: the ranks begin again at what the slowest of them lacks, from the packets that they kept
-(host/native/history.h); docs/protocol.md, "Trees planned anew", has the argument why that is safe.  Where no tree can
+The slots' contents are lost: the ranks begin again at what the slowest of them lacks, from their packets in
+host/native/history.h; docs/protocol.md, "Trees planned anew", has the argument why that is safe.  Where no tree can
 be had (a leaf that restarts), the round waits for one: the ranks' own timeouts bound it.
 
-What has come back and stays is used again in the same way, and what is drained is left, by choice: only the entries
-are written before the ranks halt, so that they stand still for no longer than it takes to tell them.
+Jobs also move by choice: back to what has come up again, and away from what is drained.  Then entries are written
+before the ranks halt, so that they are halted only for as long as the messages take.
 """
 
 from __future__ import annotations
@@ -44,48 +44,48 @@ if TYPE_CHECKING:
 log = logging.getLogger("netfold.controller")
 
 LEAST_GAIN: Final = 0.01
-"""Of a job's bytes that its busiest link must be rid of to move it by choice."""
+"""Share of a job's bytes by which the load of its busiest link must fall for the job to move by choice."""
 
 
 class Installer(Protocol):
-    """Who writes to the switches."""
+    """Writes parts of the desired state to switches; the controller implements it."""
 
     async def install(self, part: str, entities: Mapping[str, Sequence[Entity]]) -> None:
-        """Write a part of the desired state to all of its switches, or raise SwitchError and leave nothing of it."""
+        """Write a part of the desired state to all of its switches, or raise SwitchError and write nothing of it."""
 
     async def uninstall(self, part: str) -> None:
-        """Take it out again everywhere."""
+        """Remove a part from all switches."""
 
     def session(self, switch: str) -> int:
-        """Counts the sessions with a switch: another number, and its slots may hold nothing any more."""
+        """Number of the current session with a switch; after a change, the switch may have lost its slots."""
 
 
 @dataclass
 class Round:
-    """A job that stands still."""
+    """One re-planning of a job's trees, during which its ranks are halted."""
 
     number: int
     why: str
     began: float
     plans: asyncio.Future[list[Plan]]
-    """For every rank, once all have stopped and the switches are ready."""
+    """The ranks' plans; set once all ranks have stopped and the switches are ready."""
     resumes: dict[int, Resume] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    told: bool = False
-    """Whether the ranks know."""
+    halt_sent: bool = False
+    """Whether the ranks have been told to halt."""
     ended: float = 0.0
     problem: str = ""
     """Why there are no trees yet."""
     leftovers: list[tuple[str, int]] = field(default_factory=list)
-    """Parts and epochs of the trees before.  They stay until every rank has stopped: without its entry a contribution
-    reaches the next rank as it is, and one that still runs would take it for a result."""
+    """Parts and epochs of the trees before.  Their entries stay until every rank has stopped: without an entry, a
+    contribution would be routed to the next rank, which might still run and take it for a result."""
 
 
 class Recovery:
-    """Of all jobs of one fabric.
+    """Re-plans the trees of all jobs of one fabric.
 
-    totals  counts rounds
-    plans   a job's plans, one for each rank
+    totals  counters that rounds are added to
+    plans   makes a job's plans, one for each rank
     """
 
     def __init__(
@@ -108,26 +108,26 @@ class Recovery:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def sessions(self, planned: Sequence[trees.Tree]) -> dict[str, int]:
-        """Of every switch of the trees: taken before anything is written there."""
+        """Session number of every switch of the trees; to be read before anything is written there."""
         return {fold.switch: self._installer.session(fold.switch) for tree in planned for fold in tree.folds}
 
     def notice(self, jobs: Sequence[Job]) -> None:
-        """Something went away or came back: jobs whose trees are hit stop, those that wait look again, and those that
-        could be better off move."""
+        """Check jobs after something went down or came up: those whose trees are broken halt, those that wait for trees
+        try again, and those that could have better trees move."""
         for job in jobs:
             if job.round is not None and job.stands_still:
                 job.round.changed.set()
             elif not job.streams or job.state not in ("active", "broken", "leaving"):
                 continue
-            elif job.left and not job.lost and not job.in_debt:
-                continue  # nobody lacks anything (goodbye), and nothing more can be folded
-            elif why := self._hit(job):
+            elif job.left and not job.lost and not job.left_early:
+                continue  # no rank lacks a result (leaving.py), and nothing more can be folded
+            elif why := self._broken_part(job):
                 self._begin(job, why)
-            elif job.state == "active" and not job.leaving and (why := self._better(job)):
+            elif job.state == "active" and not job.leaving and (why := self._reason_to_move(job)):
                 self._background(self._return(job, why), f"return of {job}")
 
     def suspect(self, job: Job) -> None:
-        """A rank's repeats bring nothing: a link of its trees may be down, which nobody has noticed."""
+        """Probe the links of a job's trees, since a rank's retransmissions bring no results."""
         if not job.stands_still:
             used = {frozenset((fold.switch, fold.parent)) for tree in job.trees for fold in tree.folds}
             self._liveness.suspect([
@@ -136,14 +136,15 @@ class Recovery:
             ])
 
     async def resume(self, job: Job, request: Resume) -> Plan:
-        """A rank has stopped: wait for the others and for the switches; its new plan.  Raises Refusal."""
+        """Record that a rank has stopped, wait for the others and the switches, and return its new plan.  Raises
+        Refusal."""
         who = f"{job}, rank {request.rank}"
         here = job.round
         if here is None or here.plans.cancelled():
-            raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the job does not stand still: nobody was told to halt")
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the ranks of this job are not halted")
         own = [
             connection << OPERATION_BITS
-            for stream in job.known
+            for stream in job.announced
             for rank, connection in zip(stream.ranks, stream.connections, strict=True) if rank == request.rank
         ]
         if sorted(request.missing) != sorted(own):
@@ -151,38 +152,38 @@ class Recovery:
                                                  f"got {sorted(request.missing)}")
         here.resumes[request.rank] = request
         here.changed.set()
-        self.look_for_the_gone(job)
+        self.abort_if_ranks_gone(job)
         try:
             async with asyncio.timeout(request.timeout):
                 return (await asyncio.shield(here.plans))[request.rank]
         except TimeoutError:
-            here.resumes.pop(request.rank, None)  # it does not stand still any more
+            here.resumes.pop(request.rank, None)  # it is not halted any more
             waits = [rank for rank in range(job.world) if rank not in here.resumes and rank != request.rank]
             problem = here.problem or f"the ranks {', '.join(map(str, waits))} did not stop within that time"
             raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: {here.why}, and no trees in their place after "
                                                   f"{request.timeout:g} s: {problem}") from None
 
-    def look_for_the_gone(self, job: Job) -> None:
-        """A rank that has left or died cannot repeat what others may lack: then nobody goes on."""
+    def abort_if_ranks_gone(self, job: Job) -> None:
+        """Fail the round if a rank has left or is lost: it cannot retransmit what others may lack."""
         here = job.round
         if here is None or here.plans.done() or not (gone := sorted(job.left | job.lost.keys())):
             return
         here.plans.set_exception(Refusal(
             Code.FAILED_PRECONDITION, f"{job}: {here.why}, and rank {', '.join(map(str, gone))} is not there any more "
                                       "to repeat its part; join anew"))
-        here.plans.exception()  # or asyncio complains where nobody waits
+        here.plans.exception()  # asyncio would complain about an exception that nobody retrieved
         here.ended = time.monotonic()
         here.changed.set()
 
     async def clear(self, job: Job) -> None:
-        """The job has ended: nothing of a round that did not come to its end stays."""
+        """Remove what an unfinished round of a job that has ended left on switches."""
         if job.round is not None:
             leftovers, job.round.leftovers = job.round.leftovers, []
             for part, epoch in leftovers:
                 await self._clean(part, epoch)
 
     async def close(self) -> None:
-        """Give up whatever is under way."""
+        """Cancel everything that is under way."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -190,8 +191,8 @@ class Recovery:
 
     # ---- one round -----------------------------------------------------------------------------------------------
 
-    def _hit(self, job: Job) -> str:
-        """What the job's trees lack; empty where all is there."""
+    def _broken_part(self, job: Job) -> str:
+        """What is broken of the job's trees; empty if nothing is."""
         graph = self._liveness.graph()
         for tree in job.trees:
             for fold in tree.folds:
@@ -203,9 +204,9 @@ class Recovery:
                     return f"the link {fold.switch}:{fold.parent_port} - {fold.parent} is down"
         return ""
 
-    def _better(self, job: Job) -> str:
-        """Why the job should move: what of its trees is drained, or what has come back, for good as it seems, that
-        would make its busiest link less busy.  Empty where it should not, or cannot."""
+    def _reason_to_move(self, job: Job) -> str:
+        """Why the job should move: a part of its trees is drained, or other trees would put less load on its busiest
+        link.  Empty if it should not or cannot move."""
         planned = self._planned(job, steady=True)
         if planned is None:
             return ""
@@ -217,8 +218,8 @@ class Recovery:
         return f"{', '.join(sorted(roots)) or 'a link'} is back"
 
     def _planned(self, job: Job, *, steady: bool) -> list[trees.Tree] | None:
-        """The job's first trees over what is up now, as far as they can be there; None where none can.  ``steady``:
-        over what has been up for a while and is not drained; else over that if nothing else will do."""
+        """The job's trees over what is up now.  With ``steady``, only over what flap damping does not suppress and what
+        is not drained, and None if that has no trees; without, NoTree is raised if there are none."""
         groups = fold_groups(machines(job.hosts), job.hosts)
         graph = self._liveness.graph(steady=steady)
         graph = self._drains.without(graph) if steady else self._drains.left(graph)
@@ -228,7 +229,7 @@ class Recovery:
             if steady:
                 return None
             raise
-        return trees.moved(job.home, planned)
+        return trees.moved(job.first_trees, planned)
 
     def _round(self, job: Job, why: str) -> Round:
         number = 1 if job.round is None else job.round.number + 1
@@ -239,38 +240,38 @@ class Recovery:
         self._background(self._work(job, here), f"round {here.number} of {job}")
 
     async def _return(self, job: Job, why: str) -> None:
-        """Move by choice: everything is written before anybody halts, and where that fails, nobody does."""
+        """Move a job by choice: all entries are written before its ranks halt; if that fails, they do not halt."""
         before, here = job.round, self._round(job, why)
         job.round = here
         try:
             await self._move(job, here, by_choice=True)
         except (trees.NoTree, slots.Exhausted, SwitchError) as error:
-            job.stays = f"{why}, and its trees stay where they are: {error}"
-            log.warning("%s: %s", job, job.stays)
+            job.stay_reason = f"{why}, and its trees stay where they are: {error}"
+            log.warning("%s: %s", job, job.stay_reason)
             job.round = before
             here.plans.cancel()
-            job.stir()
-            if self._hit(job):
+            job.notify()
+            if self._broken_part(job):
                 self.notice([job])
             return
-        if not here.plans.done():  # or its ranks have gone meanwhile
+        if not here.plans.done():  # otherwise ranks have gone meanwhile
             await self._work(job, here, moved=True)
 
     async def _work(self, job: Job, here: Round, *, moved: bool = False) -> None:
         log.warning("%s: %s: its ranks halt, round %d", job, here.why, here.number)
-        here.told = True
-        job.tell(Halt(here.number, here.why))
-        self.look_for_the_gone(job)
+        here.halt_sent = True
+        job.broadcast(Halt(here.number, here.why))
+        self.abort_if_ranks_gone(job)
         while not here.plans.done():
             here.changed.clear()
-            if not moved or self._hit(job):
+            if not moved or self._broken_part(job):
                 try:
                     await self._move(job, here)
                     moved, here.problem = True, ""
                 except (trees.NoTree, slots.Exhausted, SwitchError) as error:
                     moved, here.problem = False, str(error)
                     log.warning("%s: no trees yet: %s", job, error)
-            if moved and len(here.resumes) == job.world and not self._hit(job):
+            if moved and len(here.resumes) == job.world and not self._broken_part(job):
                 break
             await here.changed.wait()
         if here.plans.done() or job.state == "finished":
@@ -278,20 +279,21 @@ class Recovery:
         leftovers, here.leftovers = here.leftovers, []
         for part, epoch in leftovers:
             self._background(self._clean(part, epoch), f"leftovers of {job}")
-        job.streams = job.known = _from_the_slowest(job.known, job.streams, here.resumes)
+        job.streams = job.announced = _rewound(job.announced, job.streams, here.resumes)
         here.plans.set_result(self._plans(job))
         here.ended = time.monotonic()
         self._totals.rounds += 1
         self._totals.round_seconds += here.ended - here.began
-        job.stir()
+        job.notify()
         where = ", ".join(tree.root for tree in job.trees)
         log.warning("%s: goes on at %s after %.0f ms", job, where, 1000 * (here.ended - here.began))
-        self.notice([job])  # of what came back or was drained meanwhile
+        self.notice([job])  # something may have come up or been drained meanwhile
 
     async def _move(self, job: Job, here: Round, *, by_choice: bool = False) -> None:
-        """Trees over what is left, with slots of their own; over what has only just come back where nothing else will
-        do.  ``by_choice``: only if there is room for them beside the old ones.  Raises NoTree, Exhausted
-        and SwitchError."""
+        """Plan trees, allocate their slots and write their entries.
+
+        Trees use what flap damping suppresses only where there are no others.  With ``by_choice``, they must fit beside
+        the old ones.  Raises NoTree, Exhausted and SwitchError."""
         hosts: list[Host] = [self._fabric.host(name) for name in job.hosts]
         groups = fold_groups(machines(job.hosts), job.hosts)
         planned = self._planned(job, steady=True) or self._planned(job, steady=False)
@@ -301,11 +303,11 @@ class Recovery:
         try:
             try:
                 streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
-            except slots.Exhausted as refusal:  # not beside the old ones: those first, as soon as nobody uses them
+            except slots.Exhausted as refusal:  # they do not fit beside the old ones: free those once all ranks stopped
                 if by_choice or len(here.resumes) < job.world:
                     raise slots.Exhausted(f"{refusal}, before all ranks have stopped") from None
                 self._allocator.release(epoch)
-                for leftover in [*here.leftovers, (job.part, job.held)]:
+                for leftover in [*here.leftovers, (job.part, job.slots_epoch)]:
                     await self._clean(*leftover)
                 here.leftovers.clear()
                 epoch = self._allocator.open()
@@ -317,15 +319,15 @@ class Recovery:
         except BaseException:
             self._allocator.release(epoch)
             raise
-        if job.state == "finished":  # meanwhile
+        if job.state == "finished":  # it ended meanwhile
             await self._clean(part, epoch)
             return
-        here.leftovers.append((job.part, job.held))
-        job.stays = ""
-        job.held, job.trees, job.streams, job.sessions = epoch, planned, streams, sessions
+        here.leftovers.append((job.part, job.slots_epoch))
+        job.stay_reason = ""
+        job.slots_epoch, job.trees, job.streams, job.sessions = epoch, planned, streams, sessions
 
     async def _clean(self, part: str, epoch: int) -> None:
-        """Entries go before their slots are anybody's again."""
+        """Remove a part's entries, then free its slots."""
         await self._installer.uninstall(part)
         self._allocator.release(epoch)
 
@@ -344,10 +346,10 @@ def _linked(graph: nx.MultiGraph[str], here: str, port: int, there: str) -> bool
     return graph.has_edge(here, there) and any(edge["ports"][here] == port for edge in graph.adj[here][there].values())
 
 
-def _from_the_slowest(
+def _rewound(
     known: Sequence[slots.Stream], new: Sequence[slots.Stream], resumes: Mapping[int, Resume]
 ) -> list[slots.Stream]:
-    """The new streams, each from the lowest PSN that any of its ranks lacks the result of."""
+    """The new streams, each starting at the lowest PSN whose result one of its ranks lacks."""
 
     def start(stream: slots.Stream) -> int:
         lacking = [

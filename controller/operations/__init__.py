@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator asks a running controller, and tells it."""
+"""Requests of operators to a running controller: inspection, drains, differences."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired against actual: the writes that would bring every switch to what it should hold, from what it holds now.
+"""The difference between desired and actual state: the writes that each switch lacks.
 
-`netfold diff` asks a running controller, which knows of jobs; `netfold up --dry-run` needs none: it reads the switches
-itself, without a word that would make it primary there, and says what a controller that starts would write.
+`netfold diff` asks a running controller, which knows of jobs.  `netfold up --dry-run` needs none: it reads the switches
+itself, without becoming primary, and prints what a controller that starts would write.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from netfold.fabric.graph import Fabric, Switch
 
 
 class AskDiff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What do the switches hold that they should not, or lack?"""
+    """Asks in what the switches differ from their desired state."""
 
     apply: bool = False
-    """And write it."""
+    """Whether the differences are to be written, too."""
     token: str = ""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One write."""
+    """One write to one switch."""
 
     switch: str
     verb: Verb
     entity: str
-    """As it should be; of a delete: as it is."""
+    """The entity as it should be; for a delete: as it is."""
     was: str
-    """Of a modify: as it is."""
+    """For a modify: the entity as it is."""
 
     def __str__(self) -> str:
         return f"{self.switch}: {self.verb} {self.entity}" + (f"\n    instead of {self.was}" if self.was else "")
 
 
 class Differences(msgspec.Struct, frozen=True):
-    """Of all switches."""
+    """The answer to AskDiff: the differences of all switches."""
 
     writes: list[Difference]
     problems: list[str]
-    """Switches that could not be read, or written, and why."""
+    """Why switches could not be read or written, a sentence for each."""
 
 
 class SwitchComparison:
-    """Of one controller's switches."""
+    """Compares the switches of one controller with their desired states."""
 
     def __init__(self, targets: Mapping[str, Target]) -> None:
         self._targets = targets
 
     async def answer(self, request: AskDiff) -> Differences:
-        """All switches at once; `apply` writes what it answers."""
+        """The differences of all switches; with ``apply`` they are written as well."""
 
         async def one(target: Target) -> list[Difference]:
             actual, updates = await target.compare(repair=request.apply)
@@ -71,7 +71,7 @@ class SwitchComparison:
 
 
 async def dry_run(fabric: Fabric, *, built: Pipeline | None = None) -> Differences:
-    """What a controller that starts would write to the switches, read now.  Raises PipelineError, FabricError."""
+    """What a controller that starts now would write to the switches.  Raises PipelineError and FabricError."""
     drains = Drains(fabric)
     state_file.restore(drains, fabric.state)
     wanted = tables.merge([tables.fixed(fabric), Steering(fabric, drains).base(fabric.graph())])
@@ -93,7 +93,7 @@ async def _dry(switch: Switch, made: Pipeline, wanted: Sequence[Entity]) -> list
 
 
 def differences(switch: str, actual: State, updates: Sequence[Update]) -> list[Difference]:
-    """In words."""
+    """Updates of a switch as differences, with the entities that they replace."""
     return [
         Difference(switch, update.verb, str(update.entity),
                    str(actual.get(update.entity.identity, "nothing")) if update.verb == "modify" else "")

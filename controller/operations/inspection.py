@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators and stalled ranks ask of a running fabric: counters, slots, and whom a job waits for.
+"""Reads a running fabric for operators and stalled ranks: counters, slots, and which ranks a job waits for.
 
-Everything is read from the switches at the moment of the question, and nothing here changes anything.
+Everything is read from the switches at the time of the request, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from netfold.wire.roce import OPERATION_BITS
 log = logging.getLogger("netfold.controller")
 
 COUNTER_TIMEOUT: Final = 5.0
-"""Seconds for a switch's counters; a status does not wait longer for a switch that hangs."""
+"""Seconds to read a switch's counters: a status does not wait longer for a switch that hangs."""
 
 
 class Inspection:
-    """Of one fabric and its jobs."""
+    """Inspects one fabric and its jobs."""
 
     def __init__(
         self, fabric: Fabric, targets: Mapping[str, Target], jobs: Jobs, allocator: Allocator, drains: Drains
@@ -49,7 +49,7 @@ class Inspection:
     # ---- counters --------------------------------------------------------------------------------------------------
 
     async def status(self, up: Collection[int], uptime: float) -> Status:
-        """Everything an operator sees.  ``up`` are the numbers of the links that are; ``uptime`` in seconds."""
+        """The status of fabric and jobs.  ``up``: numbers of the links that are up; ``uptime``: in seconds."""
         names = list(self._targets)
         counters = dict(zip(names, await asyncio.gather(*map(self._counters, names)), strict=True))
         used, drained = self._allocator.used(), self._drains.links
@@ -70,8 +70,9 @@ class Inspection:
             totals=self._jobs.totals,
         )
 
-    async def strays(self) -> dict[str, dict[int, int]]:
-        """By switch that answers: packets without a pin, by their leaf's number."""
+    async def unpinned(self) -> dict[str, dict[int, int]]:
+        """Packets without a pin, by switch and by number of the destination leaf; switches that do not answer are left
+        out."""
         found: dict[str, dict[int, int]] = {}
         for name in self._targets:
             cells = (await self._counters(name, [tables.UNPINNED]))[tables.UNPINNED]
@@ -79,7 +80,7 @@ class Inspection:
         return found
 
     async def _counters(self, name: str, wanted: Sequence[str] = COUNTERS) -> Counters:
-        """Of one switch; empty where it is down or does not answer."""
+        """Counters of one switch; empty if it is down or does not answer."""
         try:
             client = self._targets[name].client
             async with asyncio.timeout(COUNTER_TIMEOUT):
@@ -91,7 +92,7 @@ class Inspection:
     # ---- slots -----------------------------------------------------------------------------------------------------
 
     async def slots(self, switch: str, name: str | None = None) -> list[JobSlots]:
-        """Every job's open slots on one switch.  Raises Refusal."""
+        """The open slots of one job or of all jobs on one switch.  Raises Refusal."""
         if switch not in self._targets:
             raise Refusal(Code.NOT_FOUND, f"the fabric {self._fabric.name} has no switch {switch!r}; it has "
                                           f"{', '.join(self._targets)}")
@@ -102,7 +103,7 @@ class Inspection:
         ]
 
     async def stall(self, name: str) -> list[Stall]:
-        """Whom each incarnation of a job waits for.  Raises Refusal."""
+        """Which ranks each incarnation of a job waits for.  Raises Refusal."""
         stalls = []
         for job in self._holding(name):
             switches = sorted({fold.switch for tree in job.trees for fold in tree.folds})
@@ -113,11 +114,11 @@ class Inspection:
         return stalls
 
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
-        """Whom a rank waits for: asks the few slots of the PSNs that it names, on all switches.  Raises Refusal."""
+        """Which ranks a rank waits for: reads the slots of the PSNs that it names, on all switches.  Raises Refusal."""
         job = self._jobs.find(request.job, request.epoch, request.rank)
         waits = [
             (stream, request.waits[qp])
-            for stream in job.known
+            for stream in job.announced
             for rank, connection in zip(stream.ranks, stream.connections, strict=True)
             if rank == request.rank and (qp := connection << OPERATION_BITS) in request.waits
         ]
@@ -143,12 +144,12 @@ class Inspection:
         except SwitchError as error:
             raise Refusal(Code.UNAVAILABLE, str(error)) from error
 
-    # ---- as gRPC has it --------------------------------------------------------------------------------------------
+    # ---- gRPC handlers ---------------------------------------------------------------------------------------------
 
     async def answer_slots(self, request: operator.AskSlots) -> operator.SwitchSlots:
-        """`slots`."""
+        """The gRPC method Slots: see `slots`."""
         return operator.SwitchSlots(await self.slots(request.switch, request.job))
 
     async def answer_stall(self, request: operator.AskStall) -> operator.Stalls:
-        """`stall`."""
+        """The gRPC method Stall: see `stall`."""
         return operator.Stalls(await self.stall(request.job))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches and links taken out of use by choice, for as long as somebody works on them.
+"""Maintenance: switches and links are drained, and put back into use.
 
-    SetDrain -> may it go?  -> kept in the fabric's state file -> routes, pins, paths, trees without it
-                                                                 running jobs move (recovery), one after the other
-             <- who still uses it, once nobody does or the time is up
+    SetDrain -> is it needed? -> saved in the fabric's state file -> routes, pins, paths and trees avoid it,
+                                                                    running jobs move (recovery)
+             <- jobs that still use it, once there is none or the timeout has expired
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from netfold.controller.health.drains import Drains, UnknownName
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import state_file
-from netfold.controller.operations.state_file import Kept
+from netfold.controller.operations.state_file import SavedState
 from netfold.fabric.graph import FabricError
 from netfold.rpc.rpc import Code, Refusal
 from netfold.wire.operator import Drained, SetDrain
@@ -28,11 +28,11 @@ log = logging.getLogger("netfold.controller")
 
 
 class Maintenance:
-    """Of one controller.
+    """Drains switches and links of one fabric.
 
-    file    keeps what is drained; None: nothing does
-    graph   what is up of the fabric
-    replan  writes what follows to the switches
+    file    file in which the drains are saved; None: they are not
+    graph   returns the part of the fabric that is up
+    replan  plans routes and jobs anew and writes them to the switches
     """
 
     def __init__(
@@ -51,33 +51,33 @@ class Maintenance:
         self._replan = replan
 
     async def drain(self, request: SetDrain) -> Drained:
-        """Take something out of use, and wait until nothing is on it; or into use again.  Raises Refusal."""
+        """Drain something and wait until no job uses it, or put it back into use.  Raises Refusal."""
         try:
-            name = self._drains.known(request.name)
+            name = self._drains.canonical(request.name)
         except UnknownName as error:
             raise Refusal(Code.NOT_FOUND, str(error)) from error
         if request.drained:
             self._check(name)
-        self._keep(name, request.drained)
+        self._save(name, request.drained)
         self._drains.mark(name, request.drained)
         log.warning("%s is %s", name, "drained" if request.drained else "in use again")
         await self._replan()
         if request.drained:
-            await self._empty(name, request.timeout)
+            await self._wait_until_unused(name, request.timeout)
         return Drained(name, self._drains.names, [f"{job}: {_why(job)}" for job in self._using(name)])
 
-    def _keep(self, name: str, drained: bool) -> None:
-        """Raises Refusal: what would be forgotten is not begun."""
+    def _save(self, name: str, drained: bool) -> None:
+        """Save the drains as they are about to be.  Raises Refusal, since a drain that is not saved must not begin."""
         if self._file is None:
             return
         names = {*self._drains.names, name} if drained else {*self._drains.names} - {name}
         try:
-            state_file.save(self._file, Kept(sorted(names)))
+            state_file.save(self._file, SavedState(sorted(names)))
         except FabricError as error:
             raise Refusal(Code.FAILED_PRECONDITION, str(error)) from error
 
     def _check(self, name: str) -> None:
-        """Raises Refusal where somebody has no other way."""
+        """Raise Refusal if a host would be cut off, or ranks run on a leaf's hosts."""
         there = self._ranks(self._drains.hosts_of(name))
         if there:
             raise Refusal(Code.FAILED_PRECONDITION, f"{name} is the only switch of {', '.join(there)}: stop those jobs "
@@ -90,7 +90,7 @@ class Maintenance:
                                                     f"{others}; `netfold links` shows what is down")
 
     def _ranks(self, hosts: list[str]) -> list[str]:
-        """Who is there."""
+        """The running ranks on these hosts, for messages."""
         return [
             f"{job}, rank {rank} on {host}"
             for job in self._jobs.all() if job.state != "finished"
@@ -98,21 +98,21 @@ class Maintenance:
             if host in hosts and rank not in job.left and rank not in job.lost
         ]
 
-    async def _empty(self, name: str, timeout: float) -> None:
+    async def _wait_until_unused(self, name: str, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
                 while using := self._using(name):
-                    news = [asyncio.ensure_future(job.news.wait()) for job in using]
+                    changes = [asyncio.ensure_future(job.changed.wait()) for job in using]
                     try:
-                        await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                        await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
                     finally:
-                        for waiting in news:
+                        for waiting in changes:
                             waiting.cancel()
         except TimeoutError:
             log.warning("%s: after %g s it still carries %s", name, timeout, ", ".join(map(str, self._using(name))))
 
     def _using(self, name: str) -> list[Job]:
-        """Jobs that fold there, or stand still and may have."""
+        """Jobs whose trees use it, and jobs that are halted and whose trees may have."""
         return [job for job in self._jobs.active()
                 if name in self._drains and (name in self._drains.under(job.trees) or job.stands_still)]
 
@@ -120,4 +120,4 @@ class Maintenance:
 def _why(job: Job) -> str:
     if job.stands_still:
         return "its ranks stand still" + (f": {job.round.problem}" if job.round and job.round.problem else "")
-    return job.stays or "there are no other trees for it"
+    return job.stay_reason or "there are no other trees for it"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who keeps a job waiting: slots that are open, and the ranks that have not contributed to them.
+"""Why a job is stalled: its open slots, and the ranks that have not contributed to them.
 
-A slot is open while its result is not there.  In a job that runs, slots are open for microseconds; one that stays open
-lacks the contribution of a child.  Where the child is a switch, the reason is further down the tree: at a leaf that
-lacks a rank, at a leaf that nobody has reached (all of its ranks are missing), or on the link between the two (the
-leaf's sum is complete and has not arrived).
+A slot is open while its result has not arrived.  In a job that runs, slots are open for microseconds; one that
+stays open lacks the contribution of a child.  Where the child is a switch, the reason is further down the tree: at a
+leaf that lacks a rank, at a leaf that no packet has reached (all of its ranks are missing), or on the link between the
+two (the leaf's sum is complete and has not arrived).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from netfold.wire.operator import Culprit, OpenSlot, Stall
 from netfold.wire.roce import LaneOperation, psn_age
 
 States = Mapping[str, Mapping[int, SlotState]]
-"""switch -> slot -> what it holds."""
+"""The states of slots, by switch and slot."""
 
 
 def slots_of(streams: Sequence[Stream], switch: str) -> list[int]:
-    """The slots that streams have on a switch."""
+    """All slots of these streams on a switch."""
     return [
         stream.bases[switch] + offset for stream in streams if switch in stream.bases for offset in range(stream.slots)
     ]
@@ -39,7 +39,7 @@ def open_slots(streams: Sequence[Stream], hosts: Sequence[str], states: States) 
 
 
 def report(job: str, streams: Sequence[Stream], hosts: Sequence[str], states: States) -> Stall:
-    """Why a job does not go on.  ``states`` must have all switches of the streams' trees."""
+    """Report why a job is stalled.  ``states`` must have all switches of the streams' trees."""
     culprits: list[Culprit] = []
     count = 0
     for stream in streams:
@@ -59,7 +59,7 @@ def report(job: str, streams: Sequence[Stream], hosts: Sequence[str], states: St
 
 
 def _blame(stream: Stream, fold: Fold, hosts: Sequence[str], psn: int, states: States) -> Iterator[Culprit]:
-    """Down from an open slot to whoever it waits for."""
+    """Follow an open slot down the tree to the ranks or links that it waits for."""
     slot, state = _slot(stream, fold, psn, states)
     here = _open(stream, fold, hosts, slot, state)
     where = (f"{fold.switch}, tree {stream.tree.root}, {here.operation}: slot {slot}, PSN {psn}, "
@@ -88,7 +88,7 @@ def _blame(stream: Stream, fold: Fold, hosts: Sequence[str], psn: int, states: S
 
 
 def _waiting(stream: Stream, fold: Fold, states: States) -> list[tuple[int, SlotState]]:
-    """Open slots of a stream on one switch, the oldest first."""
+    """Open slots of a stream on one switch with their states, the oldest first."""
     base, held = stream.bases[fold.switch], states.get(fold.switch, {})
     found = [
         (slot, held[slot])
@@ -99,7 +99,7 @@ def _waiting(stream: Stream, fold: Fold, states: States) -> list[tuple[int, Slot
 
 
 def _slot(stream: Stream, fold: Fold, psn: int, states: States) -> tuple[int, SlotState]:
-    """The slot of a PSN, and what it holds of it."""
+    """The slot of a PSN and its state; an empty state if it holds another PSN."""
     slot = stream.bases[fold.switch] + (psn & (stream.slots - 1))
     if _holds(stream, fold, psn, states):
         return slot, states[fold.switch][slot]
@@ -107,7 +107,7 @@ def _slot(stream: Stream, fold: Fold, psn: int, states: States) -> tuple[int, Sl
 
 
 def _finished(stream: Stream, fold: Fold, psn: int, states: States) -> bool:
-    """Whether the result of a PSN is or was there."""
+    """Whether a switch has, or had, the result of a PSN."""
     state = states[fold.switch].get(stream.bases[fold.switch] + (psn & (stream.slots - 1)))
     if state is None or state.epoch != stream.epoch:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators have chosen, in a file: so that a controller which starts anew goes on as the last one did."""
+"""The state file: what operators have drained, so that a controller that is restarted goes on as before."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from netfold.fabric.graph import FabricError
 log = logging.getLogger("netfold.controller")
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file's content, JSON."""
+class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of the state file, in JSON."""
 
     drained: list[str] = []
-    """Names of switches, and of links by an end."""
+    """Names of switches, and of links by one end."""
 
 
-def load(path: Path) -> Kept:
-    """What was kept; nothing where there is no file yet.  Raises FabricError."""
+def load(path: Path) -> SavedState:
+    """Read the state file; the default state if there is no file yet.  Raises FabricError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=SavedState)
     except FileNotFoundError:
-        return Kept()
+        return SavedState()
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise FabricError(f"fabric.state: cannot read {path}: {error}. Correct the file, or remove it to start with "
                           "nothing drained") from error
 
 
 def restore(drains: Drains, file: str | None) -> None:
-    """Drain what was drained when the last controller ended.  Raises FabricError."""
+    """Drain what the state file names; does nothing without a file.  Raises FabricError."""
     if file is None:
         return
     for name in load(Path(file)).drained:
         try:
-            drains.mark(drains.known(name), True)
+            drains.mark(drains.canonical(name), True)
         except UnknownName as error:
             raise FabricError(f"fabric.state: {file}: drained: {error}") from error
     if names := drains.names:
         log.warning("drained, as %s says: %s", file, ", ".join(names))
 
 
-def save(path: Path, kept: Kept) -> None:
-    """Replace the file as a whole, on the disk: a crash leaves the old one or the new one.  Raises FabricError."""
+def save(path: Path, saved: SavedState) -> None:
+    """Replace the file atomically: after a crash there is the old one or the new one.  Raises FabricError."""
     beside = path.with_name(path.name + ".new")
     try:
         with beside.open("wb") as file:
-            file.write(msgspec.json.encode(kept) + b"\n")
+            file.write(msgspec.json.encode(saved) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `netfold status` shows of switches, links and jobs, from their counters and the controller's books."""
+"""Makes the status of switches, links and jobs from their counters and the controller's records."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ COUNTERS: Final = (
     *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
       for fault in tables.FAULTS),
 )
-"""What must be read of every switch."""
+"""The counters that a status needs of every switch."""
 
 Counters = dict[str, dict[int, Count]]
-"""Of one switch: counter -> index -> cell."""
+"""Cells of one switch's counters, by counter name and index."""
 
 _NOTHING: Final = Count(0, 0)
 
 
 def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, drained: bool) -> SwitchStatus:
-    """One switch; ``used`` are the slots that jobs have of it."""
+    """The status of one switch; ``used``: its allocated slots."""
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
         slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters), drained,
@@ -52,15 +52,15 @@ def _outcomes(counters: Counters) -> Outcomes:
 
 
 def of_link(link: Link, counters: Mapping[str, Counters], *, up: bool, drained: bool) -> LinkStatus:
-    """One link; ``counters`` are those of all switches, by name."""
+    """The status of one link; ``counters``: those of all switches, by switch."""
     a, b = link.ends
     return LinkStatus(link.a, link.b, link.rate, link.loss, _traffic(counters, a, b), _traffic(counters, b, a), up,
                       duplicate=link.duplicate, reorder=link.reorder, corrupt=link.corrupt, drained=drained)
 
 
 def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Traffic:
-    """A switch counts what it sends, after faults on the way out; a host does not, so its switch counts arrivals,
-    before faults on the way in."""
+    """Traffic of one direction.  A switch counts what it sends, after injected faults; a host does not count, so its
+    switch counts what arrives from it, before injected faults."""
     if sender.node in counters:
         count = counters[sender.node].get(tables.PORT_OUT, {}).get(sender.port, _NOTHING)
     else:
@@ -71,7 +71,7 @@ def _traffic(counters: Mapping[str, Counters], sender: End, receiver: End) -> Tr
 
 
 def of_job(job: Job) -> JobStatus:
-    """One incarnation of a job."""
+    """The status of one incarnation of a job."""
     joined = sorted(job.joins)
     return JobStatus(
         name=job.name,
@@ -91,7 +91,7 @@ def of_job(job: Job) -> JobStatus:
         reports=[job.reports[rank] for rank in sorted(job.reports)],
         lost=sorted(job.lost),
         round=None if job.round is None else _of_round(job.round),
-        stays=job.stays,
+        stays=job.stay_reason,
     )
 
 

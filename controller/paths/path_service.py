@@ -19,7 +19,7 @@ import networkx as nx
 
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.jobs import Jobs
-from netfold.controller.paths.steering import HOLD, Steering
+from netfold.controller.paths.steering import SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
 from netfold.fabric import collectives
 from netfold.fabric import paths as planners
@@ -32,9 +32,9 @@ from netfold.wire.paths import SERVICE, Follow, Noted, PathFlow, PathPiece, Path
 log = logging.getLogger("netfold.controller")
 
 OPERATOR: Final = "netfold.PathTable"
-PLANS: Final = 256
+CACHED_PLANS: Final = 256
 """Plans kept for other ranks that ask for the same steps."""
-TOGETHER: Final = 4096
+MAX_JOINT_FLOWS: Final = 4096
 """Flows of a collective that are planned together at most, where nobody says: all-to-all of 64 ranks, halving-doubling
 of 256."""
 TIMEOUT: Final = 10.0
@@ -111,7 +111,7 @@ class PathService:
 
     graph    what is up of the fabric
     replan   writes what Steering says to the switches
-    strays   by switch, then by leaf's number: the counter `unpinned`
+    unpinned   by switch, then by leaf's number: the counter `unpinned`
     answer   whether probes come through all these links within so many seconds
     """
 
@@ -122,23 +122,23 @@ class PathService:
         *,
         graph: Callable[[], nx.MultiGraph[str]],
         replan: Callable[[], Awaitable[None]],
-        strays: Callable[[], Awaitable[dict[str, dict[int, int]]]],
-        answer: Callable[[Collection[int], float], Awaitable[bool]],
+        unpinned: Callable[[], Awaitable[dict[str, dict[int, int]]]],
+        links_respond: Callable[[Collection[int], float], Awaitable[bool]],
     ) -> None:
         self._steering = steering
         self._fabric: Fabric = steering.fabric
         self._jobs = jobs
         self._graph = graph
         self._replan = replan
-        self._strays = strays
-        self._answer = answer
+        self._read_unpinned = unpinned
+        self._links_respond = links_respond
         self._version = 0
         self._clos: Clos | None = None
         self._plans: dict[bytes, planners.PathPlan] = {}
         """Of the present version: all ranks of a job ask for the same steps."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closing = False
-        self._later: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def handlers(self, token: str) -> Sequence[grpc.GenericRpcHandler[bytes, bytes]]:
         """Both gRPC services."""
@@ -156,13 +156,13 @@ class PathService:
         self._version += 1
         self._clos = None
         self._plans.clear()
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def close(self) -> None:
         """Ends all streams: a server that stops waits for none."""
         self._closing = True
-        for task in self._later:
+        for task in self._tasks:
             task.cancel()
         self.changed()
 
@@ -170,19 +170,20 @@ class PathService:
     async def follow(self, request: Follow) -> AsyncGenerator[Paths, None]:
         """This rank's paths, now and after every change that is one for it.  Raises Refusal."""
         job = self._job(request.job, request.epoch, request.rank)
-        request = _told_in_flows(request, job)
+        request = _as_flows(request, job)
         _check(request, job)
         before: Paths | None = None
         while not self._closing:
-            news = self._news
+            changed = self._changed
             found = self._paths(request, job)
             if before is None or msgspec.structs.replace(found, version=before.version) != before:
                 before = found
                 yield found
-            await news.wait()
+            await changed.wait()
 
     async def suspect(self, request: Suspect) -> Noted:
-        """Keeps everybody off an uplink for a leaf, for HOLD seconds, or until probes come through.  Raises Refusal."""
+        """Keep all ranks off an uplink towards a leaf for SUSPECT_SECONDS, or until probes come through.  Raises
+        Refusal."""
         job = self._job(request.job, request.epoch, request.rank)
         if not 0 <= request.peer < job.world:
             raise Refusal(Code.INVALID_ARGUMENT, f"peer: expected a rank below {job.world}, got {request.peer}")
@@ -192,31 +193,31 @@ class PathService:
         end, leaf = self._end_at(path[0].link, path[0].tail), path[-1].head
         if self._steering.suspect(path):
             log.warning("job %r, rank %d: no answer from rank %d over %s: suspect for %s during %g s",
-                        job.name, request.rank, request.peer, end, leaf, HOLD)
+                        job.name, request.rank, request.peer, end, leaf, SUSPECT_SECONDS)
             self.changed()  # ranks first: where the switches' pins lead stays as it is
             await self._replan()
-            self._begin(self._ends(HOLD), "a suspicion ends")
-            if self._steering.may_absolve(path):
-                self._begin(self._inquire(path, end), "a suspicion is looked into")
+            self._start(self._replan_after(SUSPECT_SECONDS), "a suspicion ends")
+            if self._steering.may_clear(path):
+                self._start(self._verify_suspicion(path, end), "a suspicion is looked into")
         return Noted(str(end))
 
-    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _start(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _ends(self, seconds: float) -> None:
+    async def _replan_after(self, seconds: float) -> None:
         """Plans again when a suspicion may have ended."""
         await asyncio.sleep(seconds + 0.01)
         if self._steering.next_end() is not None:
-            self._begin(self._ends(HOLD / 4), "a suspicion ends")  # it was renewed
+            self._start(self._replan_after(SUSPECT_SECONDS / 4), "a suspicion ends")  # it was renewed
         await self._replan()
 
-    async def _inquire(self, path: Path, end: End) -> None:
+    async def _verify_suspicion(self, path: Path, end: End) -> None:
         """Lifts a suspicion that is wrong."""
-        if await self._answer({hop.link for hop in path}, HOLD):
+        if await self._links_respond({hop.link for hop in path}, SUSPECT_SECONDS):
             log.warning("probes come through %s to %s: suspect no more", end, path[-1].head)
-            self._steering.absolve(path)
+            self._steering.clear_suspicion(path)
             self.changed()
             await self._replan()
 
@@ -249,7 +250,7 @@ class PathService:
         flows = [planners.Flow(job.hosts[f.source], job.hosts[f.destination], f.size) for f in step]
         key = msgspec.json.encode((flows, request.scope))
         if key not in self._plans:
-            if len(self._plans) >= PLANS:  # of jobs that ended long ago
+            if len(self._plans) >= CACHED_PLANS:  # of jobs that ended long ago
                 self._plans.clear()
             self._plans[key] = planners.plan(clos, flows, scope=request.scope)
         plan = self._plans[key]
@@ -265,7 +266,7 @@ class PathService:
     # ---- operators -------------------------------------------------------------------------------------------------
     async def table(self, _: AskTable) -> Table:
         """Everything, with counters of this moment."""
-        strays, graph = await self._strays(), self._graph()
+        unpinned, graph = await self._read_unpinned(), self._graph()
         up = {number for *_, number in graph.edges(keys=True)}
         numbers = tables.leaf_numbers(self._fabric)
         far = {a: b for link in self._fabric.links for a, b in (link.ends, link.ends[::-1])}
@@ -273,7 +274,7 @@ class PathService:
         planned = self._steering.pins(Clos(self._steering.drains.left(graph)))
         return Table(
             leaves=[
-                LeafRow(leaf, mode, {s: counts[numbers[leaf]] for s, counts in strays.items()
+                LeafRow(leaf, mode, {s: counts[numbers[leaf]] for s, counts in unpinned.items()
                                      if numbers[leaf] in counts})
                 for leaf, mode in self._steering.modes.items()
             ],
@@ -330,7 +331,7 @@ class PathService:
         return next(end for end in self._fabric.links[link].ends if end.node == switch)
 
 
-def _told_in_flows(request: Follow, job: Job) -> Follow:
+def _as_flows(request: Follow, job: Job) -> Follow:
     """A request for a collective as one for its flows.  Raises Refusal for one that cannot be."""
     if not request.collective:
         if request.scope == "auto":
@@ -350,7 +351,7 @@ def _told_in_flows(request: Follow, job: Job) -> Follow:
         raise Refusal(Code.INVALID_ARGUMENT, str(error)) from error
     scope = request.scope
     if scope == "auto":
-        scope = "leaf" if sum(map(len, steps)) <= TOGETHER else "host"
+        scope = "leaf" if sum(map(len, steps)) <= MAX_JOINT_FLOWS else "host"
     return msgspec.structs.replace(
         request,
         collective="",

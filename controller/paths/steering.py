@@ -6,8 +6,8 @@ A path of a folded Clos is as good as the name of the switch where it turns, so 
 the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
 
     operator      modes by destination leaf, pins, drains          `netfold paths`, `netfold drain`
-    hosts         paths that do not answer, for HOLD seconds or until probes come through: each bars its uplink for
-                  its destination leaf, and two that share a link bar that link for everybody
+    hosts         suspect paths, which do not answer, for SUSPECT_SECONDS or until probes come through: each bars its
+                  uplink for its destination leaf, and two that share a link bar that link for everybody
     graph         what is left of the fabric                        -> pins, policies, routes without suspects
 """
 
@@ -30,13 +30,13 @@ from netfold.fabric.graph import Fabric
 from netfold.fabric.routes import Route
 from netfold.wire import roce
 
-HOLD: Final = 5.0
+SUSPECT_SECONDS: Final = 5.0
 """Seconds that a host's suspicion counts.  By then link probes have found the link down, or there was no reason."""
-PARDON: Final = 60.0
+CLEAR_INTERVAL: Final = 60.0
 """Seconds until a path can be absolved once more: probes may get through where hosts' packets do not."""
 DEFAULT: Final[Mode] = "pinned"
 
-Mark = tuple[str, int]
+SuspectUplink = tuple[str, int]
 """Destination leaf, number of the uplink that is blamed for it."""
 
 
@@ -58,53 +58,53 @@ class Steering:
         self.chosen: dict[Pin, int] = {}
         """Pins that the operator wants elsewhere than planned, while that port has a live link."""
         self._clock = clock
-        self._blamed: dict[Path, float] = {}
-        self._pardoned: dict[Path, float] = {}
+        self._suspected: dict[Path, float] = {}
+        self._cleared: dict[Path, float] = {}
         """When each was absolved."""
         self._numbers = tables.leaf_numbers(fabric)
 
     # ---- what is known ---------------------------------------------------------------------------------------------
     def suspect(self, path: Path) -> bool:
         """Notes that hosts get no answer over a path from leaf to leaf, or renews it; True where it is new."""
-        new = path not in self._doubtful()
-        self._blamed[path] = self._clock() + HOLD
+        new = path not in self._active()
+        self._suspected[path] = self._clock() + SUSPECT_SECONDS
         return new
 
-    def may_absolve(self, path: Path) -> bool:
+    def may_clear(self, path: Path) -> bool:
         """Whether it is blamed, and was not absolved of that a short while ago."""
-        return path in self._doubtful() and self._clock() >= self._pardoned.get(path, -PARDON) + PARDON
+        return path in self._active() and self._clock() >= self._cleared.get(path, -CLEAR_INTERVAL) + CLEAR_INTERVAL
 
-    def absolve(self, path: Path) -> None:
+    def clear_suspicion(self, path: Path) -> None:
         """Probes come through every link of a blamed path: hosts took a long queue for a dead path."""
-        self._pardoned[path] = self._clock()
-        self._blamed.pop(path, None)
+        self._cleared[path] = self._clock()
+        self._suspected.pop(path, None)
 
-    def _doubtful(self) -> Iterable[Path]:
+    def _active(self) -> Iterable[Path]:
         """Blamed paths that still count."""
         now = self._clock()
-        self._blamed = {path: until for path, until in self._blamed.items() if until > now}
-        return self._blamed
+        self._suspected = {path: until for path, until in self._suspected.items() if until > now}
+        return self._suspected
 
-    def suspects(self) -> frozenset[Mark]:
+    def suspects(self) -> frozenset[SuspectUplink]:
         """Whom the blamed paths bar: hosts cannot tell which link of a path is dead, so its uplink, for this leaf."""
-        return frozenset((path[-1].head, path[0].link) for path in self._doubtful())
+        return frozenset((path[-1].head, path[0].link) for path in self._active())
 
-    def guilty(self) -> frozenset[int]:
+    def shared_links(self) -> frozenset[int]:
         """Numbers of links that several blamed paths share: of a dead link, hosts under few leaves find out by
         themselves, one leaf after the other, and all others can be spared it.  A path and the way back are one."""
-        paths = {frozenset(hop.link for hop in path) for path in self._doubtful()}
+        paths = {frozenset(hop.link for hop in path) for path in self._active()}
         return frozenset(link for link, times in Counter(link for path in paths for link in path).items() if times > 1)
 
     def next_end(self) -> float | None:
         """When the next suspicion ends, on ``clock``; None where there is none."""
-        return min(self._blamed.values(), default=None)
+        return min(self._suspected.values(), default=None)
 
     def clos(self, graph: nx.MultiGraph[str]) -> Clos:
         """What planners may use.  Suspicions that would leave a leaf without any path from another do not count."""
         left = self.drains.left(graph)
         links = {number for *_, number in left.edges(keys=True)}
         marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
-        for clos in (Clos(left, suspects=marks, dead_links=self.guilty() & links), Clos(left, suspects=marks)):
+        for clos in (Clos(left, suspects=marks, dead_links=self.shared_links() & links), Clos(left, suspects=marks)):
             if all(self._reaches(clos, a, b) for a in clos.leaves for b in clos.leaves):
                 return clos
         return Clos(left)

@@ -176,10 +176,10 @@ class Session:
             break
         if answer is EOF or not answer.HasField("arbitration"):
             raise SwitchError(f"{self.name} ({self.address}): expected an answer to arbitration, got {answer}")
-        self._demand_primary(answer.arbitration)
+        self._require_primary(answer.arbitration)
         self._reader = asyncio.create_task(self._read_stream(), name=f"p4runtime stream of {self.name}")
 
-    def _demand_primary(self, update: p4r.MasterArbitrationUpdate) -> None:
+    def _require_primary(self, update: p4r.MasterArbitrationUpdate) -> None:
         if update.status.code != rpc_code.OK:
             other = update.election_id.high << 64 | update.election_id.low
             raise NotPrimary(
@@ -197,18 +197,18 @@ class Session:
                 return "the switch closed the stream"
             if message.HasField("arbitration"):
                 try:
-                    self._demand_primary(message.arbitration)
+                    self._require_primary(message.arbitration)
                 except NotPrimary as error:
                     return str(error)
             elif message.HasField("packet"):
                 try:
-                    self._take_packet(self._codec.packet_in(message.packet), message.packet.payload)
+                    self._on_packet(self._codec.packet_in(message.packet), message.packet.payload)
                 except ValueError as error:
                     return f"packet-in: {error}"
             elif message.HasField("other"):
-                self._take_port_status(message.other)
+                self._on_port_status(message.other)
 
-    def _take_packet(self, fields: dict[str, int], payload: bytes) -> None:
+    def _on_packet(self, fields: dict[str, int], payload: bytes) -> None:
         if fields.get("kind") == probe.PROBE:
             slot, found = probe.answer(payload)
             for waiting in self._probes[slot]:
@@ -220,7 +220,7 @@ class Session:
         except asyncio.QueueFull:
             self.packets_dropped += 1
 
-    def _take_port_status(self, message: Any) -> None:
+    def _on_port_status(self, message: Any) -> None:
         """softswitch tells it (p4runtime/port_status.py); BMv2 does not."""
         status = Struct()
         port = status["port"] if message.Unpack(status) and "port" in status and "up" in status else None

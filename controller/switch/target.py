@@ -75,7 +75,7 @@ class Target:
         self._on_change = on_change
         self._parts: dict[str, State] = {}
         self._actual: State = {}
-        self._unsure = True
+        self._actual_unknown = True
         """Whether the switch may hold something else than ``_actual``."""
         self._client: Client | None = None
         self._busy = asyncio.Lock()
@@ -147,7 +147,7 @@ class Target:
             except BaseException as error:
                 del self._parts[part]
                 if isinstance(error, SwitchError):
-                    await self._mend(client)
+                    await self._retry(client)
                 raise
 
     async def replace(self, part: str, entities: Iterable[Entity]) -> None:
@@ -156,13 +156,13 @@ class Target:
         async with self._busy:
             if self._parts.get(part) != wanted:
                 self._parts[part] = wanted
-                await self._hold()
+                await self._reconcile()
 
     async def uninstall(self, part: str) -> None:
         """Take a part out of the desired state.  A switch that is down is cleaned when it comes back."""
         async with self._busy:
-            if self._parts.pop(part, None) is not None or self._unsure:
-                await self._hold()
+            if self._parts.pop(part, None) is not None or self._actual_unknown:
+                await self._reconcile()
 
     async def compare(self, *, repair: bool = False) -> tuple[State, list[Update]]:
         """What the switch holds, read back now, and the writes that it lacks; ``repair``: they are made.  Raises
@@ -174,34 +174,34 @@ class Target:
             if repair:
                 await self._apply(client)
             else:
-                self._unsure |= bool(updates)  # whatever is written next mends this, too
+                self._actual_unknown |= bool(updates)  # whatever is written next mends this, too
             return actual, updates
 
     def _desired(self) -> State:
         return state(entity for part in self._parts.values() for entity in part.values())
 
-    async def _hold(self) -> None:
+    async def _reconcile(self) -> None:
         """Bring the switch to its desired state, if it is there."""
         if self._client is not None:
             try:
                 await self._apply(self._client)
             except SwitchError as error:
                 log.warning("%s", error)
-                await self._mend(self._client)
+                await self._retry(self._client)
 
     async def _apply(self, client: Client) -> None:
         """Write the difference.  After a write that failed or was cut off, look at what is there first."""
-        if self._unsure:
+        if self._actual_unknown:
             self._actual = await client.read_state(tables.MANAGED)
         desired = self._desired()
         updates = diff(self._actual, desired)
         if updates:
-            self._unsure = True
+            self._actual_unknown = True
             await client.write(updates)
         self._actual = desired
-        self._unsure = False
+        self._actual_unknown = False
 
-    async def _mend(self, client: Client) -> None:
+    async def _retry(self, client: Client) -> None:
         """Once more after a write that failed half-way."""
         try:
             await self._apply(client)
@@ -220,30 +220,30 @@ class Target:
                 async with self._busy:
                     self.pushes += await client.ensure_pipeline()
                     loaded = time.monotonic()
-                    self._unsure = True
+                    self._actual_unknown = True
                     await self._apply(client)
                     self._client, client.on_ports = client, self._on_change
                     self.sessions += 1
-                    self._note("")
+                    self._set_problem("")
                 attempt = 0
                 log.info("%s: up, %d entries; connected after %.0f ms, program loaded in %.0f, entries written in %.0f",
                          self.name, len(self._actual), 1e3 * (connected - began), 1e3 * (loaded - connected),
                          1e3 * (time.monotonic() - loaded))
-                self._note(await client.ended() or "the session ended")
+                self._set_problem(await client.ended() or "the session ended")
                 log.warning("%s: down: %s", self.name, self.problem)
             except NotPrimary as error:
                 # whoever took the switch meant to: fighting over it would cut both off
                 self._gave_up = True
-                self._note(str(error))
+                self._set_problem(str(error))
                 log.error("%s", error)
                 return
             except SwitchError as error:
                 if str(error) != self.problem:
                     log.warning("%s", error)
-                self._note(str(error))
+                self._set_problem(str(error))
             except Exception as error:
                 self._gave_up = True
-                self._note(f"{self.name}: the controller failed: {error!r}")
+                self._set_problem(f"{self.name}: the controller failed: {error!r}")
                 log.exception("%s: the controller failed", self.name)
                 return
             finally:
@@ -253,7 +253,7 @@ class Target:
             await self._sleep(RETRY[min(attempt, len(RETRY) - 1)])
             attempt += 1
 
-    def _note(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         self.problem = problem
         self._changed.set()
         self._on_change()

@@ -5,7 +5,7 @@
     GET /live       the page's inside           /status     what `netfold status --json` prints
 
 The standard library's server, a thread a connection; the status is asked for in the controller's loop, once for all who
-ask within AGE.  Nothing can be changed here.  Where the fabric has a token, it is the password of any user.
+ask within MAX_AGE.  Nothing can be changed here.  Where the fabric has a token, it is the password of any user.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from netfold.wire.operator import Status
 
 log = logging.getLogger("netfold.controller")
 
-AGE: Final = 0.9
+MAX_AGE: Final = 0.9
 """Seconds for which an answer of the switches serves everybody."""
 TIMEOUT: Final = 10.0
 """Seconds for a status, and for a client to say what it wants."""
@@ -39,7 +39,7 @@ POLL: Final = 0.1
 """Seconds until the server sees that it is to stop."""
 
 
-class Look(NamedTuple):
+class StatusPair(NamedTuple):
     """A status, the one before it, and the seconds in between."""
 
     before: Status
@@ -47,7 +47,7 @@ class Look(NamedTuple):
     seconds: float
 
 
-class Looks:
+class StatusCache:
     """The last two statuses.  ``ask`` reads the switches; ``clock`` in seconds."""
 
     def __init__(self, ask: Callable[[], Awaitable[Status]], clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,16 +55,16 @@ class Looks:
         self._clock = clock
         self._busy = asyncio.Lock()
         self._last: tuple[float, Status] | None = None
-        self._look: Look | None = None
+        self._pair: StatusPair | None = None
 
-    async def look(self) -> Look:
+    async def look(self) -> StatusPair:
         """A new one, unless the last is young."""
         async with self._busy:
-            if self._look is None or self._last is None or self._clock() - self._last[0] >= AGE:
+            if self._pair is None or self._last is None or self._clock() - self._last[0] >= MAX_AGE:
                 status, now = await self._ask(), self._clock()
                 then, before = self._last or (now - 1.0, status)
-                self._last, self._look = (now, status), Look(before, status, now - then)
-            return self._look
+                self._last, self._pair = (now, status), StatusPair(before, status, now - then)
+            return self._pair
 
 
 class Web:
@@ -72,7 +72,7 @@ class Web:
 
     def __init__(self, fabric: Fabric, status: Callable[[], Awaitable[Status]], token: str) -> None:
         self._fabric = fabric
-        self._looks = Looks(status)
+        self._statuses = StatusCache(status)
         self._token = token.encode()
         self._server: _Server | None = None
 
@@ -86,7 +86,7 @@ class Web:
             raise FabricError(f"fabric.metrics: cannot listen at {address}: {error.strerror or error}. Is the address "
                               "in use, or not of this machine?") from error
         self._server.web = self
-        self._server.look = lambda: asyncio.run_coroutine_threadsafe(self._looks.look(), loop).result(TIMEOUT)
+        self._server.look = lambda: asyncio.run_coroutine_threadsafe(self._statuses.look(), loop).result(TIMEOUT)
         threading.Thread(target=self._server.serve_forever, args=(POLL,), name="web", daemon=True).start()
         return f"http://{host}:{self._server.server_address[1]}"
 
@@ -97,7 +97,7 @@ class Web:
             self._server.server_close()
             self._server = None
 
-    def render(self, path: str, look: Callable[[], Look]) -> tuple[str, bytes] | None:
+    def render(self, path: str, look: Callable[[], StatusPair]) -> tuple[str, bytes] | None:
         """Content type and body; None for what there is not."""
         match path:
             case "/":
@@ -124,7 +124,7 @@ class Web:
 
 class _Server(ThreadingHTTPServer):
     web: Web
-    look: Callable[[], Look]
+    look: Callable[[], StatusPair]
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer asks DNS for the name of its address, which may take long

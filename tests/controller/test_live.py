@@ -89,7 +89,7 @@ def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
                 for plan in plans:
                     await leave(fabric, plan)
                 assert await held(controller) == dict.fromkeys(names, True)
-                assert set(controller._ledger.used().values()) == {0}
+                assert set(controller._allocator.used().values()) == {0}
 
     asyncio.run(story())
 

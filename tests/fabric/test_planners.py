@@ -157,10 +157,10 @@ def test_slot_ranges_are_aligned_and_disjoint(steps: list[tuple[bool, int]]) -> 
         free = [base for base in range(0, 256, length)
                 if not any(b < base + length and base < b + n for b, n in pool.ranges.items())]
         if free:
-            assert pool.take(length) in free
+            assert pool.allocate(length) in free
         else:
             with pytest.raises(Exhausted, match=f"{256 - pool.used} of 256"):
-                pool.take(length)
+                pool.allocate(length)
     cells = [cell for base, length in pool.ranges.items() for cell in range(base, base + length)]
     assert len(cells) == len(set(cells)) == pool.used
     assert not cells or max(cells) < 256
@@ -169,11 +169,11 @@ def test_slot_ranges_are_aligned_and_disjoint(steps: list[tuple[bool, int]]) -> 
 def test_slots_are_not_wasted() -> None:
     """All slots can be handed out, and given back."""
     pool = Slots(64)
-    assert [pool.take(16) for _ in range(4)] == [0, 16, 32, 48]
+    assert [pool.allocate(16) for _ in range(4)] == [0, 16, 32, 48]
     with pytest.raises(Exhausted, match="no 16 slots in a row, 0 of 64 are free"):
-        pool.take(16)
+        pool.allocate(16)
     with pytest.raises(ValueError, match="power of two"):
-        pool.take(3)
+        pool.allocate(3)
 
 
 @given(st.lists(st.booleans(), max_size=60))
@@ -183,18 +183,18 @@ def test_numbers_come_back_as_late_as_possible(steps: list[bool]) -> None:
     held: list[int] = []
     for take in steps:
         if take and len(held) < 5:
-            number = circle.take("things")
+            number = circle.allocate("things")
             assert number not in held
             held.append(number)
         elif take:
             with pytest.raises(Exhausted, match="all 5 things are in use"):
-                circle.take("things")
+                circle.allocate("things")
         elif held:
             circle.used.discard(held.pop(0))
     fresh = Cycle(1, 3, 2)
     order = []
     for _ in range(6):
-        order.append(fresh.take("things"))
+        order.append(fresh.allocate("things"))
         fresh.used.clear()
     assert order == [2, 3, 1, 2, 3, 1]
 

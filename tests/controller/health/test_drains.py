@@ -155,7 +155,7 @@ def test_a_leaf_with_ranks_is_not_drained_and_one_without_takes_none(tmp_path: P
     async def story() -> None:
         async with rig(tmp_path) as r:
             plans = await r.together(2)
-            with pytest.raises(rpc.TurnedDown, match="leaf1 is the only switch of job 'j', rank 0 on h1, job 'j', "
+            with pytest.raises(rpc.CallRefused, match="leaf1 is the only switch of job 'j', rank 0 on h1, job 'j', "
                                                      "rank 1 on h2: stop those jobs"):
                 await drain(r, "leaf1")
             assert (await drain(r, "leaf2")).still == []
@@ -187,7 +187,7 @@ def test_what_cannot_be_drained_is_refused(tmp_path: Path, first: str | None, se
                 await drain(r, first)
             await r.together(4)
             before = r.controller.drains.names
-            with pytest.raises(rpc.TurnedDown, match=says):
+            with pytest.raises(rpc.CallRefused, match=says):
                 await drain(r, second)
             assert r.controller.drains.names == before
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_kept_is_not_begun(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with rig(tmp_path, state=str(tmp_path / "nowhere" / "lab.state")) as r:
-            with pytest.raises(rpc.TurnedDown, match=r"cannot write .*lab\.state"):
+            with pytest.raises(rpc.CallRefused, match=r"cannot write .*lab\.state"):
                 await drain(r, "spine1")
             assert r.controller.drains.names == []
 
@@ -259,7 +259,7 @@ def test_drains_cut_nobody_off(data: st.DataObject) -> None:
     drains = Drains(fabric)
     ends = [link.b for link in fabric.links if not link.b.startswith("h")]
     for name in data.draw(st.lists(st.sampled_from([*ends, *(s.name for s in fabric.switches)]), unique=True)):
-        drains.mark(drains.known(name), True)
+        drains.mark(drains.canonical(name), True)
     graph = fabric.graph()
     numbers = st.integers(0, len(fabric.links) - 1)
     dead = data.draw(st.sets(numbers, max_size=4))
@@ -273,6 +273,6 @@ def test_drains_cut_nobody_off(data: st.DataObject) -> None:
 def test_names_of_links_are_those_of_either_end() -> None:
     """And what is neither is told with what would be."""
     drains = Drains(leafspine(2, 2, 4))
-    assert drains.known("spine1:1") == drains.known("leaf1:3") == "leaf1:3"
+    assert drains.canonical("spine1:1") == drains.canonical("leaf1:3") == "leaf1:3"
     with pytest.raises(UnknownName, match="expected the name of a switch, or SWITCH:PORT"):
-        drains.known("h1")
+        drains.canonical("h1")

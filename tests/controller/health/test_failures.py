@@ -34,7 +34,7 @@ def deliver(found: Links, fabric: Fabric, *, without: frozenset[End] = frozenset
     for switch, port, frame in list(found.round([s.name for s in fabric.switches])):
         end = far[End(switch, port)]
         if end not in without:
-            assert found.heard(end.node, end.port, frame) == ""
+            assert found.receive(end.node, end.port, frame) == ""
 
 
 # ---- probes ----------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
     from scapy.layers.l2 import ARP, Ether
 
     everywhere = [s.name for s in FABRIC.switches]
-    questions = list(Links(FABRIC).knocks(everywhere, [number(FABRIC, "leaf1", "spine2")]))
+    questions = list(Links(FABRIC).arp_probes(everywhere, [number(FABRIC, "leaf1", "spine2")]))
     asked = [host for host, leaf in FABRIC.leaf_of().items() if leaf == "leaf1"]
     assert sorted(Ether(question.frame)[ARP].pdst for question in questions) == sorted(
         FABRIC.host(host).address for host in asked)
@@ -77,8 +77,8 @@ def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
         assert len(question.frame) == 60
         assert any({str(End(question.switch, question.port)), host.name} <= {link.a, link.b, link.b.partition(":")[0]}
                    for link in FABRIC.links)
-    assert not list(Links(FABRIC).knocks(everywhere, []))
-    assert not list(Links(FABRIC).knocks(["leaf2"], [number(FABRIC, "leaf1", "spine2")]))
+    assert not list(Links(FABRIC).arp_probes(everywhere, []))
+    assert not list(Links(FABRIC).arp_probes(["leaf2"], [number(FABRIC, "leaf1", "spine2")]))
 
 
 def test_a_link_is_down_when_probes_are_lost_in_one_direction() -> None:
@@ -120,7 +120,7 @@ def test_a_cable_in_the_wrong_port_is_named() -> None:
     """What leaves one port and arrives at another than the file says does not count, and is told."""
     found = Links(FABRIC)
     probe = next(p for p in found.round(["leaf1", "spine1"]) if p.switch == "leaf1")
-    words = found.heard("spine2", 1, probe.frame)
+    words = found.receive("spine2", 1, probe.frame)
     assert "what leaves leaf1:3 arrives at spine2:1, the fabric's file says spine1:1" in words
 
 
@@ -128,7 +128,7 @@ def test_a_cable_in_the_wrong_port_is_named() -> None:
 def test_other_packets_are_no_probes(frame: bytes) -> None:
     """Whatever hosts send to all routers does nothing."""
     found = Links(FABRIC)
-    assert found.heard("leaf1", 1, frame) == ""
+    assert found.receive("leaf1", 1, frame) == ""
     assert found.down() == frozenset()
 
 

@@ -27,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("quick_sessions")
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switches that come back are found at once, suspects are probed without a pause, and ranks have time to answer."""
     monkeypatch.setattr("netfold.controller.switch.target.RETRY", (0.01,))
-    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 0.001)
-    monkeypatch.setattr("netfold.controller.health.liveness.USUAL", 0.01)
-    monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", BOUND)
-    monkeypatch.setattr("netfold.controller.jobs.leaving.MOST", BOUND)
+    monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 0.001)
+    monkeypatch.setattr("netfold.controller.health.liveness.DOWN_INTERVAL", 0.01)
+    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", BOUND)
+    monkeypatch.setattr("netfold.controller.jobs.leaving.HALTED_TIMEOUT", BOUND)
 
 
 async def suspect(r: Rig, plan: Plan) -> None:
@@ -41,7 +41,7 @@ async def suspect(r: Rig, plan: Plan) -> None:
 
 async def inquiry(r: Rig) -> None:
     """Its end."""
-    task = r.controller.liveness._inquiry
+    task = r.controller.liveness._suspect_task
     assert task is not None
     await task
 
@@ -117,7 +117,7 @@ def test_links_that_answer_are_cleared(tmp_path: Path) -> None:
     run(story())
 
 
-def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
+def test_where_nothing_answers_no_link_counts_as_down(tmp_path: Path) -> None:
     """A controller that hears no probe at all may be the one that is late; the usual probes go on and tell in time."""
 
     async def story() -> None:
@@ -126,11 +126,11 @@ def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
             plans = await r.together(4)
             cables.cut.update(range(len(r.fabric.links)))
             await suspect(r, plans[0])
-            task = r.controller.liveness._inquiry
+            task = r.controller.liveness._suspect_task
             while task is not None and not task.done():
-                assert r.controller.liveness.links_down() == {}, "whoever looks meanwhile judges by probes on their way"
+                assert r.controller.liveness.links_down() == {}, "probes on their way count as lost"
                 await asyncio.sleep(0)
-            assert r.controller.liveness.links_down() == {}, "the inquiry itself judged"
+            assert r.controller.liveness.links_down() == {}, "the probes of suspects must not decide it"
             assert r.controller.jobs.all()[0].round is None
             for _ in range(r.fabric.misses):
                 await r.controller.liveness.check()
@@ -139,10 +139,10 @@ def test_where_nothing_answers_nobody_is_judged(tmp_path: Path) -> None:
     run(story())
 
 
-def test_nobody_is_judged_in_the_middle_of_an_inquiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The usual probes look at suspects as well, and leave the judgement to the inquiry, which knows whether anything
+def test_regular_probes_do_not_decide_about_suspect_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual probes look at suspects as well, and leave the decision to the probes of suspects, which show whether anything
     answers at all."""
-    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 3600.0)
+    monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 3600.0)
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -238,12 +238,12 @@ def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
             (job,) = r.controller.jobs.all()
             await until(lambda: job.round is not None)
             await all_resume(r, plans)
-            held, streams_before = job.held, job.streams
+            held, streams_before = job.slots_epoch, job.streams
             allocator = r.controller._allocator
             for bits in reversed(range(14)):
                 with contextlib.suppress(Exhausted):
                     while True:
-                        allocator._slots["leaf1"].take(1 << bits)
+                        allocator._slots["leaf1"].allocate(1 << bits)
             restart(r, "spine1")
             refused: list[str] = []
             admit = allocator.admit
@@ -259,7 +259,9 @@ def test_a_job_stays_where_there_is_no_room_to_move(tmp_path: Path) -> None:
             await until(lambda: bool(refused))
             await until(lambda: not job.stands_still)
             assert "leaf1 has no" in refused[0]
-            assert (job.held, job.streams, job.round is not None and job.round.number) == (held, streams_before, 1)
+            assert (job.slots_epoch, job.streams) == (held, streams_before)
+            assert job.round is not None
+            assert job.round.number == 1
 
     run(story())
 
@@ -282,7 +284,7 @@ def test_a_rank_leaves_when_nobody_lacks_anything(tmp_path: Path) -> None:
             assert job.left == set()
             await r.leave(plans[1])
             await asyncio.gather(*going)
-            assert (job.left, job.in_debt) == ({0, 1, 2}, False)
+            assert (job.left, job.left_early) == ({0, 1, 2}, False)
 
     run(story())
 
@@ -311,7 +313,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others leave, and the job knows that it is in debt: what goes away then ends it by name, as before."""
-    monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", 0.02)
+    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", 0.02)
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -320,7 +322,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
             watchers[1].settles = False
             await r.leave(plans[0])
             (job,) = r.controller.jobs.all()
-            assert job.in_debt
+            assert job.left_early
             lose(r, "spine1")
             assert await watchers[1].next() == Halt(1, "spine1 is down")
             missing = {stream.qp: stream.psn for stream in streams(plans[1])}
@@ -332,7 +334,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
 
 def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked to halt like everybody, however long a switch takes to come back, and leaves when all are."""
-    monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", 0.02)
+    monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", 0.02)
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -348,10 +350,10 @@ def test_a_leaving_rank_still_serves_a_round(tmp_path: Path, monkeypatch: pytest
             rounds = asyncio.create_task(all_resume(r, plans))
             await until(lambda: job.round is not None and len(job.round.resumes) == 4)
             assert not going.done()
-            monkeypatch.setattr("netfold.controller.jobs.leaving.PATIENCE", BOUND)
+            monkeypatch.setattr("netfold.controller.jobs.leaving.ANSWER_TIMEOUT", BOUND)
             restart(r, "leaf1")
             await rounds
             await asyncio.gather(going, *(r.leave(plan) for plan in plans[1:]))
-            assert not job.in_debt
+            assert not job.left_early
 
     run(story())

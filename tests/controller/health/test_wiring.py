@@ -28,9 +28,9 @@ from support.recovery import lose
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses; what is to come has time all the same."""
-    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER", BOUND)
-    monkeypatch.setattr("netfold.controller.health.liveness.REPEAT", 0.01)
-    monkeypatch.setattr("netfold.controller.health.liveness.QUICK", 0.001)
+    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER_TIMEOUT", BOUND)
+    monkeypatch.setattr("netfold.controller.health.liveness.REPEAT_INTERVAL", 0.01)
+    monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 0.001)
 
 
 async def ask(r: Rig) -> list[Cable]:
@@ -89,7 +89,7 @@ def test_a_swapped_pair_is_named_at_all_of_its_ends(tmp_path: Path) -> None:
 
 def test_what_is_cut_or_down_is_told_apart_from_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing arrives over a cut cable; a switch that is down is not asked."""
-    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER", 0.01)
+    monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER_TIMEOUT", 0.01)
 
     async def story() -> None:
         async with rig(tmp_path) as r:

@@ -239,7 +239,7 @@ def test_without_the_token_every_request_is_refused(tmp_path: Path, token: str, 
             for ask in (client.status(r.fabric.jobs, token=token), client.drop(r.fabric.jobs, "j", token=token),
                         client.slots(r.fabric.jobs, "leaf1", token=token),
                         client.stall(r.fabric.jobs, "j", token=token)):
-                with pytest.raises(client.rpc.TurnedDown, match=got):
+                with pytest.raises(client.rpc.CallRefused, match=got):
                     await ask
             assert r.controller.jobs.all() == []
 

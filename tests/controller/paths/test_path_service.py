@@ -174,7 +174,7 @@ def test_a_suspicion_that_probes_contradict_is_lifted_once(tmp_path: Path, monke
     """As soon as all links of the path answer, it is given back.  Blamed again, it stays barred and nobody asks, since
     probes may get through where packets do not."""
     for module in ("steering", "path_service"):
-        monkeypatch.setattr(f"netfold.controller.paths.{module}.HOLD", 600.0)  # it does not end by itself
+        monkeypatch.setattr(f"netfold.controller.paths.{module}.SUSPECT_SECONDS", 600.0)  # it does not end by itself
 
     async def story() -> None:
         async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
@@ -183,13 +183,13 @@ def test_a_suspicion_that_probes_contradict_is_lifted_once(tmp_path: Path, monke
                     msgspec.json.encode(Suspect(plans[0].job, 0, plans[0].epoch, 2, SPINE1)))
 
             asked: list[Collection[int]] = []
-            answer = r.controller.liveness.answer
+            answer = r.controller.liveness.links_respond
 
             async def ask(links: Collection[int], within: float) -> bool:
                 asked.append(links)
                 return await answer(links, within)
 
-            r.controller.paths._answer = ask
+            r.controller.paths._links_respond = ask
             cables, path = Cables(r.fabric, r.switches), r.controller.steering.path("h1", "h3", SPINE1)
             assert path is not None
             cables.cut.add(path[1].link)
@@ -216,9 +216,9 @@ def test_a_suspicion_stands_where_a_link_of_the_path_swallows(tmp_path: Path) ->
             assert path is not None
             cables.cut.add(path[1].link)
             links = [hop.link for hop in path]
-            assert await r.controller.liveness.answer(links[:1], WAIT)
-            assert not await r.controller.liveness.answer(links, 0.0)
-            assert not await r.controller.liveness.answer(links, 0.1)
+            assert await r.controller.liveness.links_respond(links[:1], WAIT)
+            assert not await r.controller.liveness.links_respond(links, 0.0)
+            assert not await r.controller.liveness.links_respond(links, 0.1)
             assert r.controller.liveness.links_down() == {}
 
     run(story())
@@ -339,7 +339,7 @@ def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msg
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            with pytest.raises(rpc.TurnedDown, match=words):
+            with pytest.raises(rpc.CallRefused, match=words):
                 await operate(r, method, request_)
 
     run(story())

@@ -7,7 +7,7 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netfold.controller.paths.steering import HOLD, PARDON, Steering
+from netfold.controller.paths.steering import CLEAR_INTERVAL, SUSPECT_SECONDS, Steering
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, state
 from netfold.fabric.clos import Clos, Path
@@ -85,63 +85,63 @@ def test_three_tiers_are_pinned_at_leaf_and_pod() -> None:
 
 
 def test_a_suspicion_ends() -> None:
-    """It takes one uplink from one leaf's routes and plans, for HOLD seconds since it was last voiced; a port that
-    names it leads there all the while."""
+    """It takes one uplink from one leaf's routes and plans, for SUSPECT_SECONDS since it was last voiced; a port
+    that names it leads there all the while."""
     now = [100.0]
     fabric = leafspine(2, 3, 4)
     steering = Steering(fabric, clock=lambda: now[0])
-    blamed = path_over(steering, "leaf1", "spine2", "leaf2")
+    suspect = path_over(steering, "leaf1", "spine2", "leaf2")
     before = steering.entries(fabric.graph())
-    assert steering.suspect(blamed)
-    assert not steering.suspect(blamed), "not new"
+    assert steering.suspect(suspect)
+    assert not steering.suspect(suspect), "not new"
     graph = fabric.graph()
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 2
-    assert len(steering.ports(steering.clos(graph), "leaf2", "leaf1")) == 3, "the way back is not blamed"
+    assert len(steering.ports(steering.clos(graph), "leaf2", "leaf1")) == 3, "the way back is not suspect"
     ways = {(r.switch, r.host): len(r.hops) for r in steering.routes(graph)}
     assert (ways["leaf1", "h3"], ways["leaf2", "h1"]) == (2, 3)
     assert {s: state(made) for s, made in steering.entries(graph).items()} == {
         s: state(made) for s, made in before.items()}
-    now[0] += HOLD / 2
-    steering.suspect(blamed)
-    now[0] += HOLD * 0.75
+    now[0] += SUSPECT_SECONDS / 2
+    steering.suspect(suspect)
+    now[0] += SUSPECT_SECONDS * 0.75
     assert steering.suspects()
-    now[0] += HOLD
+    now[0] += SUSPECT_SECONDS
     assert not steering.suspects()
     assert steering.next_end() is None
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf2")) == 3
 
 
-def test_an_absolved_path_that_is_blamed_again_stays_blamed() -> None:
-    """Probes may get through where hosts' packets do not: their second word counts for its full time, until PARDON
-    seconds have passed since the path was absolved."""
+def test_a_cleared_path_that_is_suspected_again_stays_suspect() -> None:
+    """Probes may get through where hosts' packets do not: their second word counts for its full time, until
+    CLEAR_INTERVAL has passed since the suspicion was cleared."""
     now = [100.0]
     steering = Steering(leafspine(2, 3, 4), clock=lambda: now[0])
-    blamed, other = (path_over(steering, "leaf1", spine, "leaf2") for spine in ("spine2", "spine3"))
-    assert not steering.may_absolve(blamed), "nobody blames it"
-    steering.suspect(blamed)
+    suspect, other = (path_over(steering, "leaf1", spine, "leaf2") for spine in ("spine2", "spine3"))
+    assert not steering.may_clear(suspect), "nobody suspects it"
+    steering.suspect(suspect)
     steering.suspect(other)
-    assert steering.may_absolve(blamed)
-    steering.absolve(blamed)
+    assert steering.may_clear(suspect)
+    steering.clear_suspicion(suspect)
     assert steering.suspects() == {("leaf2", other[0].link)}
-    now[0] += HOLD / 2
-    assert steering.suspect(blamed), "new again"
-    assert not steering.may_absolve(blamed)
-    now[0] += PARDON
-    steering.suspect(blamed)
-    assert steering.may_absolve(blamed)
+    now[0] += SUSPECT_SECONDS / 2
+    assert steering.suspect(suspect), "new again"
+    assert not steering.may_clear(suspect)
+    now[0] += CLEAR_INTERVAL
+    steering.suspect(suspect)
+    assert steering.may_clear(suspect)
 
 
 def test_a_link_that_several_blamed_paths_share_is_left_by_everybody() -> None:
-    """One path may be blamed for either of its links; of two, both ways included, the common link is it."""
+    """One path may be suspect for either of its links; of two, both ways included, the common link is it."""
     fabric = leafspine(4, 3, 4)
     steering = Steering(fabric)
     graph, dead = fabric.graph(), link_between(fabric, "leaf1", "spine2")
-    for blamed in (("leaf1", "spine2", "leaf2"), ("leaf2", "spine2", "leaf1")):
-        steering.suspect(path_over(steering, *blamed))
-        assert not steering.guilty(), "the way back of a blamed path is no second witness"
+    for suspect in (("leaf1", "spine2", "leaf2"), ("leaf2", "spine2", "leaf1")):
+        steering.suspect(path_over(steering, *suspect))
+        assert not steering.shared_links(), "the way back of a suspect path is no second suspicion"
     assert len(steering.ports(steering.clos(graph), "leaf1", "leaf4")) == 3
     steering.suspect(path_over(steering, "leaf3", "spine2", "leaf1"))
-    assert steering.guilty() == {dead}
+    assert steering.shared_links() == {dead}
     clos = steering.clos(graph)
     for a in clos.leaves:
         for b in clos.leaves:
@@ -150,12 +150,12 @@ def test_a_link_that_several_blamed_paths_share_is_left_by_everybody() -> None:
 
 
 def test_links_that_cannot_all_be_left_are_left_by_those_who_blame_them() -> None:
-    """Where leaving every guilty link would cut a leaf off, blamed paths are still avoided one by one."""
+    """Where leaving every shared link would cut a leaf off, suspect paths are still avoided one by one."""
     fabric = leafspine(5, 2, 5)
     steering = Steering(fabric)
     for spine, to in (("spine1", "leaf2"), ("spine1", "leaf3"), ("spine2", "leaf4"), ("spine2", "leaf5")):
         steering.suspect(path_over(steering, "leaf1", spine, to))
-    assert steering.guilty() == {link_between(fabric, "leaf1", "spine1"), link_between(fabric, "leaf1", "spine2")}
+    assert steering.shared_links() == {link_between(fabric, "leaf1", "spine1"), link_between(fabric, "leaf1", "spine2")}
     clos = steering.clos(fabric.graph())
     for spine, to in (("spine2", "leaf2"), ("spine2", "leaf3"), ("spine1", "leaf4"), ("spine1", "leaf5")):
         (path,) = steering.ports(clos, "leaf1", to).values()
@@ -163,7 +163,7 @@ def test_links_that_cannot_all_be_left_are_left_by_those_who_blame_them() -> Non
 
 
 def test_suspecting_everything_is_suspecting_nothing() -> None:
-    """Where all uplinks are blamed for a leaf, its packets still go somewhere."""
+    """Where all uplinks are suspect for a leaf, its packets still go somewhere."""
     fabric = leafspine(2, 2, 2)
     steering = Steering(fabric)
     for spine in ("spine1", "spine2"):

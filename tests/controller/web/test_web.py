@@ -185,14 +185,14 @@ def test_the_switches_are_asked_once_for_all_who_look() -> None:
         return Status("lab", "bmv2", now[0], [], [], [])
 
     async def story() -> None:
-        looks = serve.Looks(ask, clock=lambda: now[0])
+        looks = serve.StatusCache(ask, clock=lambda: now[0])
         first = await asyncio.gather(*(looks.look() for _ in range(5)))
         assert (asked, {look.now.uptime for look in first}) == (1, {100.0})
-        now[0] += serve.AGE / 2
+        now[0] += serve.MAX_AGE / 2
         assert await looks.look() == first[0]
         now[0] += 4.0
         after = await looks.look()
-        assert (asked, after.before.uptime, after.seconds) == (2, 100.0, pytest.approx(4.0 + serve.AGE / 2))
+        assert (asked, after.before.uptime, after.seconds) == (2, 100.0, pytest.approx(4.0 + serve.MAX_AGE / 2))
 
     run(story())
 

@@ -109,7 +109,7 @@ def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
     finally:
         other.kill()
         other.communicate(timeout=BOUND)
-    assert set(serving.controller._ledger.used().values()) == {0}
+    assert set(serving.controller._allocator.used().values()) == {0}
 
 
 def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
@@ -135,7 +135,7 @@ def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture)
     (job,) = serving.controller.jobs.all()
     assert (job.state, job.lost, job.reason) == ("finished", {}, "")
     assert caplog.records == []
-    assert set(serving.controller._ledger.used().values()) == {0}
+    assert set(serving.controller._allocator.used().values()) == {0}
 
 
 def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:
@@ -143,7 +143,7 @@ def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:
     with ThreadPoolExecutor(2) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
         assert all(comm.plan.trees == [] for comm in comms)
-        assert set(serving.controller._ledger.used().values()) == {0}
+        assert set(serving.controller._allocator.used().values()) == {0}
         sums = list(pool.map(lambda comm: comm.allreduce(np.full(5, comm.rank + 1, np.int32)), comms))
         assert [list(s) for s in sums] == [[3] * 5] * 2
         for comm in comms:
