@@ -140,8 +140,8 @@ def test_where_nothing_answers_no_link_counts_as_down(tmp_path: Path) -> None:
 
 
 def test_regular_probes_do_not_decide_about_suspect_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The usual probes look at suspects as well, and leave the decision to the probes of suspects, which show whether anything
-    answers at all."""
+    """The regular probes look at suspects as well, and leave the decision to the probes of suspects, which show whether
+    anything answers at all."""
     monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 3600.0)
 
     async def story() -> None:
