@@ -43,7 +43,7 @@ demo: $(STAMP)  ## Train a model through a fabric of P4 switches; ARGS="--loss 0
 	$(BIN)/netfold demo $(ARGS)
 
 test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(STAMP)  ## Run the benchmarks
 	@for file in $$(grep -l argparse bench/scripts/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done

@@ -4,6 +4,7 @@ processes that it started; and what tests of several files share with the machin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections import Counter
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from support import needs
 from support.processes import switches  # noqa: F401  (a fixture of several rooms)
-from support.topo import ALONE, SECONDS, SKIPPED
+from support.topo import SECONDS, SKIPPED
 
 # Nothing about time: the suite shares two cores with native compilers, and machines stand still.  The same examples in
 # each run: a change is not judged by an input that was drawn for the first time.  Whoever looks for such inputs types
@@ -74,18 +75,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What a test needs can be selected by its name, as in `-m bmv2`; inside a sandbox a test ends by itself before the
     sandbox does, and says where it stood.
 
-    Tests in namespaces come last and, where two workers share the tests (`make test`), go to one of them: their ranks
-    and switches share the cores with each other alone.  Otherwise a file stays together.
+    Files with tests in namespaces come last: by then, where workers share the tests (`make test`), all that would
+    compute beside them is done, and they run one at a time.
     """
     seconds = os.environ.get(SECONDS)
-    items.sort(key=lambda item: item.get_closest_marker("netns") is not None)
+    late = {item.path for item in items if item.get_closest_marker("netns")}
+    items.sort(key=lambda item: item.path in late)
     for item in items:
-        group = ALONE if item.get_closest_marker("netns") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
         for name in needed(item):
             item.add_marker(name)
         if seconds:
             item.add_marker(pytest.mark.timeout(float(seconds)), append=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Of several workers one at a time runs a test in namespaces: its ranks and switches have the cores to themselves.
+    The wait is nobody's time: it is over before the test's timeout and durations begin."""
+    if not hasattr(item.config, "workerinput") or item.get_closest_marker("netns") is None:
+        return (yield)
+    with Path(__file__).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

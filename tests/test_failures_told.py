@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from conftest import LOG_BYTES
+from support import environment
 from support.topo import SECONDS
 
 HANGS = """
@@ -37,7 +37,7 @@ def test_a_test_that_hangs_says_where_and_shows_the_ends_of_its_logs(tmp_path: P
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "--basetemp",
          str(tmp_path / "base"), str(file)],
-        env={**os.environ, SECONDS: "2", "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True,
+        env={**environment(), SECONDS: "2"}, capture_output=True, text=True,
         timeout=100, check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr

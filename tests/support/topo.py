@@ -21,8 +21,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SECONDS: Final = "NETFOLD_TEST_SECONDS"
 """Environment: how long a test inside a sandbox may take."""
-ALONE: Final = "netns"
-"""The group of tests that one of several workers runs; pytest-xdist writes it behind their names."""
 SKIPPED: Final = "NETFOLD_TEST_SKIPPED"
 """Environment: the file into which a test inside a sandbox writes why it was skipped."""
 ATTEMPTS: Final = 3
@@ -48,7 +46,7 @@ def in_sandbox(timeout: float = 120) -> Callable[[Callable[P, None]], Callable[P
             if sandbox.inside():
                 test(*args, **kwargs)
                 return
-            name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0].partition("::")[2].removesuffix(f"@{ALONE}")
+            name = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0].partition("::")[2]
             command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
             with tempfile.NamedTemporaryFile("r", prefix="netfold-skipped-") as skipped:
                 env = {**os.environ, SECONDS: str(timeout - LAST_WORDS), SKIPPED: skipped.name}
