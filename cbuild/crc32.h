@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define SS_CRC32_POLY 0xEDB88320u      /* 0x04C11DB7 reflected */
+#define SS_CRC32_POLY 0xEDB88320u /* 0x04C11DB7 reflected */
 
 /* t[k][b]: what byte b does to a reflected crc of at most 32 bits k bytes later. */
 typedef uint32_t ss_crc_tables[8][256];
@@ -49,12 +49,12 @@ static inline uint32_t ss_crc_by_table(const ss_crc_tables t, uint32_t crc, cons
 
 /* Not __builtin_cpu_supports: its table does not link into a shared library with ziglang. */
 static bool ss_cpu_has_clmul(void) {
-    unsigned a, b, c = 0, d;                               /* leaf 1, ECX: bit 1 PCLMULQDQ, bit 19 SSE4.1 */
+    unsigned a, b, c = 0, d; /* leaf 1, ECX: bit 1 PCLMULQDQ, bit 19 SSE4.1 */
     return __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 1) && (c & 1u << 19);
 }
 
 #define SS_CLMUL __attribute__((target("pclmul,sse4.1"))) static inline
-#define SS_BY128 _mm_set_epi64x(0x0ccaa009e, 0x1751997d0)    /* x^(128-32), x^(128+32) mod P, reflected */
+#define SS_BY128 _mm_set_epi64x(0x0ccaa009e, 0x1751997d0) /* x^(128-32), x^(128+32) mod P, reflected */
 #define SS_BY512 _mm_set_epi64x(0x1c6e41596, 0x154442bd4)
 #define SS_BY2048 _mm_set_epi64x(0x1322d1430, 0x11542778a)
 
@@ -67,7 +67,7 @@ SS_CLMUL __m128i ss_ahead(__m128i x, __m128i k, __m128i data) {
 /* 128 -> 96 -> 64 bits, then Barrett's reduction to 32. */
 SS_CLMUL uint32_t ss_crc32_reduce(__m128i a) {
     const __m128i by64 = _mm_set_epi64x(0, 0x163cd6124), low32 = _mm_setr_epi32(-1, 0, -1, 0);
-    const __m128i barrett = _mm_set_epi64x(0x1f7011641, 0x1db710641);         /* quotient, polynomial */
+    const __m128i barrett = _mm_set_epi64x(0x1f7011641, 0x1db710641); /* quotient, polynomial */
     a = _mm_xor_si128(_mm_srli_si128(a, 8), _mm_clmulepi64_si128(a, SS_BY128, 0x10));
     a = _mm_xor_si128(_mm_srli_si128(a, 4), _mm_clmulepi64_si128(_mm_and_si128(a, low32), by64, 0x00));
     __m128i t = _mm_clmulepi64_si128(_mm_and_si128(a, low32), barrett, 0x10);
@@ -97,7 +97,8 @@ static inline uint32_t ss_crc32_long(uint32_t crc, const uint8_t *p, size_t n) {
         a = SS_AHEAD4(a, by512, b);
         a = SS_AHEAD4(a, by512, c);
         a = SS_AHEAD4(a, by512, d);
-    } else p += 64, n -= 64;
+    } else
+        p += 64, n -= 64;
     for (; n >= 64; p += 64, n -= 64) a = SS_AHEAD4(a, by512, SS_LOAD4(0));
     __m128i x = ss_ahead(_mm512_castsi512_si128(a), SS_BY128, _mm512_extracti32x4_epi32(a, 1));
     x = ss_ahead(x, SS_BY128, _mm512_extracti32x4_epi32(a, 2));

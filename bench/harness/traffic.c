@@ -4,8 +4,8 @@
  * switch does not lose.  One thread sends and receives on sockets that bench/scripts/switch.py made (packet sockets for single
  * packets, UDP sockets with UDP_SEGMENT and UDP_GRO for super-packets).
  *
- * RoCE packets are numbered: PSN and ICRC are written into each.  A CRC is affine in the bytes that it covers, so that the
- * ICRC of PSN p in segment i is icrc[i] ^ psn_part[0][p & 255] ^ ..., with tables that the caller made.
+ * RoCE packets are numbered: PSN and ICRC are written into each.  A CRC is affine in the bytes that it covers, so
+ * that the ICRC of PSN p in segment i is icrc[i] ^ psn_part[0][p & 255] ^ ..., with tables that the caller made.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,21 +20,23 @@
 
 #define BATCH 32u
 #define ROOM 65536u
-#define QUIET_MS 200               /* what has not come by then is lost */
+#define QUIET_MS 200 /* what has not come by then is lost */
 
 typedef struct {
     int fd;
-    uint32_t sends;                /* 0: only receives */
-    const uint8_t *packet;         /* as written to the socket */
-    uint32_t bytes;                /* of one packet, in either direction */
-    uint32_t segments;             /* packets a message (UDP_SEGMENT); 1 for packet sockets */
-    uint32_t psn_at;               /* offset of the PSN's three bytes, 0: not numbered; the ICRC is the last 4 bytes */
-    uint32_t psn;                  /* next; kept between calls */
+    uint32_t sends;        /* 0: only receives */
+    const uint8_t *packet; /* as written to the socket */
+    uint32_t bytes;        /* of one packet, in either direction */
+    uint32_t segments;     /* packets a message (UDP_SEGMENT); 1 for packet sockets */
+    uint32_t psn_at;       /* offset of the PSN's three bytes, 0: not numbered; the ICRC is the last 4 bytes */
+    uint32_t psn;          /* next; kept between calls */
     uint32_t icrc[64], psn_part[3][256];
-    struct sockaddr_in to;         /* of UDP sockets; port 0: none */
+    struct sockaddr_in to; /* of UDP sockets; port 0: none */
 } host;
 
-typedef struct { uint64_t sent, received, lost, nanoseconds; } outcome;
+typedef struct {
+    uint64_t sent, received, lost, nanoseconds;
+} outcome;
 
 static uint64_t now(void) {
     struct timespec t;
@@ -45,8 +47,8 @@ static uint64_t now(void) {
 static void number(host *h, uint8_t *message) {
     for (uint32_t i = 0; h->psn_at && i < h->segments; i++, h->psn = (h->psn + 1) & 0xffffff) {
         uint8_t *packet = message + (size_t)i * h->bytes;
-        uint32_t p = h->psn, crc = h->icrc[i] ^ h->psn_part[0][p & 255] ^ h->psn_part[1][p >> 8 & 255] ^
-                                   h->psn_part[2][p >> 16];
+        uint32_t p = h->psn,
+                 crc = h->icrc[i] ^ h->psn_part[0][p & 255] ^ h->psn_part[1][p >> 8 & 255] ^ h->psn_part[2][p >> 16];
         packet[h->psn_at] = (uint8_t)(p >> 16), packet[h->psn_at + 1] = (uint8_t)(p >> 8);
         packet[h->psn_at + 2] = (uint8_t)p;
         memcpy(packet + h->bytes - 4, &crc, 4);
@@ -99,7 +101,10 @@ int traffic(host *hosts, uint32_t n, uint32_t window, uint64_t nanoseconds, outc
         if (!hosts[i].sends) continue;
         if (hosts[i].segments > 64 || (uint64_t)hosts[i].bytes * hosts[i].segments > ROOM) failed = EINVAL;
         senders++, per_turn += hosts[i].segments;
-        if (failed || !(rooms[i] = malloc((size_t)BATCH * ROOM))) { failed = failed ? failed : ENOMEM; break; }
+        if (failed || !(rooms[i] = malloc((size_t)BATCH * ROOM))) {
+            failed = failed ? failed : ENOMEM;
+            break;
+        }
         for (uint32_t m = 0; m < BATCH; m++)
             for (uint32_t s = 0; s < hosts[i].segments; s++)
                 memcpy(rooms[i] + (size_t)m * ROOM + (size_t)s * hosts[i].bytes, hosts[i].packet, hosts[i].bytes);
@@ -114,12 +119,16 @@ int traffic(host *hosts, uint32_t n, uint32_t window, uint64_t nanoseconds, outc
         uint32_t turns = sending ? (uint32_t)((window - on_way) / per_turn) : 0;
         if (turns > BATCH) turns = BATCH;
         for (uint32_t i = 0; turns && i < n; i++) {
-            /* Every sender must send as much as the others, or a fold waits for ever: what has no room is tried again. */
+            /* Every sender must send as much as the others, or a fold waits for ever: what has no room is tried
+             * again. */
             for (uint32_t done = 0; rooms[i] && done < turns && !failed;) {
                 int sent = send_messages(&hosts[i], rooms[i], turns - done);
-                if (sent < 0) failed = errno ? errno : EIO;
-                else if (sent == 0 && now() > end + 1000000000u) failed = ETIMEDOUT;
-                else done += (uint32_t)sent, out->sent += (uint64_t)sent * hosts[i].segments;
+                if (sent < 0)
+                    failed = errno ? errno : EIO;
+                else if (sent == 0 && now() > end + 1000000000u)
+                    failed = ETIMEDOUT;
+                else
+                    done += (uint32_t)sent, out->sent += (uint64_t)sent * hosts[i].segments;
             }
         }
         int ready = poll(polled, n, QUIET_MS);
@@ -129,8 +138,8 @@ int traffic(host *hosts, uint32_t n, uint32_t window, uint64_t nanoseconds, outc
         for (uint32_t i = 0; i < n; i++)
             if (polled[i].revents) out->received += receive_messages(&hosts[i]);
         if (out->received != before) ended = now();
-        if (out->received + out->lost > out->sent) out->lost = out->sent - out->received;   /* late, not lost */
-        if (out->received > out->sent) failed = EPROTO;                                     /* somebody else's packets */
+        if (out->received + out->lost > out->sent) out->lost = out->sent - out->received; /* late, not lost */
+        if (out->received > out->sent) failed = EPROTO;                                   /* somebody else's packets */
     }
     out->nanoseconds = ended - begin;
     for (uint32_t i = 0; i < n; i++) free(rooms[i]);

@@ -14,37 +14,34 @@
 #include <stdint.h>
 
 typedef struct {
-    double start, least, most;         /* packets: at first; marks leave no fewer; never more */
-    double loss_floor;                 /* loss halves the window down to this */
-    double growth;                     /* packets more after a round without congestion */
-    double alpha;                      /* at first: 1 is RFC 8257's, and reacts to the first marks with a half */
-    bool slow_start;                   /* the window starts small, and grows with each acknowledgement */
-    /* Loss counts at once, as for queue pairs: an answer of the peer names each lost packet.  Otherwise it counts when the
-     * round ends, as for folds, and then the round adds nothing either. */
+    double start, least, most; /* packets: at first; marks leave no fewer; never more */
+    double loss_floor;         /* loss halves the window down to this */
+    double growth;             /* packets more after a round without congestion */
+    double alpha;              /* at first: 1 is RFC 8257's, and reacts to the first marks with a half */
+    bool slow_start;           /* the window starts small, and grows with each acknowledgement */
+    /* Loss counts at once, as for queue pairs: an answer of the peer names each lost packet.  Otherwise it counts
+     * when the round ends, as for folds, and then the round adds nothing either. */
     bool halve_at_once;
 } nf_congestion_rules;
 
 typedef struct {
-    double allowed;                    /* packets that may be in flight */
-    double alpha;                      /* smoothed share of marked packets */
-    uint64_t round_end, halved_until;  /* sequence numbers: the round ends there; no second halving before */
-    uint32_t acknowledged, marked;     /* packets of this round */
-    bool slow_start, lost;             /* lost: something was, in this round */
+    double allowed;                   /* packets that may be in flight */
+    double alpha;                     /* smoothed share of marked packets */
+    uint64_t round_end, halved_until; /* sequence numbers: the round ends there; no second halving before */
+    uint32_t acknowledged, marked;    /* packets of this round */
+    bool slow_start, lost;            /* lost: something was, in this round */
 } nf_congestion;
 
 /* The first round begins with sequence number `next`. */
 void nf_congestion_open(nf_congestion *, const nf_congestion_rules *, uint64_t next);
 
-static inline void nf_congestion_acknowledged(nf_congestion *c, const nf_congestion_rules *rules, uint32_t packets)
-{
+static inline void nf_congestion_acknowledged(nf_congestion *c, const nf_congestion_rules *rules, uint32_t packets) {
     c->acknowledged += packets;
-    if (c->slow_start)
-        c->allowed = c->allowed + packets < rules->most ? c->allowed + packets : rules->most;
+    if (c->slow_start) c->allowed = c->allowed + packets < rules->most ? c->allowed + packets : rules->most;
 }
 
 /* So many packets met congestion on their way. */
-static inline void nf_congestion_marked(nf_congestion *c, uint32_t packets)
-{
+static inline void nf_congestion_marked(nf_congestion *c, uint32_t packets) {
     c->marked += packets;
     c->slow_start = false;
 }

@@ -11,8 +11,7 @@ uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n) { return ss_crc3
 
 /* InfiniBand annex A17.3.3: CRC-32 over 8 bytes of ones, the IPv4 header (TOS, TTL, checksum as ones), UDP (checksum as
  * ones), BTH (FECN/BECN byte as ones) and all that follows; little endian on the wire. */
-void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id)
-{
+void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id) {
     uint8_t masked[8 + NF_IPV4_BYTES + NF_UDP_BYTES + NF_BTH_BYTES];
     uint8_t *ip = masked + 8, *udp = ip + NF_IPV4_BYTES, *bth = udp + NF_UDP_BYTES;
     memset(masked, 0xff, sizeof masked);
@@ -30,5 +29,5 @@ void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id
     bth[4] = 0xff;
     uint32_t crc = ss_crc32(0, masked, sizeof masked);
     crc = ss_crc32(crc, packet + NF_BTH_BYTES, n - NF_BTH_BYTES - NF_ICRC_BYTES);
-    memcpy(packet + n - NF_ICRC_BYTES, &crc, 4);                /* as it is: roce.h refuses big-endian machines */
+    memcpy(packet + n - NF_ICRC_BYTES, &crc, 4); /* as it is: roce.h refuses big-endian machines */
 }

@@ -10,7 +10,7 @@
 uint32_t nf_crc32(uint32_t crc, const uint8_t *bytes, size_t n);
 
 /* Writes the ICRC, the last of `n` bytes of UDP payload, where headers and payload stand.  `id` is the IPv4 ID that the
- * kernel will write: an unconnected UDP socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends DF and ID 0, and 0, 1, 2, ...
- * in the segments of one super-packet (UDP_SEGMENT). */
+ * kernel will write: an unconnected UDP socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends DF and ID 0, and 0, 1, 2,
+ * ... in the segments of one super-packet (UDP_SEGMENT). */
 void nf_write_icrc(uint8_t *packet, size_t n, const nf_route *route, uint16_t id);
 #endif

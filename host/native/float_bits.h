@@ -8,18 +8,16 @@
 #include <string.h>
 
 #define NF_FLOAT_SIGN 0x80000000u
-#define NF_FLOAT_INFINITY 0x7f800000u  /* magnitudes above it are NaN */
+#define NF_FLOAT_INFINITY 0x7f800000u /* magnitudes above it are NaN */
 #define NF_FLOAT_QUIET_NAN 0x7fc00000u
 
-static inline uint32_t nf_bits_of(float x)
-{
+static inline uint32_t nf_bits_of(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     return u;
 }
 
-static inline float nf_float_of(uint32_t u)
-{
+static inline float nf_float_of(uint32_t u) {
     float x;
     memcpy(&x, &u, sizeof x);
     return x;

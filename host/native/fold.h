@@ -8,11 +8,11 @@
  *   each tree:  agreement    [signature, tree 0 only] scales of blocks 0..255 | of blocks 256..511 | ...
  *               data         piece 0 | piece 1 | ...        leaves once the scales of its blocks are agreed on
  *
- * Blocks are 256 elements of a sum of floats; what they agree on is in quantise.h (an exponent) and narrow.h (the largest
- * magnitude).  Integers, maxima and minima have none: their first packets leave at once.
+ * Blocks are 256 elements of a sum of floats; what they agree on is in quantise.h (an exponent) and narrow.h (the
+ * largest magnitude).  Integers, maxima and minima have none: their first packets leave at once.
  *
- * The agreement stream runs a few packets ahead, so that scales are there when the window reaches their blocks.  Packets
- * are made from the tensor when they first leave, and kept (history.h) for when they must leave again.
+ * The agreement stream runs a few packets ahead, so that scales are there when the window reaches their blocks.
+ * Packets are made from the tensor when they first leave, and kept (history.h) for when they must leave again.
  *
  * The signature: every operation starts with one packet of pairs (v, 2^31 - 1 - v) for what all ranks must agree on.
  * After the MAX fold a pair's two halves tell every rank the largest and the smallest v of all ranks.
@@ -23,61 +23,68 @@
 #include "stream.h"
 
 #define NF_MAX_TREES 64
-#define NF_RUN_PACKETS 60              /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
+#define NF_RUN_PACKETS 60 /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
 
 typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1 } nf_dtype;
 /* NF_AVERAGE is a sum whose results are divided; NF_SATURATED is of int32. */
 typedef enum { NF_SUM = 0, NF_AVERAGE = 1, NF_SATURATED = 2, NF_MAX = 3, NF_MIN = 4 } nf_reduction;
 typedef enum { NF_AGREEMENT_STREAM = 0, NF_DATA_STREAM = 1 } nf_kind;
 
-typedef struct {                       /* wire.jobs.Stream */
-    uint32_t peer;                     /* IPv4 address, host byte order */
+typedef struct {   /* wire.jobs.Stream */
+    uint32_t peer; /* IPv4 address, host byte order */
     uint32_t peer_qp, qp, source_port, psn, window, slots;
 } nf_stream_plan;
 
-typedef struct {                       /* wire.jobs.Tree */
+typedef struct { /* wire.jobs.Tree */
     double weight;
-    nf_stream_plan streams[2];         /* by nf_kind */
+    nf_stream_plan streams[2]; /* by nf_kind */
 } nf_tree_plan;
 
-typedef enum {                         /* what the signature holds, and what can be wrong */
-    NF_FIELD_NUMBER, NF_FIELD_DTYPE, NF_FIELD_REDUCTION, NF_FIELD_LANE_BITS, NF_FIELD_COUNT_LOW, NF_FIELD_COUNT_HIGH,
-    NF_FIELD_WORLD, NF_FIELD_TREES, NF_FIELDS,
+typedef enum { /* what the signature holds, and what can be wrong */
+               NF_FIELD_NUMBER,
+               NF_FIELD_DTYPE,
+               NF_FIELD_REDUCTION,
+               NF_FIELD_LANE_BITS,
+               NF_FIELD_COUNT_LOW,
+               NF_FIELD_COUNT_HIGH,
+               NF_FIELD_WORLD,
+               NF_FIELD_TREES,
+               NF_FIELDS,
 } nf_field;
 
 typedef enum { NF_OK = 0, NF_SIGNATURES_DIFFER = 1, NF_HEADERS_DIFFER = 2 } nf_error;
 
-typedef struct {                       /* what is to be reduced, and how */
+typedef struct { /* what is to be reduced, and how */
     uint32_t number;
-    int32_t dtype, reduction;          /* nf_dtype, nf_reduction */
-    uint32_t lane_bits;                /* 32; or 16 or 8 for sums and averages of float32 */
-    uint32_t stochastic;               /* narrow lanes are rounded stochastically, by a generator of this key */
+    int32_t dtype, reduction; /* nf_dtype, nf_reduction */
+    uint32_t lane_bits;       /* 32; or 16 or 8 for sums and averages of float32 */
+    uint32_t stochastic;      /* narrow lanes are rounded stochastically, by a generator of this key */
     uint32_t key;
-    float divisor;                     /* of results of float32 */
-    uint64_t count;                    /* elements */
-    const void *source;                /* untouched until the end, unless it is `out` */
+    float divisor;      /* of results of float32 */
+    uint64_t count;     /* elements */
+    const void *source; /* untouched until the end, unless it is `out` */
     void *out;
-    float *residual;                   /* error feedback of narrow lanes: `count` of them, or NULL */
+    float *residual; /* error feedback of narrow lanes: `count` of them, or NULL */
 } nf_operation;
 
-typedef struct {                       /* why an operation failed */
-    int32_t error;                     /* nf_error */
+typedef struct {   /* why an operation failed */
+    int32_t error; /* nf_error */
     uint32_t tree, kind;
-    uint32_t low[NF_FIELDS], high[NF_FIELDS];           /* NF_SIGNATURES_DIFFER: smallest and largest of all ranks */
-    uint32_t psn, expected_opcode, got_opcode, expected_length, got_length;         /* NF_HEADERS_DIFFER */
+    uint32_t low[NF_FIELDS], high[NF_FIELDS]; /* NF_SIGNATURES_DIFFER: smallest and largest of all ranks */
+    uint32_t psn, expected_opcode, got_opcode, expected_length, got_length; /* NF_HEADERS_DIFFER */
     uint64_t expected_address, got_address;
 } nf_failure;
 
-typedef struct {                       /* where a stream stands, for messages and statistics */
-    uint64_t sent_ahead, results, packets;              /* of this operation */
+typedef struct {                           /* where a stream stands, for messages and statistics */
+    uint64_t sent_ahead, results, packets; /* of this operation */
     uint64_t una_psn, window;
     int64_t rto, srtt;
     nf_counters counters;
 } nf_standing;
 
-typedef struct {                       /* a run of packets for one destination, in one super-packet */
+typedef struct { /* a run of packets for one destination, in one super-packet */
     const uint8_t *bytes;
-    uint32_t length, segment;          /* every packet but the last has `segment` bytes */
+    uint32_t length, segment; /* every packet but the last has `segment` bytes */
     uint32_t packets;
     nf_route route;
     /* which they are, for nf_fold_unsent */
@@ -87,8 +94,8 @@ typedef struct {                       /* a run of packets for one destination, 
 
 typedef struct nf_fold nf_fold;
 
-/* path_mtu: 1024 or 4096.  max_run: packets in a super-packet, 1 where the kernel has no UDP_SEGMENT.  NULL with *why set
- * where memory is short or a number is out of range. */
+/* path_mtu: 1024 or 4096.  max_run: packets in a super-packet, 1 where the kernel has no UDP_SEGMENT.  NULL with *why
+ * set where memory is short or a number is out of range. */
 nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *trees,
                       uint32_t max_run, const char **why);
 void nf_fold_close(nf_fold *);
@@ -101,11 +108,11 @@ bool nf_fold_messages(nf_fold *, uint32_t packets, uint32_t credits);
  * be. */
 bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **why);
 
-/* The switches have lost what they held, or others fold from now on: these are the streams, and each one's `psn` is where
- * all ranks begin again.  Nothing may have been sent or received since nf_fold_missing told where this rank was.  False
- * with *why set where that is not to be had. */
+/* The switches have lost what they held, or others fold from now on: these are the streams, and each one's `psn` is
+ * where all ranks begin again.  Nothing may have been sent or received since nf_fold_missing told where this rank
+ * was.  False with *why set where that is not to be had. */
 bool nf_fold_resume(nf_fold *, const nf_tree_plan *trees, int64_t now, const char **why);
-uint32_t nf_fold_missing(const nf_fold *, uint32_t tree, nf_kind);     /* PSN of the lowest packet without a result */
+uint32_t nf_fold_missing(const nf_fold *, uint32_t tree, nf_kind); /* PSN of the lowest packet without a result */
 
 /* The next run to send now, in a buffer that stays until the next call; false: none. */
 bool nf_fold_send(nf_fold *, int64_t now, nf_run *);
@@ -114,19 +121,20 @@ void nf_fold_unsent(nf_fold *, const nf_run *, uint32_t from);
 /* Single packets from now on: the kernel refuses super-packets on this path. */
 void nf_fold_no_runs(nf_fold *);
 
-/* UDP payloads that came in: `n` bytes cut every `segment` bytes.  marked: the IP header said congestion experienced. */
+/* UDP payloads that came in: `n` bytes cut every `segment` bytes.  marked: the IP header said congestion
+ * experienced. */
 void nf_fold_receive(nf_fold *, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now);
 
 /* Retransmission timers. */
 void nf_fold_tick(nf_fold *, int64_t now);
-int64_t nf_fold_deadline(const nf_fold *);      /* when to tick; NF_NEVER: nothing to wait for */
+int64_t nf_fold_deadline(const nf_fold *); /* when to tick; NF_NEVER: nothing to wait for */
 
 bool nf_fold_finished(const nf_fold *);
 const nf_failure *nf_fold_failure(const nf_fold *);
-int64_t nf_fold_progress(const nf_fold *);      /* when the last new result came, or the operation began */
-uint64_t nf_fold_foreign(const nf_fold *);      /* packets that belong to none of our streams */
-uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);      /* of this operation, in this tree's stripe */
-uint64_t nf_fold_retransmitted(const nf_fold *);        /* packets, on all streams, since it was opened */
-uint64_t nf_fold_saturated(const nf_fold *);    /* results of NF_SATURATED so far that stand at an end */
+int64_t nf_fold_progress(const nf_fold *);                 /* when the last new result came, or the operation began */
+uint64_t nf_fold_foreign(const nf_fold *);                 /* packets that belong to none of our streams */
+uint64_t nf_fold_elements(const nf_fold *, uint32_t tree); /* of this operation, in this tree's stripe */
+uint64_t nf_fold_retransmitted(const nf_fold *);           /* packets, on all streams, since it was opened */
+uint64_t nf_fold_saturated(const nf_fold *);               /* results of NF_SATURATED so far that stand at an end */
 void nf_fold_standing(const nf_fold *, uint32_t tree, nf_kind, nf_standing *);
 #endif

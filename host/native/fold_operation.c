@@ -3,10 +3,9 @@
 
 #include <stdlib.h>
 
-/* ---- opening and starting ------------------------------------------------------------------------------------------ */
+/* ---- opening and starting ---------------------------------------------------------------------------------------- */
 nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *plans,
-                      uint32_t max_run, const char **why)
-{
+                      uint32_t max_run, const char **why) {
     *why = "out of memory";
     if (world < 1 || world > 1023 || n_trees < 1 || n_trees > NF_MAX_TREES || max_run < 1 ||
         (path_mtu != 1024 && path_mtu != NF_MAX_PATH_MTU)) {
@@ -14,8 +13,7 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
         return NULL;
     }
     nf_fold *f = calloc(1, sizeof *f);
-    if (!f || !(f->trees = calloc(n_trees, sizeof *f->trees)))
-        goto fail;
+    if (!f || !(f->trees = calloc(n_trees, sizeof *f->trees))) goto fail;
     f->address = address;
     f->world = world;
     f->path_mtu = path_mtu;
@@ -52,10 +50,8 @@ fail:
     return NULL;
 }
 
-void nf_fold_close(nf_fold *f)
-{
-    if (!f)
-        return;
+void nf_fold_close(nf_fold *f) {
+    if (!f) return;
     for (uint32_t t = 0; f->trees && t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++) {
             nf_stream_close(&f->trees[t].channels[kind].stream);
@@ -67,11 +63,9 @@ void nf_fold_close(nf_fold *f)
 }
 
 /* Cuts the pieces into stripes.  Borders are rounded cumulative shares: every rank finds the same ones. */
-static void stripe(nf_fold *f, uint64_t pieces)
-{
+static void stripe(nf_fold *f, uint64_t pieces) {
     double total = 0, sum = 0;
-    for (uint32_t t = 0; t < f->n_trees; t++)
-        total += f->trees[t].weight;
+    for (uint32_t t = 0; t < f->n_trees; t++) total += f->trees[t].weight;
     uint64_t border = 0;
     for (uint32_t t = 0; t < f->n_trees; t++) {
         nf_tree *tr = &f->trees[t];
@@ -84,33 +78,28 @@ static void stripe(nf_fold *f, uint64_t pieces)
     }
 }
 
-static const char *refusal(const nf_fold *f, const nf_operation *op)
-{
+static const char *refusal(const nf_fold *f, const nf_operation *op) {
     bool adds = op->reduction == NF_SUM || op->reduction == NF_AVERAGE;
-    if (op->lane_bits != 32 && op->lane_bits != 16 && op->lane_bits != 8)
-        return "expected lanes of 32, 16 or 8 bits";
+    if (op->lane_bits != 32 && op->lane_bits != 16 && op->lane_bits != 8) return "expected lanes of 32, 16 or 8 bits";
     if (op->lane_bits != 32 && (op->dtype != NF_FLOAT32 || !adds))
         return "narrow lanes are for sums and averages of float32";
     if (op->lane_bits != 32 && nf_levels(f->world, op->lane_bits) == 0)
         return "8-bit lanes hold the sum of 127 ranks at most: use 16 bits";
-    if (op->residual && op->lane_bits == 32)
-        return "error feedback is for narrow lanes";
-    if (op->reduction == NF_SATURATED && op->dtype != NF_INT32)
-        return "saturating sums are of int32";
+    if (op->residual && op->lane_bits == 32) return "error feedback is for narrow lanes";
+    if (op->reduction == NF_SATURATED && op->dtype != NF_INT32) return "saturating sums are of int32";
     return NULL;
 }
 
-static uint32_t lanes_of(const nf_operation *op)
-{
+static uint32_t lanes_of(const nf_operation *op) {
     switch (op->reduction) {
     case NF_SATURATED: return NF_SAT32;
-    case NF_MAX: case NF_MIN: return NF_MAX32;
+    case NF_MAX:
+    case NF_MIN: return NF_MAX32;
     default: return op->lane_bits == 32 ? NF_SUM32 : op->lane_bits == 16 ? NF_SUM16 : NF_SUM8;
     }
 }
 
-static void sign(nf_fold *f)
-{
+static void sign(nf_fold *f) {
     const nf_operation *op = &f->op;
     f->signature[NF_FIELD_NUMBER] = op->number & NF_FIELD_TOP;
     f->signature[NF_FIELD_DTYPE] = (uint32_t)op->dtype;
@@ -122,29 +111,28 @@ static void sign(nf_fold *f)
     f->signature[NF_FIELD_TREES] = f->n_trees;
 }
 
-bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char **why)
-{
-    if ((*why = refusal(f, op)))
-        return false;
+bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char **why) {
+    if ((*why = refusal(f, op))) return false;
     uint32_t piece = f->path_mtu * 8 / op->lane_bits;
     uint64_t pieces = (op->count + piece - 1) / piece, blocks = pieces * piece / NF_BLOCK;
     bool scaled = op->dtype == NF_FLOAT32 && (op->reduction == NF_SUM || op->reduction == NF_AVERAGE);
     if (scaled && blocks > f->scales_room) {
         uint32_t *more = realloc(f->scales, blocks * sizeof *more);
         *why = "out of memory for the blocks' scales";
-        if (!more)
-            return false;
+        if (!more) return false;
         f->scales = more;
         f->scales_room = blocks;
     }
     f->op = *op;
     f->piece = piece;
     f->scaled = scaled;
-    f->narrowing = (nf_narrowing){ .bits = op->lane_bits, .levels = nf_levels(f->world, op->lane_bits),
-                                   .stochastic = op->stochastic, .key = op->key };
+    f->narrowing = (nf_narrowing){.bits = op->lane_bits,
+                                  .levels = nf_levels(f->world, op->lane_bits),
+                                  .stochastic = op->stochastic,
+                                  .key = op->key};
     f->saturated = 0;
     f->progress = now;
-    f->failure = (nf_failure){ .error = NF_OK };
+    f->failure = (nf_failure){.error = NF_OK};
     sign(f);
     stripe(f, pieces);
     for (uint32_t t = 0; t < f->n_trees; t++) {
@@ -165,28 +153,24 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
     return true;
 }
 
-/* ---- trees planned anew -------------------------------------------------------------------------------------------- */
-uint32_t nf_fold_missing(const nf_fold *f, uint32_t t, nf_kind kind)
-{
+/* ---- trees planned anew ------------------------------------------------------------------------------------------ */
+uint32_t nf_fold_missing(const nf_fold *f, uint32_t t, nf_kind kind) {
     const nf_channel *c = &f->trees[t].channels[kind];
     return nf_stream_psn(&c->stream, c->history.una);
 }
 
 /* How many packets before the lowest one without a result all ranks begin: not more than are kept. */
-static bool rewind_of(const nf_channel *c, const nf_stream_plan *plan, uint64_t *back)
-{
+static bool rewind_of(const nf_channel *c, const nf_stream_plan *plan, uint64_t *back) {
     *back = (nf_stream_psn(&c->stream, c->history.una) - plan->psn) & NF_PSN_MASK;
     return *back <= c->history.una && c->history.next - (c->history.una - *back) <= c->history.size;
 }
 
-bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const char **why)
-{
+bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const char **why) {
     uint64_t back;
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++) {
             *why = "the first PSN is none that this rank still has";
-            if (!rewind_of(&f->trees[t].channels[kind], &plans[t].streams[kind], &back))
-                return false;
+            if (!rewind_of(&f->trees[t].channels[kind], &plans[t].streams[kind], &back)) return false;
         }
     *why = "out of memory";
     for (uint32_t t = 0; t < f->n_trees; t++)
@@ -202,25 +186,20 @@ bool nf_fold_resume(nf_fold *f, const nf_tree_plan *plans, int64_t now, const ch
     return true;
 }
 
-bool nf_fold_messages(nf_fold *f, uint32_t packets, uint32_t credits)
-{
-    if (packets < 1 || packets > NF_MESSAGE_PACKETS)
-        return false;
+bool nf_fold_messages(nf_fold *f, uint32_t packets, uint32_t credits) {
+    if (packets < 1 || packets > NF_MESSAGE_PACKETS) return false;
     f->message = packets;
     f->credits = credits;
     return true;
 }
 
-/* ---- time and state ------------------------------------------------------------------------------------------------ */
-void nf_fold_tick(nf_fold *f, int64_t now)
-{
+/* ---- time and state ---------------------------------------------------------------------------------------------- */
+void nf_fold_tick(nf_fold *f, int64_t now) {
     for (uint32_t t = 0; t < f->n_trees; t++)
-        for (int kind = 0; kind < 2; kind++)
-            nf_stream_tick(&f->trees[t].channels[kind].stream, now);
+        for (int kind = 0; kind < 2; kind++) nf_stream_tick(&f->trees[t].channels[kind].stream, now);
 }
 
-int64_t nf_fold_deadline(const nf_fold *f)
-{
+int64_t nf_fold_deadline(const nf_fold *f) {
     int64_t first = NF_NEVER;
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
@@ -229,13 +208,11 @@ int64_t nf_fold_deadline(const nf_fold *f)
     return first;
 }
 
-bool nf_fold_finished(const nf_fold *f)
-{
+bool nf_fold_finished(const nf_fold *f) {
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++) {
             const nf_channel *c = &f->trees[t].channels[kind];
-            if (c->stream.una != c->base + c->packets)
-                return false;
+            if (c->stream.una != c->base + c->packets) return false;
         }
     return true;
 }
@@ -246,26 +223,26 @@ uint64_t nf_fold_foreign(const nf_fold *f) { return f->foreign; }
 
 uint64_t nf_fold_saturated(const nf_fold *f) { return f->saturated; }
 
-uint64_t nf_fold_elements(const nf_fold *f, uint32_t t)
-{
+uint64_t nf_fold_elements(const nf_fold *f, uint32_t t) {
     uint64_t first = f->trees[t].first * f->piece, end = first + f->trees[t].pieces * f->piece;
     return (end < f->op.count ? end : f->op.count) - (first < f->op.count ? first : f->op.count);
 }
 
-uint64_t nf_fold_retransmitted(const nf_fold *f)
-{
+uint64_t nf_fold_retransmitted(const nf_fold *f) {
     uint64_t sum = 0;
     for (uint32_t t = 0; t < f->n_trees; t++)
-        for (int kind = 0; kind < 2; kind++)
-            sum += f->trees[t].channels[kind].stream.counters.retransmitted;
+        for (int kind = 0; kind < 2; kind++) sum += f->trees[t].channels[kind].stream.counters.retransmitted;
     return sum;
 }
 
-void nf_fold_standing(const nf_fold *f, uint32_t t, nf_kind kind, nf_standing *standing)
-{
+void nf_fold_standing(const nf_fold *f, uint32_t t, nf_kind kind, nf_standing *standing) {
     const nf_channel *c = &f->trees[t].channels[kind];
-    *standing = (nf_standing){ .sent_ahead = c->history.next - c->base, .results = c->history.una - c->base,
-                               .packets = c->packets, .una_psn = nf_stream_psn(&c->stream, c->stream.una),
-                               .window = c->stream.window, .rto = c->stream.timer.rto, .srtt = c->stream.rtt.srtt,
-                               .counters = c->stream.counters };
+    *standing = (nf_standing){.sent_ahead = c->history.next - c->base,
+                              .results = c->history.una - c->base,
+                              .packets = c->packets,
+                              .una_psn = nf_stream_psn(&c->stream, c->stream.una),
+                              .window = c->stream.window,
+                              .rto = c->stream.timer.rto,
+                              .srtt = c->stream.rtt.srtt,
+                              .counters = c->stream.counters};
 }

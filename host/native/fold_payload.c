@@ -2,8 +2,7 @@
 #include "fold_payload.h"
 
 /* Elements of a run of `most` from `first` on that are in the tensor: fewer at its end, none beyond. */
-static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most)
-{
+static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most) {
     uint64_t left = f->op.count > first ? f->op.count - first : 0;
     return left < most ? (size_t)left : most;
 }
@@ -11,9 +10,8 @@ static size_t elements_from(const nf_fold *f, uint64_t first, uint32_t most)
 /* Where a block's elements are in the packet with its piece. */
 static uint8_t *block_in(const nf_fold *f, uint8_t *payload, uint32_t at) { return payload + at * f->op.lane_bits / 8; }
 
-/* ---- out ----------------------------------------------------------------------------------------------------------- */
-static void write_signature(const nf_fold *f, uint8_t *payload)
-{
+/* ---- out --------------------------------------------------------------------------------------------------------- */
+static void write_signature(const nf_fold *f, uint8_t *payload) {
     memset(payload, 0, f->path_mtu);
     for (int i = 0; i < NF_FIELDS; i++) {
         nf_put32(payload + 8 * i, f->signature[i]);
@@ -21,18 +19,15 @@ static void write_signature(const nf_fold *f, uint8_t *payload)
     }
 }
 
-static uint32_t own_scale(const nf_fold *f, uint64_t block)
-{
+static uint32_t own_scale(const nf_fold *f, uint64_t block) {
     uint64_t first = block * NF_BLOCK;
     size_t n = elements_from(f, first, NF_BLOCK);
     const float *x = (const float *)f->op.source + first;
-    if (f->op.lane_bits == 32)
-        return nf_block_exponent(x, n);
+    if (f->op.lane_bits == 32) return nf_block_exponent(x, n);
     return nf_block_top(x, f->op.residual ? f->op.residual + first : NULL, n);
 }
 
-static void write_scales(const nf_fold *f, const nf_tree *tr, uint64_t chunk, uint8_t *payload)
-{
+static void write_scales(const nf_fold *f, const nf_tree *tr, uint64_t chunk, uint8_t *payload) {
     uint64_t first = chunk * f->entries, blocks = nf_blocks_of(f, tr);
     uint64_t n = blocks - first < f->entries ? blocks - first : f->entries;
     memset(payload + 4 * n, 0, f->path_mtu - 4 * n);
@@ -41,8 +36,7 @@ static void write_scales(const nf_fold *f, const nf_tree *tr, uint64_t chunk, ui
 }
 
 /* Elements `first` to `first + n` of a sum of floats, block by block. */
-static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *payload)
-{
+static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *payload) {
     const float *source = f->op.source;
     for (uint32_t at = 0; at < n; at += NF_BLOCK) {
         size_t some = n - at < NF_BLOCK ? n - at : NF_BLOCK;
@@ -56,8 +50,7 @@ static void write_blocks(const nf_fold *f, uint64_t first, size_t n, uint8_t *pa
     }
 }
 
-void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t *payload)
-{
+void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {
         if (i < tr->signature)
@@ -75,13 +68,11 @@ void nf_payload_write(const nf_fold *f, const nf_channel *c, uint64_t i, uint8_t
         nf_to_lanes((const int32_t *)f->op.source + first, n, least, payload);
     else
         nf_to_order((const float *)f->op.source + first, n, least, payload);
-    if (n < f->piece)
-        memset(payload + n * f->op.lane_bits / 8, 0, (f->piece - n) * f->op.lane_bits / 8);
+    if (n < f->piece) memset(payload + n * f->op.lane_bits / 8, 0, (f->piece - n) * f->op.lane_bits / 8);
 }
 
-/* ---- in ------------------------------------------------------------------------------------------------------------ */
-bool nf_payload_signatures(nf_fold *f, const uint8_t *payload)
-{
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
+bool nf_payload_signatures(nf_fold *f, const uint8_t *payload) {
     bool agree = true;
     for (int i = 0; i < NF_FIELDS; i++) {
         f->failure.high[i] = nf_get32(payload + 8 * i);
@@ -91,19 +82,17 @@ bool nf_payload_signatures(nf_fold *f, const uint8_t *payload)
     return agree;
 }
 
-static void read_scales(nf_fold *f, const nf_tree *tr, uint64_t chunk, const uint8_t *payload)
-{
+static void read_scales(nf_fold *f, const nf_tree *tr, uint64_t chunk, const uint8_t *payload) {
     uint64_t first = chunk * f->entries, blocks = nf_blocks_of(f, tr);
     uint32_t *scales = f->scales + tr->first * f->piece / NF_BLOCK;
-    uint32_t most = f->op.lane_bits == 32 ? NF_SPECIAL : NF_FIELD_TOP;  /* whatever a broken rank may have sent */
+    uint32_t most = f->op.lane_bits == 32 ? NF_SPECIAL : NF_FIELD_TOP; /* whatever a broken rank may have sent */
     for (uint64_t k = 0; k < f->entries && first + k < blocks; k++) {
         uint32_t lane = nf_get32(payload + 4 * k);
         scales[first + k] = lane < most ? lane : most;
     }
 }
 
-static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload)
-{
+static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *payload) {
     for (uint32_t at = 0; at < n; at += NF_BLOCK) {
         size_t some = n - at < NF_BLOCK ? n - at : NF_BLOCK;
         const uint8_t *wire = block_in(f, (uint8_t *)payload, at);
@@ -113,19 +102,17 @@ static void read_blocks(nf_fold *f, uint64_t first, size_t n, const uint8_t *pay
             nf_dequantise(wire, some, scale, f->headroom, f->op.divisor, out);
             continue;
         }
-        if (f->op.residual)                                     /* now: never again will this be sent */
+        if (f->op.residual) /* now: never again will this be sent */
             nf_narrow_residual(&f->narrowing, (const float *)f->op.source + first + at, f->op.residual + first + at,
                                some, scale, first + at);
         nf_widen(&f->narrowing, wire, some, scale, f->op.divisor, out);
     }
 }
 
-void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t *payload)
-{
+void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t *payload) {
     const nf_tree *tr = &f->trees[c->tree];
     if (c->kind == NF_AGREEMENT_STREAM) {
-        if (i >= tr->signature)
-            read_scales(f, tr, i - tr->signature, payload);
+        if (i >= tr->signature) read_scales(f, tr, i - tr->signature, payload);
         return;
     }
     uint64_t first = (tr->first + i) * f->piece;
@@ -136,8 +123,7 @@ void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t 
     } else if (f->op.dtype == NF_INT32) {
         int32_t *out = (int32_t *)f->op.out + first;
         nf_from_lanes(payload, n, least, out);
-        if (f->op.reduction == NF_SATURATED)
-            f->saturated += nf_ends(out, n);
+        if (f->op.reduction == NF_SATURATED) f->saturated += nf_ends(out, n);
     } else {
         nf_from_order(payload, n, least, (float *)f->op.out + first);
     }

@@ -2,8 +2,7 @@
 #include "fold_payload.h"
 #include "fold_state.h"
 
-static nf_channel *channel_of(nf_fold *f, uint32_t qp)
-{
+static nf_channel *channel_of(nf_fold *f, uint32_t qp) {
     for (uint32_t t = 0; t < f->n_trees; t++)
         for (int kind = 0; kind < 2; kind++)
             if (f->trees[t].channels[kind].plan.qp == (qp & ~((1u << NF_OPERATION_BITS) - 1)))
@@ -12,11 +11,9 @@ static nf_channel *channel_of(nf_fold *f, uint32_t qp)
 }
 
 /* Every rank sends the same headers for the same PSN, and the switches keep them: others mean that ranks disagree. */
-static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const nf_header *got)
-{
+static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const nf_header *got) {
     nf_header own = nf_history_at(&c->history, seq)->header;
-    if (own.opcode == got->opcode && own.address == got->address && own.length == got->length)
-        return true;
+    if (own.opcode == got->opcode && own.address == got->address && own.length == got->length) return true;
     f->failure.psn = got->psn;
     f->failure.expected_opcode = own.opcode;
     f->failure.got_opcode = got->opcode;
@@ -27,8 +24,7 @@ static bool headers_agree(nf_fold *f, const nf_channel *c, uint64_t seq, const n
     return false;
 }
 
-static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool marked, int64_t now)
-{
+static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool marked, int64_t now) {
     nf_header h;
     uint64_t seq;
     const uint8_t *payload = nf_read_header(packet, n, f->path_mtu, &h);
@@ -37,14 +33,13 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
         f->foreign++;
         return;
     }
-    if (!nf_stream_find(&c->stream, h.psn, &seq))
-        return;
+    if (!nf_stream_find(&c->stream, h.psn, &seq)) return;
     const nf_contribution *sent = nf_history_at(&c->history, seq);
     if (h.dest_qp != c->plan.qp + sent->header.dest_qp) {
         f->foreign++;
         return;
     }
-    if (sent->answered) {                                       /* by the trees before: the same bits */
+    if (sent->answered) { /* by the trees before: the same bits */
         nf_stream_result(&c->stream, seq, marked, now);
         return;
     }
@@ -66,11 +61,9 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
     f->progress = now;
 }
 
-void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now)
-{
+void nf_fold_receive(nf_fold *f, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now) {
     for (size_t done = 0; done < n && f->failure.error == NF_OK; done += segment)
         receive_packet(f, bytes + done, n - done < segment ? n - done : segment, marked, now);
     for (uint32_t t = 0; t < f->n_trees; t++)
-        for (int kind = 0; kind < 2; kind++)
-            nf_stream_end_batch(&f->trees[t].channels[kind].stream, now);
+        for (int kind = 0; kind < 2; kind++) nf_stream_end_batch(&f->trees[t].channels[kind].stream, now);
 }

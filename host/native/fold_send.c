@@ -3,14 +3,15 @@
 #include "fold_payload.h"
 #include "fold_state.h"
 
-static nf_header header_of(const nf_fold *f, const nf_channel *c, uint64_t i)
-{
+static nf_header header_of(const nf_fold *f, const nf_channel *c, uint64_t i) {
     uint64_t place = i % f->message, message = i - place;
     uint64_t length = c->packets - message < f->message ? c->packets - message : f->message;
     bool first = place == 0, last = place + 1 == length;
-    nf_header h = { .opcode = first && last ? NF_WRITE_ONLY : first ? NF_WRITE_FIRST : last ? NF_WRITE_LAST
-                                                                                          : NF_WRITE_MIDDLE,
-                    .dest_qp = c->lanes };                      /* peer and PSN are the stream's, when it leaves */
+    nf_header h = {.opcode = first && last ? NF_WRITE_ONLY
+                             : first       ? NF_WRITE_FIRST
+                             : last        ? NF_WRITE_LAST
+                                           : NF_WRITE_MIDDLE,
+                   .dest_qp = c->lanes}; /* peer and PSN are the stream's, when it leaves */
     if (first) {
         h.address = (uint64_t)f->op.number << 32 | (uint32_t)(message * f->path_mtu);
         h.length = (uint32_t)(length * f->path_mtu);
@@ -19,12 +20,11 @@ static nf_header header_of(const nf_fold *f, const nf_channel *c, uint64_t i)
 }
 
 /* Sequence number below which packets may leave, as far as their contents are known. */
-static uint64_t limit_of(const nf_fold *f, nf_channel *c)
-{
+static uint64_t limit_of(const nf_fold *f, nf_channel *c) {
     const nf_tree *tr = &f->trees[c->tree];
     const nf_channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
     uint64_t ready = c->packets;
-    uint64_t each = (uint64_t)f->entries * NF_BLOCK / f->piece;         /* packets that one packet of scales serves */
+    uint64_t each = (uint64_t)f->entries * NF_BLOCK / f->piece; /* packets that one packet of scales serves */
     if (c->kind == NF_DATA_STREAM && f->scaled) {
         uint64_t known = agreement->history.una - agreement->base;
         known = known > tr->signature ? (known - tr->signature) * each : 0;
@@ -45,37 +45,34 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c)
 }
 
 /* How many packets of a channel should leave in one run now; 0: wait. */
-static uint64_t worth_sending(const nf_fold *f, nf_channel *c)
-{
+static uint64_t worth_sending(const nf_fold *f, nf_channel *c) {
     uint64_t limit = limit_of(f, c), n = nf_stream_sendable(&c->stream, limit);
     uint64_t quantum = c->stream.window / 4 < f->max_run ? c->stream.window / 4 : f->max_run;
     bool all = n >= limit - c->stream.next + c->stream.n_lost;
     bool idle = c->stream.una == c->stream.next;
     /* A nearly closed window opens packet by packet; results then come one by one, and so on.  Gather a few. */
-    if (n < quantum && !all && !idle && c->stream.n_lost == 0)
-        return 0;
+    if (n < quantum && !all && !idle && c->stream.n_lost == 0) return 0;
     return n;
 }
 
-static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run)
-{
-    if (worth_sending(f, c) == 0)
-        return false;
+static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
+    if (worth_sending(f, c) == 0) return false;
     uint64_t limit = limit_of(f, c);
-    *run = (nf_run){ .bytes = f->run, .tree = c->tree, .kind = c->kind,
-                     .route = { f->address, c->plan.peer, (uint16_t)c->plan.source_port } };
+    *run = (nf_run){.bytes = f->run,
+                    .tree = c->tree,
+                    .kind = c->kind,
+                    .route = {f->address, c->plan.peer, (uint16_t)c->plan.source_port}};
     while (run->packets < f->max_run && nf_stream_sendable(&c->stream, limit)) {
         uint64_t seq = nf_stream_peek(&c->stream);
         bool before = seq < c->history.next;
         nf_header h = before ? nf_history_at(&c->history, seq)->header : header_of(f, c, seq - c->base);
         size_t bytes = nf_packet_bytes(h.opcode, f->path_mtu);
-        if (run->packets && bytes > run->segment)
-            break;                                              /* only the last packet may differ, and be shorter */
+        if (run->packets && bytes > run->segment) break; /* only the last packet may differ, and be shorter */
         uint8_t *packet = f->run + run->length, *payload = nf_history_payload(&c->history, seq);
         if (!before)
             nf_payload_write(f, c, seq - c->base, nf_history_add(&c->history, &h));
         else if (c->stream.n_lost == 0)
-            c->stream.counters.retransmitted++;                 /* it left before the trees were planned anew */
+            c->stream.counters.retransmitted++; /* it left before the trees were planned anew */
         h.dest_qp += c->plan.peer_qp;
         h.psn = nf_stream_psn(&c->stream, seq);
         memcpy(nf_write_header(packet, &h), payload, f->path_mtu);
@@ -91,11 +88,9 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run)
     return true;
 }
 
-bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run)
-{
-    for (uint32_t t = 0; t < f->n_trees; t++)                   /* exponents first: data waits for them */
-        if (send_channel(f, &f->trees[t].channels[NF_AGREEMENT_STREAM], now, run))
-            return true;
+bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run) {
+    for (uint32_t t = 0; t < f->n_trees; t++) /* exponents first: data waits for them */
+        if (send_channel(f, &f->trees[t].channels[NF_AGREEMENT_STREAM], now, run)) return true;
     for (uint32_t i = 0; i < f->n_trees; i++) {
         uint32_t t = (f->turn + i) % f->n_trees;
         if (send_channel(f, &f->trees[t].channels[NF_DATA_STREAM], now, run)) {
@@ -106,8 +101,7 @@ bool nf_fold_send(nf_fold *f, int64_t now, nf_run *run)
     return false;
 }
 
-void nf_fold_unsent(nf_fold *f, const nf_run *run, uint32_t from)
-{
+void nf_fold_unsent(nf_fold *f, const nf_run *run, uint32_t from) {
     for (uint32_t i = from; i < run->packets; i++)
         nf_stream_unsent(&f->trees[run->tree].channels[run->kind].stream, run->seqs[i]);
 }

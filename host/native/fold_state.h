@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The state of a fold, which the parts of fold.h share: fold_operation.c begins and ends operations, fold_send.c says what
- * leaves when, fold_receive.c takes results, fold_payload.c knows what packets hold.
+ * The state of a fold, which the parts of fold.h share: fold_operation.c begins and ends operations, fold_send.c says
+ * what leaves when, fold_receive.c takes results, fold_payload.c knows what packets hold.
  */
 #ifndef NF_FOLD_STATE_H
 #define NF_FOLD_STATE_H
@@ -9,39 +9,39 @@
 #include "narrow.h"
 #include "quantise.h"
 
-#define NF_FIELD_TOP 0x7fffffffu       /* of the signature's values: MAX lanes are signed (p4src/lanes.p4) */
-#define NF_UDP_MOST 65507              /* bytes of UDP payload in one super-packet */
+#define NF_FIELD_TOP 0x7fffffffu /* of the signature's values: MAX lanes are signed (p4src/lanes.p4) */
+#define NF_UDP_MOST 65507        /* bytes of UDP payload in one super-packet */
 
-typedef struct {                       /* one stream, and its share of the operation */
+typedef struct { /* one stream, and its share of the operation */
     nf_stream stream;
     nf_stream_plan plan;
     nf_history history;
     uint32_t tree;
     nf_kind kind;
-    uint64_t base, packets;            /* sequence number of its first packet, how many there are */
-    uint32_t lanes;                    /* what the switches do with this operation's: NF_SUM32, ... */
+    uint64_t base, packets; /* sequence number of its first packet, how many there are */
+    uint32_t lanes;         /* what the switches do with this operation's: NF_SUM32, ... */
 } nf_channel;
 
 typedef struct {
     double weight;
     nf_channel channels[2];
-    uint64_t first, pieces;            /* this tree's stripe */
-    uint64_t signature;                /* 1 where the agreement starts with the signature, else 0 */
+    uint64_t first, pieces; /* this tree's stripe */
+    uint64_t signature;     /* 1 where the agreement starts with the signature, else 0 */
 } nf_tree;
 
 struct nf_fold {
     uint32_t address, world, path_mtu, n_trees, max_run;
     unsigned headroom;
     nf_tree *trees;
-    uint32_t message, credits;         /* packets of a message; messages in flight at most, 0: as the window has it */
-    uint32_t turn;                     /* which tree may send next */
+    uint32_t message, credits; /* packets of a message; messages in flight at most, 0: as the window has it */
+    uint32_t turn;             /* which tree may send next */
     /* the operation */
     nf_operation op;
-    uint32_t piece;                    /* elements of one packet */
-    uint32_t entries;                  /* scales of one packet */
-    bool scaled;                       /* blocks have scales */
-    nf_narrowing narrowing;            /* of narrow lanes */
-    uint32_t *scales;                  /* agreed ones, by block */
+    uint32_t piece;         /* elements of one packet */
+    uint32_t entries;       /* scales of one packet */
+    bool scaled;            /* blocks have scales */
+    nf_narrowing narrowing; /* of narrow lanes */
+    uint32_t *scales;       /* agreed ones, by block */
     uint64_t scales_room;
     uint64_t saturated;
     uint32_t signature[NF_FIELDS];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What one stream has sent: its last contributions, word for word, and which of them have their results.  This is the send
- * buffer.
+ * What one stream has sent: its last contributions, word for word, and which of them have their results.  This is the
+ * send buffer.
  *
  *        una                          next
  *   with results | some with, some without |  never sent
@@ -17,14 +17,14 @@
 #include "roce.h"
 
 typedef struct {
-    nf_header header;                  /* dest_qp: the operation alone; psn: not kept */
-    bool answered;                     /* its result is here */
+    nf_header header; /* dest_qp: the operation alone; psn: not kept */
+    bool answered;    /* its result is here */
 } nf_contribution;
 
 typedef struct {
-    uint32_t size;                     /* a power of two, at least two windows of any rank: the switches' slots */
-    size_t bytes;                      /* of a payload */
-    uint64_t una, next;                /* lowest sequence number without a result; lowest never sent */
+    uint32_t size;      /* a power of two, at least two windows of any rank: the switches' slots */
+    size_t bytes;       /* of a payload */
+    uint64_t una, next; /* lowest sequence number without a result; lowest never sent */
     nf_contribution *sent;
     uint8_t *payloads;
 } nf_history;
@@ -32,9 +32,10 @@ typedef struct {
 bool nf_history_open(nf_history *, uint32_t size, size_t bytes);
 void nf_history_close(nf_history *);
 
-static inline nf_contribution *nf_history_at(const nf_history *h, uint64_t seq) { return &h->sent[seq & (h->size - 1)]; }
-static inline uint8_t *nf_history_payload(const nf_history *h, uint64_t seq)
-{
+static inline nf_contribution *nf_history_at(const nf_history *h, uint64_t seq) {
+    return &h->sent[seq & (h->size - 1)];
+}
+static inline uint8_t *nf_history_payload(const nf_history *h, uint64_t seq) {
     return h->payloads + (seq & (h->size - 1)) * h->bytes;
 }
 

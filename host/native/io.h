@@ -11,7 +11,8 @@ typedef struct nf_io nf_io;
 
 typedef enum { NF_RUN_DONE = 0, NF_RUN_AGAIN = 1, NF_RUN_FAILED = 2, NF_RUN_OS_ERROR = 3 } nf_run_status;
 
-/* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.  NULL: no memory. */
+/* receiver: socket bound to (our address, 4791).  All sockets are non-blocking and stay the caller's.  NULL: no
+ * memory. */
 nf_io *nf_io_open(nf_fold *, int receiver, uint32_t n_senders, const nf_sender *);
 void nf_io_close(nf_io *);
 
@@ -24,14 +25,15 @@ void nf_io_transient_errors(const nf_io *, uint64_t *count, int32_t *error);
 
 typedef enum { NF_QUANTISE, NF_SEND, NF_RETRANSMIT, NF_RECEIVE, NF_DEQUANTISE, NF_WAIT } nf_span_kind;
 
-typedef struct {                       /* what the loop did from begin to end, CLOCK_MONOTONIC nanoseconds */
+typedef struct { /* what the loop did from begin to end, CLOCK_MONOTONIC nanoseconds */
     int64_t begin, end;
-    uint32_t kind, packets;            /* nf_span_kind; how many packets it was about */
+    uint32_t kind, packets; /* nf_span_kind; how many packets it was about */
 } nf_span;
 
 /* Writes down what the loop does, for a timeline: `spans` has `room`, and stays the caller's; NULL: no more of it. */
 void nf_io_trace(nf_io *, nf_span *spans, uint64_t room);
-/* How many spans there are since the last call; the next one is written at the start again.  *lost: those without room. */
+/* How many spans there are since the last call; the next one is written at the start again.  *lost: those without
+ * room. */
 uint64_t nf_io_traced(nf_io *, uint64_t *lost);
 
 /* How many packets came that no switch folded: contributions of other ranks, told from results by their TTL. */

@@ -3,27 +3,22 @@
 
 #include "float_bits.h"
 
-void nf_to_lanes(const int32_t *restrict x, size_t n, bool complement, uint8_t *restrict bytes)
-{
+void nf_to_lanes(const int32_t *restrict x, size_t n, bool complement, uint8_t *restrict bytes) {
     nf_lane *wire = (nf_lane *)bytes;
     uint32_t flip = complement ? ~0u : 0;
-    for (size_t i = 0; i < n; i++)
-        wire[i] = __builtin_bswap32((uint32_t)x[i] ^ flip);
+    for (size_t i = 0; i < n; i++) wire[i] = __builtin_bswap32((uint32_t)x[i] ^ flip);
 }
 
-void nf_from_lanes(const uint8_t *restrict bytes, size_t n, bool complement, int32_t *restrict x)
-{
+void nf_from_lanes(const uint8_t *restrict bytes, size_t n, bool complement, int32_t *restrict x) {
     const nf_lane *wire = (const nf_lane *)bytes;
     uint32_t flip = complement ? ~0u : 0;
-    for (size_t i = 0; i < n; i++)
-        x[i] = (int32_t)(__builtin_bswap32(wire[i]) ^ flip);
+    for (size_t i = 0; i < n; i++) x[i] = (int32_t)(__builtin_bswap32(wire[i]) ^ flip);
 }
 
 /* Its own inverse. */
 static inline uint32_t ordered(uint32_t bits) { return bits ^ (uint32_t)((int32_t)bits >> 31) >> 1; }
 
-void nf_to_order(const float *restrict x, size_t n, bool negate, uint8_t *restrict bytes)
-{
+void nf_to_order(const float *restrict x, size_t n, bool negate, uint8_t *restrict bytes) {
     nf_lane *wire = (nf_lane *)bytes;
     uint32_t flip = negate ? NF_FLOAT_SIGN : 0;
     for (size_t i = 0; i < n; i++) {
@@ -33,8 +28,7 @@ void nf_to_order(const float *restrict x, size_t n, bool negate, uint8_t *restri
     }
 }
 
-void nf_from_order(const uint8_t *restrict bytes, size_t n, bool negate, float *restrict x)
-{
+void nf_from_order(const uint8_t *restrict bytes, size_t n, bool negate, float *restrict x) {
     const nf_lane *wire = (const nf_lane *)bytes;
     uint32_t flip = negate ? NF_FLOAT_SIGN : 0;
     for (size_t i = 0; i < n; i++) {
@@ -44,10 +38,8 @@ void nf_from_order(const uint8_t *restrict bytes, size_t n, bool negate, float *
     }
 }
 
-uint64_t nf_ends(const int32_t *x, size_t n)
-{
+uint64_t nf_ends(const int32_t *x, size_t n) {
     uint64_t ends = 0;
-    for (size_t i = 0; i < n; i++)
-        ends += x[i] == INT32_MAX || x[i] == INT32_MIN;
+    for (size_t i = 0; i < n; i++) ends += x[i] == INT32_MAX || x[i] == INT32_MIN;
     return ends;
 }

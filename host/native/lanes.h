@@ -12,7 +12,7 @@
 #define NF_LANES_H
 #include "roce.h"
 
-#define NF_BLOCK 256                   /* float32 values that share an exponent (quantise.h) or a scale (narrow.h) */
+#define NF_BLOCK 256 /* float32 values that share an exponent (quantise.h) or a scale (narrow.h) */
 
 typedef uint32_t nf_lane __attribute__((aligned(1), may_alias));
 

@@ -2,8 +2,9 @@
  *
  * Block floating point in lanes of 16 and 8 bits: half and a quarter of the bytes.
  *
- * 256 float32 values share a scale: A, the largest magnitude in the block over all ranks, itself agreed by a MAX fold (a
- * float's bits without the sign order like an integer).  With M = floor((2^(b-1) - 1) / N) levels for each of N ranks
+ * 256 float32 values share a scale: A, the largest magnitude in the block over all ranks, itself agreed by a MAX fold
+ * (a float's bits without the sign order like an integer).  With M = floor((2^(b-1) - 1) / N) levels for each of N
+ * ranks
  *
  *   q = round(x * M / A),  |q| <= M,  so |sum of all q| <= N M < 2^(b-1):  no lane overflows
  *   result = sum / M * A
@@ -27,13 +28,13 @@
 #define NF_NARROW_H
 #include "lanes.h"
 
-#define NF_TOP_SPECIAL 0x7f800000u     /* from here up, A stands for Inf or NaN */
+#define NF_TOP_SPECIAL 0x7f800000u /* from here up, A stands for Inf or NaN */
 
-typedef struct {                       /* how values become lanes */
-    uint32_t bits;                     /* 16 or 8 */
-    uint32_t levels;                   /* M: nf_levels */
+typedef struct {     /* how values become lanes */
+    uint32_t bits;   /* 16 or 8 */
+    uint32_t levels; /* M: nf_levels */
     bool stochastic;
-    uint32_t key;                      /* of the generator */
+    uint32_t key; /* of the generator */
 } nf_narrowing;
 
 /* M of N ranks; 0 where their sums do not fit (8 bits: N > 127). */

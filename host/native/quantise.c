@@ -13,27 +13,23 @@
 #define NOT_A_NUMBER (1u << 20)
 #define COUNT 1023u
 
-unsigned nf_headroom(uint32_t world)
-{
+unsigned nf_headroom(uint32_t world) {
     unsigned bits = 0;
-    while (world >> bits)
-        bits++;                                                 /* bits of N */
+    while (world >> bits) bits++; /* bits of N */
     bool power = (world & (world - 1)) == 0;
-    return world <= 128 && power ? bits - 1 : bits;             /* ceil(log2 N) up to 128 */
+    return world <= 128 && power ? bits - 1 : bits; /* ceil(log2 N) up to 128 */
 }
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-uint32_t nf_floats_exact(void)
-{
+uint32_t nf_floats_exact(void) {
     uint32_t mode = _mm_getcsr();
-    _mm_setcsr(0x1f80);                                         /* nearest even, no flushing, exceptions masked */
+    _mm_setcsr(0x1f80); /* nearest even, no flushing, exceptions masked */
     return mode;
 }
 void nf_floats_restore(uint32_t mode) { _mm_setcsr(mode); }
 #elif defined(__aarch64__)
-uint32_t nf_floats_exact(void)
-{
+uint32_t nf_floats_exact(void) {
     uint64_t mode;
     __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
     __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
@@ -45,9 +41,8 @@ uint32_t nf_floats_exact(void) { return 0; }
 void nf_floats_restore(uint32_t mode) { (void)mode; }
 #endif
 
-uint32_t nf_block_exponent(const float *x, size_t n)
-{
-    uint32_t top = 0;                                           /* magnitudes order like their bits */
+uint32_t nf_block_exponent(const float *x, size_t n) {
+    uint32_t top = 0; /* magnitudes order like their bits */
     for (size_t i = 0; i < n; i++) {
         uint32_t magnitude = nf_bits_of(x[i]) & ~NF_FLOAT_SIGN;
         top = magnitude > top ? magnitude : top;
@@ -55,33 +50,31 @@ uint32_t nf_block_exponent(const float *x, size_t n)
     return top >> 23 == 255 ? NF_SPECIAL : top >> 23;
 }
 
-static void count_specials(const float *x, size_t n, nf_lane *wire)
-{
+static void count_specials(const float *x, size_t n, nf_lane *wire) {
     for (size_t i = 0; i < n; i++) {
         uint32_t word = isnan(x[i]) ? NOT_A_NUMBER : isinf(x[i]) ? (x[i] > 0 ? PLUS_INF : MINUS_INF) : 0;
         wire[i] = __builtin_bswap32(word);
     }
 }
 
-static void read_specials(const nf_lane *wire, size_t n, float *x)
-{
+static void read_specials(const nf_lane *wire, size_t n, float *x) {
     for (size_t i = 0; i < n; i++) {
         uint32_t word = __builtin_bswap32(wire[i]);
         bool plus = word & COUNT * PLUS_INF, minus = word & COUNT * MINUS_INF, nan = word & COUNT * NOT_A_NUMBER;
-        x[i] = nf_float_of(nan || plus == minus ? NF_FLOAT_QUIET_NAN : plus ? NF_FLOAT_INFINITY : NF_FLOAT_SIGN | NF_FLOAT_INFINITY);
+        x[i] = nf_float_of(nan || plus == minus ? NF_FLOAT_QUIET_NAN
+                           : plus               ? NF_FLOAT_INFINITY
+                                                : NF_FLOAT_SIGN | NF_FLOAT_INFINITY);
     }
 }
 
 /* 2^k is no float32 for every k (|k| <= 157): two factors are, and as scaling by a power of two is exact, nothing is
  * lost, but for x so small against the block that it becomes 0 either way. */
-static inline void split(int k, float *one, float *other)
-{
+static inline void split(int k, float *one, float *other) {
     *one = nf_power_of_two(k / 2);
     *other = nf_power_of_two(k - k / 2);
 }
 
-void nf_quantise(const float *restrict x, size_t n, uint32_t exponent, unsigned headroom, uint8_t *restrict bytes)
-{
+void nf_quantise(const float *restrict x, size_t n, uint32_t exponent, unsigned headroom, uint8_t *restrict bytes) {
     nf_lane *wire = (nf_lane *)bytes;
     if (exponent == NF_SPECIAL) {
         count_specials(x, n, wire);
@@ -94,8 +87,7 @@ void nf_quantise(const float *restrict x, size_t n, uint32_t exponent, unsigned 
 }
 
 void nf_dequantise(const uint8_t *restrict bytes, size_t n, uint32_t exponent, unsigned headroom, float divisor,
-                   float *restrict x)
-{
+                   float *restrict x) {
     const nf_lane *wire = (const nf_lane *)bytes;
     if (exponent == NF_SPECIAL) {
         read_specials(wire, n, x);
@@ -103,9 +95,7 @@ void nf_dequantise(const uint8_t *restrict bytes, size_t n, uint32_t exponent, u
     }
     float one, other;
     split((int)exponent + (int)headroom - 157, &one, &other);
-    for (size_t i = 0; i < n; i++)
-        x[i] = (float)(int32_t)__builtin_bswap32(wire[i]) * one * other;
+    for (size_t i = 0; i < n; i++) x[i] = (float)(int32_t)__builtin_bswap32(wire[i]) * one * other;
     if (divisor != 1)
-        for (size_t i = 0; i < n; i++)
-            x[i] /= divisor;
+        for (size_t i = 0; i < n; i++) x[i] /= divisor;
 }

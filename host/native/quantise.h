@@ -18,8 +18,8 @@
  * Special cases: an all-zero block gives +0 (the sign of -0 is lost).  A sum beyond float32's range is +-Inf, as in
  * float arithmetic.  Where any rank has an Inf or NaN in the block, E is NF_SPECIAL on all ranks, the lanes count
  * (+Inf: bits 0-9, -Inf: 10-19, NaN: 20-29; hence N <= 1023), and the result is NaN where a NaN or Infs of both signs
- * met, +-Inf where Infs of one sign did, and NaN for the block's other elements: their exponent was never agreed on, and
- * NaN says so to every rank where a made-up number would not.
+ * met, +-Inf where Infs of one sign did, and NaN for the block's other elements: their exponent was never agreed on,
+ * and NaN says so to every rank where a made-up number would not.
  *
  * Narrower lanes are in narrow.h.
  */
@@ -27,9 +27,9 @@
 #define NF_QUANTISE_H
 #include "lanes.h"
 
-#define NF_SPECIAL 256                 /* exponent lane of a block with Inf or NaN: above every biased exponent */
+#define NF_SPECIAL 256 /* exponent lane of a block with Inf or NaN: above every biased exponent */
 
-unsigned nf_headroom(uint32_t world);  /* L */
+unsigned nf_headroom(uint32_t world); /* L */
 
 /* Around work on floats: a training script may have set its thread to flush subnormals to zero, and the ranks must not
  * depend on that.  Returns what nf_floats_restore puts back. */

@@ -27,52 +27,52 @@
 
 #define NF_RC_ACKNOWLEDGE 0x11
 #define NF_RC_AETH_BYTES 4
-#define NF_RC_RUN 60                   /* packets of one super-packet at most */
-/* Nanoseconds without an answer after which a path is blamed: where anything else came from the peer just now, and where
- * nothing did, so that maybe its process just does not run.  Where queues are long, two round trips, but no more than MOST. */
+#define NF_RC_RUN 60 /* packets of one super-packet at most */
+/* Nanoseconds without an answer after which a path is blamed: where anything else came from the peer just now, and
+ * where nothing did, so that maybe its process just does not run.  Where queues are long, two round trips, but no
+ * more than MOST. */
 #define NF_RC_STALL 70000000ll
 #define NF_RC_STALL_ALONE 110000000ll
 #define NF_RC_STALL_MOST 150000000ll
-#define NF_RC_MESSAGE (1u << 30)       /* longest message, bytes; the specification allows twice that */
+#define NF_RC_MESSAGE (1u << 30) /* longest message, bytes; the specification allows twice that */
 
 typedef struct nf_rc nf_rc;
 
-typedef struct {                       /* one end of a connection; the other end has the same with the sides exchanged */
-    uint32_t peer, peer_qp, qp;        /* IPv4 address in host byte order; queue pair numbers, 24 bits */
-    uint32_t source_port;              /* UDP source port of all that leaves: the flow's entropy */
-    uint32_t psn, peer_psn;            /* first PSN that leaves, that arrives */
+typedef struct {                /* one end of a connection; the other end has the same with the sides exchanged */
+    uint32_t peer, peer_qp, qp; /* IPv4 address in host byte order; queue pair numbers, 24 bits */
+    uint32_t source_port;       /* UDP source port of all that leaves: the flow's entropy */
+    uint32_t psn, peer_psn;     /* first PSN that leaves, that arrives */
 } nf_rc_plan;
 
-typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3, NF_RC_STALLED = 4,
-               NF_RC_ANSWERED = 5 } nf_rc_what;
+typedef enum { NF_RC_SENT = 1, NF_RC_ARRIVED = 2, NF_RC_BROKEN = 3, NF_RC_STALLED = 4, NF_RC_ANSWERED = 5 } nf_rc_what;
 
 typedef struct {
-    uint32_t what, qp;                 /* nf_rc_what; index of the queue pair */
-    uint64_t id;                       /* SENT: of the write, acknowledged as a whole: its memory is the caller's again */
-    uint64_t offset;                   /* ARRIVED: a whole message lies in region `key` at `offset` */
+    uint32_t what, qp; /* nf_rc_what; index of the queue pair */
+    uint64_t id;       /* SENT: of the write, acknowledged as a whole: its memory is the caller's again */
+    uint64_t offset;   /* ARRIVED: a whole message lies in region `key` at `offset` */
     uint32_t key, length;
-    uint32_t syndrome, by_peer;        /* BROKEN: the AETH syndrome, and whether the peer sent it or we did */
-    uint32_t source_port;              /* STALLED: nothing was answered over this path for long, although repeated */
-                                       /* ANSWERED: a path that had STALLED answers; maybe not this queue pair's now */
+    uint32_t syndrome, by_peer; /* BROKEN: the AETH syndrome, and whether the peer sent it or we did */
+    uint32_t source_port;       /* STALLED: nothing was answered over this path for long, although repeated */
+                                /* ANSWERED: a path that had STALLED answers; maybe not this queue pair's now */
 } nf_rc_event;
 
-typedef struct {                       /* packets that leave as one: all `segment` bytes long, the last maybe shorter */
+typedef struct { /* packets that leave as one: all `segment` bytes long, the last maybe shorter */
     const uint8_t *bytes;
     uint32_t length, segment, packets;
     nf_route route;
     uint32_t qp;
-    uint32_t answers;                  /* these are ACKs and NAKs */
+    uint32_t answers; /* these are ACKs and NAKs */
     uint64_t seqs[NF_RC_RUN];
 } nf_rc_run;
 
-typedef struct {                       /* of one queue pair since it was connected; sequence numbers count packets */
-    uint64_t posted, next, acknowledged;        /* packets posted, sent at least once, acknowledged */
+typedef struct {                         /* of one queue pair since it was connected; sequence numbers count packets */
+    uint64_t posted, next, acknowledged; /* packets posted, sent at least once, acknowledged */
     uint64_t sent, retransmitted, timeouts, naks, marks;
     uint64_t expected, received, duplicates, refused;
-    int64_t rto, srtt;                 /* nanoseconds */
-    double allowed;                    /* packets that may be in flight */
-    int64_t stalled;                   /* nanoseconds, the longest: something in flight, and nothing acknowledged */
-    uint64_t open;                     /* 1 where it is (rc_contexts.c) */
+    int64_t rto, srtt; /* nanoseconds */
+    double allowed;    /* packets that may be in flight */
+    int64_t stalled;   /* nanoseconds, the longest: something in flight, and nothing acknowledged */
+    uint64_t open;     /* 1 where it is (rc_contexts.c) */
 } nf_rc_standing;
 
 /* path_mtu: 256, 512, 1024, 2048 or 4096 bytes.  window: packets in flight on a queue pair, a power of two, the same
@@ -81,7 +81,7 @@ typedef struct {                       /* of one queue pair since it was connect
 nf_rc *nf_rc_open(uint32_t address, uint32_t path_mtu, uint32_t window, uint32_t max_run, uint32_t reorder);
 void nf_rc_close(nf_rc *);
 
-#define NF_RC_BAD_NUMBERS (-1)          /* a number taken already or out of range */
+#define NF_RC_BAD_NUMBERS (-1) /* a number taken already or out of range */
 #define NF_RC_NO_MEMORY (-2)
 /* Index of a new queue pair, or one of the two above.  It is closed until its first
  * write or packet (rc_contexts.c), so those that are never used cost next to nothing. */
@@ -90,15 +90,15 @@ int32_t nf_rc_connect(nf_rc *, const nf_rc_plan *);
  * while all of them are busy: nobody waits.  At first there is no bound. */
 void nf_rc_limit_open(nf_rc *, uint32_t most);
 uint32_t nf_rc_open_now(const nf_rc *);
-uint32_t nf_rc_open_most(const nf_rc *);       /* since the endpoint was opened */
-/* From now on packets leave by this source port: the flow moves to another path.  `lost`: the one before is dead, and the
- * peer is asked at once what it has of what is in flight.  False: no such queue pair, or no memory. */
+uint32_t nf_rc_open_most(const nf_rc *); /* since the endpoint was opened */
+/* From now on packets leave by this source port: the flow moves to another path.  `lost`: the one before is dead, and
+ * the peer is asked at once what it has of what is in flight.  False: no such queue pair, or no memory. */
 bool nf_rc_move(nf_rc *, uint32_t qp, uint16_t source_port, bool lost, int64_t now);
 /* Peers of one group are reached over the same paths: what answers one of them speaks for all.  At first each peer is a
  * group of its own, named by its address.  False: no such queue pair, or no memory. */
 bool nf_rc_set_group(nf_rc *, uint32_t qp, uint32_t group);
-/* Source ports that packets can leave by.  Answers leave by the one of them that the question came from, and so over the
- * same path: then a path is blamed for what happens on it alone.  False: no memory, or n < 1. */
+/* Source ports that packets can leave by.  Answers leave by the one of them that the question came from, and so over
+ * the same path: then a path is blamed for what happens on it alone.  False: no memory, or n < 1. */
 bool nf_rc_ports(nf_rc *, const uint16_t *ports, uint32_t n);
 /* From now on each data packet takes the port that REPS (reps.h) says.  False: no memory, or no ports. */
 bool nf_rc_use_reps(nf_rc *, uint32_t qp, uint64_t seed);

@@ -7,9 +7,9 @@
  *      ^                                               |
  *      '-- idle for longest, and another one opens ----'
  *
- * A closed one keeps its numbers: where both directions stand, the round trip, the congestion window, its path.  So each
- * end closes by itself, and there is nothing to agree on or to negotiate anew: PSNs go on where they were, the other end
- * cannot tell, and what is late is known to be old and answered with an ACK, without opening anything.
+ * A closed one keeps its numbers: where both directions stand, the round trip, the congestion window, its path.  So
+ * each end closes by itself, and there is nothing to agree on or to negotiate anew: PSNs go on where they were, the
+ * other end cannot tell, and what is late is known to be old and answered with an ACK, without opening anything.
  */
 #ifndef NF_RC_CONTEXTS_H
 #define NF_RC_CONTEXTS_H

@@ -3,18 +3,13 @@
 
 #include <stdlib.h>
 
-bool nf_rc_reserve_events(nf_rc *rc, uint32_t more)
-{
+bool nf_rc_reserve_events(nf_rc *rc, uint32_t more) {
     uint32_t wanted = rc->event_count + rc->reserved_events + more, room = rc->event_room ? rc->event_room : 64;
-    if (wanted <= rc->event_room)
-        return true;
-    while (room < wanted)
-        room *= 2;
+    if (wanted <= rc->event_room) return true;
+    while (room < wanted) room *= 2;
     nf_rc_event *events = malloc(room * sizeof *events);
-    if (!events)
-        return false;
-    for (uint32_t i = 0; i < rc->event_count; i++)
-        events[i] = rc->events[(rc->event_head + i) % rc->event_room];
+    if (!events) return false;
+    for (uint32_t i = 0; i < rc->event_count; i++) events[i] = rc->events[(rc->event_head + i) % rc->event_room];
     free(rc->events);
     rc->events = events;
     rc->event_head = 0;
@@ -22,17 +17,13 @@ bool nf_rc_reserve_events(nf_rc *rc, uint32_t more)
     return true;
 }
 
-void nf_rc_emit(nf_rc *rc, const nf_rc_event *event)
-{
-    if (event->what == NF_RC_SENT || event->what == NF_RC_BROKEN)
-        rc->reserved_events--;
+void nf_rc_emit(nf_rc *rc, const nf_rc_event *event) {
+    if (event->what == NF_RC_SENT || event->what == NF_RC_BROKEN) rc->reserved_events--;
     rc->events[(rc->event_head + rc->event_count++) % rc->event_room] = *event;
 }
 
-bool nf_rc_event_next(nf_rc *rc, nf_rc_event *event)
-{
-    if (!rc->event_count)
-        return false;
+bool nf_rc_event_next(nf_rc *rc, nf_rc_event *event) {
+    if (!rc->event_count) return false;
     *event = rc->events[rc->event_head];
     rc->event_head = (rc->event_head + 1) % rc->event_room;
     rc->event_count--;

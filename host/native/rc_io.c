@@ -8,85 +8,76 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define ROUNDS 4                       /* receive calls before what is due gets out again */
-#define LOOK_FIRST 5000000ll           /* the progress thread's rounds, nanoseconds: while something goes on */
-#define LOOK_LAST 40000000ll           /* and when all is quiet */
+#define ROUNDS 4             /* receive calls before what is due gets out again */
+#define LOOK_FIRST 5000000ll /* the progress thread's rounds, nanoseconds: while something goes on */
+#define LOOK_LAST 40000000ll /* and when all is quiet */
 #define OTHERS 4096
 
 struct nf_rc_io {
     nf_rc *rc;
     nf_udp *udp;
-    nf_rc_run run;                     /* what the kernel had no room for yet, where `pending` */
+    nf_rc_run run; /* what the kernel had no room for yet, where `pending` */
     bool pending;
     int32_t fatal;
-    pthread_mutex_t lock;              /* the endpoint's */
+    pthread_mutex_t lock; /* the endpoint's */
     pthread_mutex_t stop_lock;
     pthread_cond_t stop_told;
     bool stop;
     pthread_t progress_thread;
 };
 
-uint32_t nf_rc_abi_size(uint32_t which)
-{
-    static const uint32_t sizes[] = { sizeof(nf_rc_plan), sizeof(nf_rc_event), sizeof(nf_rc_run),
-                                      sizeof(nf_rc_standing), sizeof(nf_sender) };
+uint32_t nf_rc_abi_size(uint32_t which) {
+    static const uint32_t sizes[] = {sizeof(nf_rc_plan), sizeof(nf_rc_event), sizeof(nf_rc_run), sizeof(nf_rc_standing),
+                                     sizeof(nf_sender)};
     return which < sizeof sizes / sizeof *sizes ? sizes[which] : 0;
 }
 
 void nf_rc_io_lock(nf_rc_io *io) { pthread_mutex_lock(&io->lock); }
 void nf_rc_io_unlock(nf_rc_io *io) { pthread_mutex_unlock(&io->lock); }
 
-void nf_rc_io_transient_errors(const nf_rc_io *io, uint64_t *count, int32_t *error) { nf_udp_transient_errors(io->udp, count, error); }
+void nf_rc_io_transient_errors(const nf_rc_io *io, uint64_t *count, int32_t *error) {
+    nf_udp_transient_errors(io->udp, count, error);
+}
 
 /* Sends what there is to send.  Returns an errno that will not pass, or 0. */
-static int send_all(nf_rc_io *io)
-{
+static int send_all(nf_rc_io *io) {
     for (;;) {
-        if (!io->pending && !nf_rc_send(io->rc, nf_now(), &io->run))
-            return 0;
+        if (!io->pending && !nf_rc_send(io->rc, nf_now(), &io->run)) return 0;
         const nf_rc_run *run = &io->run;
         int error;
         nf_sending sending = nf_udp_send(io->udp, &run->route, run->bytes, run->length, run->segment, &error);
         io->pending = sending == NF_BLOCKED;
         switch (sending) {
-        case NF_SENT:
-            continue;
+        case NF_SENT: continue;
         case NF_REFUSED_RUN:
             nf_rc_no_runs(io->rc);
             nf_rc_unsent(io->rc, run);
             continue;
-        case NF_BROKEN:
-            return error;
+        case NF_BROKEN: return error;
         case NF_BLOCKED:
-        case NF_TRANSIENT:               /* lost on the way, as far as we are concerned: the timer leads back here */
-            return 0;
+        case NF_TRANSIENT: /* lost on the way, as far as we are concerned: the timer leads back here */ return 0;
         }
     }
 }
 
 /* Takes what has arrived.  Returns an errno or 0. */
-static int receive_all(nf_rc_io *io)
-{
+static int receive_all(nf_rc_io *io) {
     for (int rounds = 0; rounds < ROUNDS; rounds++) {
         nf_datagram got[NF_UDP_BATCH];
         int n = nf_udp_receive(io->udp, got);
-        if (n < 0)
-            return -n;
+        if (n < 0) return -n;
         int64_t now = nf_now();
         for (nf_datagram *d = got; d < got + n; d++)
             nf_rc_receive(io->rc, d->bytes, d->n, d->segment, d->marked, d->source_port, now);
-        if (n < NF_UDP_BATCH)
-            return 0;
+        if (n < NF_UDP_BATCH) return 0;
     }
     return 0;
 }
 
 /* One turn without waiting. */
-static int turn(nf_rc_io *io)
-{
+static int turn(nf_rc_io *io) {
     int error = io->fatal;
-    if (!error)
-        error = receive_all(io);
+    if (!error) error = receive_all(io);
     if (!error) {
         nf_rc_tick(io->rc, nf_now());
         error = send_all(io);
@@ -95,27 +86,24 @@ static int turn(nf_rc_io *io)
     return error;
 }
 
-int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_t n_others)
-{
+int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_t n_others) {
     struct pollfd polled[2 + OTHERS];
     int error;
     n_others = n_others < OTHERS ? n_others : OTHERS;
     nf_rc_io_lock(io);
     while (!(error = turn(io)) && !nf_rc_has_events(io->rc)) {
         int64_t now = nf_now();
-        if (now >= until)
-            break;
+        if (now >= until) break;
         int64_t deadline = nf_rc_deadline(io->rc), wait = (deadline < until ? deadline : until) - now;
         wait = wait < 0 ? 0 : wait;
-        struct timespec timeout = { wait / 1000000000, wait % 1000000000 };
-        polled[0] = (struct pollfd){ .fd = nf_udp_receiver(io->udp), .events = POLLIN };
-        polled[1] = (struct pollfd){ .fd = io->pending ? nf_udp_sender(io->udp, io->run.route.source_port) : -1,
-                                     .events = POLLOUT };
-        if (n_others)
-            memcpy(polled + 2, others, n_others * sizeof *others);
+        struct timespec timeout = {wait / 1000000000, wait % 1000000000};
+        polled[0] = (struct pollfd){.fd = nf_udp_receiver(io->udp), .events = POLLIN};
+        polled[1] = (struct pollfd){.fd = io->pending ? nf_udp_sender(io->udp, io->run.route.source_port) : -1,
+                                    .events = POLLOUT};
+        if (n_others) memcpy(polled + 2, others, n_others * sizeof *others);
         int n = ppoll(polled, 2 + n_others, &timeout, NULL);
         if (n < 0) {
-            error = errno == EINTR ? 0 : errno;     /* EINTR: let Python run its signal handlers */
+            error = errno == EINTR ? 0 : errno; /* EINTR: let Python run its signal handlers */
             break;
         }
         bool ready = false;
@@ -123,7 +111,7 @@ int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_
             others[i].revents = polled[2 + i].revents;
             ready |= others[i].revents != 0;
         }
-        if (ready) {                   /* first what came before it: a peer answers, then closes its TCP connection */
+        if (ready) { /* first what came before it: a peer answers, then closes its TCP connection */
             error = turn(io);
             break;
         }
@@ -132,19 +120,17 @@ int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_
     return error;
 }
 
-static void *make_progress(void *argument)
-{
+static void *make_progress(void *argument) {
     nf_rc_io *io = argument;
     int64_t look = LOOK_FIRST;
     uint64_t seen = 0;
     pthread_mutex_lock(&io->stop_lock);
     while (!io->stop) {
         int64_t then = nf_now() + look;
-        struct timespec at = { then / 1000000000, then % 1000000000 };
+        struct timespec at = {then / 1000000000, then % 1000000000};
         pthread_cond_timedwait(&io->stop_told, &io->stop_lock, &at);
-        if (io->stop || pthread_mutex_trylock(&io->lock))
-            continue;
-        turn(io);                      /* its error, if any, is the next nf_rc_io_run's */
+        if (io->stop || pthread_mutex_trylock(&io->lock)) continue;
+        turn(io); /* its error, if any, is the next nf_rc_io_run's */
         uint64_t progress = nf_rc_progress(io->rc);
         bool quiet = progress == seen && nf_rc_deadline(io->rc) == NF_NEVER;
         pthread_mutex_unlock(&io->lock);
@@ -155,11 +141,9 @@ static void *make_progress(void *argument)
     return NULL;
 }
 
-nf_rc_io *nf_rc_io_open(nf_rc *rc, int receiver, uint32_t n_senders, const nf_sender *senders)
-{
+nf_rc_io *nf_rc_io_open(nf_rc *rc, int receiver, uint32_t n_senders, const nf_sender *senders) {
     nf_rc_io *io = calloc(1, sizeof *io);
-    if (!io)
-        return NULL;
+    if (!io) return NULL;
     io->rc = rc;
     io->udp = nf_udp_open(receiver, n_senders, senders);
     pthread_condattr_t clock;
@@ -170,23 +154,20 @@ nf_rc_io *nf_rc_io_open(nf_rc *rc, int receiver, uint32_t n_senders, const nf_se
     pthread_mutex_init(&io->lock, NULL);
     pthread_mutex_init(&io->stop_lock, NULL);
     if (io->udp) {
-        sigset_t all, before;          /* signals are for the program's threads */
+        sigset_t all, before; /* signals are for the program's threads */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         int failed = pthread_create(&io->progress_thread, NULL, make_progress, io);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (!failed)
-            return io;
+        if (!failed) return io;
     }
     nf_udp_close(io->udp);
     free(io);
     return NULL;
 }
 
-void nf_rc_io_close(nf_rc_io *io)
-{
-    if (!io)
-        return;
+void nf_rc_io_close(nf_rc_io *io) {
+    if (!io) return;
     pthread_mutex_lock(&io->stop_lock);
     io->stop = true;
     pthread_cond_signal(&io->stop_told);

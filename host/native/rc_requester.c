@@ -7,22 +7,25 @@
 #include "rc_events.h"
 #include "rc_pairs.h"
 
-#define RTO_SILENT 100000000ll         /* the most that back-off adds: bounds how long a repaired path stays unused */
+#define RTO_SILENT 100000000ll /* the most that back-off adds: bounds how long a repaired path stays unused */
 #define WRITES_FIRST 16
 
-/* Other flows may share the path, so a queue pair starts slowly.  alpha begins at 0, since the first mark ends slow start
- * already. */
-nf_congestion_rules nf_requester_rules(uint32_t window)
-{
+/* Other flows may share the path, so a queue pair starts slowly.  alpha begins at 0, since the first mark ends slow
+ * start already. */
+nf_congestion_rules nf_requester_rules(uint32_t window) {
     double floor = window / 8 > 2 ? window / 8 : 2;
-    return (nf_congestion_rules){ .start = window < 32 ? window : 32, .least = 2, .most = window, .loss_floor = floor,
-                                  .growth = 1 + floor / 8,      /* a window's worth in some tens of round trips */
-                                  .alpha = 0, .slow_start = true, .halve_at_once = true };
+    return (nf_congestion_rules){.start = window < 32 ? window : 32,
+                                 .least = 2,
+                                 .most = window,
+                                 .loss_floor = floor,
+                                 .growth = 1 + floor / 8, /* a window's worth in some tens of round trips */
+                                 .alpha = 0,
+                                 .slow_start = true,
+                                 .halve_at_once = true};
 }
 
-void nf_requester_open(const nf_rc *rc, nf_requester *r)
-{
-    r->timer = (nf_timer){ .rto = NF_RTO_FIRST, .deadline = NF_NEVER };
+void nf_requester_open(const nf_rc *rc, nf_requester *r) {
+    r->timer = (nf_timer){.rto = NF_RTO_FIRST, .deadline = NF_NEVER};
     r->path_check = NF_NEVER;
     r->burst = 1;
     nf_congestion_open(&r->congestion, &rc->rules, 0);
@@ -30,19 +33,15 @@ void nf_requester_open(const nf_rc *rc, nf_requester *r)
 
 static nf_write *at(const nf_requester *r, uint32_t i) { return &r->writes[(r->head + i) & (r->room - 1)]; }
 
-bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
-{
+bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w) {
     nf_requester *r = &qp->out;
     nf_context_open(rc, qp);
-    if (!r->flights && !(r->flights = calloc(rc->window, sizeof *r->flights)))
-        return false;
+    if (!r->flights && !(r->flights = calloc(rc->window, sizeof *r->flights))) return false;
     if (r->count == r->room) {
         uint32_t room = r->room ? 2 * r->room : WRITES_FIRST;
         nf_write *more = malloc(room * sizeof *more);
-        if (!more)
-            return false;
-        for (uint32_t i = 0; i < r->count; i++)
-            more[i] = *at(r, i);
+        if (!more) return false;
+        for (uint32_t i = 0; i < r->count; i++) more[i] = *at(r, i);
         free(r->writes);
         r->writes = more;
         r->head = 0;
@@ -55,9 +54,8 @@ bool nf_requester_post(nf_rc *rc, nf_qp *qp, nf_write w)
     return true;
 }
 
-const nf_write *nf_requester_write(const nf_requester *r, uint64_t seq)
-{
-    uint32_t low = 0, high = r->count;              /* the last one that begins at or before seq */
+const nf_write *nf_requester_write(const nf_requester *r, uint64_t seq) {
+    uint32_t low = 0, high = r->count; /* the last one that begins at or before seq */
     while (high - low > 1) {
         uint32_t middle = (low + high) / 2;
         if (at(r, middle)->first <= seq)
@@ -68,32 +66,26 @@ const nf_write *nf_requester_write(const nf_requester *r, uint64_t seq)
     return at(r, low);
 }
 
-static nf_flight *flight(const nf_rc *rc, const nf_requester *r, uint64_t seq)
-{
+static nf_flight *flight(const nf_rc *rc, const nf_requester *r, uint64_t seq) {
     return &r->flights[seq & (rc->window - 1)];
 }
 
 /* Lost packets may always go: what arrived behind a hole counts as in flight until the hole is filled. */
-uint32_t nf_requester_sendable(const nf_rc *rc, const nf_requester *r)
-{
+uint32_t nf_requester_sendable(const nf_rc *rc, const nf_requester *r) {
     uint64_t in_flight = r->next - r->una, allowed = (uint64_t)r->congestion.allowed;
     uint64_t end = r->una + rc->window < r->limit ? r->una + rc->window : r->limit, fresh = end - r->next;
     uint64_t room = allowed > in_flight ? allowed - in_flight : 0;
     return r->n_lost + (uint32_t)(fresh < room ? fresh : room);
 }
 
-uint64_t nf_requester_peek(const nf_rc *rc, const nf_requester *r)
-{
-    if (!r->n_lost)
-        return r->next;
+uint64_t nf_requester_peek(const nf_rc *rc, const nf_requester *r) {
+    if (!r->n_lost) return r->next;
     uint64_t seq = r->lost_from > r->una ? r->lost_from : r->una;
-    while (!flight(rc, r, seq)->lost)
-        seq++;
+    while (!flight(rc, r, seq)->lost) seq++;
     return seq;
 }
 
-void nf_requester_send(const nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now)
-{
+void nf_requester_send(const nf_rc *rc, nf_requester *r, uint64_t seq, int64_t now) {
     nf_flight *f = flight(rc, r, seq);
     if (seq == r->next) {
         r->next++;
@@ -114,37 +106,29 @@ void nf_requester_send(const nf_rc *rc, nf_requester *r, uint64_t seq, int64_t n
     }
 }
 
-static void lose(const nf_rc *rc, nf_requester *r, uint64_t seq)
-{
+static void lose(const nf_rc *rc, nf_requester *r, uint64_t seq) {
     nf_flight *f = flight(rc, r, seq);
-    if (f->lost)
-        return;
+    if (f->lost) return;
     f->lost = true;
     r->n_lost++;
-    if (seq < r->lost_from)
-        r->lost_from = seq;
+    if (seq < r->lost_from) r->lost_from = seq;
 }
 
-void nf_requester_unsent(const nf_rc *rc, nf_requester *r, uint64_t seq)
-{
-    if (seq >= r->una && seq < r->next)
-        lose(rc, r, seq);
+void nf_requester_unsent(const nf_rc *rc, nf_requester *r, uint64_t seq) {
+    if (seq >= r->una && seq < r->next) lose(rc, r, seq);
 }
 
 static void set_rto(nf_requester *r) { r->timer.rto = nf_rtt_timeout(&r->rtt, NF_RTO_LEAST, NF_RTO_MOST); }
 
 /* An ACK told of congestion that so many packets met. */
-static void mark(nf_requester *r, uint32_t packets)
-{
+static void mark(nf_requester *r, uint32_t packets) {
     r->marks++;
     nf_congestion_marked(&r->congestion, packets);
 }
 
-void nf_requester_probe(const nf_rc *rc, nf_requester *r, int64_t now)
-{
-    if (!r->unanswered)
-        r->probed_at = now;
-    r->unanswered += !flight(rc, r, r->una)->lost;      /* one that has not left yet is no probe */
+void nf_requester_probe(const nf_rc *rc, nf_requester *r, int64_t now) {
+    if (!r->unanswered) r->probed_at = now;
+    r->unanswered += !flight(rc, r, r->una)->lost; /* one that has not left yet is no probe */
     r->recover = r->next;
     r->repeated_below = r->una + 1;
     r->burst = 1;
@@ -153,30 +137,26 @@ void nf_requester_probe(const nf_rc *rc, nf_requester *r, int64_t now)
 }
 
 /* After a time-out an answer came, `age` after the last packet it acknowledges was sent: does more go again? */
-static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now)
-{
-    if (!r->probe_rtt)
-        age = now - r->probed_at;                       /* of several repetitions the first may be what was answered */
+static void recover(const nf_rc *rc, nf_requester *r, int64_t age, int64_t now) {
+    if (!r->probe_rtt) age = now - r->probed_at; /* of several repetitions the first may be what was answered */
     int64_t usual = r->srtt_doubtful || r->probe_rtt > r->rtt.srtt ? r->probe_rtt : r->rtt.srtt;
     if (r->una > r->repeated_below || age < usual / 2) {
-        r->recover = r->una;                        /* what was repeated had arrived: the time-out was spurious */
+        r->recover = r->una; /* what was repeated had arrived: the time-out was spurious */
         r->srtt_doubtful = true;
         return;
     }
     r->probe_rtt = age;
     r->burst *= 2;
     uint64_t end = r->una + r->burst < r->recover ? r->una + r->burst : r->recover;
-    for (; r->repeated_below < end; r->repeated_below++)
-        lose(rc, r, r->repeated_below);
+    for (; r->repeated_below < end; r->repeated_below++) lose(rc, r, r->repeated_below);
 }
 
-static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_t now)
-{
+static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_t now) {
     nf_requester *r = &qp->out;
     uint64_t before = r->una;
     const nf_flight *last = flight(rc, r, end - 1);
     int64_t age = now - last->at;
-    if (!last->again && !last->lost) {              /* Karn; until then the back-off stands */
+    if (!last->again && !last->lost) { /* Karn; until then the back-off stands */
         nf_rtt_measure(&r->rtt, age);
         r->srtt_doubtful = false;
         set_rto(r);
@@ -193,30 +173,24 @@ static void acknowledged(nf_rc *rc, nf_qp *qp, uint64_t end, bool marked, int64_
     r->acknowledged_at = r->silent_since = now;
     r->unanswered = 0;
     nf_timer_restart(&r->timer, r->una < r->next, now);
-    if (r->una == r->next)
-        r->path_check = NF_NEVER;
-    if (marked)
-        mark(r, qp->reps ? 1 : (uint32_t)(end - before));  /* one ACK a packet, or one for all of them */
+    if (r->una == r->next) r->path_check = NF_NEVER;
+    if (marked) mark(r, qp->reps ? 1 : (uint32_t)(end - before)); /* one ACK a packet, or one for all of them */
     nf_congestion_acknowledged(&r->congestion, &rc->rules, (uint32_t)(end - before));
     nf_congestion_round(&r->congestion, &rc->rules, r->una, r->next);
-    if (r->una < r->recover)
-        recover(rc, r, age, now);
+    if (r->una < r->recover) recover(rc, r, age, now);
     while (r->count && at(r, 0)->first + nf_rc_packets(rc, at(r, 0)->length) <= r->una) {
-        nf_rc_event event = { .what = NF_RC_SENT, .qp = nf_rc_index(rc, qp), .id = at(r, 0)->id };
-        nf_rc_emit(rc, &event);                     /* room was reserved when it was posted */
+        nf_rc_event event = {.what = NF_RC_SENT, .qp = nf_rc_index(rc, qp), .id = at(r, 0)->id};
+        nf_rc_emit(rc, &event); /* room was reserved when it was posted */
         r->head = (r->head + 1) & (r->room - 1);
         r->count--;
     }
 }
 
-void nf_requester_take_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, bool marked, int64_t now)
-{
+void nf_requester_take_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndrome, bool marked, int64_t now) {
     nf_requester *r = &qp->out;
     int64_t seq = nf_rc_seq(qp->plan.psn, psn, r->una);
-    if (seq == (int64_t)r->una - 1 && qp->reps && NF_AETH_KIND(syndrome) == NF_AETH_KIND_ACK && marked)
-        mark(r, 1);
-    if (seq < (int64_t)r->una || seq >= (int64_t)r->next)
-        return;                                     /* old, or for a packet that was never sent */
+    if (seq == (int64_t)r->una - 1 && qp->reps && NF_AETH_KIND(syndrome) == NF_AETH_KIND_ACK && marked) mark(r, 1);
+    if (seq < (int64_t)r->una || seq >= (int64_t)r->next) return; /* old, or for a packet that was never sent */
     if (NF_AETH_KIND(syndrome) == NF_AETH_KIND_ACK) {
         acknowledged(rc, qp, (uint64_t)seq + 1, marked, now);
     } else if (syndrome == NF_AETH_SEQUENCE) {
@@ -228,10 +202,8 @@ void nf_requester_take_answer(nf_rc *rc, nf_qp *qp, uint32_t psn, uint8_t syndro
     }
 }
 
-bool nf_requester_tick(const nf_rc *rc, nf_requester *r, int64_t now)
-{
-    if (!nf_timer_expired(&r->timer, now))
-        return false;
+bool nf_requester_tick(const nf_rc *rc, nf_requester *r, int64_t now) {
+    if (!nf_timer_expired(&r->timer, now)) return false;
     r->timeouts++;
     nf_timer_back_off(&r->timer, r->timer.rto > RTO_SILENT ? r->timer.rto : RTO_SILENT);
     nf_timer_restart(&r->timer, true, now);
@@ -240,15 +212,13 @@ bool nf_requester_tick(const nf_rc *rc, nf_requester *r, int64_t now)
     return true;
 }
 
-void nf_requester_moved(const nf_rc *rc, nf_requester *r, bool lost, int64_t now)
-{
-    r->silent_since = now;                                /* the new path gets its full time */
-    if (!lost || r->una == r->next)
-        return;
-    set_rto(r);                                     /* the back-off was the old path's */
+void nf_requester_moved(const nf_rc *rc, nf_requester *r, bool lost, int64_t now) {
+    r->silent_since = now; /* the new path gets its full time */
+    if (!lost || r->una == r->next) return;
+    set_rto(r); /* the back-off was the old path's */
     r->unanswered = 0;
     nf_timer_restart(&r->timer, true, now);
     r->path_check = now + NF_RC_STALL / 2;
-    r->srtt_doubtful = true;                              /* and so was the round trip */
+    r->srtt_doubtful = true; /* and so was the round trip */
     nf_requester_probe(rc, r, now);
 }

@@ -5,9 +5,9 @@
  * A NAK names a lost packet.  Where no NAK comes (the end of a message was lost, or the answers were) the timer (rtt.h)
  * sends the oldest packet again, as a probe; as long as answers then show no more than what was repeated, each sends
  * twice as many.  A spurious time-out, of a timer that was too short, shows in the answers that come next: they tell of
- * packets that were not repeated, or come sooner after a repetition than the one before did, or than round trips take (as
- * in F-RTO, RFC 5682; answers without news prove nothing, packets behind a hole bring them as well).  Then nothing more
- * goes again.  Which paths live is another clock's business (rc_paths.h).
+ * packets that were not repeated, or come sooner after a repetition than the one before did, or than round trips take
+ * (as in F-RTO, RFC 5682; answers without news prove nothing, packets behind a hole bring them as well).  Then
+ * nothing more goes again.  Which paths live is another clock's business (rc_paths.h).
  */
 #ifndef NF_RC_REQUESTER_H
 #define NF_RC_REQUESTER_H

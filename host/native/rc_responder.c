@@ -9,22 +9,20 @@
 #include "rc_regions.h"
 
 /* Memory for a window, with the first packet: many queue pairs never get one, and some have closed since. */
-static bool opened(nf_rc *rc, nf_qp *qp)
-{
+static bool opened(nf_rc *rc, nf_qp *qp) {
     nf_responder *r = &qp->in;
     nf_context_open(rc, qp);
-    if (!r->arrived)
-        r->arrived = calloc(rc->window, 1);
-    if (!r->messages)
-        r->messages = malloc((rc->window + 1) * sizeof *r->messages);
+    if (!r->arrived) r->arrived = calloc(rc->window, 1);
+    if (!r->messages) r->messages = malloc((rc->window + 1) * sizeof *r->messages);
     return r->arrived && r->messages;
 }
 
-static uint8_t *state(const nf_rc *rc, const nf_responder *r, uint64_t seq) { return &r->arrived[seq & (rc->window - 1)]; }
+static uint8_t *state(const nf_rc *rc, const nf_responder *r, uint64_t seq) {
+    return &r->arrived[seq & (rc->window - 1)];
+}
 
 /* The message that holds seq, or NULL; *where: how many begin at or before it. */
-static nf_message *message_of(nf_responder *r, uint64_t seq, uint32_t *where)
-{
+static nf_message *message_of(nf_responder *r, uint64_t seq, uint32_t *where) {
     uint32_t low = 0, high = r->n_messages;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
@@ -38,8 +36,7 @@ static nf_message *message_of(nf_responder *r, uint64_t seq, uint32_t *where)
 }
 
 /* Refuses a packet for good: the connection breaks.  Remembered until the NAK is out. */
-static void refuse(nf_rc *rc, nf_qp *qp, uint64_t seq, uint8_t syndrome)
-{
+static void refuse(nf_rc *rc, nf_qp *qp, uint64_t seq, uint8_t syndrome) {
     qp->in.refused++;
     qp->in.refusal = syndrome;
     qp->in.refusal_due = true;
@@ -49,8 +46,7 @@ static void refuse(nf_rc *rc, nf_qp *qp, uint64_t seq, uint8_t syndrome)
 }
 
 /* Copies a payload to its place.  False: it contradicts its message, or the memory is not registered any more. */
-static bool place(nf_rc *rc, nf_qp *qp, const nf_message *m, uint64_t seq, const uint8_t *payload, uint32_t length)
-{
+static bool place(nf_rc *rc, nf_qp *qp, const nf_message *m, uint64_t seq, const uint8_t *payload, uint32_t length) {
     uint64_t at = (seq - m->first) * rc->path_mtu;
     uint32_t wanted = m->length - at < rc->path_mtu ? (uint32_t)(m->length - at) : rc->path_mtu;
     if (length != wanted) {
@@ -66,8 +62,7 @@ static bool place(nf_rc *rc, nf_qp *qp, const nf_message *m, uint64_t seq, const
     return true;
 }
 
-static bool stash(nf_rc *rc, nf_responder *r, uint64_t seq, const uint8_t *payload, uint32_t length)
-{
+static bool stash(nf_rc *rc, nf_responder *r, uint64_t seq, const uint8_t *payload, uint32_t length) {
     if (!r->stash) {
         r->stash = malloc((size_t)rc->window * rc->path_mtu);
         r->stashed = malloc(rc->window * sizeof *r->stashed);
@@ -76,7 +71,7 @@ static bool stash(nf_rc *rc, nf_responder *r, uint64_t seq, const uint8_t *paylo
             free(r->stashed);
             r->stash = NULL;
             r->stashed = NULL;
-            return false;                           /* as if lost */
+            return false; /* as if lost */
         }
     }
     uint64_t slot = seq & (rc->window - 1);
@@ -86,8 +81,7 @@ static bool stash(nf_rc *rc, nf_responder *r, uint64_t seq, const uint8_t *paylo
 }
 
 /* A FIRST or ONLY: the message is known from here on.  NULL: refused. */
-static nf_message *begin(nf_rc *rc, nf_qp *qp, uint64_t seq, const nf_rc_header *h)
-{
+static nf_message *begin(nf_rc *rc, nf_qp *qp, uint64_t seq, const nf_rc_header *h) {
     nf_responder *r = &qp->in;
     uint32_t where;
     uint64_t end = seq + nf_rc_packets(rc, h->length);
@@ -98,30 +92,26 @@ static nf_message *begin(nf_rc *rc, nf_qp *qp, uint64_t seq, const nf_rc_header 
         return NULL;
     }
     memmove(&r->messages[where + 1], &r->messages[where], (r->n_messages - where) * sizeof *r->messages);
-    r->messages[where] = (nf_message){ seq, end, h->address, h->key, h->length };
+    r->messages[where] = (nf_message){seq, end, h->address, h->key, h->length};
     r->n_messages++;
     for (uint64_t s = seq + 1; s < end && s < r->top; s++) {
-        if (*state(rc, r, s) != NF_STASHED)
-            continue;
+        if (*state(rc, r, s) != NF_STASHED) continue;
         uint64_t slot = s & (rc->window - 1);
-        if (!place(rc, qp, &r->messages[where], s, r->stash + slot * rc->path_mtu, r->stashed[slot]))
-            return NULL;
+        if (!place(rc, qp, &r->messages[where], s, r->stash + slot * rc->path_mtu, r->stashed[slot])) return NULL;
         *state(rc, r, s) = NF_PLACED;
     }
     return &r->messages[where];
 }
 
 /* Moves `expected` over what is in, and hands out the messages that are whole. */
-static void advance(nf_rc *rc, nf_qp *qp)
-{
+static void advance(nf_rc *rc, nf_qp *qp) {
     nf_responder *r = &qp->in;
-    while (r->expected < r->top && *state(rc, r, r->expected) == NF_PLACED)
-        *state(rc, r, r->expected++) = NF_MISSING;
+    while (r->expected < r->top && *state(rc, r, r->expected) == NF_PLACED) *state(rc, r, r->expected++) = NF_MISSING;
     uint32_t whole = 0;
     for (; whole < r->n_messages && r->messages[whole].end <= r->expected; whole++) {
         const nf_message *m = &r->messages[whole];
-        nf_rc_event event = { .what = NF_RC_ARRIVED, .qp = nf_rc_index(rc, qp), .offset = m->offset, .key = m->key,
-                              .length = m->length };
+        nf_rc_event event = {
+            .what = NF_RC_ARRIVED, .qp = nf_rc_index(rc, qp), .offset = m->offset, .key = m->key, .length = m->length};
         nf_rc_emit(rc, &event);
     }
     r->msn = (r->msn + whole) & NF_PSN_MASK;
@@ -129,17 +119,16 @@ static void advance(nf_rc *rc, nf_qp *qp)
     memmove(r->messages, r->messages + whole, r->n_messages * sizeof *r->messages);
 }
 
-void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_t *payload, uint32_t length, bool marked)
-{
+void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_t *payload, uint32_t length,
+                       bool marked) {
     nf_responder *r = &qp->in;
     int64_t place_of = nf_rc_seq(qp->plan.peer_psn, h->psn, r->expected);
     if (place_of >= (int64_t)(r->expected + rc->window) || place_of < -(int64_t)rc->window) {
-        rc->foreign++;                              /* no peer that keeps to the window sends this */
+        rc->foreign++; /* no peer that keeps to the window sends this */
         return;
     }
-    bool old = place_of < (int64_t)r->expected;     /* answered as ever, by one that is closed too */
-    if (!old && !opened(rc, qp))
-        return;                                     /* as if lost */
+    bool old = place_of < (int64_t)r->expected; /* answered as ever, by one that is closed too */
+    if (!old && !opened(rc, qp)) return;        /* as if lost */
     nf_qp_owe_answer(rc, qp);
     if (!qp->reps || !nf_reps_echo(qp->reps, r->source_port, marked)) {
         r->due = true;
@@ -150,21 +139,18 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
         r->duplicates++;
         return;
     }
-    if (!nf_rc_reserve_events(rc, r->n_messages + 2))
-        return;                                     /* as if lost */
+    if (!nf_rc_reserve_events(rc, r->n_messages + 2)) return; /* as if lost */
     uint32_t where;
     nf_message *m = nf_has_reth(h->opcode) ? begin(rc, qp, seq, h) : message_of(r, seq, &where);
-    if (qp->broken)
-        return;
+    if (qp->broken) return;
     if (m) {
         if (!nf_has_reth(h->opcode) && (h->opcode == NF_WRITE_LAST) != (seq == m->end - 1)) {
             refuse(rc, qp, seq, NF_AETH_INVALID);
             return;
         }
-        if (!place(rc, qp, m, seq, payload, length))
-            return;
+        if (!place(rc, qp, m, seq, payload, length)) return;
     } else if (seq == r->expected) {
-        refuse(rc, qp, seq, NF_AETH_INVALID);       /* in order, and no message has begun */
+        refuse(rc, qp, seq, NF_AETH_INVALID); /* in order, and no message has begun */
         return;
     } else if (!stash(rc, r, seq, payload, length)) {
         return;
@@ -172,19 +158,14 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
     *state(rc, r, seq) = m ? NF_PLACED : NF_STASHED;
     r->received++;
     rc->progress++;
-    if (seq >= r->top)
-        r->top = seq + 1;
+    if (seq >= r->top) r->top = seq + 1;
     advance(rc, qp);
 }
 
-void nf_responder_find_holes(const nf_rc *rc, nf_qp *qp)
-{
+void nf_responder_find_holes(const nf_rc *rc, nf_qp *qp) {
     nf_responder *r = &qp->in;
-    if (r->reported < r->expected)
-        r->reported = r->expected;
-    if (r->top < r->reported + rc->reorder)
-        return;
-    if (r->nak_end <= r->nak_from)
-        r->nak_from = r->reported;
+    if (r->reported < r->expected) r->reported = r->expected;
+    if (r->top < r->reported + rc->reorder) return;
+    if (r->nak_end <= r->nak_from) r->nak_from = r->reported;
     r->nak_end = r->reported = r->top - rc->reorder;
 }

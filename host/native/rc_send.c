@@ -8,20 +8,17 @@
 #include "rc_requester.h"
 
 bool nf_rc_write(nf_rc *rc, uint32_t index, const void *data, uint32_t length, uint32_t key, uint64_t offset,
-                 uint64_t id)
-{
+                 uint64_t id) {
     if (index >= rc->n_qps || rc->qps[index].broken || !length || length > NF_RC_MESSAGE ||
         !nf_rc_reserve_events(rc, 1))
         return false;
-    nf_write w = { .data = data, .length = length, .key = key, .offset = offset, .id = id };
-    if (!nf_requester_post(rc, &rc->qps[index], w))
-        return false;
+    nf_write w = {.data = data, .length = length, .key = key, .offset = offset, .id = id};
+    if (!nf_requester_post(rc, &rc->qps[index], w)) return false;
     rc->reserved_events++;
     return true;
 }
 
-static size_t put_bth(uint8_t *p, uint8_t opcode, uint32_t pad, uint8_t ecn, uint32_t qp, bool ack, uint32_t psn)
-{
+static size_t put_bth(uint8_t *p, uint8_t opcode, uint32_t pad, uint8_t ecn, uint32_t qp, bool ack, uint32_t psn) {
     p[0] = opcode;
     p[1] = (uint8_t)(pad << 4);
     nf_put16(p + 2, NF_PKEY);
@@ -31,8 +28,7 @@ static size_t put_bth(uint8_t *p, uint8_t opcode, uint32_t pad, uint8_t ecn, uin
 }
 
 /* Bytes of packet `seq` of a write; the parts of it in *opcode and *payload. */
-static uint32_t measure(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_t *opcode, uint32_t *payload)
-{
+static uint32_t measure(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_t *opcode, uint32_t *payload) {
     uint64_t at = (seq - w->first) * rc->path_mtu, left = w->length - at;
     bool first = !at, last = left <= rc->path_mtu;
     *opcode = first ? (last ? NF_WRITE_ONLY : NF_WRITE_FIRST) : (last ? NF_WRITE_LAST : NF_WRITE_MIDDLE);
@@ -41,8 +37,7 @@ static uint32_t measure(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_
 }
 
 static uint32_t fill(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint64_t seq, bool ack, const nf_route *route,
-                     uint16_t id, uint8_t *p)
-{
+                     uint16_t id, uint8_t *p) {
     uint8_t opcode;
     uint32_t payload, n = measure(rc, w, seq, &opcode, &payload), pad = -payload & 3;
     size_t h = put_bth(p, opcode, pad, 0, qp->plan.peer_qp, ack, nf_rc_psn(qp->plan.psn, seq));
@@ -58,24 +53,20 @@ static uint32_t fill(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint64_t seq
     return n;
 }
 
-static void begin_run(const nf_rc *rc, const nf_qp *qp, nf_rc_run *run)
-{
+static void begin_run(const nf_rc *rc, const nf_qp *qp, nf_rc_run *run) {
     run->bytes = rc->buffer;
     run->length = run->packets = 0;
-    run->route = (nf_route){ rc->address, qp->plan.peer, (uint16_t)qp->plan.source_port };
+    run->route = (nf_route){rc->address, qp->plan.peer, (uint16_t)qp->plan.source_port};
     run->qp = nf_rc_index(rc, qp);
 }
 
-static bool can_send_from(const nf_rc *rc, uint16_t port)
-{
+static bool can_send_from(const nf_rc *rc, uint16_t port) {
     for (uint32_t i = 0; i < rc->n_ports; i++)
-        if (rc->ports[i] == port)
-            return true;
+        if (rc->ports[i] == port) return true;
     return false;
 }
 
-static void put_answer(nf_rc *rc, const nf_qp *qp, uint8_t syndrome, uint64_t about, bool marked, nf_rc_run *run)
-{
+static void put_answer(nf_rc *rc, const nf_qp *qp, uint8_t syndrome, uint64_t about, bool marked, nf_rc_run *run) {
     uint8_t *p = rc->buffer + run->length;
     size_t h = put_bth(p, NF_RC_ACKNOWLEDGE, 0, marked ? NF_BECN : 0, qp->plan.peer_qp, false,
                        nf_rc_psn(qp->plan.peer_psn, about));
@@ -85,24 +76,19 @@ static void put_answer(nf_rc *rc, const nf_qp *qp, uint8_t syndrome, uint64_t ab
 }
 
 /* ACKs for the next packets that came by one port, one each, by the same. */
-static void send_echoes(nf_rc *rc, nf_qp *qp, nf_rc_run *run)
-{
+static void send_echoes(nf_rc *rc, nf_qp *qp, nf_rc_run *run) {
     nf_reps *reps = qp->reps;
     uint16_t port = reps->echoes[reps->echoed].port;
-    if (can_send_from(rc, port))
-        run->route.source_port = port;
+    if (can_send_from(rc, port)) run->route.source_port = port;
     for (; reps->echoed < reps->n_echoes && run->packets < rc->max_run; reps->echoed++) {
         const nf_echo *echo = &reps->echoes[reps->echoed];
-        if (echo->port != port)
-            return;
+        if (echo->port != port) return;
         put_answer(rc, qp, NF_AETH_ACK, qp->in.expected - 1, echo->marked, run);
     }
-    if (reps->echoed == reps->n_echoes)
-        reps->echoed = reps->n_echoes = 0;
+    if (reps->echoed == reps->n_echoes) reps->echoed = reps->n_echoes = 0;
 }
 
-static bool send_answers(nf_rc *rc, nf_rc_run *run)
-{
+static bool send_answers(nf_rc *rc, nf_rc_run *run) {
     while (rc->n_answers) {
         nf_qp *qp = &rc->qps[rc->answers[rc->n_answers - 1]];
         nf_responder *r = &qp->in;
@@ -113,17 +99,15 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run)
             send_echoes(rc, qp, run);
             return true;
         }
-        if (can_send_from(rc, r->source_port))
-            run->route.source_port = r->source_port;
+        if (can_send_from(rc, r->source_port)) run->route.source_port = r->source_port;
         uint64_t seq = r->nak_from > r->expected ? r->nak_from : r->expected;
         while (run->packets < rc->max_run) {
             uint8_t syndrome = NF_AETH_ACK;
             uint64_t about = r->expected - 1;
             if (r->due) {
-                r->due = false;                     /* before the first packet: PSN - 1, which acknowledges nothing */
+                r->due = false; /* before the first packet: PSN - 1, which acknowledges nothing */
             } else {
-                while (seq < r->nak_end && r->arrived[seq & (rc->window - 1)])
-                    seq++;
+                while (seq < r->nak_end && r->arrived[seq & (rc->window - 1)]) seq++;
                 if (seq < r->nak_end) {
                     syndrome = NF_AETH_SEQUENCE;
                     about = seq++;
@@ -139,26 +123,23 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run)
             r->marked = false;
         }
         r->nak_from = seq;
-        if (run->packets < rc->max_run) {           /* that was all */
+        if (run->packets < rc->max_run) { /* that was all */
             qp->owes_answer = false;
             rc->n_answers--;
         }
-        if (run->packets)
-            return true;
+        if (run->packets) return true;
     }
     return false;
 }
 
-bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run)
-{
-    if (send_answers(rc, run))
-        return true;
+bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run) {
+    if (send_answers(rc, run)) return true;
     run->answers = 0;
     for (uint32_t tried = 0; tried < rc->n_active;) {
         uint32_t slot = rc->turn % rc->n_active;
         nf_qp *qp = &rc->qps[rc->active[slot]];
         nf_requester *r = &qp->out;
-        if (r->una == r->limit) {                   /* idle: off the list */
+        if (r->una == r->limit) { /* idle: off the list */
             qp->active = false;
             rc->active[slot] = rc->active[--rc->n_active];
             continue;
@@ -179,14 +160,11 @@ bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run)
         const nf_write *w = NULL;
         while (run->packets < most && !shorter) {
             uint64_t seq = nf_requester_peek(rc, r);
-            if (!w || seq < w->first || seq >= w->first + nf_rc_packets(rc, w->length))
-                w = nf_requester_write(r, seq);
+            if (!w || seq < w->first || seq >= w->first + nf_rc_packets(rc, w->length)) w = nf_requester_write(r, seq);
             uint8_t opcode;
             uint32_t payload, n = measure(rc, w, seq, &opcode, &payload);
-            if (run->packets && n > run->segment)
-                break;
-            if (!run->packets)
-                run->segment = n;
+            if (run->packets && n > run->segment) break;
+            if (!run->packets) run->segment = n;
             shorter = n < run->segment;
             bool ack = opcode == NF_WRITE_LAST || opcode == NF_WRITE_ONLY;
             fill(rc, qp, w, seq, ack, &run->route, (uint16_t)run->packets, rc->buffer + run->length);
@@ -199,15 +177,13 @@ bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run)
     return false;
 }
 
-void nf_rc_unsent(nf_rc *rc, const nf_rc_run *run)
-{
-    if (run->answers) {                             /* NAKs are lost, and the timer repairs; an ACK goes again */
+void nf_rc_unsent(nf_rc *rc, const nf_rc_run *run) {
+    if (run->answers) { /* NAKs are lost, and the timer repairs; an ACK goes again */
         rc->qps[run->qp].in.due = true;
         nf_qp_owe_answer(rc, &rc->qps[run->qp]);
         return;
     }
-    for (uint32_t i = 0; i < run->packets; i++)
-        nf_requester_unsent(rc, &rc->qps[run->qp].out, run->seqs[i]);
+    for (uint32_t i = 0; i < run->packets; i++) nf_requester_unsent(rc, &rc->qps[run->qp].out, run->seqs[i]);
 }
 
 void nf_rc_no_runs(nf_rc *rc) { rc->max_run = 1; }

@@ -17,8 +17,8 @@
 #include <stdint.h>
 
 #define NF_REPS_CACHE 8
-#define NF_REPS_ECHOES 128             /* packets that wait for their answers at most: a batch of what was received */
-#define NF_REPS_FREEZE 100000000ll     /* nanoseconds; the paper's 10 ms are some hundred round trips, as these are */
+#define NF_REPS_ECHOES 128         /* packets that wait for their answers at most: a batch of what was received */
+#define NF_REPS_FREEZE 100000000ll /* nanoseconds; the paper's 10 ms are some hundred round trips, as these are */
 
 typedef struct {
     uint16_t port;
@@ -26,14 +26,14 @@ typedef struct {
 } nf_echo;
 
 typedef struct {
-    nf_echo echoes[NF_REPS_ECHOES];    /* of what arrived and is not answered; oldest first */
-    uint32_t n_echoes, echoed;         /* echoed: those before it are answered */
-    uint32_t cache[NF_REPS_CACHE];     /* a ring; `head` is the next to be overwritten, and so the oldest */
-    bool fresh[NF_REPS_CACHE];         /* named by an ACK, and not used since */
-    uint32_t head, known, turn;        /* known: entries that were ever written; turn: the next one while frozen */
-    uint32_t explore, window;          /* packets that go on exploring */
-    uint32_t next;                     /* the next port of the first packets */
-    int64_t frozen_until;              /* 0: not frozen */
+    nf_echo echoes[NF_REPS_ECHOES]; /* of what arrived and is not answered; oldest first */
+    uint32_t n_echoes, echoed;      /* echoed: those before it are answered */
+    uint32_t cache[NF_REPS_CACHE];  /* a ring; `head` is the next to be overwritten, and so the oldest */
+    bool fresh[NF_REPS_CACHE];      /* named by an ACK, and not used since */
+    uint32_t head, known, turn;     /* known: entries that were ever written; turn: the next one while frozen */
+    uint32_t explore, window;       /* packets that go on exploring */
+    uint32_t next;                  /* the next port of the first packets */
+    int64_t frozen_until;           /* 0: not frozen */
     uint64_t random;
 } nf_reps;
 

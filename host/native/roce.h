@@ -15,12 +15,12 @@
 #endif
 
 #define NF_UDP_PORT 4791
-#define NF_MAX_PATH_MTU 4096           /* payload bytes of every packet: 1024, or this */
-#define NF_MESSAGE_PACKETS 4096        /* longest message; long, since a FIRST is longer and parts super-packets */
+#define NF_MAX_PATH_MTU 4096    /* payload bytes of every packet: 1024, or this */
+#define NF_MESSAGE_PACKETS 4096 /* longest message; long, since a FIRST is longer and parts super-packets */
 #define NF_PKEY 0xffff
 #define NF_PSN_MASK 0xffffffu
 #define NF_ECN_CE 3
-#define NF_RESULT_TTL 64               /* p4src/replica.p4 writes it; a packet that was routed has less */
+#define NF_RESULT_TTL 64 /* p4src/replica.p4 writes it; a packet that was routed has less */
 
 #define NF_WRITE_FIRST 0x06
 #define NF_WRITE_MIDDLE 0x07
@@ -42,39 +42,58 @@
 #define NF_ICRC_BYTES 4
 
 static inline bool nf_has_reth(uint8_t opcode) { return opcode == NF_WRITE_FIRST || opcode == NF_WRITE_ONLY; }
-static inline size_t nf_packet_bytes(uint8_t opcode, uint32_t path_mtu)
-{
+static inline size_t nf_packet_bytes(uint8_t opcode, uint32_t path_mtu) {
     return NF_BTH_BYTES + (nf_has_reth(opcode) ? NF_RETH_BYTES : 0) + path_mtu + NF_ICRC_BYTES;
 }
 
-static inline void nf_put16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
-static inline void nf_put32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
-static inline void nf_put64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
-static inline uint16_t nf_get16(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
-static inline uint32_t nf_get32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
-static inline uint64_t nf_get64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
+static inline void nf_put16(uint8_t *p, uint16_t v) {
+    v = __builtin_bswap16(v);
+    memcpy(p, &v, 2);
+}
+static inline void nf_put32(uint8_t *p, uint32_t v) {
+    v = __builtin_bswap32(v);
+    memcpy(p, &v, 4);
+}
+static inline void nf_put64(uint8_t *p, uint64_t v) {
+    v = __builtin_bswap64(v);
+    memcpy(p, &v, 8);
+}
+static inline uint16_t nf_get16(const uint8_t *p) {
+    uint16_t v;
+    memcpy(&v, p, 2);
+    return __builtin_bswap16(v);
+}
+static inline uint32_t nf_get32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return __builtin_bswap32(v);
+}
+static inline uint64_t nf_get64(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return __builtin_bswap64(v);
+}
 
-typedef struct {                       /* the header fields of one packet */
+typedef struct { /* the header fields of one packet */
     uint8_t opcode;
     uint32_t dest_qp, psn;
-    uint64_t address;                  /* RETH, on FIRST and ONLY */
+    uint64_t address; /* RETH, on FIRST and ONLY */
     uint32_t length;
 } nf_header;
 
-typedef struct {                       /* where a packet goes: what its ICRC covers besides itself; host byte order */
+typedef struct { /* where a packet goes: what its ICRC covers besides itself; host byte order */
     uint32_t source, destination;
     uint16_t source_port;
 } nf_route;
 
 /* Writes the headers; returns where the payload goes.  rkey is 0: the switches rewrite it. */
-static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h)
-{
+static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h) {
     bool last = h->opcode == NF_WRITE_LAST || h->opcode == NF_WRITE_ONLY;
     packet[0] = h->opcode;
-    packet[1] = 0;                                              /* no solicited event, no padding, version 0 */
+    packet[1] = 0; /* no solicited event, no padding, version 0 */
     nf_put16(packet + 2, NF_PKEY);
-    nf_put32(packet + 4, h->dest_qp & NF_PSN_MASK);             /* top byte: FECN, BECN, reserved */
-    nf_put32(packet + 8, (h->psn & NF_PSN_MASK) | (last ? 0x80000000u : 0));    /* acknowledge requested at the end */
+    nf_put32(packet + 4, h->dest_qp & NF_PSN_MASK);                          /* top byte: FECN, BECN, reserved */
+    nf_put32(packet + 8, (h->psn & NF_PSN_MASK) | (last ? 0x80000000u : 0)); /* acknowledge requested at the end */
     packet += NF_BTH_BYTES;
     if (nf_has_reth(h->opcode)) {
         nf_put64(packet, h->address);
@@ -85,13 +104,12 @@ static inline uint8_t *nf_write_header(uint8_t *packet, const nf_header *h)
     return packet;
 }
 
-/* Reads and checks the headers of a packet of `n` bytes; returns its payload, or NULL where it is none of this path MTU.
- * The ICRC is not checked here: it covers fields of the IP and UDP headers that a socket does not show, the first
- * switch has checked the contributions', and the kernel has checked the UDP checksum, which covers all of this. */
-static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uint32_t path_mtu, nf_header *h)
-{
-    if (n < NF_BTH_BYTES + path_mtu + NF_ICRC_BYTES)
-        return NULL;
+/* Reads and checks the headers of a packet of `n` bytes; returns its payload, or NULL where it is none of this path
+ * MTU.  The ICRC is not checked here: it covers fields of the IP and UDP headers that a socket does not show, the
+ * first switch has checked the contributions', and the kernel has checked the UDP checksum, which covers all of
+ * this. */
+static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uint32_t path_mtu, nf_header *h) {
+    if (n < NF_BTH_BYTES + path_mtu + NF_ICRC_BYTES) return NULL;
     h->opcode = packet[0];
     h->dest_qp = nf_get32(packet + 4) & NF_PSN_MASK;
     h->psn = nf_get32(packet + 8) & NF_PSN_MASK;
@@ -100,8 +118,7 @@ static inline const uint8_t *nf_read_header(const uint8_t *packet, size_t n, uin
     if (h->opcode != NF_WRITE_FIRST && h->opcode != NF_WRITE_MIDDLE && h->opcode != NF_WRITE_LAST &&
         h->opcode != NF_WRITE_ONLY)
         return NULL;
-    if (n != nf_packet_bytes(h->opcode, path_mtu))
-        return NULL;
+    if (n != nf_packet_bytes(h->opcode, path_mtu)) return NULL;
     packet += NF_BTH_BYTES;
     if (nf_has_reth(h->opcode)) {
         h->address = nf_get64(packet);

@@ -15,66 +15,66 @@
  * time-out that brings a result doubles how many.  Lasting silence before the first result means that another rank is
  * late: the timer then backs off all the way, and one packet probes; later on it backs off only a little.
  *
- * A slow network looks the same.  What tells them apart: a slot that waits for a late rank swallows the packets that come
- * again, but who repeats what was not lost gets its result twice.  Then the time-out was spurious, and the timer waits
- * twice as long from there on; else the repetitions of all ranks would fill the very queue that they wait for.
+ * A slow network looks the same.  What tells them apart: a slot that waits for a late rank swallows the packets that
+ * come again, but who repeats what was not lost gets its result twice.  Then the time-out was spurious, and the timer
+ * waits twice as long from there on; else the repetitions of all ranks would fill the very queue that they wait for.
  *
- * How many may be in flight is congestion.h's matter.  Nothing here knows packets or clocks: times are nanoseconds handed
- * in.
+ * How many may be in flight is congestion.h's matter.  Nothing here knows packets or clocks: times are nanoseconds
+ * handed in.
  */
 #ifndef NF_STREAM_H
 #define NF_STREAM_H
 #include "congestion.h"
 #include "rtt.h"
 
-#define NF_REORDER 3                   /* packets sent later that may overtake, as RFC 5681's three duplicates */
-#define NF_TIMEOUTS_BEFORE_BACKOFF 3   /* time-outs without a result before the timer backs off */
-#define NF_FIRST_PROBES 4              /* packets that go again at the first time-out */
-#define NF_RTO_FLOWING 1000000ll       /* least while results come: all ranks are in.  Before that, NF_RTO_LEAST */
-#define NF_RTO_SILENT 50000000ll       /* the most that silence adds: bounds how long a repaired path stays unused */
+#define NF_REORDER 3                 /* packets sent later that may overtake, as RFC 5681's three duplicates */
+#define NF_TIMEOUTS_BEFORE_BACKOFF 3 /* time-outs without a result before the timer backs off */
+#define NF_FIRST_PROBES 4            /* packets that go again at the first time-out */
+#define NF_RTO_FLOWING 1000000ll     /* least while results come: all ranks are in.  Before that, NF_RTO_LEAST */
+#define NF_RTO_SILENT 50000000ll     /* the most that silence adds: bounds how long a repaired path stays unused */
 
 typedef enum { NF_FREE, NF_FLIGHT, NF_LOST, NF_DONE } nf_state;
 
 typedef struct {
-    int64_t at;                        /* when it was sent last */
-    uint64_t order;                    /* how many packets this stream had sent by then */
+    int64_t at;     /* when it was sent last */
+    uint64_t order; /* how many packets this stream had sent by then */
     uint8_t state;
-    bool again;                        /* sent more than once: its round trip is ambiguous (Karn) */
-    bool probe;                        /* ... the last time because the timer ran out */
+    bool again; /* sent more than once: its round trip is ambiguous (Karn) */
+    bool probe; /* ... the last time because the timer ran out */
 } nf_sent;
 
-typedef struct {                       /* the latest sending whose result is surely its own */
+typedef struct { /* the latest sending whose result is surely its own */
     uint64_t order;
     int64_t at;
 } nf_overtaker;
 
-typedef struct {                       /* counted since the stream began */
+typedef struct { /* counted since the stream began */
     uint64_t sent, received, retransmitted, timeouts, duplicates, marks;
 } nf_counters;
 
 typedef struct {
-    uint32_t first_psn, window;        /* window: a power of two, at most half of the slots */
-    uint64_t una, next;                /* lowest sequence number without result; lowest never sent */
-    uint64_t top;                      /* above the highest with a result: what is missing below it is a hole */
-    uint64_t unknown;                  /* all below have a result, or were found lost once */
-    nf_sent *ring;                     /* of `window` entries, by sequence number modulo window */
-    uint32_t n_lost, in_flight;        /* entries in these states */
-    uint64_t lost_from;                /* none is lost below this */
-    uint64_t order;                    /* packets sent so far */
-    nf_overtaker overtakers[2];        /* of packets sent once, of repeated ones */
-    uint64_t suspects;                 /* packets below this may have been overtaken by results of this batch */
-    bool batch;                        /* results came since nf_stream_end_batch */
+    uint32_t first_psn, window; /* window: a power of two, at most half of the slots */
+    uint64_t una, next;         /* lowest sequence number without result; lowest never sent */
+    uint64_t top;               /* above the highest with a result: what is missing below it is a hole */
+    uint64_t unknown;           /* all below have a result, or were found lost once */
+    nf_sent *ring;              /* of `window` entries, by sequence number modulo window */
+    uint32_t n_lost, in_flight; /* entries in these states */
+    uint64_t lost_from;         /* none is lost below this */
+    uint64_t order;             /* packets sent so far */
+    nf_overtaker overtakers[2]; /* of packets sent once, of repeated ones */
+    uint64_t suspects;          /* packets below this may have been overtaken by results of this batch */
+    bool batch;                 /* results came since nf_stream_end_batch */
     /* the timer, and what time-outs are told apart by */
     nf_rtt rtt;
     nf_timer timer;
-    int64_t sample;                    /* round trip seen in this batch, or -1 */
-    int64_t least_rtt, round_least;    /* shortest of the last round, of this one: long ones hold other ranks' troubles */
-    uint32_t burst;                    /* packets to repeat at the next time-out, if this one brings something */
-    bool flowing;                      /* results since the stream was last idle: all ranks are in */
-    uint32_t fruitless;                /* time-outs since the last result */
-    uint32_t probes;                   /* packets that time-outs repeated, and whose second result may come yet */
-    int64_t expired_at, expired_rto;   /* when the timer ran out last, and after how long */
-    int64_t spurious_rto;              /* the timer waits at least so long: after less, time-outs were spurious */
+    int64_t sample;                  /* round trip seen in this batch, or -1 */
+    int64_t least_rtt, round_least;  /* shortest of the last round, of this one: long ones hold other ranks' troubles */
+    uint32_t burst;                  /* packets to repeat at the next time-out, if this one brings something */
+    bool flowing;                    /* results since the stream was last idle: all ranks are in */
+    uint32_t fruitless;              /* time-outs since the last result */
+    uint32_t probes;                 /* packets that time-outs repeated, and whose second result may come yet */
+    int64_t expired_at, expired_rto; /* when the timer ran out last, and after how long */
+    int64_t spurious_rto;            /* the timer waits at least so long: after less, time-outs were spurious */
     nf_congestion congestion;
     nf_counters counters;
     nf_congestion_rules rules;
@@ -85,7 +85,9 @@ void nf_stream_close(nf_stream *);
 /* Everything from `seq` on is to be sent anew, over another path; false where memory is short. */
 bool nf_stream_restart(nf_stream *, uint64_t seq, uint32_t window);
 
-static inline uint32_t nf_stream_psn(const nf_stream *s, uint64_t seq) { return (s->first_psn + (uint32_t)seq) & 0xffffff; }
+static inline uint32_t nf_stream_psn(const nf_stream *s, uint64_t seq) {
+    return (s->first_psn + (uint32_t)seq) & 0xffffff;
+}
 
 /* How many packets may leave now, of those below `limit`: lost ones and new ones together. */
 uint64_t nf_stream_sendable(const nf_stream *, uint64_t limit);

@@ -15,7 +15,7 @@ enum timer_kind { START, TIMEOUT, FAULT, ANNOUNCE };
 
 struct timer {
     uint64_t time, order;
-    uint32_t what, kind;        /* number of the task, sender or fault; enum timer_kind */
+    uint32_t what, kind; /* number of the task, sender or fault; enum timer_kind */
 };
 
 struct event {
@@ -24,13 +24,13 @@ struct event {
 };
 
 struct events {
-    uint64_t now;               /* ps */
+    uint64_t now; /* ps */
     struct event *heap;
     uint32_t heap_count;
     struct timer *timers;
     uint32_t timer_count, timer_room;
     uint64_t timer_order;
-    int no_memory;              /* set by whoever was refused some; the loop ends then */
+    int no_memory; /* set by whoever was refused some; the loop ends then */
 };
 
 int events_open(struct events *e, uint32_t elements); /* 0 without memory */
@@ -52,8 +52,7 @@ struct fifo {
 
 int fifo_grow(struct fifo *f, size_t item); /* 0 without memory */
 
-static inline void *push(struct events *e, struct fifo *f, size_t item)
-{
+static inline void *push(struct events *e, struct fifo *f, size_t item) {
     if (f->count == f->room && !fifo_grow(f, item)) {
         e->no_memory = 1;
         return NULL;
@@ -63,8 +62,7 @@ static inline void *push(struct events *e, struct fifo *f, size_t item)
 
 static inline void *front(const struct fifo *f, size_t item) { return (char *)f->items + f->head * item; }
 
-static inline void pop(struct fifo *f)
-{
+static inline void pop(struct fifo *f) {
     f->head = (f->head + 1) & (f->room - 1);
     f->count--;
 }

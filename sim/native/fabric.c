@@ -11,34 +11,28 @@
 
 enum link_kind { HOST_UP, HOST_DOWN, LEAF_UP, LEAF_DOWN, CORE_UP, CORE_DOWN, LINK_KINDS };
 
-static uint32_t leaf_up(const struct sim *s, uint32_t leaf, uint32_t agg)
-{
+static uint32_t leaf_up(const struct sim *s, uint32_t leaf, uint32_t agg) {
     return s->block[LEAF_UP] + leaf * s->c->aggs + agg;
 }
 
-static uint32_t leaf_down(const struct sim *s, uint32_t leaf, uint32_t agg)
-{
+static uint32_t leaf_down(const struct sim *s, uint32_t leaf, uint32_t agg) {
     return s->block[LEAF_DOWN] + leaf * s->c->aggs + agg;
 }
 
-static uint32_t core_up(const struct sim *s, uint32_t pod, uint32_t agg, uint32_t core)
-{
+static uint32_t core_up(const struct sim *s, uint32_t pod, uint32_t agg, uint32_t core) {
     return s->block[CORE_UP] + (pod * s->c->aggs + agg) * s->c->cores + core;
 }
 
-static uint32_t core_down(const struct sim *s, uint32_t pod, uint32_t agg, uint32_t core)
-{
+static uint32_t core_down(const struct sim *s, uint32_t pod, uint32_t agg, uint32_t core) {
     return core_up(s, pod, agg, core) + s->block[CORE_DOWN] - s->block[CORE_UP];
 }
 
-static uint32_t next_link(const struct sim *s, const struct link *l, const struct packet *p)
-{
+static uint32_t next_link(const struct sim *s, const struct link *l, const struct packet *p) {
     uint32_t leaf = leaf_of(s, p->destination), down = s->block[HOST_DOWN] + p->destination;
     switch ((enum link_kind)l->kind) {
     case HOST_UP: return l->place == leaf ? down : leaf_up(s, l->place, p->agg);
     case LEAF_UP:
-        if (l->place == pod_of(s, leaf))
-            return leaf_down(s, leaf, p->agg);
+        if (l->place == pod_of(s, leaf)) return leaf_down(s, leaf, p->agg);
         return core_up(s, l->place, p->agg, p->core);
     case LEAF_DOWN: return down;
     case CORE_UP: return core_down(s, pod_of(s, leaf), p->agg, p->core);
@@ -46,18 +40,16 @@ static uint32_t next_link(const struct sim *s, const struct link *l, const struc
     }
 }
 
-int fabric_open(struct sim *s)
-{
+int fabric_open(struct sim *s) {
     const struct config *c = s->c;
     uint32_t leaves = c->pods * c->leaves, aggs = c->pods * c->aggs, cores = c->aggs * c->cores;
-    uint32_t sizes[LINK_KINDS] = {s->size, s->size, leaves * c->aggs, leaves * c->aggs, aggs * c->cores, aggs * c->cores};
-    for (int i = 0; i < LINK_KINDS; i++)
-        s->block[i + 1] = s->block[i] + sizes[i];
+    uint32_t sizes[LINK_KINDS] = {s->size,          s->size,         leaves * c->aggs,
+                                  leaves * c->aggs, aggs * c->cores, aggs * c->cores};
+    for (int i = 0; i < LINK_KINDS; i++) s->block[i + 1] = s->block[i] + sizes[i];
     s->link_count = s->block[LINK_KINDS];
     s->links = calloc(s->link_count, sizeof *s->links);
     s->buffer = calloc(leaves + aggs + cores, sizeof *s->buffer);
-    if (!s->links || !s->buffer)
-        return 0;
+    if (!s->links || !s->buffer) return 0;
     double rates[LINK_KINDS] = {c->host_rate, c->host_rate, c->leaf_rate, c->leaf_rate, c->core_rate, c->core_rate};
     for (uint32_t kind = 0; kind < LINK_KINDS; kind++)
         for (uint32_t n = s->block[kind]; n < s->block[kind + 1]; n++) {
@@ -67,9 +59,15 @@ int fabric_open(struct sim *s)
             l->rate = rates[kind];
             l->ecn = (uint64_t)((double)c->ecn_bytes * l->rate);
             switch (kind) {
-            case HOST_UP: l->from = NONE; l->place = i / c->hosts; break;
+            case HOST_UP:
+                l->from = NONE;
+                l->place = i / c->hosts;
+                break;
             case HOST_DOWN: l->from = i / c->hosts; break;
-            case LEAF_UP: l->from = i / c->aggs; l->place = i / c->aggs / c->leaves; break;
+            case LEAF_UP:
+                l->from = i / c->aggs;
+                l->place = i / c->aggs / c->leaves;
+                break;
             case LEAF_DOWN: l->from = leaves + i / c->aggs / c->leaves * c->aggs + i % c->aggs; break;
             case CORE_UP: l->from = leaves + i / c->cores; break;
             case CORE_DOWN:
@@ -81,8 +79,7 @@ int fabric_open(struct sim *s)
     return 1;
 }
 
-void fabric_close(struct sim *s)
-{
+void fabric_close(struct sim *s) {
     for (uint32_t i = 0; s->links && i < s->link_count; i++) {
         s->r.in_flight += s->links[i].queue.count;
         free(s->links[i].queue.items);
@@ -93,8 +90,7 @@ void fabric_close(struct sim *s)
 
 /* ---- packets ---- */
 
-void transmit(struct sim *s, uint32_t number, const struct packet *p)
-{
+void transmit(struct sim *s, uint32_t number, const struct packet *p) {
     struct link *l = &s->links[number];
     uint64_t now = s->events.now, backlog = l->free > now ? l->free - now : 0;
     if (l->down || (l->from != NONE && s->buffer[l->from] + p->bytes > s->c->buffer_bytes)) {
@@ -103,8 +99,7 @@ void transmit(struct sim *s, uint32_t number, const struct packet *p)
         return;
     }
     struct packet *q = push(&s->events, &l->queue, sizeof *q);
-    if (!q)
-        return;
+    if (!q) return;
     *q = *p;
     l->free = now + backlog + (uint64_t)(p->bytes * l->rate + 0.5);
     q->time = l->free + s->c->delay;
@@ -115,26 +110,21 @@ void transmit(struct sim *s, uint32_t number, const struct packet *p)
             l->count.marked++;
         }
     }
-    if (backlog > l->deepest)
-        l->deepest = backlog;
-    if (l->queue.count == 1)
-        schedule(&s->events, number, q->time);
+    if (backlog > l->deepest) l->deepest = backlog;
+    if (l->queue.count == 1) schedule(&s->events, number, q->time);
 }
 
-int link_event(struct sim *s, uint32_t number, struct packet *p)
-{
+int link_event(struct sim *s, uint32_t number, struct packet *p) {
     struct link *l = &s->links[number];
     *p = *(struct packet *)front(&l->queue, sizeof *p);
     pop(&l->queue);
     if (l->queue.count) {
         const struct packet *after = front(&l->queue, sizeof *p);
         retime_first(&s->events, after->time);
-        if (l->kind == HOST_DOWN)
-            fetch(s, after->piece);
+        if (l->kind == HOST_DOWN) fetch(s, after->piece);
     } else
         remove_first(&s->events);
-    if (l->from != NONE)
-        s->buffer[l->from] -= p->bytes;
+    if (l->from != NONE) s->buffer[l->from] -= p->bytes;
     if (l->down) { /* queued or on the wire when it broke */
         l->count.dropped++;
         s->r.dropped++;
@@ -143,20 +133,17 @@ int link_event(struct sim *s, uint32_t number, struct packet *p)
     l->count.packets++;
     l->count.bytes += p->bytes;
     s->r.hops++;
-    if (l->kind == HOST_DOWN)
-        return 1;
+    if (l->kind == HOST_DOWN) return 1;
     transmit(s, next_link(s, l, p), p);
     return 0;
 }
 
 /* ---- failures ---- */
 
-int blocked(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, uint32_t core, int known)
-{
+int blocked(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, uint32_t core, int known) {
     const struct link *l = s->links;
     uint32_t route[4], n = 0;
-    if (a == b)
-        return 0;
+    if (a == b) return 0;
     route[n++] = leaf_up(s, a, agg);
     if (pod_of(s, a) != pod_of(s, b)) {
         route[n++] = core_up(s, pod_of(s, a), agg, core);
@@ -164,13 +151,11 @@ int blocked(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, uint32_t 
     }
     route[n++] = leaf_down(s, b, agg);
     for (uint32_t i = 0; i < n; i++)
-        if (known ? l[route[i]].known : l[route[i]].down)
-            return 1;
+        if (known ? l[route[i]].known : l[route[i]].down) return 1;
     return 0;
 }
 
-void fault(struct sim *s, const struct fault *f)
-{
+void fault(struct sim *s, const struct fault *f) {
     for (int i = 0; i < 2; i++) {
         struct link *l = &s->links[f->links[i]];
         s->broken += (uint32_t)!f->up - l->down;
@@ -178,8 +163,7 @@ void fault(struct sim *s, const struct fault *f)
     }
 }
 
-void announce(struct sim *s, const struct fault *f)
-{
+void announce(struct sim *s, const struct fault *f) {
     for (int i = 0; i < 2; i++) {
         struct link *l = &s->links[f->links[i]];
         s->known_faults += (uint32_t)!f->up - l->known;

@@ -7,12 +7,10 @@
 
 #define ACK_BYTES 64
 
-static int hosts_open(struct sim *s)
-{
+static int hosts_open(struct sim *s) {
     const struct config *c = s->c;
     s->hosts = calloc(s->size, sizeof *s->hosts);
-    for (uint32_t i = 0; s->hosts && i < s->size; i++)
-        s->hosts[i].head = s->hosts[i].tail = NONE;
+    for (uint32_t i = 0; s->hosts && i < s->size; i++) s->hosts[i].head = s->hosts[i].tail = NONE;
     s->ack_delay[0] = 2 * (c->delay + (uint64_t)(ACK_BYTES * c->host_rate));
     s->ack_delay[1] = s->ack_delay[0] + 2 * (c->delay + (uint64_t)(ACK_BYTES * c->leaf_rate));
     s->ack_delay[2] = s->ack_delay[1] + 2 * (c->delay + (uint64_t)(ACK_BYTES * c->core_rate));
@@ -20,8 +18,7 @@ static int hosts_open(struct sim *s)
 }
 
 /* A fault at time 0 is there before any flow starts, also one that starts at 0. */
-static void set_faults(struct sim *s, uint32_t count)
-{
+static void set_faults(struct sim *s, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         const struct fault *f = &s->faults[i];
         if (f->time)
@@ -36,38 +33,31 @@ static void set_faults(struct sim *s, uint32_t count)
 }
 
 /* What a packet means to the host that it has reached: data, or an ACK that queued like data. */
-static void deliver(struct sim *s, const struct packet *p)
-{
+static void deliver(struct sim *s, const struct packet *p) {
     if (p->answer) {
         const struct ack a = {0, p->piece, p->seq, p->agg, p->core, p->echo, p->nack};
         s->r.answered++;
         uint32_t task = acknowledge(s, &a);
-        if (task != NONE)
-            piece_acknowledged(s, task);
+        if (task != NONE) piece_acknowledged(s, task);
     } else {
         uint32_t task = arrive(s, p);
-        if (task != NONE)
-            piece_arrived(s, task);
+        if (task != NONE) piece_arrived(s, task);
     }
 }
 
-static void element_event(struct sim *s, uint32_t element)
-{
+static void element_event(struct sim *s, uint32_t element) {
     if (element < s->link_count) {
         struct packet arrived;
-        if (link_event(s, element, &arrived))
-            deliver(s, &arrived);
+        if (link_event(s, element, &arrived)) deliver(s, &arrived);
     } else if (element < s->link_count + s->size) {
         card_free(s, element - s->link_count);
     } else {
         uint32_t task = ack_event(s, element - s->link_count - s->size);
-        if (task != NONE)
-            piece_acknowledged(s, task);
+        if (task != NONE) piece_acknowledged(s, task);
     }
 }
 
-static void timer_event(struct sim *s, struct timer t)
-{
+static void timer_event(struct sim *s, struct timer t) {
     switch ((enum timer_kind)t.kind) {
     case START: start_task(s, t.what); break;
     case TIMEOUT: timeout(s, t.what); break;
@@ -76,17 +66,14 @@ static void timer_event(struct sim *s, struct timer t)
     }
 }
 
-static enum outcome loop(struct sim *s)
-{
+static enum outcome loop(struct sim *s) {
     struct events *e = &s->events;
     while (s->left) {
         uint64_t event = e->heap_count ? e->heap[0].time : NEVER;
         uint64_t timer = e->timer_count ? e->timers[0].time : NEVER;
         uint64_t time = timer <= event ? timer : event;
-        if (e->no_memory)
-            return NO_MEMORY;
-        if (time > s->c->deadline)
-            return DEADLINE;
+        if (e->no_memory) return NO_MEMORY;
+        if (time > s->c->deadline) return DEADLINE;
         e->now = time;
         if (timer <= event)
             timer_event(s, pop_timer(e));
@@ -96,8 +83,7 @@ static enum outcome loop(struct sim *s)
     return FINISHED;
 }
 
-uint64_t sim_abi(void)
-{
+uint64_t sim_abi(void) {
     return sizeof(struct config) << 40 | sizeof(struct task) << 30 | sizeof(struct piece) << 20 |
            sizeof(struct fault) << 10 | sizeof(struct link_count);
 }
@@ -105,10 +91,15 @@ uint64_t sim_abi(void)
 /* Runs to the end.  started, finished: a time for each task, UINT64_MAX where it never came to that. */
 int sim_run(const struct config *config, uint32_t task_count, const struct task *tasks, const uint32_t *next,
             const struct piece *pieces, uint32_t fault_count, const struct fault *faults, uint64_t *started,
-            uint64_t *finished, struct link_count *counts, struct result *result)
-{
-    struct sim s = {.c = config, .tasks = tasks, .next = next, .pieces = pieces, .faults = faults,
-                    .random = config->seed, .started = started, .finished = finished,
+            uint64_t *finished, struct link_count *counts, struct result *result) {
+    struct sim s = {.c = config,
+                    .tasks = tasks,
+                    .next = next,
+                    .pieces = pieces,
+                    .faults = faults,
+                    .random = config->seed,
+                    .started = started,
+                    .finished = finished,
                     .size = config->hosts * config->leaves * config->pods};
     enum outcome outcome = NO_MEMORY;
     if (fabric_open(&s) && hosts_open(&s) && paths_open(&s) && events_open(&s.events, s.link_count + s.size + 3) &&

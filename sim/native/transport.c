@@ -13,17 +13,14 @@ enum { TICK_SHIFT = 12 };                   /* ps to ticks, in which they were s
 
 /* ---- the network card: senders of a host take turns, packet by packet ---- */
 
-static int may_send(const struct sender *t)
-{
+static int may_send(const struct sender *t) {
     return t->active && (t->lost || t->next < t->packets) && (float)t->inflight < t->cwnd;
 }
 
-static void enlist(struct sim *s, uint32_t number)
-{
+static void enlist(struct sim *s, uint32_t number) {
     struct sender *t = &s->senders[number];
     struct host *h = &s->hosts[t->source];
-    if (t->listed || !may_send(t))
-        return;
+    if (t->listed || !may_send(t)) return;
     t->listed = 1;
     t->after = NONE;
     if (h->tail == NONE)
@@ -37,8 +34,7 @@ static void enlist(struct sim *s, uint32_t number)
     }
 }
 
-static uint32_t take_first(struct sim *s, struct host *h)
-{
+static uint32_t take_first(struct sim *s, struct host *h) {
     uint32_t number = h->head;
     h->head = s->senders[number].after;
     if (h->head == NONE)
@@ -50,35 +46,28 @@ static uint32_t take_first(struct sim *s, struct host *h)
 }
 
 /* The packet to send: one that is known to be lost, else the next. */
-static uint32_t take_next(struct sender *t)
-{
-    if (!t->lost)
-        return t->next++;
-    while (!(t->flags[t->scan] & LOST))
-        t->scan++;
+static uint32_t take_next(struct sender *t) {
+    if (!t->lost) return t->next++;
+    while (!(t->flags[t->scan] & LOST)) t->scan++;
     t->flags[t->scan] = (uint8_t)(t->flags[t->scan] & ~LOST);
     t->lost--;
     return t->scan++;
 }
 
-void card_free(struct sim *s, uint32_t host)
-{
+void card_free(struct sim *s, uint32_t host) {
     struct host *h = &s->hosts[host];
     while (h->head != NONE) {
         uint32_t number = take_first(s, h);
         struct sender *t = &s->senders[number];
-        if (!may_send(t))
-            continue;
+        if (!may_send(t)) continue;
         uint32_t seq = take_next(t);
         if (seq < t->high)
             s->r.resent++;
         else
             t->high = seq + 1;
-        if (!t->inflight)
-            t->progress = s->events.now;
+        if (!t->inflight) t->progress = s->events.now;
         t->inflight++;
-        if (t->sent)
-            t->sent[seq] = (uint32_t)(s->events.now >> TICK_SHIFT);
+        if (t->sent) t->sent[seq] = (uint32_t)(s->events.now >> TICK_SHIFT);
         struct packet p = {.piece = number, .seq = seq, .destination = t->destination, .agg = t->agg, .core = t->core};
         p.bytes = (uint16_t)((seq + 1 == t->packets ? t->last_bytes : s->c->mtu) + s->c->header);
         if (s->c->mode == SPRAY)
@@ -99,13 +88,11 @@ void card_free(struct sim *s, uint32_t host)
 /* ---- a piece's life ---- */
 
 /* A piece's share of a window: rounded up and one more, since a window of one packet idles for a round trip. */
-static float window_share(const struct sender *t, double window)
-{
+static float window_share(const struct sender *t, double window) {
     return t->share < 1 ? (float)(uint32_t)(window * t->share) + 2 : (float)window;
 }
 
-void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
-{
+void start_piece(struct sim *s, uint32_t task, const struct piece *piece) {
     if (s->sender_count == s->sender_room) {
         uint32_t room = s->sender_room ? 2 * s->sender_room : 1024;
         struct sender *senders = realloc(s->senders, room * sizeof *senders);
@@ -129,8 +116,7 @@ void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
     t->destination_leaf = leaf_of(s, t->destination);
     t->distance = distance(s, t->source_leaf, t->destination_leaf);
     take_path(s, t, piece->path, &t->agg, &t->core);
-    if (s->c->mode == PINNED && t->distance && suspect(s, t, t->agg, t->core))
-        random_path(s, t, &t->agg, &t->core);
+    if (s->c->mode == PINNED && t->distance && suspect(s, t, t->agg, t->core)) random_path(s, t, &t->agg, &t->core);
     t->share = piece->share;
     t->cwnd = window_share(t, s->c->window);
     t->alpha = 1.0f;
@@ -142,38 +128,38 @@ void start_piece(struct sim *s, uint32_t task, const struct piece *piece)
         t->flags = t->sent ? (uint8_t *)(t->sent + t->packets) : NULL;
         s->events.no_memory |= !t->sent;
     }
-    if (s->c->mode == REPS)
-        reps_open(s, t);
-    if (s->events.no_memory)
-        return;
+    if (s->c->mode == REPS) reps_open(s, t);
+    if (s->events.no_memory) return;
     set_timer(&s->events, s->events.now + s->c->rto, TIMEOUT, number);
     enlist(s, number);
 }
 
-static void retire(struct sender *t)
-{
+static void retire(struct sender *t) {
     t->active = 0;
     free(t->sent);
     t->flags = NULL;
     t->sent = NULL;
 }
 
-void transport_close(struct sim *s)
-{
-    for (uint32_t i = 0; i < s->sender_count; i++)
-        retire(&s->senders[i]);
-    for (int i = 0; i < 3; i++)
-        free(s->acks[i].items);
+void transport_close(struct sim *s) {
+    for (uint32_t i = 0; i < s->sender_count; i++) retire(&s->senders[i]);
+    for (int i = 0; i < 3; i++) free(s->acks[i].items);
     free(s->senders);
 }
 
 /* ---- receiving ---- */
 
-static void answer(struct sim *s, const struct sender *t, const struct packet *p, uint32_t seq, int nack)
-{
+static void answer(struct sim *s, const struct sender *t, const struct packet *p, uint32_t seq, int nack) {
     if (s->c->ack_bytes) {
-        struct packet back = {.piece = p->piece, .seq = seq, .destination = t->source, .agg = p->agg, .core = p->core,
-                              .bytes = (uint16_t)s->c->ack_bytes, .answer = 1, .echo = p->marked, .nack = (uint8_t)nack};
+        struct packet back = {.piece = p->piece,
+                              .seq = seq,
+                              .destination = t->source,
+                              .agg = p->agg,
+                              .core = p->core,
+                              .bytes = (uint16_t)s->c->ack_bytes,
+                              .answer = 1,
+                              .echo = p->marked,
+                              .nack = (uint8_t)nack};
         s->r.answers++;
         transmit(s, t->destination, &back);
         return;
@@ -184,23 +170,19 @@ static void answer(struct sim *s, const struct sender *t, const struct packet *p
     }
     struct fifo *f = &s->acks[t->distance];
     struct ack *a = push(&s->events, f, sizeof *a);
-    if (!a)
-        return;
-    *a = (struct ack){s->events.now + s->ack_delay[t->distance], p->piece, seq, p->agg, p->core, p->marked,
-                      (uint8_t)nack};
-    if (f->count == 1)
-        schedule(&s->events, s->link_count + s->size + t->distance, a->time);
+    if (!a) return;
+    *a = (struct ack){
+        s->events.now + s->ack_delay[t->distance], p->piece, seq, p->agg, p->core, p->marked, (uint8_t)nack};
+    if (f->count == 1) schedule(&s->events, s->link_count + s->size + t->distance, a->time);
 }
 
-uint32_t arrive(struct sim *s, const struct packet *p)
-{
+uint32_t arrive(struct sim *s, const struct packet *p) {
     struct sender *t = &s->senders[p->piece];
     int fresh, nack = 0;
     uint32_t next = p->seq, complete = NONE;
     if (s->c->tolerant) {
         fresh = t->flags && !(t->flags[p->seq] & RECEIVED); /* no flags: the sender knows already that all is there */
-        if (fresh)
-            t->flags[p->seq] |= RECEIVED;
+        if (fresh) t->flags[p->seq] |= RECEIVED;
     } else {
         fresh = p->seq == t->received;
         nack = p->seq > t->received && !t->nacked;
@@ -214,8 +196,7 @@ uint32_t arrive(struct sim *s, const struct packet *p)
     if (fresh) {
         t->received++;
         s->r.delivered++;
-        if (t->received == t->packets)
-            complete = t->task;
+        if (t->received == t->packets) complete = t->task;
     } else {
         s->r.discarded++;
     }
@@ -226,28 +207,22 @@ uint32_t arrive(struct sim *s, const struct packet *p)
 
 /* ---- acknowledgements and time-outs ---- */
 
-static void dctcp(struct sim *s, struct sender *t, uint32_t acked, int marked)
-{
+static void dctcp(struct sim *s, struct sender *t, uint32_t acked, int marked) {
     t->acked += acked;
     t->marked += marked ? acked : 0;
-    if (t->acked < t->window)
-        return;
+    if (t->acked < t->window) return;
     float share = (float)t->marked / (float)t->acked;
     t->alpha += (float)s->c->gain * (share - t->alpha);
     t->cwnd = t->marked ? t->cwnd * (1 - t->alpha / 2) : t->cwnd + t->share;
-    if (t->cwnd > window_share(t, s->c->max_window))
-        t->cwnd = window_share(t, s->c->max_window);
-    if (t->cwnd < (float)s->c->min_window)
-        t->cwnd = (float)s->c->min_window;
+    if (t->cwnd > window_share(t, s->c->max_window)) t->cwnd = window_share(t, s->c->max_window);
+    if (t->cwnd < (float)s->c->min_window) t->cwnd = (float)s->c->min_window;
     t->acked = t->marked = 0;
     t->window = (uint32_t)t->cwnd;
 }
 
-uint32_t acknowledge(struct sim *s, const struct ack *a)
-{
+uint32_t acknowledge(struct sim *s, const struct ack *a) {
     struct sender *t = &s->senders[a->piece];
-    if (!t->active)
-        return NONE;
+    if (!t->active) return NONE;
     uint32_t acked = 0;
     if (s->c->tolerant) {
         uint8_t *flag = &t->flags[a->seq];
@@ -260,21 +235,18 @@ uint32_t acknowledge(struct sim *s, const struct ack *a)
                 t->inflight--;
             }
             *flag |= ACKED;
-            while (t->una < t->next && t->flags[t->una] & ACKED)
-                t->una++;
+            while (t->una < t->next && t->flags[t->una] & ACKED) t->una++;
         }
     } else if (a->seq > t->una) {
         acked = a->seq - t->una;
         t->una = a->seq;
-        if (t->next < t->una)
-            t->next = t->una;
+        if (t->next < t->una) t->next = t->una;
         t->inflight = t->next - t->una;
     }
     if (acked) {
         t->progress = s->events.now;
         dctcp(s, t, acked, a->marked);
-        if (t->reps)
-            reps_keep(s, t->reps, a);
+        if (t->reps) reps_keep(s, t->reps, a);
     }
     if (t->una == t->packets) {
         retire(t);
@@ -289,8 +261,7 @@ uint32_t acknowledge(struct sim *s, const struct ack *a)
     return NONE;
 }
 
-uint32_t ack_event(struct sim *s, uint32_t line)
-{
+uint32_t ack_event(struct sim *s, uint32_t line) {
     struct fifo *f = &s->acks[line];
     struct ack a = *(struct ack *)front(f, sizeof a);
     pop(f);
@@ -304,23 +275,19 @@ uint32_t ack_event(struct sim *s, uint32_t line)
 }
 
 /* When a sender's time is out: from its oldest packet in flight (tolerant), or from its last progress. */
-static uint64_t timeout_due(const struct sim *s, const struct sender *t)
-{
+static uint64_t timeout_due(const struct sim *s, const struct sender *t) {
     uint64_t now = s->events.now, rto = s->c->rto;
     if (!t->inflight) /* waits for its turn at the card */
         return now + rto;
-    if (!s->c->tolerant)
-        return t->progress + rto;
+    if (!s->c->tolerant) return t->progress + rto;
     uint32_t oldest = t->una;
-    while (oldest < t->next && t->flags[oldest] & (ACKED | LOST))
-        oldest++;
+    while (oldest < t->next && t->flags[oldest] & (ACKED | LOST)) oldest++;
     uint32_t age = (uint32_t)(now >> TICK_SHIFT) - t->sent[oldest];
     return now - ((uint64_t)age << TICK_SHIFT) + rto;
 }
 
 /* What is in flight counts as lost: where each packet has its own time, what was sent long enough ago. */
-static void give_up(struct sim *s, struct sender *t)
-{
+static void give_up(struct sim *s, struct sender *t) {
     if (!s->c->tolerant) {
         t->next = t->una;
         t->inflight = 0;
@@ -336,11 +303,9 @@ static void give_up(struct sim *s, struct sender *t)
     t->scan = t->una;
 }
 
-void timeout(struct sim *s, uint32_t number)
-{
+void timeout(struct sim *s, uint32_t number) {
     struct sender *t = &s->senders[number];
-    if (!t->active)
-        return;
+    if (!t->active) return;
     uint64_t due = timeout_due(s, t);
     if (due > s->events.now) {
         set_timer(&s->events, due, TIMEOUT, number);
@@ -351,8 +316,7 @@ void timeout(struct sim *s, uint32_t number)
     t->cwnd = window_share(t, s->c->window); /* as the paper: back to line rate */
     t->window = (uint32_t)t->cwnd;
     t->acked = t->marked = 0;
-    if (t->reps)
-        reps_freeze(s, t->reps);
+    if (t->reps) reps_freeze(s, t->reps);
     if (s->c->mode == PINNED && t->distance && (s->c->move || suspect(s, t, t->agg, t->core))) {
         if (s->c->move) /* else: the routing, not the host, takes it off a path that is known to be dead */
             suspect_path(s, t);

@@ -11,6 +11,7 @@ void card_free(struct sim *s, uint32_t host);
 uint32_t arrive(struct sim *s, const struct packet *p);
 /* An ACK is at its sender.  Returns the task of which a piece is acknowledged as a whole by it, or NONE. */
 uint32_t acknowledge(struct sim *s, const struct ack *a);
-/* The first ACK of a delay line is at its sender: there is one line for each distance between hosts.  Returns the same. */
+/* The first ACK of a delay line is at its sender: there is one line for each distance between hosts.  Returns the
+ * same. */
 uint32_t ack_event(struct sim *s, uint32_t distance);
 void timeout(struct sim *s, uint32_t sender);

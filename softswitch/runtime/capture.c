@@ -12,7 +12,8 @@
 
 typedef struct {
     ss_switch *sw;
-    uint8_t *out; size_t used, cap;
+    uint8_t *out;
+    size_t used, cap;
     uint32_t frames_left, frame_limit, depth;
     uint64_t now_us;
 } capture;
@@ -51,7 +52,10 @@ static void commit(void *io, uint32_t port, uint32_t len) {
     c->frames_left--;
 }
 
-static uint32_t depth(void *io, uint32_t port) { (void)port; return ((capture *)io)->depth; }
+static uint32_t depth(void *io, uint32_t port) {
+    (void)port;
+    return ((capture *)io)->depth;
+}
 
 static void event(void *io, const ss_event *e) {
     capture *c = io;

@@ -11,10 +11,10 @@
 #include <unistd.h>
 #include "control.h"
 
-#define HEAD 5u                           /* u32 size, u8 type */
+#define HEAD 5u /* u32 size, u8 type */
 #define TAG 4u
-#define EVENTS_MAX (8u << 20)             /* bytes of events that may wait */
-#define REPLIES_MAX (4u << 20)            /* bytes waiting, from which on no request is taken */
+#define EVENTS_MAX (8u << 20)  /* bytes of events that may wait */
+#define REPLIES_MAX (4u << 20) /* bytes waiting, from which on no request is taken */
 
 bool ss_channel_open(ss_channel *c, int fd) {
     *c = (ss_channel){.fd = fd, .in = malloc(4 + SS_MESSAGE_MAX)};
@@ -55,7 +55,10 @@ static void put_head(uint8_t *at, size_t payload, uint8_t type) {
 void ss_channel_event(ss_channel *c, uint8_t kind, uint32_t id, uint64_t now_us, const uint8_t *data, uint32_t len) {
     size_t n = HEAD + 13 + len;
     uint8_t *at = c->n_out - c->out_at + n > EVENTS_MAX ? NULL : room(c, n);
-    if (!at) { c->lost_events++; return; }
+    if (!at) {
+        c->lost_events++;
+        return;
+    }
     put_head(at, 13 + len, SS_MSG_EVENT);
     at[5] = kind;
     memcpy(at + 6, &id, 4);
@@ -83,7 +86,10 @@ static void serve(ss_channel *c, const uint8_t *payload, size_t n, ss_request_fn
     static uint8_t reply[SS_MESSAGE_MAX - TAG - 1];
     size_t length = execute(arg, payload + TAG, n - TAG, reply, sizeof reply);
     uint8_t *at = room(c, HEAD + TAG + length);
-    if (!at) { c->ended = true; return; }
+    if (!at) {
+        c->ended = true;
+        return;
+    }
     put_head(at, TAG + length, SS_MSG_REPLY);
     memcpy(at + HEAD, payload, TAG);
     memcpy(at + HEAD + TAG, reply, length);
@@ -93,15 +99,24 @@ static void serve(ss_channel *c, const uint8_t *payload, size_t n, ss_request_fn
 void ss_channel_read(ss_channel *c, ss_request_fn *execute, void *arg) {
     ssize_t got = recv(c->fd, c->in + c->n_in, 4 + SS_MESSAGE_MAX - c->n_in, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) { c->ended = true; return; }
+    if (got <= 0) {
+        c->ended = true;
+        return;
+    }
     c->n_in += (size_t)got;
     size_t at = 0;
     while (c->n_in - at >= 4) {
         uint32_t size;
         memcpy(&size, c->in + at, 4);
-        if (size < 1 + TAG || size > SS_MESSAGE_MAX) { c->ended = true; return; }
+        if (size < 1 + TAG || size > SS_MESSAGE_MAX) {
+            c->ended = true;
+            return;
+        }
         if (c->n_in - at < 4 + size) break;
-        if (c->in[at + 4] != SS_MSG_REQUEST) { c->ended = true; return; }
+        if (c->in[at + 4] != SS_MSG_REQUEST) {
+            c->ended = true;
+            return;
+        }
         serve(c, c->in + at + HEAD, size - 1, execute, arg);
         at += 4 + size;
     }

@@ -10,10 +10,12 @@
 
 typedef struct ss_channel {
     int fd;
-    bool ended;                   /* the other side is gone, or broke the framing */
-    uint8_t *in; size_t n_in;     /* a message that is not whole yet */
-    uint8_t *out; size_t out_at, n_out, out_size;
-    uint64_t lost_events;         /* nobody read them for too long */
+    bool ended; /* the other side is gone, or broke the framing */
+    uint8_t *in;
+    size_t n_in; /* a message that is not whole yet */
+    uint8_t *out;
+    size_t out_at, n_out, out_size;
+    uint64_t lost_events; /* nobody read them for too long */
 } ss_channel;
 
 /* Executes a request batch and writes the replies to reply[0..cap); returns their length. */
@@ -21,9 +23,9 @@ typedef size_t ss_request_fn(void *arg, const uint8_t *batch, size_t n, uint8_t 
 
 bool ss_channel_open(ss_channel *, int fd);
 void ss_channel_close(ss_channel *);
-void ss_channel_read(ss_channel *, ss_request_fn *, void *arg);      /* serves the requests that have arrived */
+void ss_channel_read(ss_channel *, ss_request_fn *, void *arg); /* serves the requests that have arrived */
 void ss_channel_event(ss_channel *, uint8_t kind, uint32_t id, uint64_t now_us, const uint8_t *data, uint32_t len);
-void ss_channel_write(ss_channel *);                                  /* sends what the socket takes */
+void ss_channel_write(ss_channel *); /* sends what the socket takes */
 static inline bool ss_channel_unsent(const ss_channel *c) { return c->out_at < c->n_out; }
-bool ss_channel_hungry(const ss_channel *);                           /* requests are welcome: replies are being read */
+bool ss_channel_hungry(const ss_channel *); /* requests are welcome: replies are being read */
 #endif

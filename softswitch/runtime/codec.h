@@ -9,23 +9,33 @@
 #include <stdio.h>
 #include "internal.h"
 
-typedef struct { const uint8_t *at, *end; bool bad; } ss_reader;
-typedef struct { uint8_t *at, *end; bool full; } ss_writer;
+typedef struct {
+    const uint8_t *at, *end;
+    bool bad;
+} ss_reader;
+typedef struct {
+    uint8_t *at, *end;
+    bool full;
+} ss_writer;
 
 static inline const uint8_t *get_bytes(ss_reader *r, size_t n) {
-    if ((size_t)(r->end - r->at) < n) { r->bad = true; r->at = r->end; return NULL; }
+    if ((size_t)(r->end - r->at) < n) {
+        r->bad = true;
+        r->at = r->end;
+        return NULL;
+    }
     r->at += n;
     return r->at - n;
 }
 
 static inline size_t get_left(const ss_reader *r) { return (size_t)(r->end - r->at); }
 
-#define SS_GETTER(name, type)                                   \
-    static inline type name(ss_reader *r) {                     \
-        type v = 0;                                             \
-        const uint8_t *p = get_bytes(r, sizeof v);              \
-        if (p) memcpy(&v, p, sizeof v);                         \
-        return v;                                               \
+#define SS_GETTER(name, type)                      \
+    static inline type name(ss_reader *r) {        \
+        type v = 0;                                \
+        const uint8_t *p = get_bytes(r, sizeof v); \
+        if (p) memcpy(&v, p, sizeof v);            \
+        return v;                                  \
     }
 SS_GETTER(get_u8, uint8_t)
 SS_GETTER(get_u16, uint16_t)
@@ -34,7 +44,10 @@ SS_GETTER(get_u64, uint64_t)
 SS_GETTER(get_i32, int32_t)
 
 static inline void put_bytes(ss_writer *w, const void *data, size_t n) {
-    if ((size_t)(w->end - w->at) < n) { w->full = true; return; }
+    if ((size_t)(w->end - w->at) < n) {
+        w->full = true;
+        return;
+    }
     if (n) memcpy(w->at, data, n);
     w->at += n;
 }
@@ -51,8 +64,7 @@ static inline void put_text(ss_writer *w, const char *text) {
 }
 
 /* A refusal: the reply's body becomes the text. */
-__attribute__((format(printf, 3, 4)))
-static inline int refuse(ss_writer *w, int status, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static inline int refuse(ss_writer *w, int status, const char *format, ...) {
     char text[512];
     va_list args;
     va_start(args, format);
@@ -66,7 +78,11 @@ static inline int refuse(ss_writer *w, int status, const char *format, ...) {
 static inline int refuse_short(ss_writer *w) { return refuse(w, SS_INVALID_ARGUMENT, "request cut short"); }
 
 /* Paged reads: the record that did not fit any more is taken back. */
-typedef struct { ss_writer *w; uint8_t *head; uint32_t n; } ss_page;
+typedef struct {
+    ss_writer *w;
+    uint8_t *head;
+    uint32_t n;
+} ss_page;
 
 static inline ss_page page_begin(ss_writer *w) {
     ss_page page = {w, w->at, 0};
@@ -77,7 +93,11 @@ static inline ss_page page_begin(ss_writer *w) {
 
 /* Call after writing a record that began at `before`: false where it did not fit and the page must end before it. */
 static inline bool page_add(ss_page *page, uint8_t *before) {
-    if (page->w->full) { page->w->full = page->n == 0; page->w->at = before; return false; }
+    if (page->w->full) {
+        page->w->full = page->n == 0;
+        page->w->at = before;
+        return false;
+    }
     page->n++;
     return true;
 }

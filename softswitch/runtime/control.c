@@ -90,7 +90,7 @@ static int dispatch(ss_switch *sw, uint16_t op, ss_reader *r, ss_writer *w) {
 }
 
 #define SS_REPLY_HEAD 6u
-#define SS_REFUSAL_ROOM 544u      /* a head and the longest text of refuse() */
+#define SS_REFUSAL_ROOM 544u /* a head and the longest text of refuse() */
 
 size_t ss_control(ss_switch *sw, uint64_t now_us, const uint8_t *req, size_t n, uint8_t *reply, size_t cap) {
     sw->now_us = now_us;
@@ -100,7 +100,7 @@ size_t ss_control(ss_switch *sw, uint64_t now_us, const uint8_t *req, size_t n, 
         uint32_t size = get_u32(&batch);
         bool cut = batch.bad || size < 2 || size > get_left(&batch);
         ss_reader r = {batch.at, batch.at + (cut ? 0 : size), cut};
-        if ((size_t)(end - at) < SS_REFUSAL_ROOM) break;      /* the client sees fewer replies than requests */
+        if ((size_t)(end - at) < SS_REFUSAL_ROOM) break; /* the client sees fewer replies than requests */
         ss_writer w = {at + SS_REPLY_HEAD, end, false};
         int status = cut ? refuse_short(&w) : dispatch(sw, get_u16(&r), &r, &w);
         if (w.full) {

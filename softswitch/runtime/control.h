@@ -18,54 +18,91 @@
 #ifndef SS_CONTROL_H
 #define SS_CONTROL_H
 
-enum {                          /* status: the gRPC codes that P4Runtime uses */
-    SS_OK = 0, SS_INVALID_ARGUMENT = 3, SS_NOT_FOUND = 5, SS_ALREADY_EXISTS = 6, SS_PERMISSION_DENIED = 7,
-    SS_RESOURCE_EXHAUSTED = 8, SS_FAILED_PRECONDITION = 9, SS_OUT_OF_RANGE = 11, SS_UNIMPLEMENTED = 12, SS_INTERNAL = 13,
+enum { /* status: the gRPC codes that P4Runtime uses */
+       SS_OK = 0,
+       SS_INVALID_ARGUMENT = 3,
+       SS_NOT_FOUND = 5,
+       SS_ALREADY_EXISTS = 6,
+       SS_PERMISSION_DENIED = 7,
+       SS_RESOURCE_EXHAUSTED = 8,
+       SS_FAILED_PRECONDITION = 9,
+       SS_OUT_OF_RANGE = 11,
+       SS_UNIMPLEMENTED = 12,
+       SS_INTERNAL = 13,
 };
 
-enum { SS_INSERT = 0, SS_MODIFY = 1, SS_DELETE = 2 };           /* u8 what */
-enum { SS_DO_ACTION = 0, SS_DO_MEMBER = 1, SS_DO_GROUP = 2 };   /* u8 kind of an entry's action */
+enum { SS_INSERT = 0, SS_MODIFY = 1, SS_DELETE = 2 };         /* u8 what */
+enum { SS_DO_ACTION = 0, SS_DO_MEMBER = 1, SS_DO_GROUP = 2 }; /* u8 kind of an entry's action */
 
 enum {
-    OP_INFO = 1,          /* -> program description, see control.c:info */
-    OP_RESET = 2,         /* -> ; everything as after ss_open */
-    OP_STATS = 3,         /* -> u64 * (ss_stats fields, in order) */
-    OP_PACKET_OUT = 4,    /* frame... -> ; as ss_receive from cpu_port */
+    /* -> program description, see control.c:info */
+    OP_INFO = 1,
+    /* -> ; everything as after ss_open */
+    OP_RESET = 2,
+    /* -> u64 * (ss_stats fields, in order) */
+    OP_STATS = 3,
+    /* frame... -> ; as ss_receive from cpu_port */
+    OP_PACKET_OUT = 4,
 
-    OP_TABLE_WRITE = 10,  /* u8 what, u32 table, i32 priority, key, mask | insert, modify: u64 cookie, u64 idle_timeout_us,
-                             u8 kind, u32 action (index) or member or group, params...  -> u64 handle */
-    OP_TABLE_READ = 11,   /* u32 table, u64 cursor, u8 one | one != 0: i32 priority, key, mask
-                             -> u64 next, u32 n, n * entry
-                             entry: u64 handle, i32 priority, u8 kind, u32 action, u32 n_params, key, mask, params,
-                                    u64 cookie, u64 idle_timeout_us, u64 since_hit_us, u64 packets, u64 bytes, meter
-                             meter: u8 set, u64 cir, u64 cburst, u64 pir, u64 pburst (per second; burst in units) */
-    OP_DEFAULT_WRITE = 12,/* u32 table, u8 set | set != 0: u32 action, params...    (set == 0: back to the program's) */
-    OP_DEFAULT_READ = 13, /* u32 table -> u32 action, u64 packets, u64 bytes, meter, params... */
-    OP_TABLE_CLEAR = 14,  /* u32 table */
-    OP_DIRECT_COUNTER = 15,   /* u32 table, u8 default | default == 0: i32 priority, key, mask || u64 packets, u64 bytes */
-    OP_DIRECT_METER = 16,     /* u32 table, u8 default | default == 0: i32 priority, key, mask || meter (set == 0: unmetered) */
+    /* u8 what, u32 table, i32 priority, key, mask | insert, modify: u64 cookie, u64 idle_timeout_us, u8 kind,
+     *     u32 action (index) or member or group, params...
+     * -> u64 handle */
+    OP_TABLE_WRITE = 10,
+    /* u32 table, u64 cursor, u8 one | one != 0: i32 priority, key, mask
+     * -> u64 next, u32 n, n * entry
+     * entry: u64 handle, i32 priority, u8 kind, u32 action, u32 n_params, key, mask, params, u64 cookie, u64
+     *        idle_timeout_us, u64 since_hit_us, u64 packets, u64 bytes, meter
+     * meter: u8 set, u64 cir, u64 cburst, u64 pir, u64 pburst (per second; burst in units) */
+    OP_TABLE_READ = 11,
+    /* u32 table, u8 set | set != 0: u32 action, params...    (set == 0: back to the program's) */
+    OP_DEFAULT_WRITE = 12,
+    /* u32 table -> u32 action, u64 packets, u64 bytes, meter, params... */
+    OP_DEFAULT_READ = 13,
+    /* u32 table */
+    OP_TABLE_CLEAR = 14,
+    /* u32 table, u8 default | default == 0: i32 priority, key, mask || u64 packets, u64 bytes */
+    OP_DIRECT_COUNTER = 15,
+    /* u32 table, u8 default | default == 0: i32 priority, key, mask || meter (set == 0: unmetered) */
+    OP_DIRECT_METER = 16,
 
-    OP_MEMBER_WRITE = 20, /* u8 what, u32 profile, u32 member | insert, modify: u32 table, u32 action (index there), params */
-    OP_MEMBER_READ = 21,  /* u32 profile, u64 cursor, u8 one, u32 member
-                             -> u64 next, u32 n, n * (u32 member, u32 action_id (p4info), u32 n_params, params) */
-    OP_GROUP_WRITE = 22,  /* u8 what, u32 profile, u32 group | insert, modify: u32 max_size, u32 n, n * (u32 member, u32 weight) */
-    OP_GROUP_READ = 23,   /* as OP_MEMBER_READ -> u64 next, u32 n, n * (u32 group, u32 max_size, u32 m, m * (u32, u32)) */
+    /* u8 what, u32 profile, u32 member | insert, modify: u32 table, u32 action (index there), params */
+    OP_MEMBER_WRITE = 20,
+    /* u32 profile, u64 cursor, u8 one, u32 member
+     * -> u64 next, u32 n, n * (u32 member, u32 action_id (p4info), u32 n_params, params) */
+    OP_MEMBER_READ = 21,
+    /* u8 what, u32 profile, u32 group | insert, modify: u32 max_size, u32 n, n * (u32 member, u32 weight) */
+    OP_GROUP_WRITE = 22,
+    /* as OP_MEMBER_READ -> u64 next, u32 n, n * (u32 group, u32 max_size, u32 m, m * (u32, u32)) */
+    OP_GROUP_READ = 23,
 
-    OP_COUNTER_READ = 30, /* u32 counter, u64 first, u32 n -> n * (u64 packets, u64 bytes)       n <= 1024 */
-    OP_COUNTER_WRITE = 31,/* u32 counter, u64 first, u32 n, n * (u64 packets, u64 bytes) */
-    OP_METER_READ = 32,   /* u32 meter, u64 first, u32 n -> n * meter                            n <= 1024 */
-    OP_METER_WRITE = 33,  /* u32 meter, u64 first, u32 n, n * meter */
-    OP_REGISTER_READ = 34,/* u32 register, u64 first, u32 n -> n * ceil(bits/8) bytes, big endian;  fits a reply */
-    OP_REGISTER_WRITE = 35,   /* u32 register, u64 first, u32 n, n * ceil(bits/8) bytes */
-    OP_REGISTER_RESET = 36,   /* u32 register */
+    /* u32 counter, u64 first, u32 n -> n * (u64 packets, u64 bytes)       n <= 1024 */
+    OP_COUNTER_READ = 30,
+    /* u32 counter, u64 first, u32 n, n * (u64 packets, u64 bytes) */
+    OP_COUNTER_WRITE = 31,
+    /* u32 meter, u64 first, u32 n -> n * meter                            n <= 1024 */
+    OP_METER_READ = 32,
+    /* u32 meter, u64 first, u32 n, n * meter */
+    OP_METER_WRITE = 33,
+    /* u32 register, u64 first, u32 n -> n * ceil(bits/8) bytes, big endian;  fits a reply */
+    OP_REGISTER_READ = 34,
+    /* u32 register, u64 first, u32 n, n * ceil(bits/8) bytes */
+    OP_REGISTER_WRITE = 35,
+    /* u32 register */
+    OP_REGISTER_RESET = 36,
 
-    OP_MULTICAST_WRITE = 40,  /* u8 what, u32 group | insert, modify: u32 n, n * (u32 port, u32 instance) */
-    OP_MULTICAST_READ = 41,   /* u64 cursor, u8 one, u32 group -> u64 next, u32 n, n * (u32 group, u32 m, m * (port, instance)) */
-    OP_CLONE_WRITE = 42,  /* u8 what, u32 session | insert, modify: u32 truncate_to (0: whole), u32 group (0: none; a multicast
-                             group to follow), u32 n, n * (u32 port, u32 instance) */
-    OP_CLONE_READ = 43,   /* as OP_MULTICAST_READ -> ... n * (u32 session, u32 truncate_to, u32 group, u32 m, m * (...)) */
-    OP_VALUE_SET_WRITE = 44,  /* u32 value_set, u32 n, n * (key, mask): replaces all members */
-    OP_VALUE_SET_READ = 45,   /* u32 value_set, u64 cursor -> u64 next, u32 n, n * (key, mask) */
+    /* u8 what, u32 group | insert, modify: u32 n, n * (u32 port, u32 instance) */
+    OP_MULTICAST_WRITE = 40,
+    /* u64 cursor, u8 one, u32 group -> u64 next, u32 n, n * (u32 group, u32 m, m * (port, instance)) */
+    OP_MULTICAST_READ = 41,
+    /* u8 what, u32 session | insert, modify: u32 truncate_to (0: whole), u32 group (0: none; a multicast group
+     *     to follow), u32 n, n * (u32 port, u32 instance) */
+    OP_CLONE_WRITE = 42,
+    /* as OP_MULTICAST_READ -> ... n * (u32 session, u32 truncate_to, u32 group, u32 m, m * (...)) */
+    OP_CLONE_READ = 43,
+    /* u32 value_set, u32 n, n * (key, mask): replaces all members */
+    OP_VALUE_SET_WRITE = 44,
+    /* u32 value_set, u64 cursor -> u64 next, u32 n, n * (key, mask) */
+    OP_VALUE_SET_READ = 45,
 };
 
 /* Over a socket (SOCK_STREAM) both sides send messages
@@ -73,8 +110,8 @@ enum {
  * REQUEST and REPLY carry u32 tag (chosen by the client, returned as is) and then a batch as above. */
 #define SS_MESSAGE_MAX (1u << 20)
 enum {
-    SS_MSG_REQUEST = 1,   /* to the switch: u32 tag, request batch */
-    SS_MSG_REPLY = 2,     /* from the switch: u32 tag, reply batch */
-    SS_MSG_EVENT = 3,     /* from the switch: u8 ss_event_kind, u32 id, u64 now_us, data... */
+    SS_MSG_REQUEST = 1, /* to the switch: u32 tag, request batch */
+    SS_MSG_REPLY = 2,   /* from the switch: u32 tag, reply batch */
+    SS_MSG_EVENT = 3,   /* from the switch: u8 ss_event_kind, u32 id, u64 now_us, data... */
 };
 #endif

@@ -4,11 +4,14 @@
  */
 #include "codec.h"
 
-#define SS_DEFAULT_SIZE 1024      /* p4c's, for a table that names no size */
+#define SS_DEFAULT_SIZE 1024 /* p4c's, for a table that names no size */
 
 static ss_table *get_table(ss_switch *sw, ss_reader *r, ss_writer *w, int *status) {
     uint32_t index = get_u32(r);
-    if (r->bad) { *status = refuse_short(w); return NULL; }
+    if (r->bad) {
+        *status = refuse_short(w);
+        return NULL;
+    }
     if (index >= sw->program->n_tables) {
         *status = refuse(w, SS_INVALID_ARGUMENT, "no table %u: the program has %u", index, sw->program->n_tables);
         return NULL;
@@ -43,7 +46,8 @@ static const char *bad_field(const ss_key_field *field, const uint8_t *key, cons
 }
 
 /* Reads priority, key and mask into words, checked and with don't-care bits cleared. */
-static int get_identity(const ss_table *t, ss_reader *r, ss_writer *w, int32_t *priority, uint64_t *key, uint64_t *mask) {
+static int get_identity(const ss_table *t, ss_reader *r, ss_writer *w, int32_t *priority, uint64_t *key,
+                        uint64_t *mask) {
     *priority = get_i32(r);
     const uint8_t *k = get_bytes(r, t->key_bytes), *m = get_bytes(r, t->key_bytes);
     if (r->bad) return refuse_short(w);
@@ -57,7 +61,8 @@ static int get_identity(const ss_table *t, ss_reader *r, ss_writer *w, int32_t *
         const ss_key_field *field = &t->info->keys[f];
         uint32_t at = t->offsets[f];
         const char *wrong = bad_field(field, k + at, m + at, (const uint8_t *)t->value_bits + at);
-        if (wrong) return refuse(w, SS_INVALID_ARGUMENT, "table %s, key field %s: %s", t->info->name, field->name, wrong);
+        if (wrong)
+            return refuse(w, SS_INVALID_ARGUMENT, "table %s, key field %s: %s", t->info->name, field->name, wrong);
         for (uint32_t i = 0; field->match != SS_RANGE && i < ss_width(field->bits); i++)
             ((uint8_t *)key)[at + i] &= ((uint8_t *)mask)[at + i];
     }
@@ -66,7 +71,8 @@ static int get_identity(const ss_table *t, ss_reader *r, ss_writer *w, int32_t *
 
 static int check_params(const ss_table_info *info, uint32_t index, const uint8_t *params, size_t n, ss_writer *w) {
     if (index >= info->n_actions)
-        return refuse(w, SS_INVALID_ARGUMENT, "table %s has no action %u (it has %u)", info->name, index, info->n_actions);
+        return refuse(w, SS_INVALID_ARGUMENT, "table %s has no action %u (it has %u)", info->name, index,
+                      info->n_actions);
     const ss_action_info *action = &info->actions[index];
     if (n != ss_params_bytes(action))
         return refuse(w, SS_INVALID_ARGUMENT, "action %s: expected %u bytes of parameters, got %zu", action->name,
@@ -81,7 +87,12 @@ static int check_params(const ss_table_info *info, uint32_t index, const uint8_t
     return SS_OK;
 }
 
-typedef struct { uint8_t kind; uint32_t target; const uint8_t *params; size_t n_params; } what_to_do;
+typedef struct {
+    uint8_t kind;
+    uint32_t target;
+    const uint8_t *params;
+    size_t n_params;
+} what_to_do;
 
 static int get_do(ss_switch *sw, const ss_table *t, ss_reader *r, ss_writer *w, what_to_do *what) {
     what->kind = get_u8(r);
@@ -133,7 +144,8 @@ static int insert(ss_switch *sw, ss_table *t, ss_writer *w, const uint64_t *key,
     if (ss_rule_find(t, key, mask, priority))
         return refuse(w, SS_ALREADY_EXISTS, "table %s has an entry with this match and priority", t->info->name);
     if (t->used >= size)
-        return refuse(w, SS_RESOURCE_EXHAUSTED, "table %s is full: its size is %llu", t->info->name, (unsigned long long)size);
+        return refuse(w, SS_RESOURCE_EXHAUSTED, "table %s is full: its size is %llu", t->info->name,
+                      (unsigned long long)size);
     ss_rule *rule = ss_rule_add(t, key, mask, priority);
     if (!rule) return refuse(w, SS_RESOURCE_EXHAUSTED, "table %s: out of memory", t->info->name);
     rule->last_hit = sw->now_us;
@@ -147,8 +159,7 @@ int ss_do_table_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     uint8_t kind = get_u8(r);
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
-    if (t->info->has_const_entries)
-        return refuse(w, SS_PERMISSION_DENIED, "table %s has const entries", t->info->name);
+    if (t->info->has_const_entries) return refuse(w, SS_PERMISSION_DENIED, "table %s has const entries", t->info->name);
     uint64_t key[t->words], mask[t->words];
     int32_t priority;
     if ((status = get_identity(t, r, w, &priority, key, mask))) return status;
@@ -273,8 +284,7 @@ int ss_do_table_clear(ss_switch *sw, ss_reader *r, ss_writer *w) {
     int status = SS_OK;
     ss_table *t = get_table(sw, r, w, &status);
     if (!t) return status;
-    if (t->info->has_const_entries)
-        return refuse(w, SS_PERMISSION_DENIED, "table %s has const entries", t->info->name);
+    if (t->info->has_const_entries) return refuse(w, SS_PERMISSION_DENIED, "table %s has const entries", t->info->name);
     clear_table(sw, t);
     return SS_OK;
 }
@@ -343,17 +353,18 @@ bool ss_entries_const(ss_switch *sw) {
                 for (uint32_t b = 0; info->keys[f].match != SS_RANGE && b < ss_width(info->keys[f].bits); b++)
                     ((uint8_t *)key)[t->offsets[f] + b] &= ((uint8_t *)mask)[t->offsets[f] + b];
             int32_t priority = t->has_priority ? entry->priority : 0;
-            if (ss_rule_find(t, key, mask, priority)) continue;    /* the first of two equal ones wins */
+            if (ss_rule_find(t, key, mask, priority)) continue; /* the first of two equal ones wins */
             ss_rule *rule = ss_rule_add(t, key, mask, priority);
             if (!rule) return false;
-            what_to_do what = {SS_DO_ACTION, entry->action, entry->params, ss_params_bytes(&info->actions[entry->action])};
+            what_to_do what = {SS_DO_ACTION, entry->action, entry->params,
+                               ss_params_bytes(&info->actions[entry->action])};
             set_do(sw, t, rule, &what);
         }
     }
     return true;
 }
 
-/* ---- idle timeouts ---------------------------------------------------------------------------------------------------------- */
+/* ---- idle timeouts ----------------------------------------------------------------------------------------------- */
 
 static void report_idle(ss_switch *sw, uint32_t table, const ss_rule *rule) {
     const ss_table *t = &sw->tables[table];
@@ -379,11 +390,11 @@ uint64_t ss_tick(ss_switch *sw, uint64_t now_us) {
             if (!rule || !rule->idle_us) continue;
             wanted = true;
             uint64_t ends = rule->last_hit + rule->idle_us;
-            if (now_us >= ends && rule->idle_reported != rule->last_hit + 1) {    /* once for each last hit */
+            if (now_us >= ends && rule->idle_reported != rule->last_hit + 1) { /* once for each last hit */
                 rule->idle_reported = rule->last_hit + 1;
                 report_idle(sw, i, rule);
             }
-            if (now_us >= ends) ends = now_us + rule->idle_us;     /* look again whether it was hit meanwhile */
+            if (now_us >= ends) ends = now_us + rule->idle_us; /* look again whether it was hit meanwhile */
             if (ends < due) due = ends;
         }
     }

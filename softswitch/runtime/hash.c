@@ -5,7 +5,7 @@
 #include "internal.h"
 #include "crc32.h"
 
-#define CRC16_POLY 0xA001u        /* 0x8005 reflected */
+#define CRC16_POLY 0xA001u /* 0x8005 reflected */
 
 static ss_crc_tables crc16_table;
 
@@ -13,7 +13,8 @@ __attribute__((constructor)) static void make_tables(void) { ss_crc_make(crc16_t
 
 static uint16_t crc16(const uint8_t *p, size_t n) { return (uint16_t)ss_crc_by_table(crc16_table, 0, p, n); }
 
-/* The ones' complement sum of 16-bit words, in machine byte order, not folded; in vectors as wide as the machine has. */
+/* The ones' complement sum of 16-bit words, in machine byte order, not folded; in vectors as wide as the machine
+ * has. */
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 /* Words are summed in pairs by the dot product with ones, which is signed: each is taken as its difference from 2^15.
  * 32-bit sums hold 2^15 steps of it, more than SS_MAX_FRAME needs. */
@@ -64,7 +65,7 @@ static uint64_t sum16(const uint8_t *p, size_t n) {
         sum += w;
         p += 2, n -= 2;
     }
-    return n ? sum + *p : sum;    /* an odd byte is the upper half of a big-endian word */
+    return n ? sum + *p : sum; /* an odd byte is the upper half of a big-endian word */
 }
 #endif
 
@@ -83,7 +84,7 @@ uint16_t ss_csum16_after(uint64_t sum, const uint8_t *bytes, uint32_t n) {
     return (uint16_t)~fold16(fold16(sum) + (uint64_t)__builtin_bswap16(fold16(sum16(bytes, n))));
 }
 
-static uint64_t identity(const uint8_t *p, uint32_t n) {     /* BMv2: the first 8 bytes */
+static uint64_t identity(const uint8_t *p, uint32_t n) { /* BMv2: the first 8 bytes */
     uint64_t v = 0;
     for (uint32_t i = 0; i < n && i < 8; i++) v = v << 8 | p[i];
     return v;
@@ -97,7 +98,7 @@ static uint16_t xor16(const uint8_t *p, uint32_t n) {
 
 static inline uint64_t rotate(uint64_t x, int k) { return x << k | x >> (64 - k); }
 
-static uint64_t prng_next(ss_prng *r) {      /* xoshiro256**, Blackman and Vigna */
+static uint64_t prng_next(ss_prng *r) { /* xoshiro256**, Blackman and Vigna */
     uint64_t result = rotate(r->s[1] * 5, 7) * 9, t = r->s[1] << 17;
     r->s[2] ^= r->s[0], r->s[3] ^= r->s[1], r->s[1] ^= r->s[2], r->s[0] ^= r->s[3];
     r->s[2] ^= t;
@@ -105,7 +106,7 @@ static uint64_t prng_next(ss_prng *r) {      /* xoshiro256**, Blackman and Vigna
     return result;
 }
 
-void ss_prng_seed(ss_prng *r, uint64_t seed) {      /* splitmix64: any seed gives four well mixed words */
+void ss_prng_seed(ss_prng *r, uint64_t seed) { /* splitmix64: any seed gives four well mixed words */
     for (int i = 0; i < 4; i++) {
         uint64_t z = seed += 0x9E3779B97F4A7C15u;
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -118,7 +119,7 @@ uint64_t ss_random(ss_switch *sw, uint64_t lo, uint64_t hi) {
     if (lo >= hi) return lo;
     uint64_t span = hi - lo + 1, bits = prng_next(&sw->prng);
     if (span == 0) return bits;
-    uint64_t limit = -span % span;           /* draws below it would favour some values (Lemire) */
+    uint64_t limit = -span % span; /* draws below it would favour some values (Lemire) */
     unsigned __int128 product = (unsigned __int128)bits * span;
     while ((uint64_t)product < limit) product = (unsigned __int128)prng_next(&sw->prng) * span;
     return lo + (uint64_t)(product >> 64);
@@ -126,8 +127,10 @@ uint64_t ss_random(ss_switch *sw, uint64_t lo, uint64_t hi) {
 
 uint64_t ss_hash(ss_switch *sw, uint32_t algo, const uint8_t *bytes, uint32_t n) {
     switch (algo) {
-    case SS_CRC32: case SS_CRC32_CUSTOM: return ss_crc32(0, bytes, n);    /* BMv2's custom ones start as the plain ones */
-    case SS_CRC16: case SS_CRC16_CUSTOM: return crc16(bytes, n);
+    case SS_CRC32:
+    case SS_CRC32_CUSTOM: return ss_crc32(0, bytes, n); /* BMv2's custom ones start as the plain ones */
+    case SS_CRC16:
+    case SS_CRC16_CUSTOM: return crc16(bytes, n);
     case SS_RANDOM: return prng_next(&sw->prng);
     case SS_IDENTITY: return identity(bytes, n);
     case SS_CSUM16: return ss_csum16(bytes, n, NULL, 0);

@@ -11,9 +11,11 @@
 #include <string.h>
 
 typedef struct {
-    uint32_t *ids; void **items;      /* by slot; items[slot] == NULL: free */
+    uint32_t *ids;
+    void **items; /* by slot; items[slot] == NULL: free */
     uint32_t n_slots, free_hint, used;
-    uint32_t *buckets; uint32_t n_buckets;   /* slot + 1, 0: empty; open addressing, at most half full */
+    uint32_t *buckets;
+    uint32_t n_buckets; /* slot + 1, 0: empty; open addressing, at most half full */
 } ss_idmap;
 
 static inline uint32_t ss_idmap_home(const ss_idmap *m, uint32_t id) { return (id * 0x9E3779B1u) & (m->n_buckets - 1); }
@@ -49,14 +51,17 @@ static inline uint32_t ss_idmap_add(ss_idmap *m, uint32_t id, void *item) {
         void **items = realloc(m->items, n * sizeof *items);
         if (items) m->items = items;
         uint32_t *buckets = calloc(4 * (size_t)n, sizeof *buckets);
-        if (!ids || !items || !buckets) { free(buckets); return UINT32_MAX; }
+        if (!ids || !items || !buckets) {
+            free(buckets);
+            return UINT32_MAX;
+        }
         memset(m->items + m->n_slots, 0, (n - m->n_slots) * sizeof *items);
         free(m->buckets);
         m->buckets = buckets;
         m->n_buckets = 4 * n;
         uint32_t old = m->n_slots;
         m->n_slots = n;
-        for (uint32_t s = 0; s < old; s++) ss_idmap_place(m, s);    /* all taken, or no slot would be missing */
+        for (uint32_t s = 0; s < old; s++) ss_idmap_place(m, s); /* all taken, or no slot would be missing */
     }
     m->ids[slot] = id;
     m->items[slot] = item;
@@ -72,7 +77,7 @@ static inline void *ss_idmap_remove(ss_idmap *m, uint32_t id) {
     uint32_t slot = m->buckets[b] - 1, mask = m->n_buckets - 1;
     void *item = m->items[slot];
     m->buckets[b] = 0;
-    for (uint32_t next = (b + 1) & mask; m->buckets[next]; next = (next + 1) & mask) {   /* close the gap */
+    for (uint32_t next = (b + 1) & mask; m->buckets[next]; next = (next + 1) & mask) { /* close the gap */
         uint32_t home = ss_idmap_home(m, m->ids[m->buckets[next] - 1]);
         if (((next - home) & mask) < ((next - b) & mask)) continue;
         m->buckets[b] = m->buckets[next];

@@ -19,7 +19,8 @@ static void put_named(ss_writer *w, const char *name, uint32_t id) { put_text(w,
 
 static void put_keys(ss_writer *w, uint32_t n, const ss_key_field *keys) {
     put_u32(w, n);
-    for (uint32_t i = 0; i < n; i++) put_text(w, keys[i].name), put_u8(w, (uint8_t)keys[i].match), put_u32(w, keys[i].bits);
+    for (uint32_t i = 0; i < n; i++)
+        put_text(w, keys[i].name), put_u8(w, (uint8_t)keys[i].match), put_u32(w, keys[i].bits);
 }
 
 static void put_list(ss_writer *w, uint32_t n, const uint32_t *values) {
@@ -56,7 +57,8 @@ int ss_do_info(ss_switch *sw, ss_reader *r, ss_writer *w) {
     put_u32(w, p->n_counters);
     for (uint32_t i = 0; i < p->n_counters; i++) {
         put_named(w, p->counters[i].name, p->counters[i].id);
-        put_u64(w, p->counters[i].size), put_u8(w, (uint8_t)p->counters[i].unit), put_u32(w, (uint32_t)p->counters[i].table);
+        put_u64(w, p->counters[i].size), put_u8(w, (uint8_t)p->counters[i].unit),
+            put_u32(w, (uint32_t)p->counters[i].table);
     }
     put_u32(w, p->n_meters);
     for (uint32_t i = 0; i < p->n_meters; i++) {

@@ -26,8 +26,8 @@
 #include <unistd.h>
 #include "control.h"
 
-#define RETRY_US 500u             /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
-enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER };     /* epoll keys; below: port numbers */
+#define RETRY_US 500u /* after "interface queue full": a 64 KB super-packet takes that long at 1 Gb/s */
+enum { KEY_CHANNEL = 1000, KEY_NETLINK, KEY_TIMER }; /* epoll keys; below: port numbers */
 
 static uint64_t monotonic_us(void) {
     struct timespec t;
@@ -45,7 +45,7 @@ static void tell(ss_io *io, const char *format, ...) {
     ss_channel_event(&io->channel, SS_EVENT_LOG, 0, io->now_us, (const uint8_t *)text, (uint32_t)n);
 }
 
-/* ---- the pipeline's side ------------------------------------------------------------------------------------------------- */
+/* ---- the pipeline's side ----------------------------------------------------------------------------------------- */
 
 static ss_port *port_of(const ss_io *io, uint32_t number) { return number < SS_MAX_PORTS ? io->ports[number] : NULL; }
 
@@ -67,7 +67,10 @@ void ss_io_event(void *arg, const ss_event *e) {
     ss_channel_event(&io->channel, (uint8_t)e->kind, e->id, e->now_us, e->data, e->len);
 }
 
-typedef struct { ss_io *io; uint32_t port; } arrival;
+typedef struct {
+    ss_io *io;
+    uint32_t port;
+} arrival;
 
 static void receive(void *arg, const uint8_t *frame, uint32_t len) {
     arrival *a = arg;
@@ -76,7 +79,7 @@ static void receive(void *arg, const uint8_t *frame, uint32_t len) {
     ss_receive(io->sw, a->port, frame, len, io->now_us);
 }
 
-/* ---- ports ---------------------------------------------------------------------------------------------------------------- */
+/* ---- ports ------------------------------------------------------------------------------------------------------- */
 
 static void watch(ss_io *io, int fd, uint32_t key, uint32_t events) {
     struct epoll_event e = {.events = events, .data.u32 = key};
@@ -92,7 +95,7 @@ static void tell_port(ss_io *io, ss_port *p) {
 
 static void refresh(ss_io *io, ss_port *p) {
     bool changed = ss_port_refresh(p);
-    tell_port(io, p);         /* a flush may have seen it before us */
+    tell_port(io, p); /* a flush may have seen it before us */
     if (!changed) return;
     if (p->fd >= 0 && p->started) watch(io, p->fd, p->number, EPOLLIN);
     tell(io, "port %u (%s) is %s", p->number, p->name, p->fd < 0 ? "gone" : p->up ? "up" : "down");
@@ -114,12 +117,14 @@ static void flush_all(ss_io *io, bool retry) {
     for (uint32_t i = 0; i < io->n_ports; i++) {
         ss_port *p = io->ports[io->numbers[i]];
         /* A flush in the middle of a turn may have left the port waiting unwatched: then this one tells epoll. */
-        if (ss_port_waiting(p) && (p->tx == SS_TX_IDLE || (retry && p->tx == SS_TX_WAIT_TIMER))) flush(io, p);
-        else if (p->tx == SS_TX_WAIT_WRITABLE && p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN | EPOLLOUT);
+        if (ss_port_waiting(p) && (p->tx == SS_TX_IDLE || (retry && p->tx == SS_TX_WAIT_TIMER)))
+            flush(io, p);
+        else if (p->tx == SS_TX_WAIT_WRITABLE && p->fd >= 0)
+            watch(io, p->fd, p->number, EPOLLIN | EPOLLOUT);
     }
 }
 
-/* ---- requests --------------------------------------------------------------------------------------------------------------- */
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 static size_t reply_with(uint8_t *reply, uint16_t status, size_t body) {
     uint32_t size = (uint32_t)body + 2;
@@ -133,7 +138,8 @@ static size_t start_ports(ss_io *io, uint8_t *reply, size_t cap) {
         ss_port *p = io->ports[io->numbers[i]];
         const char *why;
         if (!ss_port_start(p, &why)) {
-            int n = snprintf((char *)reply + 6, cap - 6, "port %u: cannot receive from %s: %s", p->number, p->name, why);
+            int n =
+                snprintf((char *)reply + 6, cap - 6, "port %u: cannot receive from %s: %s", p->number, p->name, why);
             return reply_with(reply, SS_INTERNAL, (size_t)n);
         }
         if (p->fd >= 0) watch(io, p->fd, p->number, EPOLLIN);
@@ -174,26 +180,28 @@ static size_t execute(void *arg, const uint8_t *batch, size_t n, uint8_t *reply,
     return length;
 }
 
-/* ---- timers, links ------------------------------------------------------------------------------------------------------------ */
+/* ---- timers, links ----------------------------------------------------------------------------------------------- */
 
 static void set_timer(ss_io *io) {
     uint64_t due = ss_tick(io->sw, io->now_us);
     for (uint32_t i = 0; i < io->n_ports; i++)
-        if (io->ports[io->numbers[i]]->tx == SS_TX_WAIT_TIMER && due > io->now_us + RETRY_US) due = io->now_us + RETRY_US;
+        if (io->ports[io->numbers[i]]->tx == SS_TX_WAIT_TIMER && due > io->now_us + RETRY_US)
+            due = io->now_us + RETRY_US;
     if (due == io->timer_due) return;
     io->timer_due = due;
-    uint64_t at = due == UINT64_MAX ? 0 : io->start_us + due;          /* 0 disarms */
+    uint64_t at = due == UINT64_MAX ? 0 : io->start_us + due; /* 0 disarms */
     struct itimerspec when = {.it_value = {.tv_sec = (time_t)(at / 1000000u), .tv_nsec = (long)(at % 1000000u) * 1000}};
     timerfd_settime(io->timer, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
 static void links_changed(ss_io *io) {
     uint8_t news[8192];
-    while (recv(io->netlink, news, sizeof news, MSG_DONTWAIT) > 0) {}   /* what changed does not matter: all are asked */
+    while (recv(io->netlink, news, sizeof news, MSG_DONTWAIT) > 0) {
+    } /* what changed does not matter: all are asked */
     for (uint32_t i = 0; i < io->n_ports; i++) refresh(io, io->ports[io->numbers[i]]);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 bool ss_io_open(ss_io *io, int control_fd, const char **why) {
     memset(io, 0, sizeof *io);
@@ -252,7 +260,8 @@ void ss_io_run(ss_io *io) {
             uint32_t key = events[i].data.u32;
             if (key == KEY_CHANNEL) {
                 if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) ss_channel_read(&io->channel, execute, io);
-            } else if (key == KEY_NETLINK) links_changed(io);
+            } else if (key == KEY_NETLINK)
+                links_changed(io);
             else if (key == KEY_TIMER) {
                 uint64_t expirations;
                 if (read(io->timer, &expirations, sizeof expirations) > 0) io->timer_due = UINT64_MAX, retry = true;

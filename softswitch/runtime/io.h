@@ -8,24 +8,26 @@
 #include "port.h"
 #include "switch.h"
 
-#define SS_MAX_PORTS 511u         /* v1model: 9 bits, the last one means "drop" */
+#define SS_MAX_PORTS 511u /* v1model: 9 bits, the last one means "drop" */
 
 /* Requests to the process itself (control.h has those to the switch); the same framing. */
 enum {
-    OP_START = 100,               /* -> ; ports begin to receive */
-    OP_PORTS = 101,               /* -> u32 n, n * (u32 port, u8 up, u8 vnet, u8 join, u32 mtu, u32 waiting,
-                                     u64 * (ss_port_stats fields, in order), u16 length, name) */
+    /* -> ; ports begin to receive */
+    OP_START = 100,
+    /* -> u32 n, n * (u32 port, u8 up, u8 vnet, u8 join, u32 mtu, u32 waiting, u64 * (ss_port_stats fields, in order),
+     *                u16 length, name) */
+    OP_PORTS = 101,
 };
 
 typedef struct ss_io {
     ss_switch *sw;
     ss_channel channel;
-    uint64_t told_lost;                           /* of channel.lost_events */
+    uint64_t told_lost; /* of channel.lost_events */
     ss_port *ports[SS_MAX_PORTS];
-    uint32_t numbers[SS_MAX_PORTS], n_ports;      /* port numbers in use */
+    uint32_t numbers[SS_MAX_PORTS], n_ports; /* port numbers in use */
     int epoll, netlink, timer;
-    uint64_t start_us, now_us;                    /* monotonic; now_us counts from start_us */
-    uint64_t timer_due;                           /* what the timer is set to, as now_us; UINT64_MAX: off */
+    uint64_t start_us, now_us; /* monotonic; now_us counts from start_us */
+    uint64_t timer_due;        /* what the timer is set to, as now_us; UINT64_MAX: off */
     /* for crash reports: the frame in the pipeline */
     uint32_t cpu_port;
     volatile uint32_t last_port, last_len;

@@ -3,7 +3,8 @@
  * A switch process: one P4 program on Linux interfaces, controlled through an inherited socket (softswitch/p4runtime
  * starts it; nobody else needs to).
  *
- *   PROGRAM --control FD [--cpu-port N] [--seed N] [--queue FRAMES] [--no-join] [--no-vnet] [--pcap DIR] [-i PORT@IFACE]...
+ *   PROGRAM --control FD [--cpu-port N] [--seed N] [--queue FRAMES] [--no-join] [--no-vnet] [--pcap DIR]
+ *           [-i PORT@IFACE]...
  *
  * Exit status: 0 the control socket was closed, 1 cannot start (one line on stderr says why), or a signal.  On a fatal
  * signal stderr tells the port and the start of the frame that was in the pipeline.
@@ -22,12 +23,17 @@
 static ss_io the_io;
 
 #if !defined(__SANITIZE_ADDRESS__)
-static size_t put_text(char *out, const char *text) { size_t n = strlen(text); memcpy(out, text, n); return n; }
+static size_t put_text(char *out, const char *text) {
+    size_t n = strlen(text);
+    memcpy(out, text, n);
+    return n;
+}
 
 static size_t put_number(char *out, uint32_t v) {
     char digits[10];
     size_t n = 0, i = 0;
-    do digits[n++] = (char)('0' + v % 10); while (v /= 10);
+    do digits[n++] = (char)('0' + v % 10);
+    while (v /= 10);
     while (n) out[i++] = digits[--n];
     return i;
 }
@@ -48,10 +54,12 @@ static void report_crash(int signal_number) {
         n += put_text(text + n, " bytes: ");
         for (uint32_t i = 0; i < shown; i++) text[n++] = hex[frame[i] >> 4], text[n++] = hex[frame[i] & 15];
         if (shown < len) n += put_text(text + n, "...");
-    } else n += put_text(text + n, " outside of the pipeline");
+    } else
+        n += put_text(text + n, " outside of the pipeline");
     text[n++] = '\n';
-    if (write(STDERR_FILENO, text, n) < 0) {}
-    raise(signal_number);         /* SA_RESETHAND: now with the default action */
+    if (write(STDERR_FILENO, text, n) < 0) {
+    }
+    raise(signal_number); /* SA_RESETHAND: now with the default action */
 }
 
 static void watch_for_crashes(void) {
@@ -60,7 +68,7 @@ static void watch_for_crashes(void) {
     for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) sigaction(fatal[i], &action, NULL);
 }
 #else
-static void watch_for_crashes(void) {}      /* the sanitizer tells more */
+static void watch_for_crashes(void) {} /* the sanitizer tells more */
 #endif
 
 static int fail(const char *what, const char *why) {
@@ -73,7 +81,8 @@ static uint64_t number(const char *option, const char *text, uint64_t max) {
     errno = 0;
     uint64_t v = text ? strtoull(text, &end, 0) : 0;
     if (!text || !*text || *end || errno || v > max) {
-        fprintf(stderr, "%s: expected a number up to %llu, got %s\n", option, (unsigned long long)max, text ? text : "nothing");
+        fprintf(stderr, "%s: expected a number up to %llu, got %s\n", option, (unsigned long long)max,
+                text ? text : "nothing");
         exit(1);
     }
     return v;
@@ -93,15 +102,24 @@ int main(int argc, char **argv) {
 
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
-        if (!strcmp(a, "--no-join")) port_options.join = false;
-        else if (!strcmp(a, "--no-vnet")) port_options.vnet = false;
-        else if (!strcmp(a, "--control")) control = (int)number(a, argv[++i], 1 << 20);
-        else if (!strcmp(a, "--cpu-port")) options.cpu_port = (uint32_t)number(a, argv[++i], SS_NO_PORT - 1);
-        else if (!strcmp(a, "--seed")) options.seed = number(a, argv[++i], UINT64_MAX);
-        else if (!strcmp(a, "--queue")) port_options.queue = (uint32_t)number(a, argv[++i], 1 << 20);
-        else if (!strcmp(a, "--pcap")) port_options.pcap = argv[++i];
-        else if (!strcmp(a, "-i")) i++;
-        else return fail(a, "unknown option");
+        if (!strcmp(a, "--no-join"))
+            port_options.join = false;
+        else if (!strcmp(a, "--no-vnet"))
+            port_options.vnet = false;
+        else if (!strcmp(a, "--control"))
+            control = (int)number(a, argv[++i], 1 << 20);
+        else if (!strcmp(a, "--cpu-port"))
+            options.cpu_port = (uint32_t)number(a, argv[++i], SS_NO_PORT - 1);
+        else if (!strcmp(a, "--seed"))
+            options.seed = number(a, argv[++i], UINT64_MAX);
+        else if (!strcmp(a, "--queue"))
+            port_options.queue = (uint32_t)number(a, argv[++i], 1 << 20);
+        else if (!strcmp(a, "--pcap"))
+            port_options.pcap = argv[++i];
+        else if (!strcmp(a, "-i"))
+            i++;
+        else
+            return fail(a, "unknown option");
     }
     if (control < 0) return fail("--control", "missing");
     fcntl(control, F_SETFD, FD_CLOEXEC);
@@ -112,7 +130,8 @@ int main(int argc, char **argv) {
         if (!interface) return fail(argv[i + 1], "expected PORT@INTERFACE");
         char digits[16];
         snprintf(digits, sizeof digits, "%.*s", (int)(interface - argv[i + 1]), argv[i + 1]);
-        ss_port *p = ss_port_open((uint32_t)number("port", digits, SS_MAX_PORTS - 1), interface + 1, &port_options, &why);
+        ss_port *p =
+            ss_port_open((uint32_t)number("port", digits, SS_MAX_PORTS - 1), interface + 1, &port_options, &why);
         if (!p) return fail(argv[i + 1], why);
         if (!ss_io_add_port(&the_io, p)) return fail(argv[i + 1], "port number used twice");
         i++;

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-struct ss_pcap { FILE *file; };
+struct ss_pcap {
+    FILE *file;
+};
 
 ss_pcap *ss_pcap_open(const char *dir, const char *interface, const char *way) {
     char path[4096];
@@ -15,9 +17,15 @@ ss_pcap *ss_pcap_open(const char *dir, const char *interface, const char *way) {
     ss_pcap *p = malloc(sizeof *p);
     if (!p) return NULL;
     p->file = fopen(path, "wbe");
-    if (!p->file) { free(p); return NULL; }
-    struct { uint32_t magic; uint16_t major, minor; uint32_t zone, accuracy, longest, link; } head =
-        {0xa1b23c4d, 2, 4, 0, 0, 262144, 1 /* Ethernet */};
+    if (!p->file) {
+        free(p);
+        return NULL;
+    }
+    struct {
+        uint32_t magic;
+        uint16_t major, minor;
+        uint32_t zone, accuracy, longest, link;
+    } head = {0xa1b23c4d, 2, 4, 0, 0, 262144, 1 /* Ethernet */};
     fwrite(&head, sizeof head, 1, p->file);
     fflush(p->file);
     return p;
@@ -32,7 +40,9 @@ void ss_pcap_write(ss_pcap *p, const uint8_t *frame, uint32_t len) {
     fwrite(frame, len, 1, p->file);
 }
 
-void ss_pcap_flush(ss_pcap *p) { if (p) fflush(p->file); }
+void ss_pcap_flush(ss_pcap *p) {
+    if (p) fflush(p->file);
+}
 
 void ss_pcap_close(ss_pcap *p) {
     if (!p) return;

@@ -11,5 +11,5 @@ typedef struct ss_pcap ss_pcap;
 ss_pcap *ss_pcap_open(const char *dir, const char *interface, const char *way);
 void ss_pcap_write(ss_pcap *, const uint8_t *frame, uint32_t len);
 void ss_pcap_flush(ss_pcap *);
-void ss_pcap_close(ss_pcap *);    /* NULL is fine here and in the two above */
+void ss_pcap_close(ss_pcap *); /* NULL is fine here and in the two above */
 #endif

@@ -13,21 +13,25 @@
  *      compute checksum, deparse
  *      recirculate asked     -> the deparsed frame again from the start; else out
  *
- * Where BMv2 surprises, we do what it does: metadata of clones, resubmitted and recirculated packets starts at zero, their
- * ingress_port and timestamps too; truncate() in ingress does not reach multicast copies and recirculated frames;
- * counters and meters see the length of the frame that came in.  One thing BMv2 does only when told so (--priority-queues 8):
- * it takes every value of standard_metadata.priority; the queues are the I/O layer's, and have no priorities.
+ * Where BMv2 surprises, we do what it does: metadata of clones, resubmitted and recirculated packets starts at zero,
+ * their ingress_port and timestamps too; truncate() in ingress does not reach multicast copies and recirculated
+ * frames; counters and meters see the length of the frame that came in.  One thing BMv2 does only when told so
+ * (--priority-queues 8): it takes every value of standard_metadata.priority; the queues are the I/O layer's, and have
+ * no priorities.
  *
- * The packet at hand runs through directly; egress clones, resubmitted and recirculated ones wait in sw->work until it is
- * done.  One received frame causes at most SS_MAX_PASSES such passes, so that a program that circulates packets for ever
- * cannot stop the switch.
+ * The packet at hand runs through directly; egress clones, resubmitted and recirculated ones wait in sw->work until
+ * it is done.  One received frame causes at most SS_MAX_PASSES such passes, so that a program that circulates packets
+ * for ever cannot stop the switch.
  */
 #include "internal.h"
 
 #define SS_MAX_PASSES 4096u
 #define SS_MASK48 0xffffffffffffull
 
-typedef struct { const uint8_t *bytes; uint32_t len; } frame_ref;
+typedef struct {
+    const uint8_t *bytes;
+    uint32_t len;
+} frame_ref;
 
 void ss_report(ss_switch *sw, ss_event_kind kind, uint32_t id, const void *data, uint32_t len) {
     if (!sw->options.event) return;
@@ -35,13 +39,13 @@ void ss_report(ss_switch *sw, ss_event_kind kind, uint32_t id, const void *data,
     sw->options.event(sw->options.io, &event);
 }
 
-/* ---- states and waiting packets -------------------------------------------------------------------------------------- */
+/* ---- states and waiting packets ---------------------------------------------------------------------------------- */
 
 static size_t state_bytes(const ss_switch *sw) { return (sw->program->state_size + 63) & ~(size_t)63; }
 
 static void *take_state(ss_switch *sw) {
     if (sw->n_spare) return sw->spare[--sw->n_spare];
-    if (sw->n_spare == sw->cap_spare) {       /* room to give it back is made now, so that give_state cannot fail */
+    if (sw->n_spare == sw->cap_spare) { /* room to give it back is made now, so that give_state cannot fail */
         uint32_t cap = sw->cap_spare + 16;
         void **spare = realloc(sw->spare, cap * sizeof *spare);
         if (!spare) return NULL;
@@ -52,8 +56,10 @@ static void *take_state(ss_switch *sw) {
 }
 
 static void give_state(ss_switch *sw, void *state) {
-    if (sw->n_spare < sw->cap_spare) sw->spare[sw->n_spare++] = state;
-    else free(state);
+    if (sw->n_spare < sw->cap_spare)
+        sw->spare[sw->n_spare++] = state;
+    else
+        free(state);
 }
 
 /* A fresh packet: headers invalid, all metadata zero. */
@@ -83,13 +89,14 @@ static bool wait(ss_switch *sw, ss_work work) {
 
 static void lose(ss_switch *sw, void *state) {
     if (sw->stats.dropped_passes++ == 0) {
-        static const char text[] = "a frame went round too often: the rest of its copies are dropped (stats: dropped_passes)";
+        static const char text[] =
+            "a frame went round too often: the rest of its copies are dropped (stats: dropped_passes)";
         ss_report(sw, SS_EVENT_LOG, 0, text, sizeof text - 1);
     }
     if (state) give_state(sw, state);
 }
 
-/* ---- out --------------------------------------------------------------------------------------------------------------- */
+/* ---- out --------------------------------------------------------------------------------------------------------- */
 
 /* The frame in out[0..): header bytes, payload, truncation; 0 where it is longer than any frame may be. */
 static uint32_t build(ss_switch *sw, void *state, uint8_t *out, bool truncate) {
@@ -98,7 +105,10 @@ static uint32_t build(ss_switch *sw, void *state, uint8_t *out, bool truncate) {
     uint64_t len = (uint64_t)header + p->payload_len;
     bool cut = truncate && p->truncate_to && p->truncate_to < len;
     if (cut) len = p->truncate_to;
-    if (len > SS_MAX_FRAME) { sw->stats.dropped_oversize++; return 0; }
+    if (len > SS_MAX_FRAME) {
+        sw->stats.dropped_oversize++;
+        return 0;
+    }
     if (len > header) memcpy(out + header, p->payload, len - header);
     return (uint32_t)len;
 }
@@ -115,16 +125,26 @@ static void recirculate(ss_switch *sw, void *state, uint32_t cap) {
     if (sw->n_held == sw->cap_held) {
         uint32_t n = sw->cap_held + 16;
         uint8_t **held = realloc(sw->held, n * sizeof *held);
-        if (!held) { lose(sw, NULL); return; }
+        if (!held) {
+            lose(sw, NULL);
+            return;
+        }
         sw->held = held;
         sw->cap_held = n;
     }
     uint8_t *frame = malloc(cap);
     void *next = take_state(sw);
-    if (!frame || !next) { free(frame); lose(sw, next); return; }
+    if (!frame || !next) {
+        free(frame);
+        lose(sw, next);
+        return;
+    }
     sw->held[sw->n_held++] = frame;
     uint32_t len = build(sw, state, frame, false);
-    if (!len) { give_state(sw, next); return; }
+    if (!len) {
+        give_state(sw, next);
+        return;
+    }
     ss_packet *p = fresh(sw, next);
     if (old->recirculate_list != SS_NO_LIST) sw->program->keep_fields(next, state, old->recirculate_list);
     p->instance_type = SS_RECIRC;
@@ -169,14 +189,26 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
         }
         p->clone_asked = false;
     }
-    if (p->egress_spec == SS_DROP_PORT) { sw->stats.dropped_egress++; return; }
+    if (p->egress_spec == SS_DROP_PORT) {
+        sw->stats.dropped_egress++;
+        return;
+    }
     p->exited = false;
     program->compute_checksum(sw, state);
     uint32_t cap = frame.len + SS_MAX_ADDED;
-    if (unlikely(p->recirculate_asked)) { recirculate(sw, state, cap); return; }
-    if (unlikely(port == sw->options.cpu_port)) { to_controller(sw, state); return; }
+    if (unlikely(p->recirculate_asked)) {
+        recirculate(sw, state, cap);
+        return;
+    }
+    if (unlikely(port == sw->options.cpu_port)) {
+        to_controller(sw, state);
+        return;
+    }
     uint8_t *out = sw->options.reserve(sw->options.io, port, cap);
-    if (unlikely(!out)) { sw->stats.dropped_queue++; return; }
+    if (unlikely(!out)) {
+        sw->stats.dropped_queue++;
+        return;
+    }
     uint32_t len = build(sw, state, out, true);
     sw->options.commit(sw->options.io, port, len);
     sw->stats.sent += len != 0;
@@ -186,15 +218,24 @@ static void egress(ss_switch *sw, void *state, uint32_t port, uint32_t instance,
 /* A copy through egress, now or when the packet at hand is done. */
 static void copy_out(ss_switch *sw, const void *state, ss_replica to, frame_ref frame, uint32_t length, bool now) {
     void *copy = take_state(sw);
-    if (!copy) { lose(sw, NULL); return; }
+    if (!copy) {
+        lose(sw, NULL);
+        return;
+    }
     memcpy(copy, state, sw->program->state_size);
     if (now) {
         egress(sw, copy, to.port, to.instance, frame, length);
         give_state(sw, copy);
         return;
     }
-    ss_work work = {.egress = true, .state = copy, .frame = frame.bytes, .frame_len = frame.len, .port = to.port,
-                    .instance = to.instance, .length = length, .counted = sw->counted};
+    ss_work work = {.egress = true,
+                    .state = copy,
+                    .frame = frame.bytes,
+                    .frame_len = frame.len,
+                    .port = to.port,
+                    .instance = to.instance,
+                    .length = length,
+                    .counted = sw->counted};
     if (!wait(sw, work)) lose(sw, copy);
 }
 
@@ -204,7 +245,7 @@ static void clone_to(ss_switch *sw, const ss_clone *session, void *state, frame_
     for (uint32_t i = 0; i < session->n; i++) copy_out(sw, state, session->replicas[i], frame, length, now);
 }
 
-/* ---- in ---------------------------------------------------------------------------------------------------------------- */
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
 
 static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref frame, uint32_t length) {
     ss_packet *old = state;
@@ -212,7 +253,7 @@ static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref f
     void *copy = session ? take_state(sw) : NULL;
     if (!copy) return;
     ss_packet *p = fresh(sw, copy);
-    p->ingress_port = port;          /* for parsers that look at it; then forgotten, as in BMv2 */
+    p->ingress_port = port; /* for parsers that look at it; then forgotten, as in BMv2 */
     sw->program->parse(sw, copy, frame.bytes, frame.len);
     const uint8_t *payload = p->payload;
     uint32_t payload_len = p->payload_len;
@@ -230,12 +271,16 @@ static void clone_ingress(ss_switch *sw, void *state, uint32_t port, frame_ref f
 static void resubmit(ss_switch *sw, void *state, frame_ref frame, uint32_t length) {
     ss_packet *old = state;
     void *next = take_state(sw);
-    if (!next) { lose(sw, NULL); return; }
+    if (!next) {
+        lose(sw, NULL);
+        return;
+    }
     ss_packet *p = fresh(sw, next);
     if (old->resubmit_list != SS_NO_LIST) sw->program->keep_fields(next, state, old->resubmit_list);
     p->instance_type = SS_RESUBMIT;
     p->packet_length = length;
-    ss_work work = {.state = next, .frame = frame.bytes, .frame_len = frame.len, .length = length, .counted = sw->counted};
+    ss_work work = {
+        .state = next, .frame = frame.bytes, .frame_len = frame.len, .length = length, .counted = sw->counted};
     if (!wait(sw, work)) lose(sw, next);
 }
 
@@ -243,7 +288,10 @@ static void resubmit(ss_switch *sw, void *state, frame_ref frame, uint32_t lengt
 static void replicate(ss_switch *sw, void *state, uint32_t group_id, frame_ref frame, uint32_t length) {
     const ss_multicast *group = ss_idmap_get(&sw->multicasts, group_id);
     ss_packet *p = state;
-    if (!group || !group->n) { sw->stats.dropped_ingress++; return; }
+    if (!group || !group->n) {
+        sw->stats.dropped_ingress++;
+        return;
+    }
     p->instance_type = SS_REPLICATION;
     uint32_t truncate_to = p->truncate_to;
     if (group->n > 1 || truncate_to) p->truncate_to = 0;
@@ -264,11 +312,20 @@ static void ingress(ss_switch *sw, void *state, frame_ref frame, uint32_t length
     program->ingress(sw, state);
     if (unlikely(p->clone_asked)) clone_ingress(sw, state, port, frame, length);
     p->clone_asked = false;
-    if (unlikely(p->resubmit_asked)) { resubmit(sw, state, frame, length); return; }
+    if (unlikely(p->resubmit_asked)) {
+        resubmit(sw, state, frame, length);
+        return;
+    }
     length = (uint32_t)((int64_t)length + p->length_change);
     p->recirculate_asked = false;
-    if (p->mcast_grp) { replicate(sw, state, (uint32_t)p->mcast_grp, frame, length); return; }
-    if (p->egress_spec == SS_DROP_PORT) { sw->stats.dropped_ingress++; return; }
+    if (p->mcast_grp) {
+        replicate(sw, state, (uint32_t)p->mcast_grp, frame, length);
+        return;
+    }
+    if (p->egress_spec == SS_DROP_PORT) {
+        sw->stats.dropped_ingress++;
+        return;
+    }
     p->instance_type = SS_NORMAL;
     egress(sw, state, (uint32_t)p->egress_spec, (uint32_t)p->egress_rid, frame, length);
 }
@@ -277,7 +334,10 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
     sw->now_us = now_us;
     sw->stats.received++;
     sw->stats.received_bytes += len;
-    if (unlikely(len > SS_MAX_FRAME || port > SS_DROP_PORT)) { sw->stats.dropped_oversize++; return; }
+    if (unlikely(len > SS_MAX_FRAME || port > SS_DROP_PORT)) {
+        sw->stats.dropped_oversize++;
+        return;
+    }
     ss_packet *p = fresh(sw, sw->state);
     p->ingress_port = port;
     p->packet_length = len;
@@ -288,18 +348,23 @@ void ss_receive(ss_switch *sw, uint32_t port, const uint8_t *frame, uint32_t len
     for (uint32_t passes = 0; unlikely(sw->work_head < sw->work_tail); passes++) {
         ss_work work = sw->work[sw->work_head++];
         if (passes == SS_MAX_PASSES) lose(sw, NULL);
-        if (passes >= SS_MAX_PASSES) { give_state(sw, work.state); continue; }
+        if (passes >= SS_MAX_PASSES) {
+            give_state(sw, work.state);
+            continue;
+        }
         frame_ref ref = {work.frame, work.frame_len};
         sw->counted = work.counted;
-        if (work.egress) egress(sw, work.state, work.port, work.instance, ref, work.length);
-        else ingress(sw, work.state, ref, work.length);
+        if (work.egress)
+            egress(sw, work.state, work.port, work.instance, ref, work.length);
+        else
+            ingress(sw, work.state, ref, work.length);
         give_state(sw, work.state);
     }
     sw->work_head = sw->work_tail = 0;
     while (unlikely(sw->n_held)) free(sw->held[--sw->n_held]);
 }
 
-/* ---- what programs report ----------------------------------------------------------------------------------------------- */
+/* ---- what programs report ---------------------------------------------------------------------------------------- */
 
 void ss_digest(ss_switch *sw, uint32_t digest, const uint8_t *bytes, uint32_t n) {
     sw->stats.digests++;
@@ -313,12 +378,21 @@ void ss_assert_failed(ss_switch *sw, const char *where) {
     ss_log(sw, where);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------------------ */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 ss_switch *ss_open(const ss_program *program, const ss_options *options, const char **why) {
-    if (program->abi != SS_ABI) { *why = "the program was compiled for another version of the runtime"; return NULL; }
-    if (options->cpu_port > SS_DROP_PORT && options->cpu_port != SS_NO_PORT) { *why = "cpu_port is above 511"; return NULL; }
-    if (!options->reserve || !options->commit) { *why = "options lack reserve or commit"; return NULL; }
+    if (program->abi != SS_ABI) {
+        *why = "the program was compiled for another version of the runtime";
+        return NULL;
+    }
+    if (options->cpu_port > SS_DROP_PORT && options->cpu_port != SS_NO_PORT) {
+        *why = "cpu_port is above 511";
+        return NULL;
+    }
+    if (!options->reserve || !options->commit) {
+        *why = "options lack reserve or commit";
+        return NULL;
+    }
     *why = "out of memory, or a table or register is too large";
     ss_switch *sw = calloc(1, sizeof *sw);
     if (!sw) return NULL;

@@ -28,12 +28,12 @@
 #endif
 
 #define RX_BATCH 16u
-#define RX_BULKY 2u               /* super-packets: more of them would be out of the cache before their turn comes */
-#define RX_HEADROOM 64u           /* a VLAN tag goes back in here */
+#define RX_BULKY 2u     /* super-packets: more of them would be out of the cache before their turn comes */
+#define RX_HEADROOM 64u /* a VLAN tag goes back in here */
 #define RX_FRAME (65536u + 256u)
 #define TX_BATCH 64u
 #define TX_PIECES (SS_JOIN_MAX + 2u)
-#define TX_FLUSH_FRAMES 256u      /* frames that may wait for the end of the turn: they still are in the cache then */
+#define TX_FLUSH_FRAMES 256u /* frames that may wait for the end of the turn: they still are in the cache then */
 
 /* The kernel's share of the queue.  Small, so that most waiting frames wait here, where their number is known (ECN). */
 #define TX_KERNEL_BYTES (256 * 1024)
@@ -43,7 +43,8 @@ static bool set_int(int fd, int level, int option, int value) {
     return setsockopt(fd, level, option, &value, sizeof value) == 0;
 }
 
-/* Before 6.2 AF_PACKET could not describe UDP super-packets and lost them (net/core: virtio_net_hdr_from_skb, EINVAL). */
+/* Before 6.2 AF_PACKET could not describe UDP super-packets and lost them (net/core: virtio_net_hdr_from_skb,
+ * EINVAL). */
 static bool kernel_knows_udp_segments(void) {
     struct utsname u;
     int major = 0, minor = 0;
@@ -51,10 +52,10 @@ static bool kernel_knows_udp_segments(void) {
     return major > 6 || (major == 6 && minor >= 2);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static bool open_socket(ss_port *p, const char **why) {
-    p->fd = socket(AF_PACKET, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);   /* protocol 0: nothing until bound */
+    p->fd = socket(AF_PACKET, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); /* protocol 0: nothing until bound */
     if (p->fd < 0) {
         *why = errno == EPERM ? "no permission for packet sockets: run as root, or in a user namespace (unshare -Urn)"
                               : strerror(errno);
@@ -63,8 +64,10 @@ static bool open_socket(ss_port *p, const char **why) {
     set_int(p->fd, SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
     set_int(p->fd, SOL_PACKET, PACKET_AUXDATA, 1);
     if (p->vnet && !set_int(p->fd, SOL_PACKET, PACKET_VNET_HDR, 1)) p->vnet = p->join = false;
-    if (!set_int(p->fd, SOL_SOCKET, SO_RCVBUFFORCE, RX_KERNEL_BYTES)) set_int(p->fd, SOL_SOCKET, SO_RCVBUF, RX_KERNEL_BYTES);
-    if (!set_int(p->fd, SOL_SOCKET, SO_SNDBUFFORCE, TX_KERNEL_BYTES)) set_int(p->fd, SOL_SOCKET, SO_SNDBUF, TX_KERNEL_BYTES);
+    if (!set_int(p->fd, SOL_SOCKET, SO_RCVBUFFORCE, RX_KERNEL_BYTES))
+        set_int(p->fd, SOL_SOCKET, SO_RCVBUF, RX_KERNEL_BYTES);
+    if (!set_int(p->fd, SOL_SOCKET, SO_SNDBUFFORCE, TX_KERNEL_BYTES))
+        set_int(p->fd, SOL_SOCKET, SO_SNDBUF, TX_KERNEL_BYTES);
     return true;
 }
 
@@ -86,7 +89,7 @@ static void detach(ss_port *p) {
     p->up = false;
 }
 
-static void *reserve_memory(size_t size) {            /* touched only as far as a queue grows */
+static void *reserve_memory(size_t size) { /* touched only as far as a queue grows */
     void *m = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return m == MAP_FAILED ? NULL : m;
 }
@@ -139,7 +142,7 @@ bool ss_port_start(ss_port *p, const char **why) {
 bool ss_port_refresh(ss_port *p) {
     int fd = p->fd, index = (int)if_nametoindex(p->name);
     bool up = p->up;
-    if (index == 0 || (p->index && index != p->index)) detach(p);      /* gone, or another one of the same name */
+    if (index == 0 || (p->index && index != p->index)) detach(p); /* gone, or another one of the same name */
     if (index && p->fd < 0) {
         const char *why;
         if (!open_socket(p, &why)) return fd != p->fd;
@@ -151,20 +154,26 @@ bool ss_port_refresh(ss_port *p) {
         memset(&request, 0, sizeof request);
         memcpy(request.ifr_name, p->name, sizeof p->name);
         p->mtu = ioctl(p->fd, SIOCGIFMTU, &request) ? 1500 : (uint32_t)request.ifr_mtu;
-        p->up = !ioctl(p->fd, SIOCGIFFLAGS, &request) && (request.ifr_flags & IFF_UP) && (request.ifr_flags & IFF_RUNNING);
+        p->up =
+            !ioctl(p->fd, SIOCGIFFLAGS, &request) && (request.ifr_flags & IFF_UP) && (request.ifr_flags & IFF_RUNNING);
     }
     return up != p->up || fd != p->fd;
 }
 
 void ss_port_count_missed(ss_port *p) {
-    struct tpacket_stats since;                       /* since the last call: the kernel resets it */
+    struct tpacket_stats since; /* since the last call: the kernel resets it */
     socklen_t size = sizeof since;
-    if (p->fd >= 0 && !getsockopt(p->fd, SOL_PACKET, PACKET_STATISTICS, &since, &size)) p->stats.missed += since.tp_drops;
+    if (p->fd >= 0 && !getsockopt(p->fd, SOL_PACKET, PACKET_STATISTICS, &since, &size))
+        p->stats.missed += since.tp_drops;
 }
 
-/* ---- in ---------------------------------------------------------------------------------------------------------------- */
+/* ---- in ---------------------------------------------------------------------------------------------------------- */
 
-typedef struct { ss_port *port; ss_segment_fn *each; void *arg; } taking;
+typedef struct {
+    ss_port *port;
+    ss_segment_fn *each;
+    void *arg;
+} taking;
 
 static void take(void *arg, const uint8_t *frame, uint32_t len) {
     taking *t = arg;
@@ -178,9 +187,12 @@ static void take(void *arg, const uint8_t *frame, uint32_t len) {
 static void find_checksum(const uint8_t *f, uint32_t len, ss_vnet *v) {
     uint32_t l3 = 14, l4;
     if (len < 34) return;
-    if (f[12] == 0x08 && f[13] == 0x00) l4 = l3 + 4u * (f[l3] & 15);
-    else if (f[12] == 0x86 && f[13] == 0xdd && len >= 54) l4 = l3 + 40;
-    else return;
+    if (f[12] == 0x08 && f[13] == 0x00)
+        l4 = l3 + 4u * (f[l3] & 15);
+    else if (f[12] == 0x86 && f[13] == 0xdd && len >= 54)
+        l4 = l3 + 40;
+    else
+        return;
     uint8_t protocol = l4 == l3 + 40 && f[12] == 0x86 ? f[l3 + 6] : f[l3 + 9];
     if (protocol != 17 && protocol != 6) return;
     *v = (ss_vnet){.flags = SS_VNET_NEEDS_CSUM, .csum_start = (uint16_t)l4, .csum_offset = protocol == 17 ? 6 : 16};
@@ -207,7 +219,10 @@ static const struct tpacket_auxdata *auxdata(struct msghdr *m) {
 uint32_t ss_port_receive(ss_port *p, ss_segment_fn *each, void *arg) {
     static uint8_t frames[RX_BATCH][RX_HEADROOM + RX_FRAME] __attribute__((aligned(64)));
     static ss_vnet vnets[RX_BATCH];
-    static union { struct cmsghdr align; uint8_t bytes[CMSG_SPACE(sizeof(struct tpacket_auxdata))]; } controls[RX_BATCH];
+    static union {
+        struct cmsghdr align;
+        uint8_t bytes[CMSG_SPACE(sizeof(struct tpacket_auxdata))];
+    } controls[RX_BATCH];
     struct iovec pieces[RX_BATCH][2];
     struct mmsghdr messages[RX_BATCH];
     if (p->fd < 0) return 0;
@@ -216,13 +231,15 @@ uint32_t ss_port_receive(ss_port *p, ss_segment_fn *each, void *arg) {
         pieces[i][0] = (struct iovec){&vnets[i], sizeof vnets[i]};
         /* 2: IP headers aligned to 4 bytes, as the kernel has them */
         pieces[i][1] = (struct iovec){frames[i] + RX_HEADROOM + 2, RX_FRAME - 2};
-        messages[i].msg_hdr = (struct msghdr){.msg_iov = pieces[i] + !p->vnet, .msg_iovlen = 1 + p->vnet,
-                                              .msg_control = &controls[i], .msg_controllen = sizeof controls[i]};
+        messages[i].msg_hdr = (struct msghdr){.msg_iov = pieces[i] + !p->vnet,
+                                              .msg_iovlen = 1 + p->vnet,
+                                              .msg_control = &controls[i],
+                                              .msg_controllen = sizeof controls[i]};
         vnets[i] = (ss_vnet){0};
     }
     int n = recvmmsg(p->fd, messages, want, MSG_DONTWAIT, NULL);
     if (n < 0) {
-        if (errno == EINVAL && p->vnet) p->stats.malformed++;  /* a super-packet that the kernel could not describe */
+        if (errno == EINVAL && p->vnet) p->stats.malformed++; /* a super-packet that the kernel could not describe */
         return 0;
     }
     taking to = {p, each, arg};
@@ -232,30 +249,41 @@ uint32_t ss_port_receive(ss_port *p, ss_segment_fn *each, void *arg) {
         uint32_t len = messages[i].msg_len, head = p->vnet ? sizeof *v : 0;
         const struct tpacket_auxdata *aux = auxdata(&messages[i].msg_hdr);
         const char *why;
-        if (len < head + 14 || (messages[i].msg_hdr.msg_flags & MSG_TRUNC)) { p->stats.malformed++; continue; }
+        if (len < head + 14 || (messages[i].msg_hdr.msg_flags & MSG_TRUNC)) {
+            p->stats.malformed++;
+            continue;
+        }
         len -= head;
         if (!p->vnet) {
-            if (len > p->mtu + 22 + 4) { p->stats.malformed++; continue; }     /* super-packet, segment size unknown */
+            if (len > p->mtu + 22 + 4) {
+                p->stats.malformed++;
+                continue;
+            } /* super-packet, segment size unknown */
             if (aux && (aux->tp_status & TP_STATUS_CSUMNOTREADY)) find_checksum(frame, len, v);
         }
         if (aux && (aux->tp_status & TP_STATUS_VLAN_VALID)) frame = put_tag_back(frame, &len, v, aux);
         uint32_t segments = ss_cut(frame, len, v, take, &to, &why);
-        if (segments == 0) p->stats.malformed++;
-        else if (segments > 1) p->stats.super_packets_in++;
+        if (segments == 0)
+            p->stats.malformed++;
+        else if (segments > 1)
+            p->stats.super_packets_in++;
         p->bulky = segments > 1;
     }
     if (p->pcap_in) ss_pcap_flush(p->pcap_in);
     return (uint32_t)n;
 }
 
-/* ---- out --------------------------------------------------------------------------------------------------------------- */
+/* ---- out --------------------------------------------------------------------------------------------------------- */
 
 static void empty(ss_port *p) { p->first = p->n = 0, p->used = 0, p->singles = 0; }
 
 /* Moves what waits to the front; each byte moves seldom, because the memory is at least twice what may wait. */
 static void compact(ss_port *p) {
     if (p->first == 0) return;
-    if (p->first == p->n) { empty(p); return; }
+    if (p->first == p->n) {
+        empty(p);
+        return;
+    }
     size_t from = p->slots[p->first].at;
     memmove(p->arena, p->arena + from, p->used - from);
     p->used -= from;
@@ -267,18 +295,25 @@ static void compact(ss_port *p) {
     p->first = 0;
 }
 
-static bool has_room(const ss_port *p, uint32_t cap) {
-    return p->n < p->n_slots && p->arena_size - p->used >= cap;
-}
+static bool has_room(const ss_port *p, uint32_t cap) { return p->n < p->n_slots && p->arena_size - p->used >= cap; }
 
 uint8_t *ss_port_reserve(ss_port *p, uint32_t cap) {
-    if (!p->up) { p->stats.dropped_down++; return NULL; }
+    if (!p->up) {
+        p->stats.dropped_down++;
+        return NULL;
+    }
     if (p->tx == SS_TX_IDLE && ss_port_waiting(p) >= TX_FLUSH_FRAMES) ss_port_flush(p);
-    if (ss_port_waiting(p) >= p->limit && p->tx != SS_TX_IDLE) { p->stats.dropped_full++; return NULL; }
+    if (ss_port_waiting(p) >= p->limit && p->tx != SS_TX_IDLE) {
+        p->stats.dropped_full++;
+        return NULL;
+    }
     if (!has_room(p, cap)) {
         if (p->tx == SS_TX_IDLE) ss_port_flush(p);
         compact(p);
-        if (!has_room(p, cap)) { p->stats.dropped_full++; return NULL; }
+        if (!has_room(p, cap)) {
+            p->stats.dropped_full++;
+            return NULL;
+        }
     }
     return p->arena + p->used;
 }
@@ -291,7 +326,7 @@ void ss_port_commit(ss_port *p, uint32_t len) {
     if (p->used > p->arena_size) p->used = p->arena_size;
 }
 
-typedef struct {                  /* what one call of sendmmsg is made of */
+typedef struct { /* what one call of sendmmsg is made of */
     struct mmsghdr messages[TX_BATCH];
     struct iovec pieces[TX_BATCH][TX_PIECES];
     ss_super supers[TX_BATCH];
@@ -309,8 +344,10 @@ static uint32_t prepare(ss_port *p, batch *b) {
         bool join = p->join && at - p->first >= p->singles;
         uint32_t taken = join ? ss_join(run, n, p->mtu, &b->supers[count]) : 1, k = 0;
         struct iovec *piece = b->pieces[count];
-        if (p->vnet) piece[k++] = (struct iovec){taken > 1 ? (void *)&b->supers[count].vnet : (void *)&plain, sizeof plain};
-        if (taken == 1) piece[k++] = (struct iovec){(void *)run[0].bytes, run[0].len};
+        if (p->vnet)
+            piece[k++] = (struct iovec){taken > 1 ? (void *)&b->supers[count].vnet : (void *)&plain, sizeof plain};
+        if (taken == 1)
+            piece[k++] = (struct iovec){(void *)run[0].bytes, run[0].len};
         else {
             uint32_t header = b->supers[count].header_len;
             piece[k++] = (struct iovec){b->supers[count].header, header};
@@ -336,20 +373,31 @@ void ss_port_flush(ss_port *p) {
     static batch b;
     p->tx = SS_TX_IDLE;
     while (p->first < p->n) {
-        if (p->fd < 0) { p->stats.dropped_down += ss_port_waiting(p); break; }
+        if (p->fd < 0) {
+            p->stats.dropped_down += ss_port_waiting(p);
+            break;
+        }
         uint32_t count = prepare(p, &b);
         int sent = sendmmsg(p->fd, b.messages, count, MSG_DONTWAIT);
         for (int i = 0; i < sent; i++) account(p, b.frames[i]);
         if (sent > 0) continue;
         switch (errno) {
         case EINTR: continue;
-        case EAGAIN: p->tx = SS_TX_WAIT_WRITABLE; return;      /* our share of the kernel's queue is full */
-        case ENOBUFS: case ENOMEM: p->tx = SS_TX_WAIT_TIMER; return;     /* the interface's queue is; nobody will tell us */
-        case ENETDOWN: case ENXIO: case ENODEV: ss_port_refresh(p); p->stats.dropped_down++, p->first++; continue;
+        case EAGAIN: p->tx = SS_TX_WAIT_WRITABLE; return; /* our share of the kernel's queue is full */
+        case ENOBUFS:
+        case ENOMEM: p->tx = SS_TX_WAIT_TIMER; return; /* the interface's queue is; nobody will tell us */
+        case ENETDOWN:
+        case ENXIO:
+        case ENODEV:
+            ss_port_refresh(p);
+            p->stats.dropped_down++, p->first++;
+            continue;
         default:
             /* A super-packet that this interface refuses goes out frame by frame; a frame that it refuses is lost. */
-            if (b.frames[0] > 1) p->singles = b.frames[0];
-            else p->stats.dropped_down++, p->first++;
+            if (b.frames[0] > 1)
+                p->singles = b.frames[0];
+            else
+                p->stats.dropped_down++, p->first++;
         }
     }
     empty(p);

@@ -4,8 +4,9 @@
  *
  * In:   super-packets and single packets are received in batches, cut (segment.h) and handed on.
  * Out:  the pipeline builds frames right in the port's queue (reserve, commit); at the end of a turn of the event loop,
- *       or earlier where many wait, neighbours are joined and the batch is sent.  What the kernel does not take now stays
- *       queued, in order, up to `limit` frames; beyond, the newest are dropped and counted.
+ *       or earlier where many wait, neighbours are joined and the batch is sent.  What the kernel does not take now
+ *       stays queued, in order, up to `limit` frames; beyond, the newest are dropped and counted.
+ *
  * The interface may go down, vanish and come back (by name): frames are dropped, counted, meanwhile.
  */
 #ifndef SS_PORT_H
@@ -15,11 +16,11 @@
 #include "segment.h"
 
 typedef struct {
-    uint64_t received, received_bytes;      /* frames, after cutting */
-    uint64_t super_packets_in, malformed;   /* malformed: super-packets that could not be cut, cut-off frames */
-    uint64_t missed;                        /* lost before us: the socket's receive buffer was full */
+    uint64_t received, received_bytes;    /* frames, after cutting */
+    uint64_t super_packets_in, malformed; /* malformed: super-packets that could not be cut, cut-off frames */
+    uint64_t missed;                      /* lost before us: the socket's receive buffer was full */
     uint64_t sent, sent_bytes, super_packets_out;
-    uint64_t dropped_full, dropped_down;    /* queue full; interface down, gone, or frame longer than its MTU */
+    uint64_t dropped_full, dropped_down; /* queue full; interface down, gone, or frame longer than its MTU */
 } ss_port_stats;
 
 typedef enum { SS_TX_IDLE, SS_TX_WAIT_WRITABLE, SS_TX_WAIT_TIMER } ss_tx_state;
@@ -27,41 +28,45 @@ typedef enum { SS_TX_IDLE, SS_TX_WAIT_WRITABLE, SS_TX_WAIT_TIMER } ss_tx_state;
 typedef struct ss_port {
     uint32_t number;
     char name[IFNAMSIZ];
-    int fd;                       /* -1: the interface is not there */
-    int index;                    /* of the interface, or 0 */
+    int fd;    /* -1: the interface is not there */
+    int index; /* of the interface, or 0 */
     uint32_t mtu;
     bool up, started;
-    bool told, told_up;           /* what the control plane thinks of it */
-    bool vnet, join;              /* socket speaks virtio_net_hdr; neighbours are joined */
-    bool bulky;                   /* super-packets came last */
+    bool told, told_up; /* what the control plane thinks of it */
+    bool vnet, join;    /* socket speaks virtio_net_hdr; neighbours are joined */
+    bool bulky;         /* super-packets came last */
     ss_tx_state tx;
-    uint8_t *arena; size_t arena_size, used;          /* frames that wait, back to back, first to last */
-    struct ss_slot { size_t at; uint32_t len; } *slots;
-    uint32_t first, n, n_slots, limit, singles;       /* waiting: slots[first..n); singles: next frames not to be joined */
+    uint8_t *arena;
+    size_t arena_size, used; /* frames that wait, back to back, first to last */
+    struct ss_slot {
+        size_t at;
+        uint32_t len;
+    } *slots;
+    uint32_t first, n, n_slots, limit, singles; /* waiting: slots[first..n); singles: next frames not to be joined */
     ss_port_stats stats;
     ss_pcap *pcap_in, *pcap_out;
 } ss_port;
 
 typedef struct {
-    uint32_t queue;               /* frames */
-    bool vnet, join;              /* false: do without, even where the kernel could */
-    const char *pcap;             /* directory, or NULL */
+    uint32_t queue;   /* frames */
+    bool vnet, join;  /* false: do without, even where the kernel could */
+    const char *pcap; /* directory, or NULL */
 } ss_port_options;
 
 /* Opens port `number` on interface `name`, receiving nothing yet; NULL with *why set where that cannot be. */
 ss_port *ss_port_open(uint32_t number, const char *name, const ss_port_options *, const char **why);
 void ss_port_close(ss_port *);
-bool ss_port_start(ss_port *, const char **why);      /* from now on frames arrive */
+bool ss_port_start(ss_port *, const char **why); /* from now on frames arrive */
 
 /* Looks again whether the interface is there and up; true where `up` or `fd` changed. */
 bool ss_port_refresh(ss_port *);
 
-void ss_port_count_missed(ss_port *);                 /* brings stats.missed up to date */
+void ss_port_count_missed(ss_port *); /* brings stats.missed up to date */
 
 /* Receives one batch and hands each segment to `each`; returns the number of packets taken from the socket. */
 uint32_t ss_port_receive(ss_port *, ss_segment_fn *each, void *arg);
 
-uint8_t *ss_port_reserve(ss_port *, uint32_t cap);    /* NULL: full or down, counted */
+uint8_t *ss_port_reserve(ss_port *, uint32_t cap); /* NULL: full or down, counted */
 void ss_port_commit(ss_port *, uint32_t len);
 static inline uint32_t ss_port_waiting(const ss_port *p) { return p->n - p->first; }
 

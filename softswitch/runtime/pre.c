@@ -35,8 +35,9 @@ static int get_replicas(ss_reader *r, ss_writer *w, ss_replica **out, uint32_t *
         memcpy(replicas, get_bytes(r, 8ull * n), 8ull * n);
         for (uint32_t i = 0; i < n && !status; i++)
             if (replicas[i].port > SS_DROP_PORT || replicas[i].instance > 0xffff)
-                status = refuse(w, SS_INVALID_ARGUMENT, "replica port %u instance %u: ports go to %u, instances to 65535",
-                                replicas[i].port, replicas[i].instance, SS_DROP_PORT);
+                status =
+                    refuse(w, SS_INVALID_ARGUMENT, "replica port %u instance %u: ports go to %u, instances to 65535",
+                           replicas[i].port, replicas[i].instance, SS_DROP_PORT);
         memcpy(sorted, replicas, 8ull * n);
         qsort(sorted, n, sizeof *sorted, by_port);
         for (uint32_t i = 1; i < n && !status; i++)
@@ -45,7 +46,10 @@ static int get_replicas(ss_reader *r, ss_writer *w, ss_replica **out, uint32_t *
                                 sorted[i].instance);
     }
     free(sorted);
-    if (status) { free(replicas); return status; }
+    if (status) {
+        free(replicas);
+        return status;
+    }
     *out = replicas;
     *count = n;
     return SS_OK;
@@ -117,7 +121,7 @@ int ss_do_clone_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     return SS_OK;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 static void put_replicas(ss_writer *w, const ss_replica *replicas, uint32_t n) {
     put_u32(w, n);

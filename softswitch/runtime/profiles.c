@@ -20,16 +20,22 @@ static void free_group(ss_group *group) { free(group->member), free(group->weigh
 void ss_profiles_reset(ss_switch *sw) {
     for (uint32_t i = 0; sw->profiles && i < sw->program->n_profiles; i++) {
         ss_profile *p = &sw->profiles[i];
-        for (uint32_t s = 0; s < p->members.n_slots; s++) if (p->members.items[s]) free_member(p->members.items[s]);
-        for (uint32_t s = 0; s < p->groups.n_slots; s++) if (p->groups.items[s]) free_group(p->groups.items[s]);
+        for (uint32_t s = 0; s < p->members.n_slots; s++)
+            if (p->members.items[s]) free_member(p->members.items[s]);
+        for (uint32_t s = 0; s < p->groups.n_slots; s++)
+            if (p->groups.items[s]) free_group(p->groups.items[s]);
         ss_idmap_free(&p->members);
         ss_idmap_free(&p->groups);
     }
 }
 
-void ss_profiles_close(ss_switch *sw) { ss_profiles_reset(sw); free(sw->profiles); }
+void ss_profiles_close(ss_switch *sw) {
+    ss_profiles_reset(sw);
+    free(sw->profiles);
+}
 
-const ss_member *ss_profile_choose(ss_switch *sw, const ss_profile *p, const ss_rule *rule, const uint8_t *sel, uint32_t n) {
+const ss_member *ss_profile_choose(ss_switch *sw, const ss_profile *p, const ss_rule *rule, const uint8_t *sel,
+                                   uint32_t n) {
     if (rule->kind == SS_DO_MEMBER) return ss_idmap_get(&p->members, rule->target);
     const ss_group *group = ss_idmap_get(&p->groups, rule->target);
     if (group->n_choices == 0) return NULL;
@@ -39,9 +45,13 @@ const ss_member *ss_profile_choose(ss_switch *sw, const ss_profile *p, const ss_
 
 static ss_profile *get_profile(ss_switch *sw, ss_reader *r, ss_writer *w, int *status) {
     uint32_t index = get_u32(r);
-    if (r->bad) { *status = refuse_short(w); return NULL; }
+    if (r->bad) {
+        *status = refuse_short(w);
+        return NULL;
+    }
     if (index >= sw->program->n_profiles) {
-        *status = refuse(w, SS_INVALID_ARGUMENT, "no action profile %u: the program has %u", index, sw->program->n_profiles);
+        *status =
+            refuse(w, SS_INVALID_ARGUMENT, "no action profile %u: the program has %u", index, sw->program->n_profiles);
         return NULL;
     }
     return &sw->profiles[index];
@@ -62,7 +72,8 @@ int ss_do_member_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
         return refuse(w, SS_NOT_FOUND, "action profile %s has no member %u", p->info->name, id);
     if (kind == SS_DELETE) {
         if (member->refs)
-            return refuse(w, SS_FAILED_PRECONDITION, "member %u of %s is in use %u times", id, p->info->name, member->refs);
+            return refuse(w, SS_FAILED_PRECONDITION, "member %u of %s is in use %u times", id, p->info->name,
+                          member->refs);
         free_member(ss_idmap_remove(&p->members, id));
         return SS_OK;
     }
@@ -70,7 +81,8 @@ int ss_do_member_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     if (r->bad) return refuse_short(w);
     if (table >= sw->program->n_tables || sw->program->tables[table].profile < 0 ||
         &sw->profiles[sw->program->tables[table].profile] != p || action >= sw->program->tables[table].n_actions)
-        return refuse(w, SS_INVALID_ARGUMENT, "action %u of table %u is none of action profile %s", action, table, p->info->name);
+        return refuse(w, SS_INVALID_ARGUMENT, "action %u of table %u is none of action profile %s", action, table,
+                      p->info->name);
     const ss_action_info *info = &sw->program->tables[table].actions[action];
     size_t n = get_left(r);
     if (n != ss_params_bytes(info))
@@ -151,11 +163,14 @@ static int get_group(ss_profile *p, ss_reader *r, ss_writer *w, ss_group *group)
         if (!ss_idmap_get(&p->members, id))
             return refuse(w, SS_NOT_FOUND, "action profile %s has no member %u", p->info->name, id);
         for (uint32_t i = 0; i < group->n; i++)
-            if (group->member[i] == id) return refuse(w, SS_INVALID_ARGUMENT, "member %u is twice in group %u", id, group->id);
+            if (group->member[i] == id)
+                return refuse(w, SS_INVALID_ARGUMENT, "member %u is twice in group %u", id, group->id);
         if (weight == 0) return refuse(w, SS_INVALID_ARGUMENT, "member %u of group %u has weight 0", id, group->id);
         total += weight;
     }
-    uint64_t most = group->max_size ? group->max_size : p->info->max_group_size ? p->info->max_group_size : SS_MAX_CHOICES;
+    uint64_t most = group->max_size           ? group->max_size
+                    : p->info->max_group_size ? p->info->max_group_size
+                                              : SS_MAX_CHOICES;
     if (total > most || total > SS_MAX_CHOICES)
         return refuse(w, SS_RESOURCE_EXHAUSTED, "group %u: the weights add up to %llu, more than %llu", group->id,
                       (unsigned long long)total, (unsigned long long)(most < SS_MAX_CHOICES ? most : SS_MAX_CHOICES));
@@ -179,11 +194,13 @@ int ss_do_group_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     if (!p->info->selector)
         return refuse(w, SS_INVALID_ARGUMENT, "action profile %s is no selector and has no groups", p->info->name);
     ss_group *group = ss_idmap_get(&p->groups, id);
-    if (kind == SS_INSERT && group) return refuse(w, SS_ALREADY_EXISTS, "selector %s has a group %u", p->info->name, id);
+    if (kind == SS_INSERT && group)
+        return refuse(w, SS_ALREADY_EXISTS, "selector %s has a group %u", p->info->name, id);
     if (kind != SS_INSERT && !group) return refuse(w, SS_NOT_FOUND, "selector %s has no group %u", p->info->name, id);
     if (kind == SS_DELETE) {
         if (group->refs)
-            return refuse(w, SS_FAILED_PRECONDITION, "group %u of %s is in use %u times", id, p->info->name, group->refs);
+            return refuse(w, SS_FAILED_PRECONDITION, "group %u of %s is in use %u times", id, p->info->name,
+                          group->refs);
         count_refs(p, group, -1);
         free_group(ss_idmap_remove(&p->groups, id));
         return SS_OK;
@@ -194,7 +211,10 @@ int ss_do_group_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     status = get_group(p, r, w, made);
     if (!status && kind == SS_INSERT && ss_idmap_add(&p->groups, id, made) == UINT32_MAX)
         status = refuse(w, SS_RESOURCE_EXHAUSTED, "out of memory");
-    if (status) { free_group(made); return status; }
+    if (status) {
+        free_group(made);
+        return status;
+    }
     count_refs(p, made, 1);
     if (kind == SS_MODIFY) {
         count_refs(p, group, -1);

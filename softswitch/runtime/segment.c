@@ -20,11 +20,11 @@ static void put16(uint8_t *p, uint32_t v) { p[0] = (uint8_t)(v >> 8), p[1] = (ui
 static uint32_t get32(const uint8_t *p) { return (uint32_t)get16(p) << 16 | get16(p + 2); }
 static void put32(uint8_t *p, uint32_t v) { put16(p, v >> 16), put16(p + 2, v); }
 
-typedef struct {                  /* where a UDP or TCP packet's parts lie */
-    uint8_t protocol;             /* UDP, TCP */
+typedef struct {      /* where a UDP or TCP packet's parts lie */
+    uint8_t protocol; /* UDP, TCP */
     bool v6;
-    uint32_t l3, l4, headers;     /* offsets of the IP header, the UDP/TCP header, the payload */
-    uint32_t end;                 /* of the payload, by the IP header: Ethernet padding may follow */
+    uint32_t l3, l4, headers; /* offsets of the IP header, the UDP/TCP header, the payload */
+    uint32_t end;             /* of the payload, by the IP header: Ethernet padding may follow */
 } layout;
 
 /* Understands plain UDP and TCP over IPv4 or IPv6, behind up to two VLAN tags; no fragments, no extension headers.
@@ -46,22 +46,25 @@ static bool understand(const uint8_t *f, uint32_t len, bool super, layout *at) {
         if (len < l3 + 40 || ip[0] >> 4 != 6) return false;
         *at = (layout){.protocol = ip[6], .v6 = true, .l3 = l3, .l4 = l3 + 40};
         ip_len = 40 + get16(ip + 4);
-    } else return false;
+    } else
+        return false;
     at->end = super ? len : l3 + ip_len;
     if (at->end > len) return false;
-    if (at->protocol == UDP) at->headers = at->l4 + 8;
+    if (at->protocol == UDP)
+        at->headers = at->l4 + 8;
     else if (at->protocol == TCP && at->end >= at->l4 + 20) {
         uint32_t words = f[at->l4 + 12] >> 4;
         if (words < 5) return false;
         at->headers = at->l4 + 4 * words;
-    } else return false;
+    } else
+        return false;
     return at->headers <= at->end;
 }
 
 static uint32_t checksum_at(const layout *at) { return at->l4 + (at->protocol == UDP ? 6 : 16); }
 
-/* Headers are added up as numbers of 32 bits, which a ones' complement sum of 16 allows: no vectors over bytes that were
- * just written one by one. */
+/* Headers are added up as numbers of 32 bits, which a ones' complement sum of 16 allows: no vectors over bytes that
+ * were just written one by one. */
 static uint64_t sum_of(const uint8_t *p, uint32_t n) {
     uint64_t sum = 0;
     for (uint32_t i = 0; i < n; i += 4) sum += get32(p + i);
@@ -92,23 +95,30 @@ static void fill_ip_checksum(uint8_t *ip) {
 
 static void set_lengths(uint8_t *f, const layout *at, uint32_t payload) {
     uint32_t l4_len = at->headers - at->l4 + payload;
-    if (at->v6) put16(f + at->l3 + 4, l4_len);
-    else put16(f + at->l3 + 2, at->l4 - at->l3 + l4_len);
+    if (at->v6)
+        put16(f + at->l3 + 4, l4_len);
+    else
+        put16(f + at->l3 + 2, at->l4 - at->l3 + l4_len);
     if (at->protocol == UDP) put16(f + at->l4 + 4, l4_len);
 }
 
 /* What is not the same in all segments. */
 static void clear_what_changes(uint8_t *f, const layout *at) {
-    if (at->v6) put16(f + at->l3 + 4, 0);
-    else memset(f + at->l3 + 2, 0, 4), put16(f + at->l3 + 10, 0);
-    if (at->protocol == UDP) put16(f + at->l4 + 4, 0);
-    else put32(f + at->l4 + 4, 0), f[at->l4 + 13] = 0;
+    if (at->v6)
+        put16(f + at->l3 + 4, 0);
+    else
+        memset(f + at->l3 + 2, 0, 4), put16(f + at->l3 + 10, 0);
+    if (at->protocol == UDP)
+        put16(f + at->l4 + 4, 0);
+    else
+        put32(f + at->l4 + 4, 0), f[at->l4 + 13] = 0;
     put16(f + checksum_at(at), 0);
 }
 
-/* ---- cutting ----------------------------------------------------------------------------------------------------------- */
+/* ---- cutting ----------------------------------------------------------------------------------------------------- */
 
-/* A single packet whose checksum, of whatever protocol, was left to the hardware: the field holds the pseudo header's sum. */
+/* A single packet whose checksum, of whatever protocol, was left to the hardware: the field holds the pseudo header's
+ * sum. */
 static bool complete(uint8_t *f, uint32_t len, const ss_vnet *v) {
     uint32_t field = (uint32_t)v->csum_start + v->csum_offset;
     if (v->csum_start > len || field + 2 > len) return false;
@@ -129,13 +139,22 @@ uint32_t ss_cut(uint8_t *f, uint32_t len, const ss_vnet *v, ss_segment_fn *each,
         each(arg, f, len);
         return 1;
     }
-    if (!understand(f, len, true, &at)) { *why = "super-packet that is not plain UDP or TCP over IP"; return 0; }
-    bool right = type == SS_GSO_UDP ? at.protocol == UDP
-                                    : at.protocol == TCP && type == (at.v6 ? SS_GSO_TCP6 : SS_GSO_TCP4);
-    if (!right) { *why = "super-packet of a kind that does not match its headers"; return 0; }
-    if (!v->gso_size) { *why = "super-packet with segments of 0 bytes"; return 0; }
+    if (!understand(f, len, true, &at)) {
+        *why = "super-packet that is not plain UDP or TCP over IP";
+        return 0;
+    }
+    bool right =
+        type == SS_GSO_UDP ? at.protocol == UDP : at.protocol == TCP && type == (at.v6 ? SS_GSO_TCP6 : SS_GSO_TCP4);
+    if (!right) {
+        *why = "super-packet of a kind that does not match its headers";
+        return 0;
+    }
+    if (!v->gso_size) {
+        *why = "super-packet with segments of 0 bytes";
+        return 0;
+    }
 
-    uint8_t saved[ETH + 2 * VLAN + 60 + 60];        /* longest headers: options included */
+    uint8_t saved[ETH + 2 * VLAN + 60 + 60]; /* longest headers: options included */
     uint32_t headers = at.headers, left = len - headers, n = 0;
     memcpy(saved, f, headers);
     uint8_t flags = at.protocol == TCP ? saved[at.l4 + 13] : 0;
@@ -166,16 +185,17 @@ uint32_t ss_cut(uint8_t *f, uint32_t len, const ss_vnet *v, ss_segment_fn *each,
             segment[at.l4 + 13] = only;
             put32(segment + at.l4 + 4, seq + n * v->gso_size);
             sum += (uint64_t)only + (seq + n * v->gso_size);
-        } else sum += l4_len;
+        } else
+            sum += l4_len;
         uint16_t checksum = ss_csum16_after(sum, segment + headers, payload);
-        put16(segment + checksum_at(&at), checksum == 0 && at.protocol == UDP ? 0xffff : checksum);   /* 0: "none" */
+        put16(segment + checksum_at(&at), checksum == 0 && at.protocol == UDP ? 0xffff : checksum); /* 0: "none" */
         each(arg, segment, headers + payload);
         n++;
     } while (left);
     return n;
 }
 
-/* ---- joining ----------------------------------------------------------------------------------------------------------- */
+/* ---- joining ----------------------------------------------------------------------------------------------------- */
 
 /* A frame that could be the first or a further part of a super-packet, as far as its headers say. */
 static bool joinable(const ss_frame *frame, uint32_t mtu, layout *at) {
@@ -183,13 +203,14 @@ static bool joinable(const ss_frame *frame, uint32_t mtu, layout *at) {
     if (!understand(f, frame->len, false, at) || at->l3 != ETH || at->end != frame->len || at->headers == at->end ||
         at->headers > SS_HEADERS_MAX || frame->len - ETH > mtu)
         return false;
-    if (!at->v6 && at->l4 != at->l3 + 20) return false;                                  /* options: rare, left alone */
+    if (!at->v6 && at->l4 != at->l3 + 20) return false; /* options: rare, left alone */
     if (at->protocol == UDP) return get16(f + at->l4 + 4) == frame->len - at->l4 && get16(f + at->l4 + 6);
     return !(f[at->l4 + 13] & (SYN | RST | URG | CWR)) && (f[at->l4 + 13] & ACK) && !(f[at->l4 + 12] & 15) &&
            get16(f + at->l4 + 16) != 0xffff;
 }
 
-/* 0xffff and 0 both check as the number zero; the kernel writes 0 (but 0xffff in UDP), so that the other is not joined. */
+/* 0xffff and 0 both check as the number zero; the kernel writes 0 (but 0xffff in UDP), so that the other is not
+ * joined. */
 static bool right_checksums(const uint8_t *f, const layout *at) {
     return (at->v6 || (get16(f + at->l3 + 10) != 0xffff && ip_checksum_error(f + at->l3) == 0)) &&
            checksum_error(f, at) == 0;
@@ -204,11 +225,11 @@ static bool follows(const uint8_t *a, const uint8_t *f, const layout *at, uint32
     } else if (memcmp(a + ip, f + ip, 2) || memcmp(a + ip + 6, f + ip + 6, 4) || memcmp(a + ip + 12, f + ip + 12, 8) ||
                (uint16_t)(get16(a + ip + 4) + before) != get16(f + ip + 4))
         return false;
-    if (memcmp(a + l4, f + l4, 4)) return false;                                         /* ports */
+    if (memcmp(a + l4, f + l4, 4)) return false; /* ports */
     if (at->protocol == UDP) return true;
     return get32(f + l4 + 4) == get32(a + l4 + 4) + before * size && !memcmp(a + l4 + 8, f + l4 + 8, 5) &&
            (a[l4 + 13] | FIN | PSH) == (f[l4 + 13] | FIN | PSH) && !memcmp(a + l4 + 14, f + l4 + 14, 2) &&
-           !memcmp(a + l4 + 18, f + l4 + 18, at->headers - l4 - 18);                     /* urgent pointer, options */
+           !memcmp(a + l4 + 18, f + l4 + 18, at->headers - l4 - 18); /* urgent pointer, options */
 }
 
 uint32_t ss_join(const ss_frame *frames, uint32_t n, uint32_t mtu, ss_super *out) {
@@ -220,8 +241,8 @@ uint32_t ss_join(const ss_frame *frames, uint32_t n, uint32_t mtu, ss_super *out
     while (taken < n) {
         const ss_frame *frame = &frames[taken];
         const uint8_t *before = frames[taken - 1].bytes;
-        if (frames[taken - 1].len != frames[0].len) break;                               /* a shorter one is the last */
-        if (at.protocol == TCP && (before[at.l4 + 13] & (FIN | PSH))) break;             /* so is one with FIN or PSH */
+        if (frames[taken - 1].len != frames[0].len) break;                   /* a shorter one is the last */
+        if (at.protocol == TCP && (before[at.l4 + 13] & (FIN | PSH))) break; /* so is one with FIN or PSH */
         if (frame->len > frames[0].len || !joinable(frame, mtu, &next)) break;
         if (next.protocol != at.protocol || next.v6 != at.v6 || next.headers != at.headers) break;
         uint32_t payload = next.end - next.headers;
@@ -241,7 +262,9 @@ uint32_t ss_join(const ss_frame *frames, uint32_t n, uint32_t mtu, ss_super *out
     put16(out->header + checksum_at(&at), partial_checksum(first, &at, at.headers - at.l4 + total));
     out->vnet = (ss_vnet){
         .flags = SS_VNET_NEEDS_CSUM,
-        .gso_type = at.protocol == UDP ? SS_GSO_UDP : at.v6 ? SS_GSO_TCP6 : SS_GSO_TCP4,
+        .gso_type = at.protocol == UDP ? SS_GSO_UDP
+                    : at.v6            ? SS_GSO_TCP6
+                                       : SS_GSO_TCP4,
         .header_len = (uint16_t)at.headers,
         .gso_size = (uint16_t)size,
         .csum_start = (uint16_t)at.l4,

@@ -23,127 +23,211 @@
 #include <stdint.h>
 
 #define SS_ABI 2
-#define SS_DROP_PORT 511          /* v1model: egress_spec of a dropped packet (9-bit ports) */
-#define SS_MAX_FRAME 16384        /* longest frame in or out, bytes */
-#define SS_MAX_ADDED 2048         /* most bytes a program may add in front of the payload */
+#define SS_DROP_PORT 511   /* v1model: egress_spec of a dropped packet (9-bit ports) */
+#define SS_MAX_FRAME 16384 /* longest frame in or out, bytes */
+#define SS_MAX_ADDED 2048  /* most bytes a program may add in front of the payload */
 
-typedef struct ss_switch ss_switch;   /* runtime/switch.h; opaque to the program */
+typedef struct ss_switch ss_switch; /* runtime/switch.h; opaque to the program */
 
-/* ---- the packet: v1model's standard_metadata and what externs ask of the traffic manager -------------------------- */
-enum { SS_NORMAL = 0, SS_INGRESS_CLONE = 1, SS_EGRESS_CLONE = 2, SS_COALESCED = 3, SS_RECIRC = 4, SS_REPLICATION = 5,
-       SS_RESUBMIT = 6 };             /* instance_type, as BMv2 numbers it */
+/* ---- the packet: v1model's standard_metadata and what externs ask of the traffic manager ------------------------- */
+enum {
+    SS_NORMAL = 0,
+    SS_INGRESS_CLONE = 1,
+    SS_EGRESS_CLONE = 2,
+    SS_COALESCED = 3,
+    SS_RECIRC = 4,
+    SS_REPLICATION = 5,
+    SS_RESUBMIT = 6
+}; /* instance_type, as BMv2 numbers it */
 
-typedef struct ss_packet {            /* first member of every program's `state` */
+typedef struct ss_packet { /* first member of every program's `state` */
     /* standard_metadata_t, one C member a P4 field, same names */
     uint64_t ingress_port, egress_spec, egress_port, instance_type, packet_length;
     uint64_t enq_timestamp, enq_qdepth, deq_timedelta, deq_qdepth;
     uint64_t ingress_global_timestamp, egress_global_timestamp;
     uint64_t mcast_grp, egress_rid, checksum_error, priority;
-    uint64_t parser_error;            /* index into the program's error list; 0 is NoError */
+    uint64_t parser_error; /* index into the program's error list; 0 is NoError */
     /* bytes after the parsed headers */
     const uint8_t *payload;
     uint32_t payload_len;
     /* left by externs for the traffic manager (0 / false: nothing asked) */
-    uint32_t truncate_to;             /* truncate(): longest output frame, bytes */
-    bool clone_asked;   uint32_t clone_session;  uint32_t clone_list;    /* list: index for keep_fields, or SS_NO_LIST */
-    bool resubmit_asked;   uint32_t resubmit_list;
-    bool recirculate_asked; uint32_t recirculate_list;
-    bool exited;                      /* `exit` ran: skip the rest of this control */
-    int32_t length_change;            /* setValid() that made a header valid adds its bytes, setInvalid() subtracts them:
+    uint32_t truncate_to; /* truncate(): longest output frame, bytes */
+    bool clone_asked;
+    uint32_t clone_session;
+    uint32_t clone_list; /* list: index for keep_fields, or SS_NO_LIST */
+    bool resubmit_asked;
+    uint32_t resubmit_list;
+    bool recirculate_asked;
+    uint32_t recirculate_list;
+    bool exited;           /* `exit` ran: skip the rest of this control */
+    int32_t length_change; /* setValid() that made a header valid adds its bytes, setInvalid() subtracts them:
                                          BMv2's packet_length in egress = length at ingress + this */
 } ss_packet;
 #define SS_NO_LIST 0xffffffffu
 
-/* ---- static description of a program --------------------------------------------------------------------------------- */
+/* ---- static description of a program ----------------------------------------------------------------------------- */
 typedef enum { SS_EXACT, SS_LPM, SS_TERNARY, SS_RANGE, SS_OPTIONAL } ss_match;
 
-typedef struct { const char *name; ss_match match; uint32_t bits; } ss_key_field;
-typedef struct { const char *name; uint32_t id; uint32_t n_params; const uint32_t *param_bits; } ss_action_info;
+typedef struct {
+    const char *name;
+    ss_match match;
+    uint32_t bits;
+} ss_key_field;
+typedef struct {
+    const char *name;
+    uint32_t id;
+    uint32_t n_params;
+    const uint32_t *param_bits;
+} ss_action_info;
 
-typedef struct {                      /* a const entry; key/mask/hi/params in the byte form above */
-    const uint8_t *key;               /* value, or low end of a range */
-    const uint8_t *mask;              /* ternary/optional/lpm mask (exact: all ones), high end of a range */
-    int32_t priority;                 /* larger wins */
-    uint32_t action;                  /* index into the table's actions */
+typedef struct {         /* a const entry; key/mask/hi/params in the byte form above */
+    const uint8_t *key;  /* value, or low end of a range */
+    const uint8_t *mask; /* ternary/optional/lpm mask (exact: all ones), high end of a range */
+    int32_t priority;    /* larger wins */
+    uint32_t action;     /* index into the table's actions */
     const uint8_t *params;
 } ss_const_entry;
 
 typedef struct {
-    const char *name; uint32_t id;                     /* control-plane name and p4info id */
-    uint32_t n_keys; const ss_key_field *keys;
-    uint32_t n_actions; const ss_action_info *actions; /* ss_entry.action indexes this list */
-    uint32_t default_action; const uint8_t *default_params; bool const_default;
-    uint32_t n_const_entries; const ss_const_entry *const_entries; bool has_const_entries;
-    uint64_t size; bool idle_timeout;
-    int32_t profile;                                   /* index into profiles, or -1 */
-    int32_t direct_counter, direct_meter;              /* index into counters / meters, or -1 */
+    const char *name;
+    uint32_t id; /* control-plane name and p4info id */
+    uint32_t n_keys;
+    const ss_key_field *keys;
+    uint32_t n_actions;
+    const ss_action_info *actions; /* ss_entry.action indexes this list */
+    uint32_t default_action;
+    const uint8_t *default_params;
+    bool const_default;
+    uint32_t n_const_entries;
+    const ss_const_entry *const_entries;
+    bool has_const_entries;
+    uint64_t size;
+    bool idle_timeout;
+    int32_t profile;                      /* index into profiles, or -1 */
+    int32_t direct_counter, direct_meter; /* index into counters / meters, or -1 */
 } ss_table_info;
 
 typedef enum { SS_PACKETS, SS_BYTES, SS_PACKETS_AND_BYTES } ss_unit;
-typedef struct { const char *name; uint32_t id; uint64_t size; uint32_t bits; uint32_t stride; } ss_register_info;
-                                      /* stride: bytes a cell, little-endian integer: 1, 2, 4, 8, 16 or 8 * limbs */
-typedef struct { const char *name; uint32_t id; uint64_t size; ss_unit unit; int32_t table; } ss_counter_info; /* table >= 0: direct */
-typedef struct { const char *name; uint32_t id; uint64_t size; ss_unit unit; int32_t table; } ss_meter_info;
-typedef struct { const char *name; uint32_t id; uint64_t size; bool selector; uint32_t max_group_size; uint32_t algo; } ss_profile_info;
-typedef struct { const char *name; uint32_t id; uint32_t n_fields; const uint32_t *field_bits; } ss_digest_info;
-typedef struct { const char *name; uint32_t id; uint64_t size; uint32_t n_keys; const ss_key_field *keys; } ss_value_set_info;
+typedef struct {
+    const char *name;
+    uint32_t id;
+    uint64_t size;
+    uint32_t bits;
+    uint32_t stride;
+} ss_register_info;
+/* stride: bytes a cell, little-endian integer: 1, 2, 4, 8, 16 or 8 * limbs */
+typedef struct {
+    const char *name;
+    uint32_t id;
+    uint64_t size;
+    ss_unit unit;
+    int32_t table;
+} ss_counter_info; /* table >= 0: direct */
+typedef struct {
+    const char *name;
+    uint32_t id;
+    uint64_t size;
+    ss_unit unit;
+    int32_t table;
+} ss_meter_info;
+typedef struct {
+    const char *name;
+    uint32_t id;
+    uint64_t size;
+    bool selector;
+    uint32_t max_group_size;
+    uint32_t algo;
+} ss_profile_info;
+typedef struct {
+    const char *name;
+    uint32_t id;
+    uint32_t n_fields;
+    const uint32_t *field_bits;
+} ss_digest_info;
+typedef struct {
+    const char *name;
+    uint32_t id;
+    uint64_t size;
+    uint32_t n_keys;
+    const ss_key_field *keys;
+} ss_value_set_info;
 
 typedef struct ss_program {
-    uint32_t abi;                     /* SS_ABI */
-    const char *source;               /* file name of the main P4 file, for messages */
-    size_t state_size;                /* sizeof(state); copied whole for replicas */
-    void (*init)(void *state);        /* headers invalid, metadata zero, standard metadata untouched */
-    void (*reset_metadata)(void *state);  /* user metadata zero; headers and standard metadata untouched (clones) */
+    uint32_t abi;                        /* SS_ABI */
+    const char *source;                  /* file name of the main P4 file, for messages */
+    size_t state_size;                   /* sizeof(state); copied whole for replicas */
+    void (*init)(void *state);           /* headers invalid, metadata zero, standard metadata untouched */
+    void (*reset_metadata)(void *state); /* user metadata zero; headers and standard metadata untouched (clones) */
     /* Each returns nothing; parse fills payload/payload_len and parser_error (it never rejects: v1model goes on). */
     void (*parse)(ss_switch *, void *state, const uint8_t *frame, uint32_t len);
     void (*verify_checksum)(ss_switch *, void *state);
     void (*ingress)(ss_switch *, void *state);
     void (*egress)(ss_switch *, void *state);
     void (*compute_checksum)(ss_switch *, void *state);
-    uint32_t (*deparse)(ss_switch *, void *state, uint8_t *out);   /* bytes written in front of the payload, <= SS_MAX_ADDED + parsed */
+    uint32_t (*deparse)(ss_switch *, void *state,
+                        uint8_t *out); /* bytes written in front of the payload, <= SS_MAX_ADDED + parsed */
     void (*keep_fields)(void *to, const void *from, uint32_t list); /* @field_list(list): user metadata kept */
-    uint32_t n_tables;     const ss_table_info *tables;
-    uint32_t n_registers;  const ss_register_info *registers;
-    uint32_t n_counters;   const ss_counter_info *counters;
-    uint32_t n_meters;     const ss_meter_info *meters;
-    uint32_t n_profiles;   const ss_profile_info *profiles;
-    uint32_t n_digests;    const ss_digest_info *digests;
-    uint32_t n_value_sets; const ss_value_set_info *value_sets;
-    uint32_t n_errors;     const char *const *errors;
-    int32_t packet_in_bits, packet_out_bits;  /* size of the @controller_header headers, -1 where absent */
+    uint32_t n_tables;
+    const ss_table_info *tables;
+    uint32_t n_registers;
+    const ss_register_info *registers;
+    uint32_t n_counters;
+    const ss_counter_info *counters;
+    uint32_t n_meters;
+    const ss_meter_info *meters;
+    uint32_t n_profiles;
+    const ss_profile_info *profiles;
+    uint32_t n_digests;
+    const ss_digest_info *digests;
+    uint32_t n_value_sets;
+    const ss_value_set_info *value_sets;
+    uint32_t n_errors;
+    const char *const *errors;
+    int32_t packet_in_bits, packet_out_bits; /* size of the @controller_header headers, -1 where absent */
 } ss_program;
 extern const ss_program ss_the_program;
 
-/* ---- what the runtime offers to the program ----------------------------------------------------------------------------- */
-#define SS_NO_ACTION 0xffffffffu      /* hit an empty selector group: no action runs (BMv2) */
+/* ---- what the runtime offers to the program ---------------------------------------------------------------------- */
+#define SS_NO_ACTION 0xffffffffu /* hit an empty selector group: no action runs (BMv2) */
 typedef struct ss_entry {
-    uint32_t action;                  /* index into ss_table_info.actions, or SS_NO_ACTION */
+    uint32_t action; /* index into ss_table_info.actions, or SS_NO_ACTION */
     bool hit;
-    const uint8_t *params;            /* byte form; valid until the next control-plane write */
-    void *direct;                     /* direct counter/meter cells of the entry, or NULL */
+    const uint8_t *params; /* byte form; valid until the next control-plane write */
+    void *direct;          /* direct counter/meter cells of the entry, or NULL */
 } ss_entry;
 
-/* Looks up `key` (byte form, all fields in order, zeros up to whole words), counts direct counters on a hit as BMv2 does,
- * and returns the entry or the default.  For a table with a selector, `sel` is the selector fields packed as hash input (else NULL, 0). */
+/* Looks up `key` (byte form, all fields in order, zeros up to whole words), counts direct counters on a hit as BMv2
+ * does, and returns the entry or the default.  For a table with a selector, `sel` is the selector fields packed as
+ * hash input (else NULL, 0). */
 ss_entry ss_lookup(ss_switch *, ss_packet *, uint32_t table, const uint64_t *key, const uint8_t *sel, uint32_t sel_len);
 bool ss_value_set_has(ss_switch *, uint32_t value_set, const uint8_t *key);
 
-void *ss_register_cells(ss_switch *, uint32_t reg);               /* size * stride bytes; index checked by the program:
-                                                                     out of range reads give 0, writes do nothing (BMv2) */
+/* size * stride bytes.  The program checks the index: reads out of range give 0, and writes there do nothing (BMv2). */
+void *ss_register_cells(ss_switch *, uint32_t reg);
 void ss_count(ss_switch *, ss_packet *, uint32_t counter, uint64_t index);
-uint32_t ss_meter(ss_switch *, ss_packet *, uint32_t meter, uint64_t index);       /* 0 green, 1 yellow, 2 red */
+uint32_t ss_meter(ss_switch *, ss_packet *, uint32_t meter, uint64_t index); /* 0 green, 1 yellow, 2 red */
 uint32_t ss_direct_meter(ss_switch *, ss_packet *, const ss_entry *);
 
-enum { SS_CRC32, SS_CRC32_CUSTOM, SS_CRC16, SS_CRC16_CUSTOM, SS_RANDOM, SS_IDENTITY, SS_CSUM16, SS_XOR16 };  /* HashAlgorithm */
-uint64_t ss_hash(ss_switch *, uint32_t algo, const uint8_t *bytes, uint32_t n);    /* bit strings packed, zero padded at the end */
+enum {
+    SS_CRC32,
+    SS_CRC32_CUSTOM,
+    SS_CRC16,
+    SS_CRC16_CUSTOM,
+    SS_RANDOM,
+    SS_IDENTITY,
+    SS_CSUM16,
+    SS_XOR16
+}; /* HashAlgorithm */
+uint64_t ss_hash(ss_switch *, uint32_t algo, const uint8_t *bytes,
+                 uint32_t n); /* bit strings packed, zero padded at the end */
 /* csum16 over two runs of bytes, the second of which is the payload (update_checksum_with_payload).  n is even where
  * n_more is not 0. */
 uint16_t ss_csum16(const uint8_t *bytes, uint32_t n, const uint8_t *more, uint32_t n_more);
 /* The same over bytes that follow others, which, as big-endian numbers of 16 or 32 bits each, add up to `sum`. */
 uint16_t ss_csum16_after(uint64_t sum, const uint8_t *bytes, uint32_t n);
-uint64_t ss_random(ss_switch *, uint64_t lo, uint64_t hi);                          /* uniform in [lo, hi] */
+uint64_t ss_random(ss_switch *, uint64_t lo, uint64_t hi); /* uniform in [lo, hi] */
 void ss_digest(ss_switch *, uint32_t digest, const uint8_t *bytes, uint32_t n);
-void ss_log(ss_switch *, const char *text);                                         /* log_msg, already formatted */
-void ss_assert_failed(ss_switch *, const char *where);                              /* assert/assume: counted and logged, packet goes on */
+void ss_log(ss_switch *, const char *text);            /* log_msg, already formatted */
+void ss_assert_failed(ss_switch *, const char *where); /* assert/assume: counted and logged, packet goes on */
 
 #endif

@@ -4,10 +4,10 @@
  */
 #include "codec.h"
 
-#define SS_MAX_CELLS 1024u        /* counters and meters in one request */
+#define SS_MAX_CELLS 1024u /* counters and meters in one request */
 
 static void *cells(uint64_t n, uint64_t size) {
-    if (size && n > (1ull << 36) / size) return NULL;     /* more than 64 GiB can only be a mistake */
+    if (size && n > (1ull << 36) / size) return NULL; /* more than 64 GiB can only be a mistake */
     return calloc(n + 1, size ? size : 1);
 }
 
@@ -17,15 +17,17 @@ bool ss_state_open(ss_switch *sw) {
     sw->counters = calloc(p->n_counters + 1, sizeof *sw->counters);
     sw->meters = calloc(p->n_meters + 1, sizeof *sw->meters);
     if (!sw->registers || !sw->counters || !sw->meters) return false;
-    for (uint32_t i = 0; i < p->n_registers; i++) {       /* cells on cache lines; untouched pages cost nothing */
+    for (uint32_t i = 0; i < p->n_registers; i++) { /* cells on cache lines; untouched pages cost nothing */
         ss_register_array *reg = &sw->registers[i];
         if (!(reg->memory = cells(p->registers[i].size * p->registers[i].stride + 128, 1))) return false;
         reg->cells = (uint8_t *)(((uintptr_t)reg->memory + 63) & ~(uintptr_t)63);
     }
     for (uint32_t i = 0; i < p->n_counters; i++)
-        if (!(sw->counters[i] = cells(p->counters[i].table < 0 ? p->counters[i].size : 0, sizeof(ss_count_cell)))) return false;
+        if (!(sw->counters[i] = cells(p->counters[i].table < 0 ? p->counters[i].size : 0, sizeof(ss_count_cell))))
+            return false;
     for (uint32_t i = 0; i < p->n_meters; i++)
-        if (!(sw->meters[i] = cells(p->meters[i].table < 0 ? p->meters[i].size : 0, sizeof(ss_meter_cell)))) return false;
+        if (!(sw->meters[i] = cells(p->meters[i].table < 0 ? p->meters[i].size : 0, sizeof(ss_meter_cell))))
+            return false;
     return true;
 }
 
@@ -47,7 +49,7 @@ void ss_state_reset(ss_switch *sw) {
         if (p->meters[i].table < 0) memset(sw->meters[i], 0, p->meters[i].size * sizeof(ss_meter_cell));
 }
 
-/* ---- what a program calls ------------------------------------------------------------------------------------------ */
+/* ---- what a program calls ---------------------------------------------------------------------------------------- */
 
 void *ss_register_cells(ss_switch *sw, uint32_t reg) { return sw->registers[reg].cells; }
 
@@ -55,7 +57,7 @@ void ss_count(ss_switch *sw, ss_packet *packet, uint32_t counter, uint64_t index
     (void)packet;
     if (unlikely(index >= sw->program->counters[counter].size || sw->program->counters[counter].table >= 0)) return;
     sw->counters[counter][index].packets++;
-    sw->counters[counter][index].bytes += sw->counted;    /* the frame as it came in, like BMv2 */
+    sw->counters[counter][index].bytes += sw->counted; /* the frame as it came in, like BMv2 */
 }
 
 uint32_t ss_meter(ss_switch *sw, ss_packet *packet, uint32_t meter, uint64_t index) {
@@ -71,7 +73,7 @@ static bool take(uint64_t *tokens, uint64_t *made, uint64_t rate, uint64_t burst
     uint64_t total = (uint64_t)((unsigned __int128)elapsed_us * rate / 1000000u);
     uint64_t fresh = total - *made;
     *made = total;
-    *tokens = fresh >= burst - *tokens ? burst : *tokens + fresh;    /* tokens <= burst always */
+    *tokens = fresh >= burst - *tokens ? burst : *tokens + fresh; /* tokens <= burst always */
     if (*tokens < units) return false;
     *tokens -= units;
     return true;
@@ -91,7 +93,7 @@ void ss_meter_configure(ss_meter_cell *m, const ss_meter_cell *config, uint64_t 
     m->c_made = m->p_made = 0;
 }
 
-/* ---- requests --------------------------------------------------------------------------------------------------------- */
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 ss_meter_cell ss_get_meter(ss_reader *r) {
     ss_meter_cell m = {0};
@@ -105,7 +107,11 @@ void ss_put_meter(ss_writer *w, const ss_meter_cell *m) {
     put_u64(w, m->cir), put_u64(w, m->cburst), put_u64(w, m->pir), put_u64(w, m->pburst);
 }
 
-typedef struct { uint32_t index; uint64_t first; uint32_t n; } span;
+typedef struct {
+    uint32_t index;
+    uint64_t first;
+    uint32_t n;
+} span;
 
 /* Reads which cells a request is about and checks them against an array of `size`. */
 static int get_span(ss_reader *r, ss_writer *w, uint32_t count, const char *what, span *s) {
@@ -118,7 +124,8 @@ static int get_span(ss_reader *r, ss_writer *w, uint32_t count, const char *what
 }
 
 static int check_span(ss_writer *w, const span *s, const char *name, uint64_t size, int32_t table) {
-    if (table >= 0) return refuse(w, SS_INVALID_ARGUMENT, "%s is direct: its cells belong to its table's entries", name);
+    if (table >= 0)
+        return refuse(w, SS_INVALID_ARGUMENT, "%s is direct: its cells belong to its table's entries", name);
     if (s->first > size || s->n > size - s->first)
         return refuse(w, SS_OUT_OF_RANGE, "%s: cells %llu to %llu are not all within its %llu", name,
                       (unsigned long long)s->first, (unsigned long long)(s->first + s->n), (unsigned long long)size);
@@ -129,7 +136,8 @@ static int get_counters(ss_switch *sw, ss_reader *r, ss_writer *w, span *s) {
     int status = get_span(r, w, sw->program->n_counters, "counter", s);
     if (status) return status;
     const ss_counter_info *info = &sw->program->counters[s->index];
-    if (s->n > SS_MAX_CELLS) return refuse(w, SS_INVALID_ARGUMENT, "at most %u cells a request, got %u", SS_MAX_CELLS, s->n);
+    if (s->n > SS_MAX_CELLS)
+        return refuse(w, SS_INVALID_ARGUMENT, "at most %u cells a request, got %u", SS_MAX_CELLS, s->n);
     return check_span(w, s, info->name, info->size, info->table);
 }
 
@@ -154,7 +162,8 @@ static int get_meters(ss_switch *sw, ss_reader *r, ss_writer *w, span *s) {
     int status = get_span(r, w, sw->program->n_meters, "meter", s);
     if (status) return status;
     const ss_meter_info *info = &sw->program->meters[s->index];
-    if (s->n > SS_MAX_CELLS) return refuse(w, SS_INVALID_ARGUMENT, "at most %u cells a request, got %u", SS_MAX_CELLS, s->n);
+    if (s->n > SS_MAX_CELLS)
+        return refuse(w, SS_INVALID_ARGUMENT, "at most %u cells a request, got %u", SS_MAX_CELLS, s->n);
     return check_span(w, s, info->name, info->size, info->table);
 }
 
@@ -174,7 +183,8 @@ int ss_do_meter_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
         ss_meter_cell config = ss_get_meter(r);
         if (config.set && config.cir > config.pir)
             return refuse(w, SS_INVALID_ARGUMENT, "meter %s: committed rate %llu is above peak rate %llu",
-                          sw->program->meters[s.index].name, (unsigned long long)config.cir, (unsigned long long)config.pir);
+                          sw->program->meters[s.index].name, (unsigned long long)config.cir,
+                          (unsigned long long)config.pir);
         ss_meter_configure(&sw->meters[s.index][s.first + i], &config, sw->now_us);
     }
     return SS_OK;
@@ -199,7 +209,8 @@ int ss_do_register_read(ss_switch *sw, ss_reader *r, ss_writer *w) {
     const ss_register_info *info = &sw->program->registers[s.index];
     uint32_t width = ss_width(info->bits);
     if ((uint64_t)width * s.n > (uint64_t)(w->end - w->at))
-        return refuse(w, SS_RESOURCE_EXHAUSTED, "register %s: %u cells of %u bytes do not fit a reply", info->name, s.n, width);
+        return refuse(w, SS_RESOURCE_EXHAUSTED, "register %s: %u cells of %u bytes do not fit a reply", info->name, s.n,
+                      width);
     const uint8_t *cell = sw->registers[s.index].cells + s.first * info->stride;
     for (uint32_t i = 0; i < s.n; i++, cell += info->stride, w->at += width) reverse(w->at, cell, width);
     return SS_OK;
@@ -215,7 +226,8 @@ int ss_do_register_write(ss_switch *sw, ss_reader *r, ss_writer *w) {
     if (!data) return refuse_short(w);
     for (uint32_t i = 0; i < s.n; i++)
         if (width && data[(size_t)i * width] & ~(0xff >> over))
-            return refuse(w, SS_INVALID_ARGUMENT, "register %s: value %u does not fit bit<%u>", info->name, i, info->bits);
+            return refuse(w, SS_INVALID_ARGUMENT, "register %s: value %u does not fit bit<%u>", info->name, i,
+                          info->bits);
     uint8_t *cell = sw->registers[s.index].cells + s.first * info->stride;
     for (uint32_t i = 0; i < s.n; i++, cell += info->stride, data += width) {
         memset(cell, 0, info->stride);

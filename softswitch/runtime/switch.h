@@ -16,26 +16,32 @@
 #define SS_NO_PORT 0xffffffffu
 
 typedef enum {
-    SS_EVENT_PACKET_IN = 1,   /* id: ingress port of the frame; data: frame as deparsed for the CPU port */
-    SS_EVENT_DIGEST = 2,      /* id: digest index; data: the fields in byte form */
-    SS_EVENT_IDLE = 3,        /* id: table index; data: the entry as OP_TABLE_READ gives it (control.h) */
-    SS_EVENT_LOG = 4,         /* data: UTF-8 text of log_msg, a failed assert or a named loss; no end mark */
-    SS_EVENT_PORT = 5,        /* id: port; data: one byte, 1 where frames can pass, 0 where it is down or gone (io.c) */
+    SS_EVENT_PACKET_IN = 1, /* id: ingress port of the frame; data: frame as deparsed for the CPU port */
+    SS_EVENT_DIGEST = 2,    /* id: digest index; data: the fields in byte form */
+    SS_EVENT_IDLE = 3,      /* id: table index; data: the entry as OP_TABLE_READ gives it (control.h) */
+    SS_EVENT_LOG = 4,       /* data: UTF-8 text of log_msg, a failed assert or a named loss; no end mark */
+    SS_EVENT_PORT = 5,      /* id: port; data: one byte, 1 where frames can pass, 0 where it is down or gone (io.c) */
 } ss_event_kind;
 
-typedef struct { ss_event_kind kind; uint32_t id; uint64_t now_us; const uint8_t *data; uint32_t len; } ss_event;
+typedef struct {
+    ss_event_kind kind;
+    uint32_t id;
+    uint64_t now_us;
+    const uint8_t *data;
+    uint32_t len;
+} ss_event;
 
 typedef struct ss_options {
-    void *io;                                                   /* first argument of every callback */
+    void *io; /* first argument of every callback */
     /* Where to build a frame of at most `cap` bytes for `port`; NULL: queue full or no such port (counted, frame lost).
-     * Every non-NULL reserve is followed by exactly one commit with the final length, before any other callback; length 0
-     * means: nothing to send after all. */
+     * Every non-NULL reserve is followed by exactly one commit with the final length, before any other callback;
+     * length 0 means: nothing to send after all. */
     uint8_t *(*reserve)(void *io, uint32_t port, uint32_t cap);
     void (*commit)(void *io, uint32_t port, uint32_t len);
-    uint32_t (*depth)(void *io, uint32_t port);                 /* frames queued; NULL: always 0 */
-    void (*event)(void *io, const ss_event *);                  /* NULL: nobody listens */
-    uint32_t cpu_port;                                          /* frames for it become SS_EVENT_PACKET_IN; SS_NO_PORT: none */
-    uint64_t seed;                                              /* of random() */
+    uint32_t (*depth)(void *io, uint32_t port); /* frames queued; NULL: always 0 */
+    void (*event)(void *io, const ss_event *);  /* NULL: nobody listens */
+    uint32_t cpu_port;                          /* frames for it become SS_EVENT_PACKET_IN; SS_NO_PORT: none */
+    uint64_t seed;                              /* of random() */
 } ss_options;
 
 /* NULL, with *why set to a static text, where the program's ABI differs or memory is short. */
@@ -52,19 +58,19 @@ void ss_receive(ss_switch *, uint32_t port, const uint8_t *frame, uint32_t len, 
  * ss_control). */
 uint64_t ss_tick(ss_switch *, uint64_t now_us);
 
-/* Executes the requests in req[0..n), in order, and writes the replies; returns their length.  cap >= SS_REPLY_MIN; reads
- * are paged, so no single reply needs more.  When there is no room for a further reply the rest of the batch is left
- * undone: fewer replies than requests, and the client sends the rest again.  A request that is cut short ends the batch
- * with one SS_INVALID_ARGUMENT reply. */
+/* Executes the requests in req[0..n), in order, and writes the replies; returns their length.  cap >= SS_REPLY_MIN;
+ * reads are paged, so no single reply needs more.  When there is no room for a further reply the rest of the batch is
+ * left undone: fewer replies than requests, and the client sends the rest again.  A request that is cut short ends
+ * the batch with one SS_INVALID_ARGUMENT reply. */
 #define SS_REPLY_MIN 65536u
 size_t ss_control(ss_switch *, uint64_t now_us, const uint8_t *req, size_t n, uint8_t *reply, size_t cap);
 
 typedef struct {
     uint64_t received, received_bytes, sent, sent_bytes, packet_ins;
-    uint64_t dropped_ingress, dropped_egress;   /* by the program */
-    uint64_t dropped_queue;                     /* reserve said no */
-    uint64_t dropped_oversize;                  /* frame in or out above SS_MAX_FRAME */
-    uint64_t dropped_passes;                    /* too many resubmissions/recirculations/clones of one frame */
+    uint64_t dropped_ingress, dropped_egress; /* by the program */
+    uint64_t dropped_queue;                   /* reserve said no */
+    uint64_t dropped_oversize;                /* frame in or out above SS_MAX_FRAME */
+    uint64_t dropped_passes;                  /* too many resubmissions/recirculations/clones of one frame */
     uint64_t parser_errors, asserts_failed, digests;
 } ss_stats;
 const ss_stats *ss_get_stats(const ss_switch *);

@@ -2,11 +2,13 @@
  *
  * Tables: finding the entry for a key.
  *
- * exact, lpm       one hash table of (masked key, prefix length), probed once for each prefix length in use, longest first
+ * exact, lpm  one hash table of (masked key, prefix length), probed once for each prefix length in use, the longest
+ *                  first
  * ternary, range,  a list by falling priority, whose keys and masks lie one after another, compared 8 bytes at a time
  * optional
  *
- * Ties are BMv2's: of equal priorities the entry with the lowest handle wins, and a new entry takes the lowest free one.
+ * Ties are BMv2's: of equal priorities the entry with the lowest handle wins, and a new entry takes the lowest free
+ * one.
  */
 #include "internal.h"
 
@@ -39,7 +41,8 @@ static inline ss_rule *probe(const ss_table *t, const uint64_t *masked, const ss
 }
 
 static bool in_ranges(const ss_table *t, const ss_rule *rule, const uint64_t *key) {
-    const uint8_t *k = (const uint8_t *)key, *low = (const uint8_t *)rule->bytes, *high = (const uint8_t *)ss_rule_mask(t, rule);
+    const uint8_t *k = (const uint8_t *)key, *low = (const uint8_t *)rule->bytes,
+                  *high = (const uint8_t *)ss_rule_mask(t, rule);
     for (uint32_t f = 0; f < t->info->n_keys; f++) {
         if (t->info->keys[f].match != SS_RANGE) continue;
         uint32_t at = t->offsets[f], n = ss_width(t->info->keys[f].bits);
@@ -82,9 +85,10 @@ static ss_rule *find_and_keep(ss_table *t, const uint64_t *words) {
     return t->last;
 }
 
-/* ---- what a program calls --------------------------------------------------------------------------------------------- */
+/* ---- what a program calls ---------------------------------------------------------------------------------------- */
 
-ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint64_t *key, const uint8_t *sel, uint32_t sel_len) {
+ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint64_t *key, const uint8_t *sel,
+                   uint32_t sel_len) {
     (void)packet;
     ss_table *t = &sw->tables[table];
     ss_rule *rule = NULL;
@@ -93,7 +97,7 @@ ss_entry ss_lookup(ss_switch *sw, ss_packet *packet, uint32_t table, const uint6
     rule->last_hit = sw->now_us;
     rule->count.packets++;
     rule->count.bytes += sw->counted;
-    if (rule->meter.set && t->info->direct_meter >= 0) {    /* BMv2 runs it on every hit, read or not */
+    if (rule->meter.set && t->info->direct_meter >= 0) { /* BMv2 runs it on every hit, read or not */
         bool bytes = sw->program->meters[t->info->direct_meter].unit == SS_BYTES;
         rule->color = ss_meter_run(&rule->meter, sw->now_us, bytes ? sw->counted : 1);
     }
@@ -111,7 +115,7 @@ uint32_t ss_direct_meter(ss_switch *sw, ss_packet *packet, const ss_entry *entry
     return rule && rule->meter.set ? rule->color : 0;
 }
 
-/* ---- changing ------------------------------------------------------------------------------------------------------------ */
+/* ---- changing ---------------------------------------------------------------------------------------------------- */
 
 uint32_t ss_params_bytes(const ss_action_info *action) {
     uint32_t n = 0;
@@ -121,7 +125,10 @@ uint32_t ss_params_bytes(const ss_action_info *action) {
 
 const ss_action_info *ss_action_by_id(const ss_table_info *info, uint32_t id, uint32_t *index) {
     for (uint32_t i = 0; i < info->n_actions; i++)
-        if (info->actions[i].id == id) { *index = i; return &info->actions[i]; }
+        if (info->actions[i].id == id) {
+            *index = i;
+            return &info->actions[i];
+        }
     return NULL;
 }
 
@@ -137,8 +144,10 @@ static uint32_t list_place(const ss_table *t, int32_t priority, uint32_t slot) {
     while (low < high) {
         uint32_t middle = (low + high) / 2;
         const ss_rule *rule = t->slots[t->order[middle]];
-        if (rule->priority > priority || (rule->priority == priority && rule->slot < slot)) low = middle + 1;
-        else high = middle;
+        if (rule->priority > priority || (rule->priority == priority && rule->slot < slot))
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
@@ -195,7 +204,7 @@ static uint32_t count_bits(const ss_table *t, const uint64_t *words) {
     return n;
 }
 
-static bool hash_prefix(ss_table *t, const uint64_t *mask) {       /* makes sure that there is one */
+static bool hash_prefix(ss_table *t, const uint64_t *mask) { /* makes sure that there is one */
     if (find_prefix(t, mask)) return true;
     ss_prefix *prefixes = realloc(t->prefixes, (t->n_prefixes + 1) * sizeof *prefixes);
     if (!prefixes) return false;
@@ -269,7 +278,7 @@ static void unplace(ss_table *t, const ss_rule *rule) {
     uint32_t last = t->n_buckets - 1, b = (uint32_t)rule->hash & last;
     while ((uint32_t)t->buckets[b] != rule->slot + 1) b = (b + 1) & last;
     t->buckets[b] = 0;
-    for (uint32_t next = (b + 1) & last; t->buckets[next]; next = (next + 1) & last) {    /* close the gap */
+    for (uint32_t next = (b + 1) & last; t->buckets[next]; next = (next + 1) & last) { /* close the gap */
         uint32_t home = (uint32_t)t->slots[(uint32_t)t->buckets[next] - 1]->hash & last;
         if (((next - home) & last) < ((next - b) & last)) continue;
         t->buckets[b] = t->buckets[next];
@@ -309,7 +318,7 @@ void ss_rule_clear(ss_table *t) {
     t->last = NULL;
 }
 
-/* ---- opening --------------------------------------------------------------------------------------------------------------- */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static bool open_table(ss_table *t, const ss_table_info *info) {
     t->info = info;

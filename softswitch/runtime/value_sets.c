@@ -23,7 +23,10 @@ void ss_value_sets_reset(ss_switch *sw) {
     }
 }
 
-void ss_value_sets_close(ss_switch *sw) { ss_value_sets_reset(sw); free(sw->value_sets); }
+void ss_value_sets_close(ss_switch *sw) {
+    ss_value_sets_reset(sw);
+    free(sw->value_sets);
+}
 
 static bool field_matches(const ss_key_field *field, const uint8_t *value, const uint8_t *key, const uint8_t *mask) {
     uint32_t n = ss_width(field->bits);
@@ -49,9 +52,13 @@ bool ss_value_set_has(ss_switch *sw, uint32_t value_set, const uint8_t *value) {
 
 static ss_value_set *get_set(ss_switch *sw, ss_reader *r, ss_writer *w, int *status) {
     uint32_t index = get_u32(r);
-    if (r->bad) { *status = refuse_short(w); return NULL; }
+    if (r->bad) {
+        *status = refuse_short(w);
+        return NULL;
+    }
     if (index >= sw->program->n_value_sets) {
-        *status = refuse(w, SS_INVALID_ARGUMENT, "no value set %u: the program has %u", index, sw->program->n_value_sets);
+        *status =
+            refuse(w, SS_INVALID_ARGUMENT, "no value set %u: the program has %u", index, sw->program->n_value_sets);
         return NULL;
     }
     return &sw->value_sets[index];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Throws hostile frames and requests at a switch; meant to run under the sanitizers.  Every buffer handed over is its own
-// allocation of exactly the right size, so that a byte read or written too far is seen.
+// Throws hostile frames and requests at a switch; meant to run under the sanitizers.  Every buffer handed over is its
+// own allocation of exactly the right size, so that a byte read or written too far is seen.
 //     hostile SEED [FRAME-FILE [ROUNDS]]        with a file: that frame with bits turned and cut at every byte
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,12 +10,12 @@
 #include "switch.h"
 
 static uint64_t seed;
-static uint32_t draw(uint32_t n) {      // 0..n-1
+static uint32_t draw(uint32_t n) { // 0..n-1
     seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
     return (uint32_t)((seed >> 16) % n);
 }
 
-static uint8_t *held;                   // the frame being built
+static uint8_t *held; // the frame being built
 static uint64_t frames, bytes;
 
 static uint8_t *reserve(void *io, uint32_t port, uint32_t cap) {
@@ -26,7 +26,7 @@ static uint8_t *reserve(void *io, uint32_t port, uint32_t cap) {
 
 static void commit(void *io, uint32_t port, uint32_t len) {
     (void)io, (void)port;
-    for (uint32_t i = 0; i < len; i++) bytes += held[i];     // reads each: uninitialised or foreign bytes are seen
+    for (uint32_t i = 0; i < len; i++) bytes += held[i]; // reads each: uninitialised or foreign bytes are seen
     frames += len != 0;
     free(held);
 }
@@ -55,12 +55,14 @@ static size_t request(ss_switch *sw, const uint8_t *data, size_t n) {
     return got;
 }
 
-static void put(uint8_t **at, uint64_t v, int n) { for (; n--; v >>= 8) *(*at)++ = (uint8_t)v; }
+static void put(uint8_t **at, uint64_t v, int n) {
+    for (; n--; v >>= 8) *(*at)++ = (uint8_t)v;
+}
 
 // Requests that are nearly right: real ops, small indices, bodies whose fields are mostly plausible.
 static void plausible(ss_switch *sw) {
-    static const uint8_t ops[] = {10, 10, 10, 10, 11, 12, 13, 14, 15, 16, 20, 20, 20, 21, 22, 22, 22, 23, 30, 31, 32, 33, 34,
-                                  35, 36, 40, 40, 41, 42, 42, 43, 44, 45, 1, 3, 4};
+    static const uint8_t ops[] = {10, 10, 10, 10, 11, 12, 13, 14, 15, 16, 20, 20, 20, 21, 22, 22, 22, 23,
+                                  30, 31, 32, 33, 34, 35, 36, 40, 40, 41, 42, 42, 43, 44, 45, 1,  3,  4};
     uint8_t buffer[400], *at = buffer + 4;
     put(&at, ops[draw(sizeof ops)], 2);
     uint32_t fields = draw(16);
@@ -101,7 +103,8 @@ static void entry(ss_switch *sw) {
     for (uint32_t f = 0; f < t->n_keys; f++) overlaps |= t->keys[f].match >= SS_TERNARY;
     put(&at, overlaps ? draw(4) : 0, 4);
     for (uint32_t f = 0; f < t->n_keys; f++)
-        for (uint32_t i = 0, n = width(t->keys[f].bits); i < n; i++) put(&at, i + 1 < n || draw(4) == 0 ? 0 : draw(2), 1);
+        for (uint32_t i = 0, n = width(t->keys[f].bits); i < n; i++)
+            put(&at, i + 1 < n || draw(4) == 0 ? 0 : draw(2), 1);
     for (uint32_t f = 0; f < t->n_keys; f++) {
         uint32_t n = width(t->keys[f].bits);
         bool any = t->keys[f].match != SS_EXACT && draw(2) && t->keys[f].match != SS_RANGE;
@@ -136,8 +139,10 @@ static void group(ss_switch *sw) {
         bool group = draw(2);
         put(&at, group ? OP_GROUP_WRITE : OP_MEMBER_WRITE, 2);
         put(&at, draw(2), 1), put(&at, 0, 4), put(&at, draw(4), 4);
-        if (group) put(&at, 0, 4), put(&at, 1, 4), put(&at, draw(4), 4), put(&at, 1 + draw(3), 4);
-        else put(&at, table, 4), put(&at, 0, 4), put(&at, draw(2), 1), put(&at, draw(9), 1);
+        if (group)
+            put(&at, 0, 4), put(&at, 1, 4), put(&at, draw(4), 4), put(&at, 1 + draw(3), 4);
+        else
+            put(&at, table, 4), put(&at, 0, 4), put(&at, draw(2), 1), put(&at, draw(9), 1);
     }
     uint8_t *head = buffer;
     put(&head, (uint64_t)(at - buffer - 4), 4);
@@ -165,14 +170,14 @@ int main(int argc, char **argv) {
     for (uint32_t round = 0; round < rounds; round++) {
         uint32_t len = draw(10) ? draw(200) : draw(9);
         for (uint32_t i = 0; i < 200; i++) data[i] = (uint8_t)draw(256);
-        if (sample_len) {               // a good frame, cut anywhere, a few bits turned
+        if (sample_len) { // a good frame, cut anywhere, a few bits turned
             memcpy(data, sample, sample_len);
             for (uint32_t i = draw(4); i--;) data[draw(sample_len)] ^= (uint8_t)(1u << draw(8));
             len = draw(2) ? sample_len : round % (sample_len + 1);
-        } else {                        // probe.c: any of its operations
+        } else { // probe.c: any of its operations
             data[0] = (uint8_t)(draw(30) | (draw(2) << 7));
             data[1] = (uint8_t)draw(5), data[2] = (uint8_t)draw(2);
-            if (data[0] % 128 == 22 && round % 400) data[0] = 0;     // resubmitting for ever is slow: seldom is enough
+            if (data[0] % 128 == 22 && round % 400) data[0] = 0; // resubmitting for ever is slow: seldom is enough
         }
         receive(sw, data, len);
         plausible(sw);
