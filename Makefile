@@ -48,9 +48,10 @@ test: $(STAMP)  ## Run all tests; ARGS="-k quantise", ...
 bench: $(STAMP)  ## Run the benchmarks
 	@for file in $$(grep -l argparse bench/scripts/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
-lint: $(STAMP)  ## Check style (ruff) and types (mypy, strict)
+lint: $(STAMP)  ## Check style (ruff; clang-format for C) and types (mypy, strict)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 clean:  ## Remove .venv and everything that was built
 	rm -rf build packaging/*/build $(VENV) src/*.egg-info packaging/*/src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Closed-loop traffic through a switch: never more than `window` packets on their way, so that nothing is lost that the
- * switch does not lose.  One thread sends and receives on sockets that bench/scripts/switch.py made (packet sockets for single
- * packets, UDP sockets with UDP_SEGMENT and UDP_GRO for super-packets).
+ * switch does not lose.  One thread sends and receives on sockets that bench/scripts/switch.py made (packet sockets for
+ * single packets, UDP sockets with UDP_SEGMENT and UDP_GRO for super-packets).
  *
  * RoCE packets are numbered: PSN and ICRC are written into each.  A CRC is affine in the bytes that it covers, so
  * that the ICRC of PSN p in segment i is icrc[i] ^ psn_part[0][p & 255] ^ ..., with tables that the caller made.
