@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank a process is, as launchers say it; which address it has; and the verbs that follow from both."""
+"""Which rank a process is according to its launcher, which address it has, and the verbs that follow from both."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from netfold.testing import loopback_job, on_every_rank
     ],
 )
 def test_each_launcher_is_understood(said: dict[str, str], place: RankIdentity) -> None:
-    """Rank and size come from one launcher, the innermost: half of another's words is not mixed in."""
+    """Rank and size come from one launcher; a second one that sets only some variables is not mixed in."""
     assert environment.place(said) == place
 
 
 def test_an_address_is_that_of_the_way_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NETFOLD_ADDRESS wins; else the first place that is no unix socket; else an error names the variable."""
+    """NETFOLD_ADDRESS comes first, then the first target that is no unix socket; without either an error names the
+    variable."""
     monkeypatch.delenv("NETFOLD_ADDRESS", raising=False)
     assert environment.address("unix:/run/x", "", "127.0.0.1:50050") == "127.0.0.1"
     with pytest.raises(ValueError, match="NETFOLD_ADDRESS is not set"):
@@ -47,7 +48,8 @@ def test_an_address_is_that_of_the_way_to_the_controller(monkeypatch: pytest.Mon
 
 
 def test_verbs_speak_horovods_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """allgather of unlike rows and of objects, broadcast by root_rank, parameters as mapping, arrays or pairs."""
+    """allgather takes rows of different lengths and objects, broadcast a root_rank, and parameters are a mapping,
+    arrays or pairs."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -79,7 +81,7 @@ def test_verbs_speak_horovods_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Verbs:
-    """The verbs' code for one of several communicators of this process: they are one a process otherwise."""
+    """The verbs' code for one of several communicators of this process, which normally has only one."""
 
     def __init__(self, comm: Communicator) -> None:
         spec = sys.modules["netfold.host.api.verbs"].__spec__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packet format is written down in several languages; these tests hold them against each other."""
+"""The packet format is defined in several languages, which these tests compare with each other."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_icrc_equals_scapys(payload: bytes, ip_id: int, psn: int, ttl: int) -> N
 
 @given(st.integers(0, roce.PSN_MASK), st.integers(-(1 << 23), (1 << 23) - 1))
 def test_psn_age_undoes_addition_across_the_wrap(psn: int, distance: int) -> None:
-    """A PSN moved by any distance under half the space has just that age."""
+    """A PSN moved by any distance under half the range has exactly that age."""
     assert roce.psn_age((psn + distance) & roce.PSN_MASK, psn) == distance
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A blocked collective ends when the controller says that a rank is gone: real controller, real sockets, switches in
-memory, so that no result ever comes."""
+"""A blocked collective ends when the controller reports that a rank is gone.
+
+The controller and sockets are real, the switches are in memory, so no result ever comes.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,20 @@ from netfold.testing import subnet
 from support.controller import MemorySwitch
 
 TIMEOUT = 120.0
-"""Of collectives: far more than a death takes to be noticed."""
+"""Timeout of collectives in seconds, far longer than it takes to notice a death."""
 BOUND = 60.0
-"""Seconds for all else."""
+"""Bound in seconds of everything else."""
 
 
 def loopback(folder: Path, token: str | None = None) -> Fabric:
-    """One leaf whose hosts are addresses of this machine."""
+    """A fabric of one leaf whose hosts are addresses of this machine."""
     fabric, net = leafspine(1, 0, 3, rundir=folder), subnet()
     hosts = tuple(msgspec.structs.replace(host, address=f"{net}.{n}") for n, host in enumerate(fabric.hosts, 1))
     return msgspec.structs.replace(fabric, hosts=hosts, probe=0, token=token)
 
 
 class Serving:
-    """A controller on a thread with a loop of its own."""
+    """A controller on a thread with an event loop of its own."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -85,13 +87,14 @@ with Communicator.join("j", 1, 2, address=sys.argv[2], controller=sys.argv[1]):
 
 
 def join(fabric: Fabric, rank: int, world: int = 2, **options: object) -> Communicator:
-    """A rank of this process."""
+    """Joins as a rank of this process."""
     return Communicator.join("j", rank, world, address=fabric.hosts[rank].address, controller=fabric.jobs,
                              timeout=TIMEOUT, **{"rail": "innet", **options})  # type: ignore[arg-type]
 
 
 def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
-    """PeerLost instead of a time-out, with rank, address and host; the operation after it says the same."""
+    """The others raise PeerLost with rank, address and host long before the timeout, and so does the operation after
+    it."""
     fabric = serving.fabric
     other = subprocess.Popen([sys.executable, "-c", RANK, fabric.jobs, fabric.hosts[1].address],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -113,7 +116,7 @@ def test_a_killed_rank_ends_the_others_collective(serving: Serving) -> None:
 
 
 def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
-    """The ranks learn that the switches have nothing of their job any more."""
+    """The ranks learn that their job has been removed from the switches."""
     fabric = serving.fabric
     with ThreadPoolExecutor(2) as pool:
         comms = list(pool.map(lambda rank: join(fabric, rank), range(2)))
@@ -126,7 +129,8 @@ def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
 
 
 def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    """Ranks that close say goodbye first: nobody is told of a loss, nothing is warned of, and the slots are free."""
+    """Ranks that close leave first: nobody is told of a loss, nothing is logged as a warning, and the slots are free.
+    """
     caplog.set_level(logging.WARNING, logger="netfold")
     with ThreadPoolExecutor(3) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, 3), range(3)))
@@ -139,7 +143,7 @@ def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture)
 
 
 def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:
-    """rail="tcp" asks for no trees, and its allreduce is right without."""
+    """With rail="tcp" a job asks for no trees, and its allreduce is right without them."""
     with ThreadPoolExecutor(2) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
         assert all(comm.plan.trees == [] for comm in comms)
@@ -150,8 +154,8 @@ def test_ranks_of_the_tcp_rail_take_no_slots(serving: Serving) -> None:
             comm.close()
 
 
-def test_a_controller_that_goes_away_is_said(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    """The job goes on, but only time-outs tell of deaths from then on: one warning."""
+def test_a_controller_that_goes_away_is_logged(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    """The job goes on, and one warning says that only timeouts show deaths from then on."""
     with ThreadPoolExecutor(2) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, rail="tcp"), range(2)))
         caplog.set_level(logging.WARNING, logger="netfold")
@@ -166,7 +170,7 @@ def test_a_controller_that_goes_away_is_said(serving: Serving, caplog: pytest.Lo
 
 
 def test_a_rank_needs_the_fabrics_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By argument or by NETFOLD_TOKEN; without, the refusal says what to give."""
+    """The token comes from the argument or from NETFOLD_TOKEN; without it the refusal says what to set."""
     monkeypatch.delenv("NETFOLD_TOKEN", raising=False)
     with Serving(loopback(tmp_path, token="a secret")) as serving:
         with pytest.raises(JoinRefused, match=r"UNAUTHENTICATED: token: expected .* got none.*NETFOLD_TOKEN"):
@@ -181,9 +185,9 @@ def test_a_rank_needs_the_fabrics_token(tmp_path: Path, monkeypatch: pytest.Monk
         assert job.state == "finished"
 
 
-def test_a_closed_line_leaves_nothing_to_the_garbage_collector(serving: Serving) -> None:
-    """A call of gRPC that is collected when the interpreter ends may wait forever for the lock of a thread that is not
-    there any more: closed communicators have none, and need no collection for that."""
+def test_a_closed_communicator_leaves_no_stream_to_the_garbage_collector(serving: Serving) -> None:
+    """A gRPC call that is collected when the interpreter ends may wait forever for the lock of a thread that does not
+    exist any more; closed communicators hold none, without any garbage collection."""
 
     def calls() -> list[object]:
         kinds = ((thing, type(thing)) for thing in gc.get_objects())
@@ -207,7 +211,7 @@ def test_a_closed_line_leaves_nothing_to_the_garbage_collector(serving: Serving)
 def test_a_connection_that_does_not_close_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """gRPC may hang in its goodbye: the rank says so and goes on."""
+    """Closing gRPC's channel may hang: the rank logs it and goes on."""
     client = JobClient("127.0.0.1:9")
     real, never = client.channel, threading.Event()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every allreduce algorithm against numpy, over the in-memory mesh, which is stricter than a network."""
+"""Every allreduce algorithm against numpy, over the mesh in memory, which is stricter than a network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Algorithm = Callable[[Mesh, Flat, Reduction], Strand]
 
 
 def allreduce(fabric: MemoryFabric, algorithm: Algorithm, arrays: list[Flat], reduction: Reduction) -> list[Flat]:
-    """Every rank's result."""
+    """The result of every rank."""
 
     def work(mesh: Mesh) -> Flat:
         data = arrays[mesh.rank].copy()
@@ -64,7 +64,8 @@ def short_segments(patch: pytest.MonkeyPatch, nbytes: int) -> None:
 @example(ranks=9, size=0, seed=0, segment=64)
 @example(ranks=7, size=5, seed=1, segment=8)
 def test_every_algorithm_sums_like_numpy(name: str, ranks: int, size: int, seed: int, segment: int) -> None:
-    """Any number of ranks, any size, also fewer elements than ranks, long and short segments: exact sums everywhere."""
+    """Sums are exact on every rank for any number of ranks and any size, also fewer elements than ranks, with long and
+    short segments."""
     arrays = inputs(ranks, size, "float32", seed)
     with pytest.MonkeyPatch.context() as patch:
         short_segments(patch, segment)
@@ -78,7 +79,7 @@ def test_every_algorithm_sums_like_numpy(name: str, ranks: int, size: int, seed:
 @pytest.mark.parametrize("op", get_args(ReduceOp))
 @pytest.mark.parametrize("element", NAMES)
 def test_every_operation_on_every_element(name: str, op: ReduceOp, element: str) -> None:
-    """All operations that make sense on all elements equal numpy's; averages of integers are refused."""
+    """All reductions that make sense on all dtypes equal numpy's; averages of integers are refused."""
     if op == "average" and "int" in element:
         with pytest.raises(TypeError, match="average of integers is no integer"):
             Reduction(op, element)
@@ -94,7 +95,7 @@ def test_every_operation_on_every_element(name: str, op: ReduceOp, element: str)
 @settings(max_examples=15, deadline=None)
 @given(ranks=st.integers(2, 9), seed=st.integers(0, 2**32), op=st.sampled_from(["sum", "max", "min", "product"]))
 def test_all_ranks_get_the_same_bits(name: str, ranks: int, seed: int, op: ReduceOp) -> None:
-    """Values that round, NaNs with different payloads, infinities and both zeros: not one bit differs between ranks."""
+    """With values that round, NaNs with different payloads, infinities and both zeros, no bit differs between ranks."""
     rng = np.random.default_rng(seed)
     odd = np.array([0x7FC00001, 0xFFC00002, 0x7F800000, 0xFF800000, 0x80000000, 0], np.uint32).view(np.float32)
     arrays = []
@@ -110,7 +111,8 @@ def test_all_ranks_get_the_same_bits(name: str, ranks: int, seed: int, op: Reduc
 
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_sixty_four_megabytes_are_exact(name: str) -> None:
-    """The largest size of the survey, on a number of ranks that is no power of two: int32, so that any slip shows."""
+    """The largest size of the survey on a number of ranks that is no power of two, with int32, so that any mistake
+    shows."""
     size = 16 << 20
     arrays = [np.arange(size, dtype=np.int32) * (rank + 1) for rank in range(3)]
     results = allreduce(MemoryFabric(3, seed=1), ALLREDUCE[name], arrays, Reduction("sum", "int32"))
@@ -121,7 +123,7 @@ def test_sixty_four_megabytes_are_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_large_arrays_are_reduced_in_segments(name: str) -> None:
-    """8 MB of float64 on 3 ranks, many times a segment: exact."""
+    """8 MB of float64 on 3 ranks, many times a segment, are reduced exactly."""
     arrays = inputs(3, (1 << 20) + 7, "float64", seed=5)
     results = allreduce(MemoryFabric(3), ALLREDUCE[name], arrays, Reduction("sum", "float64"))
 
@@ -131,7 +133,7 @@ def test_large_arrays_are_reduced_in_segments(name: str) -> None:
 
 # ---- bytes and messages as the modules state them -------------------------------------------------------------------
 def load(fabric: MemoryFabric) -> tuple[list[int], list[int]]:
-    """Bytes out of and into each rank."""
+    """Bytes sent and received by each rank."""
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
     for (sender, receiver), nbytes in fabric.bytes.items():
@@ -143,7 +145,7 @@ def load(fabric: MemoryFabric) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("name", ["ring", "parameter_server", "byteps", "halving_doubling"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_bandwidth_optimal_algorithms_move_the_least(name: str, ranks: int) -> None:
-    """2 (N-1)/N M bytes out of and into every rank, no more."""
+    """Every rank sends and receives 2 (N-1)/N M bytes, no more."""
     fabric = MemoryFabric(ranks)
     nbytes = 4 * 840
     allreduce(fabric, ALLREDUCE[name], inputs(ranks, 840, "float32", 0), SUM)
@@ -152,7 +154,7 @@ def test_bandwidth_optimal_algorithms_move_the_least(name: str, ranks: int) -> N
 
 
 def test_recursive_doubling_takes_log2_steps_of_all_bytes() -> None:
-    """8 ranks: each sends everything three times."""
+    """Each of 8 ranks sends everything three times."""
     fabric = MemoryFabric(8)
     allreduce(fabric, ALLREDUCE["recursive_doubling"], inputs(8, 100, "float32", 0), SUM)
 
@@ -163,7 +165,7 @@ def test_recursive_doubling_takes_log2_steps_of_all_bytes() -> None:
 @settings(max_examples=60)
 @given(size=st.integers(1, 64))
 def test_double_tree_ranks_are_inside_one_tree_only(size: int) -> None:
-    """Both trees span all ranks, are about log2 deep, and nobody has children in both."""
+    """Both trees span all ranks and are about log2 deep, and no rank has children in both."""
     trees = [double_binary_tree.places(size, shift) for shift in (0, 1)]
     for tree in trees:
         graph = nx.DiGraph((place.parent, rank) for rank, place in tree.items() if place.parent is not None)
@@ -200,7 +202,7 @@ def test_byteps_helpers_balance_all_links(workers: int, helpers: int, seed: int)
 @settings(max_examples=30, deadline=None)
 @given(ranks=st.integers(2, 7), servers=st.integers(1, 6), size=st.integers(0, 50), seed=st.integers(0, 2**32))
 def test_dedicated_servers_only_serve(ranks: int, servers: int, size: int, seed: int) -> None:
-    """With some ranks serving and the others working, the workers get the workers' sum."""
+    """Where some ranks serve and the others work, the workers get the workers' sum."""
     servers = min(servers, ranks - 1)
     arrays = inputs(ranks, size, "int32", seed)
     workers = list(range(servers, ranks))
@@ -218,7 +220,7 @@ def test_dedicated_servers_only_serve(ranks: int, servers: int, size: int, seed:
 
 @pytest.mark.parametrize("shape", [(1, 7), (7, 1), (2, 4), (3, 3), (2, 2)])
 def test_the_grid_talks_to_neighbours_only(shape: tuple[int, int]) -> None:
-    """Messages go between neighbours in a row or a column, at most M (C-1)/C (1 + 1/R) bytes on such a link."""
+    """Messages travel between neighbours in a row or column, with at most M (C-1)/C (1 + 1/R) bytes on such a link."""
     rows, columns = shape
     ranks, count = rows * columns, 5040
     fabric = MemoryFabric(ranks)
@@ -255,7 +257,7 @@ def test_a_ring_in_depth_first_order_uses_each_cable_once(switches: int, ranks: 
 
 
 def test_a_ring_of_any_order_sums() -> None:
-    """The order changes who talks to whom, not the result."""
+    """The order changes which ranks talk to each other, not the result."""
     arrays = inputs(5, 23, "float32", 2)
     fabric = MemoryFabric(5)
     results = allreduce(fabric, lambda m, d, r: ring.allreduce(m, d, r, order=[0, 3, 1, 4, 2]), arrays, SUM)
@@ -265,7 +267,7 @@ def test_a_ring_of_any_order_sums() -> None:
 
 
 def test_a_rank_without_a_path_is_named() -> None:
-    """A fabric in two parts has no ring."""
+    """A fabric in two parts has no ring, and the error names a rank."""
     with pytest.raises(ValueError, match=r"no path from 'h0' to rank 1 on 'h1'"):
         ring_order([("h0", "s0")], ["h0", "h1"])
 
@@ -274,7 +276,7 @@ def test_a_rank_without_a_path_is_named() -> None:
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), count=st.integers(0, 60), seed=st.integers(0, 2**32))
 def test_groups_of_unlike_sizes_reduce(sizes: list[int], count: int, seed: int) -> None:
-    """Within, across, within: exact for any split of the ranks into groups, in any order."""
+    """Hierarchical sums are exact for any split of the ranks into groups, in any order."""
     ranks = sum(sizes)
     shuffled = np.random.default_rng(seed).permutation(ranks).tolist()
     groups = [shuffled[piece] for piece in by_counts(sizes)]
@@ -289,7 +291,7 @@ def test_groups_of_unlike_sizes_reduce(sizes: list[int], count: int, seed: int) 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 300])
 def test_ranks_of_one_machine_reduce_over_shared_memory(count: int) -> None:
-    """Only the pieces between machines travel; data longer than a row goes in windows."""
+    """Only the pieces between machines travel; data longer than a row is processed in windows."""
     groups = [[0, 1, 2], [3, 4, 5]]
     arrays = inputs(6, count, "float32", 9)
     fabric = MemoryFabric(6)
@@ -314,7 +316,7 @@ def test_ranks_of_one_machine_reduce_over_shared_memory(count: int) -> None:
 
 
 def test_a_full_dev_shm_is_an_error_on_every_rank(shared_folder: Path) -> None:
-    """A machine without room for the rows says so on all its ranks, and leaves no file behind."""
+    """A machine without room for the rows raises on all its ranks, and leaves no file behind."""
 
     def work(mesh: Mesh) -> None:
         with mesh.operation(CALL):
@@ -327,7 +329,7 @@ def test_a_full_dev_shm_is_an_error_on_every_rank(shared_folder: Path) -> None:
 
 
 def test_ranks_are_grouped_by_machine() -> None:
-    """Ranks with one machine's key are one group, in order of rank; really here, all are on one."""
+    """Ranks with the same machine key form one group, in order of rank; in reality here all are on one machine."""
     keys = [b"a" * 16, b"b" * 16, b"a" * 16, b"c" * 16]
 
     def work(mesh: Mesh) -> Any:
@@ -353,7 +355,7 @@ def test_ranks_are_grouped_by_machine() -> None:
     ],
 )
 def test_impossible_layouts_are_refused(call: Callable[[Mesh, Flat], Any], message: str) -> None:
-    """Each says what it expected instead, before anything is sent."""
+    """Each error says what was expected, before anything is sent."""
     fabric = MemoryFabric(2)
     with pytest.raises(ValueError, match=message):
         next(call(fabric.meshes[0], np.zeros(8, np.float32)))
@@ -362,7 +364,7 @@ def test_impossible_layouts_are_refused(call: Callable[[Mesh, Flat], Any], messa
 
 
 def test_elements_are_named_or_refused() -> None:
-    """bfloat16 goes as uint16 with its name; other dtypes are refused with the list of those that work."""
+    """bfloat16 is passed as uint16 with its name; other dtypes are refused with the list of those that work."""
     assert element_name(np.zeros(1, np.float16)) == "float16"
     assert element_name(np.zeros(1, np.uint16), "bfloat16") == "bfloat16"
     assert storage(np.zeros(2, np.int32)).dtype == np.int32

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every system of the survey as a user calls it: by name, on 1 to 9 ranks, all dtypes and operations, in place and not,
-several under way at once, in groups, with the ranks in the fabric's order."""
+"""Every algorithm of the survey as a user calls it: by name, on 1 to 9 ranks, with all dtypes and reductions, in place
+and not, several under way at once, in groups, with the ranks in the fabric's order. """
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from support.collectives import expected, inputs, values
 
 LINKS = Measured(LinkCost(1e-3, 1e-8), 1.0)
 SIZES = (0, 1, 33, 257)
-"""None, fewer than ranks, odd ones."""
+"""Numbers of elements: none, fewer than ranks, odd ones."""
 CASES = [
     (element, op, SIZES[number % 4], number % 3 == 0)
     for number, (element, op) in enumerate(product(NAMES, get_args(ReduceOp)))
     if op != "average" or "int" not in element
 ]
-"""dtype, operation, elements, in place."""
+"""Cases as (dtype, reduction, elements, in place)."""
 
 
 def reversed_(ranks: int) -> list[int]:
@@ -40,7 +40,7 @@ def reversed_(ranks: int) -> list[int]:
 
 
 def two_machines(ranks: int) -> list[list[int]]:
-    """Equal ones where the number is even: they share memory."""
+    """Two machines, with equally many ranks where the number is even, so that they share memory."""
     return [part for part in (list(range(ranks // 2)), list(range(ranks // 2, ranks))) if part]
 
 
@@ -55,12 +55,12 @@ SYSTEMS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
 
 
 def workers_of(ranks: int, settings: dict[str, Any]) -> list[int]:
-    """Those that have data."""
+    """The ranks that have data."""
     return [rank for rank in range(ranks) if rank not in settings.get("helpers", ())]
 
 
 def on_all(ranks: int, work: Callable[[Group], Any], **settings: Any) -> list[Any]:
-    """Results of every rank's work with the group of all."""
+    """Every rank's result of ``work`` with the group of all ranks."""
 
     def one(mesh: Mesh) -> Any:
         peers = Peers(mesh, measured=LINKS, **settings)
@@ -77,7 +77,7 @@ def on_all(ranks: int, work: Callable[[Group], Any], **settings: Any) -> list[An
 @pytest.mark.parametrize("ranks", range(1, 10))
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_reduces_like_numpy(system: str, ranks: int) -> None:
-    """Four operations are under way at a time; every rank with data ends with numpy's result."""
+    """Four operations are under way at a time, and every rank with data ends with numpy's result."""
     name, settings_of = SYSTEMS[system]
     settings = settings_of(ranks)
     workers = workers_of(ranks, settings)
@@ -119,7 +119,7 @@ def test_every_system_serves_groups(system: str) -> None:
 @pytest.mark.parametrize("ranks", range(1, 10))
 @pytest.mark.parametrize("ordered", [False, True])
 def test_broadcasts_and_reduces_go_by_name(ranks: int, ordered: bool) -> None:
-    """From and to each rank, by each algorithm and by the cheapest; an unknown name is refused with those there are."""
+    """From and to each rank, by each algorithm and by the cheapest; an unknown name is refused with the known ones."""
     sizes = (0, 1, 5, 1000)
     settings = {"order": reversed_(ranks)} if ordered else {}
 

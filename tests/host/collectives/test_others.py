@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast, reduce, scatter, gather, their combinations, and the barrier, against what they must leave where."""
+"""Broadcast, reduce, scatter, gather, their combinations, and the barrier, against what they must leave on each rank.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def perform(ranks: int, seed: int, strand: Callable[[Mesh], Strand], *, segment:
 @quick
 @given(ranks=RANKS, root=st.integers(0, 8), size=st.integers(0, 60), seed=SEEDS)
 def test_broadcast_copies_the_roots_data(how: How, ranks: int, root: int, size: int, seed: int) -> None:
-    """Whatever the others had before."""
+    """All ranks have the root's data, whatever they had before."""
     data, root = inputs(ranks, size, "int64", seed), root % ranks
     wanted = data[root].copy()
     fabric = perform(ranks, seed, lambda mesh: how(mesh, data[mesh.rank], root=root))
@@ -67,7 +68,7 @@ def test_broadcast_copies_the_roots_data(how: How, ranks: int, root: int, size: 
 @quick
 @given(ranks=RANKS, root=st.integers(0, 8), size=st.integers(0, 60), seed=SEEDS, segment=st.integers(1, 500))
 def test_a_chain_takes_any_segment(ranks: int, root: int, size: int, seed: int, segment: int) -> None:
-    """Nobody sends more than the data once."""
+    """With any segment, no rank sends more than the data once."""
     data, root = inputs(ranks, size, "int64", seed), root % ranks
     wanted = data[root].copy()
     fabric = perform(ranks, seed, lambda m: broadcast.chain(m, data[m.rank], root=root, segment=segment))
@@ -81,7 +82,7 @@ def test_a_chain_takes_any_segment(ranks: int, root: int, size: int, seed: int, 
 @quick
 @given(ranks=RANKS, root=st.integers(0, 8), size=st.integers(0, 60), seed=SEEDS)
 def test_reduce_leaves_the_sum_at_the_root(how: How, ranks: int, root: int, size: int, seed: int) -> None:
-    """For any root."""
+    """The root has the sum, for any root."""
     data, root = inputs(ranks, size, "int64", seed), root % ranks
     wanted = expected(data, "sum", "int64")
     perform(ranks, seed, lambda mesh: how(mesh, data[mesh.rank], SUM, root=root))
@@ -92,7 +93,7 @@ def test_reduce_leaves_the_sum_at_the_root(how: How, ranks: int, root: int, size
 @quick
 @given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=9), root=st.integers(0, 8), seed=SEEDS)
 def test_scatter_then_gather_gives_everything_back(counts: list[int], root: int, seed: int) -> None:
-    """Pieces of any sizes, empty ones too; each rank holds its own in between."""
+    """Pieces may have any size, also none; each rank holds its own in between."""
     ranks, pieces = len(counts), by_counts(counts)
     root %= ranks
     whole = np.arange(1, sum(counts) + 1)
@@ -109,7 +110,7 @@ def test_scatter_then_gather_gives_everything_back(counts: list[int], root: int,
 @quick
 @given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=9), seed=SEEDS)
 def test_pieces_of_any_size_are_reduced_and_gathered(counts: list[int], seed: int) -> None:
-    """Reduce-scatter leaves each rank its own piece of the sum, all-gather gives everybody all of them."""
+    """Reduce-scatter leaves each rank its own piece of the sum, and all-gather gives all pieces to all."""
     ranks, pieces = len(counts), by_counts(counts)
     data = inputs(ranks, sum(counts), "int64", seed)
     wanted = expected(data, "sum", "int64")
@@ -125,7 +126,7 @@ def test_pieces_of_any_size_are_reduced_and_gathered(counts: list[int], seed: in
 @quick
 @given(ranks=RANKS, seed=SEEDS)
 def test_all_to_all_transposes(ranks: int, seed: int) -> None:
-    """Any table of counts: what rank a holds for b is what b gets from a."""
+    """For any table of counts, what rank a holds for b is what b gets from a."""
     counts = np.random.default_rng(seed).integers(0, 12, (ranks, ranks))
     source = [np.arange(counts[rank].sum()) + 1000 * rank for rank in range(ranks)]
     out = [np.full(counts[:, rank].sum(), -1) for rank in range(ranks)]
@@ -143,7 +144,7 @@ def test_all_to_all_transposes(ranks: int, seed: int) -> None:
 
 
 def test_all_to_all_refuses_a_rank_that_disagrees_with_itself() -> None:
-    """What a rank gives itself is what it takes."""
+    """What a rank gives to itself must have the size of what it takes from itself."""
     mesh = MemoryFabric(1).meshes[0]
     with pytest.raises(ValueError, match="gives itself 2 elements and takes 1"):
         next(all_to_all.all_to_all(mesh, np.zeros(2), [slice(0, 2)], np.zeros(1), [slice(0, 1)]))
@@ -151,7 +152,7 @@ def test_all_to_all_refuses_a_rank_that_disagrees_with_itself() -> None:
 
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_nobody_leaves_a_barrier_before_all_have_come(ranks: int) -> None:
-    """Each rank notes its arrival first; whoever is through finds all notes."""
+    """Each rank records its arrival first, and whichever is through finds all records."""
     here: set[int] = set()
     seen: list[int] = []
 
@@ -169,8 +170,8 @@ def test_nobody_leaves_a_barrier_before_all_have_come(ranks: int) -> None:
 
 @quick
 @given(size=st.integers(0, 100), seed=SEEDS)
-def test_two_ranks_talk_past_the_others(size: int, seed: int) -> None:
-    """Both send before they receive, with different tags the other way round; the third rank is not concerned."""
+def test_two_ranks_exchange_messages_without_the_others(size: int, seed: int) -> None:
+    """Both send before they receive, with different tags in opposite order; the third rank takes no part."""
     data = inputs(3, size, "int64", seed)
     got: list[Flat] = [np.zeros(size, np.int64) for _ in range(4)]
 

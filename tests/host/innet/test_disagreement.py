@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that call different things all learn it; packets that are no results change nothing."""
+"""Ranks that call different operations all learn it, and packets that are no results change nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from support.sources import integers
 def test_ranks_that_disagree_all_learn_it(
     first: NDArray[Any], second: NDArray[Any], field: str, values: tuple[int, int]
 ) -> None:
-    """Another size or dtype on one rank: every rank fails at once, and knows the least and the most of all ranks."""
+    """With another size or dtype on one rank, every rank fails at once and knows the smallest and the largest value of
+    all ranks."""
     network = TerribleNetwork(random.Random(3))
     fabric = make_fabric([[0, 1], [2]], network)
     sources = [first, second, first]
@@ -70,7 +71,7 @@ def lone_core(*, slots: int = 64) -> Core:
 
 
 def test_headers_of_another_message_are_reported_field_by_field() -> None:
-    """A result with another RETH than one's own says which operation, offset and length came."""
+    """For a result with another RETH than expected, the error has the operation, offset and length that came."""
     core = lone_core()
     source = np.zeros(256 * 3, np.int32)
     core.start(5, source, np.empty_like(source), 1.0, 0)
@@ -89,7 +90,7 @@ def test_headers_of_another_message_are_reported_field_by_field() -> None:
 
 @given(st.binary(max_size=1200), st.integers(1, 1200))
 def test_hostile_bytes_change_nothing(data: bytes, segment: int) -> None:
-    """Random bytes, cut anywhere, are no results: nothing crashes, nothing is taken in."""
+    """Random bytes, split anywhere, are no results: nothing crashes, and nothing is accepted."""
     core = lone_core()
     source = np.zeros(256 * 3, np.int32)
     core.start(5, source, np.empty_like(source), 1.0, 0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native cores over a terrible network and the reference switches: exact sums, the same bits, no hang, no storm."""
+"""Native cores over a hostile simulated network and the reference switches: exact sums, the same bits, no hang, no
+storm."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_integer_sums_are_exact_whatever_the_network_does(
     max_run: int,
     seed: int,
 ) -> None:
-    """Any tree, window, PSN wrap, loss, duplication and reordering: every rank gets the wrapped int32 sum."""
+    """For any tree, window, PSN wrap, loss, duplication and reordering, every rank gets the wrapped int32 sum."""
     network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=chaos, reorder=chaos)
     fabric = make_fabric(layout, network, trees=trees, slots=slots, psn=psn, max_run=max_run)
     sources = integers(len(fabric.cores), size, seed)
@@ -87,7 +88,7 @@ def test_floats_get_the_same_bits_on_every_rank_with_and_without_loss(
 
 
 def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, again: int) -> None:
-    """At a time, the switches lose all they hold; ranks stop one by one, and go on together over new trees."""
+    """At a given time the switches lose all they hold; ranks halt one by one, and go on together over new trees."""
     missing: dict[int, dict[int, int]] = {}
 
     def stop(rank: int) -> None:
@@ -126,8 +127,8 @@ def plan_anew(fabric: Fabric, network: TerribleNetwork, at: int, trees: int, *, 
 def test_sums_stay_exact_when_switches_lose_what_they_hold(
     layout: list[Layout], trees: int, slots: int, psn: int, loss: float, disasters: list[int], seed: int
 ) -> None:
-    """Operations in place, of unlike dtypes, in a row: ranks stop anywhere, some of them in the next operation already
-    or idle, and go on over new trees from what the slowest lacks."""
+    """Operations in place, of different dtypes, run one after another; ranks halt anywhere, some already in the next
+    operation or idle, and go on over new trees from what the slowest rank lacks."""
     network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
     fabric = make_fabric(layout, network, trees=trees, slots=slots, psn=psn)
     world = len(fabric.cores)
@@ -154,7 +155,7 @@ def test_sums_stay_exact_when_switches_lose_what_they_hold(
 
 
 def test_a_first_psn_that_is_no_longer_kept_is_refused() -> None:
-    """Above what a rank lacks, or below the packets that it keeps: it says so, and changes nothing."""
+    """A first PSN above what a rank lacks, or below the packets that it keeps, is refused and changes nothing."""
     network = TerribleNetwork(random.Random(1))
     fabric = make_fabric([0, 1], network, slots=4, psn=100)
     fold(fabric, integers(2, 256 * 20, 1))
@@ -178,7 +179,7 @@ def test_a_first_psn_that_is_no_longer_kept_is_refused() -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_operations_follow_each_other_with_late_ranks(late: list[int], loss: float, seed: int) -> None:
-    """Many operations of unlike sizes and dtypes in a row, in place, while ranks come late by seconds."""
+    """Many operations of different sizes and dtypes run in a row, in place, while ranks come late by seconds."""
     network = TerribleNetwork(random.Random(seed), loss=loss, reorder=loss)
     fabric = make_fabric([[0, 1], [2, 3]], network, trees=2, slots=16)
     rng = np.random.default_rng(seed)
@@ -201,7 +202,8 @@ def test_operations_follow_each_other_with_late_ranks(late: list[int], loss: flo
 
 
 def test_what_the_kernel_refuses_is_sent_again_singly() -> None:
-    """Super-packets refused on a path: their packets go again one by one, with the ICRC of single packets."""
+    """Packets of super-packets that the kernel refuses on a path are sent again one by one, with the ICRC of single
+    packets."""
     network = TerribleNetwork(random.Random(3))
     fabric = make_fabric([0, 1], network)
     lib = native.library()

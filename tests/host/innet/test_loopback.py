@@ -165,7 +165,7 @@ def test_a_rank_that_dies_in_the_ring_is_named() -> None:
             comms[0].allreduce(np.ones(10, np.float32))
 
 
-def test_strangers_at_the_rings_door_are_turned_away() -> None:
+def test_connections_of_strangers_are_refused() -> None:
     """A connection that does not greet like the expected rank is closed, and the ring forms all the same."""
     with loopback_job(2, rail="tcp") as comms:
         where = comms[0].plan.peers[0].tcp.rpartition(":")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes of 16 and 8 bits: within the stated bound, never over, the same for all, and nothing lost with feedback."""
+"""Lanes of 16 and 8 bits: errors within the stated bound, no overflow, the same bits for all, and nothing lost with
+feedback."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ widths = st.sampled_from([16, 8])
 
 
 def agree(sources: list[Floats], bits: int, residuals: list[Floats] | None = None) -> quantise.Scales:
-    """What the MAX fold gives every rank."""
+    """The scales that the MAX fold gives to every rank."""
     left: list[Any] = [None] * len(sources) if residuals is None else list(residuals)
     every = [quantise.scales(x, bits, e) for x, e in zip(sources, left, strict=True)]
     return np.maximum.reduce(np.array(every))
@@ -30,7 +31,7 @@ def reduce(
     sources: list[Floats], bits: int, *, keys: list[int] | None = None, residuals: list[Floats] | None = None,
     divisor: float = 1.0,
 ) -> Floats:
-    """What the ranks and the switches do together, without the packets."""
+    """The arithmetic of the ranks and the switches together, without packets."""
     world, agreed = len(sources), agree(sources, bits, residuals)
     lanes = [
         quantise.narrow(x, agreed, world, bits, key=keys[rank] if keys else None,
@@ -69,7 +70,7 @@ def test_error_stays_within_the_stated_bound(
 def test_the_largest_values_of_any_world_do_not_overflow(
     world: int, bits: int, magnitude: int, sign: float, stochastic: bool
 ) -> None:
-    """Every rank with the block's largest magnitude: a lane of M levels each, however the scale is rounded."""
+    """Every rank has the block's largest magnitude, a lane of M levels each, however the scale is rounded."""
     levels = quantise.levels(world, bits)
     assert levels * world < 2 ** (bits - 1)
     if levels == 0:
@@ -158,12 +159,11 @@ def test_stochastic_rounding_is_right_on_average_and_repeats(bits: int) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 60), widths, st.integers(0, 2**32 - 1), st.integers(1, 40))
-def test_feedback_owes_no_more_than_its_bound_and_loses_nothing(
+def test_residuals_stay_within_their_bound_and_lose_nothing(
     world: int, bits: int, seed: int, steps: int
 ) -> None:
-    """Step after step, what is left out stays below max|x| / (2M - 1) but for float32's own
-    rounding, and the results' sum and what is still residual are
-    the exact sum of all that was ever sent."""
+    """Step after step the residual stays below max|x| / (2M - 1) but for float32's own rounding, and the results' sum
+    and the residual are the exact sum of all that was ever sent."""
     rng = np.random.default_rng(seed)
     residuals = [np.zeros(300, np.float32) for _ in range(world)]
     got, sent, largest = np.zeros(300), np.zeros(300), 0.0

@@ -20,7 +20,7 @@ worlds = st.sampled_from([1, 2, 3, 7, 8, 64, 127, 128, 129, 255, 256, 257, 511, 
 
 
 def reduce(sources: list[NDArray[np.float32]], divisor: float = 1.0) -> NDArray[np.float32]:
-    """What the ranks and the switches do together, without the packets."""
+    """The arithmetic of the ranks and the switches together, without packets."""
     world = len(sources)
     agreed = np.maximum.reduce(np.array([quantise.scales(x) for x in sources]))
     lanes = [quantise.quantise(x, agreed, world) for x in sources]
@@ -174,7 +174,7 @@ def _unaligned(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def test_unaligned_wire_buffers_serve() -> None:
-    """Payloads start at odd offsets in a run of packets: the loops do not ask for alignment."""
+    """Payloads start at odd offsets in a run of packets, so the loops must not need alignment."""
     x = np.linspace(-1, 1, 256, dtype=np.float32)
     agreed = quantise.scales(x)
     lanes = quantise.quantise(x, agreed, 2)

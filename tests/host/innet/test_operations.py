@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation and lane width, by native cores over a terrible network and the reference switches."""
+"""Every reduction and lane width, by native cores over a hostile simulated network and the reference switches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def results(
     layout: list[Layout], sources: Rows, *, op: Op = "sum", coding: Coding = Coding(), loss: float = 0.0,  # noqa: B008
     seed: int = 0, path_mtu: int = 1024, trees: int = 1, feedback: Rows | None = None, in_place: bool = False,
 ) -> tuple[Rows, list[Core]]:
-    """One operation of all ranks: what each got, and the cores."""
+    """Runs one operation on all ranks.  Returns what each got, and the cores."""
     network = TerribleNetwork(random.Random(seed), loss=loss, duplicate=loss, reorder=loss)
     fabric = make_fabric(layout, network, path_mtu=path_mtu, trees=trees)
     sources = [source.copy() for source in sources]
@@ -73,10 +73,11 @@ def test_maxima_and_minima_are_exact(layout: list[Layout], size: int, op: Op, lo
 
 @settings(max_examples=25)
 @given(layouts, st.integers(0, 3000), st.sampled_from([0.0, 0.1]), st.integers(0, 99), st.integers(20, 31))
-def test_saturating_sums_lose_nothing_unseen(
+def test_saturating_sums_count_what_leaves_the_range(
     layout: list[Layout], size: int, loss: float, seed: int, magnitude: int
 ) -> None:
-    """What is not at an end is the exact sum, what left the range is at an end, and all ranks count the same ends."""
+    """Results inside the range are exact sums, those that left it are at an end, and all ranks count the same number of
+    ends."""
     world = count_ranks(layout)
     sources = [row >> (31 - magnitude) for row in integers(world, size, seed)]
     exact = np.sum(np.array(sources, np.int64), axis=0)
@@ -117,8 +118,8 @@ def test_narrow_sums_are_the_arithmetics_whatever_the_network_does(
 
 @pytest.mark.parametrize("bits", [16, 8])
 def test_stochastic_sums_repeat_with_the_seed_and_the_ranks_draw_apart(bits: LaneBits) -> None:
-    """The same seed, operation and rank give the same sum with and without loss; another seed another one; and ranks
-    with equal arrays do not round alike, which would add up their errors."""
+    """The same seed, operation and rank give the same sum with and without loss, another seed another one; ranks with
+    equal arrays round differently, so that their errors do not add up."""
     sources = [np.linspace(-1, 1, 20_000, dtype=np.float32)] * 5
     layout = LAYOUTS[-1]
     one = results(layout, sources, coding=Coding(bits, "stochastic", 1))[0][0]
@@ -160,7 +161,7 @@ def test_elements_do_not_depend_on_the_path_mtu() -> None:
 def test_ranks_that_disagree_about_lanes_all_learn_it(
     codings: list[Coding], ops: list[Op], field: str, values: tuple[int, int]
 ) -> None:
-    """Another width or operation on one rank: every rank fails, and knows which there are."""
+    """With another width or reduction on one rank, every rank fails and knows which values there are."""
     fabric = make_fabric([0, 1], TerribleNetwork(random.Random(3)))
     sources = floats(2, 3000, 3)
     calls = [
@@ -184,7 +185,7 @@ def test_ranks_that_disagree_about_lanes_all_learn_it(
     ],
 )
 def test_lanes_that_cannot_be_are_refused(source: NDArray[Any], op: Op, coding: Coding, words: str) -> None:
-    """Nothing is sent; the error says what such lanes are for."""
+    """Nothing is sent, and the error says what such lanes are for."""
     core = make_fabric([0, 1], TerribleNetwork(random.Random(3))).cores[0]
     with pytest.raises(ValueError, match=words):
         core.start(1, source, np.empty_like(source), 1.0, 0, op=op, coding=coding)

@@ -32,12 +32,12 @@ from support.host import impatient, interrupted_by
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows so short that a tensor goes through many windows."""
+    """Makes rows so short that a tensor takes many windows."""
     monkeypatch.setattr(parallel, "SharedRows", functools.partial(SharedRows, row=4096))
 
 
 def arrays(world: int, size: int, dtype: str) -> list[NDArray[Any]]:
-    """Reproducible, another one for each rank."""
+    """Reproducible arrays, different for each rank."""
     rngs = [np.random.default_rng([3, rank, size]) for rank in range(world)]
     if dtype == "int32":
         return [rng.integers(-(2**31), 2**31, size, np.int32) for rng in rngs]
@@ -83,7 +83,7 @@ def test_a_machine_sends_the_tensor_once() -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.integers(2, 3), st.integers(2, 3), st.integers(0, 5000), st.integers(1, 4))
 def test_any_size_on_any_machines(machines: int, members: int, size: int, rows: int) -> None:
-    """Windows and pieces of unlike sizes, empty ones too."""
+    """Windows and pieces have different sizes, empty ones too."""
     world = machines * members
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "SharedRows", functools.partial(SharedRows, row=rows * 1000))
@@ -95,7 +95,7 @@ def test_any_size_on_any_machines(machines: int, members: int, size: int, rows: 
 
 
 def test_not_finite_elements_reach_every_rank() -> None:
-    """Also those that the sum inside a machine makes of them."""
+    """So do those that only the sum inside a machine makes infinite or NaN."""
     with loopback_job(4, members=2) as comms:
         sources = [np.ones(600, np.float32) for _ in range(4)]
         sources[0][5], sources[1][5] = np.inf, -np.inf
@@ -110,7 +110,8 @@ def test_not_finite_elements_reach_every_rank() -> None:
 
 @pytest.mark.parametrize("absent", [[1], [2, 3]])
 def test_ranks_that_never_call_time_the_others_out(absent: list[int]) -> None:
-    """One of a machine, or a whole machine: all others end within the timeout, with a name or where it stands."""
+    """One rank of a machine, or a whole machine, never calls: all others raise within the timeout, with a name or the
+    streams' state."""
     with loopback_job(4, members=2) as comms:
         impatient(comms, 0.3)
         begin = time.monotonic()
@@ -125,7 +126,7 @@ def test_ranks_that_never_call_time_the_others_out(absent: list[int]) -> None:
 
 @pytest.mark.usefixtures("small_windows")
 def test_a_rank_that_gives_up_in_the_middle_is_named_on_its_machine() -> None:
-    """Its death ends what the others of its machine do; the other machines' folds end in bounded time as well."""
+    """Its death ends the operation on its machine; the folds of other machines end in bounded time as well."""
     with loopback_job(4, members=2) as comms:
 
         def call(comm: Communicator) -> Any:
@@ -145,7 +146,7 @@ def test_a_rank_that_gives_up_in_the_middle_is_named_on_its_machine() -> None:
 
 
 def test_ranks_of_a_machine_that_disagree_are_told() -> None:
-    """By the first message between them, before anything is folded."""
+    """The first message between them shows it, before anything is folded."""
     with loopback_job(4, members=2) as comms:
         impatient(comms[2:], 0.5)
         got = on_every_rank(comms, lambda c: c.allreduce(np.ones(1000 + (c.rank == 1), np.int32)))
@@ -154,7 +155,7 @@ def test_ranks_of_a_machine_that_disagree_are_told() -> None:
 
 
 def test_machines_that_disagree_are_told_by_the_fold() -> None:
-    """The signatures meet in the switch: each place learns of it."""
+    """Their signatures meet in the switch, so that every rank learns of it."""
     with loopback_job(4, members=2) as comms:
         got = on_every_rank(comms, lambda c: c.allreduce(np.ones(1000 + 1000 * (c.rank > 1), np.int32)))
         assert any(isinstance(error, RankMismatch) and "500 .. 1000" in str(error) for error in got), got
@@ -163,10 +164,10 @@ def test_machines_that_disagree_are_told_by_the_fold() -> None:
 
 @pytest.mark.usefixtures("small_windows")
 def test_an_interrupted_rank_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal in the middle: the call raises soon, no thread works on its array any more, and the error stays."""
+    """After a signal in the middle the call raises soon, no thread works on its array any more, and the error stays."""
 
     class Interrupted(BaseException):
-        """What a signal handler raises."""
+        """The exception that the signal handler raises."""
 
     with loopback_job(4, members=2, timeout=60) as comms:
         with interrupted_by(Interrupted, comms[0]), pytest.raises(Interrupted):
@@ -176,7 +177,7 @@ def test_an_interrupted_rank_leaves_nothing_running(monkeypatch: pytest.MonkeyPa
 
 
 def test_two_jobs_on_one_machine_are_kept_apart() -> None:
-    """The second is refused the address, rather than let into the first one's group of sockets."""
+    """The second job is refused the address, and does not enter the first one's group of sockets."""
     with loopback_job(4, members=2) as comms:
         plan = comms[0].plan
         with pytest.raises(TransportError, match=r"4791.*another job") as caught:
@@ -195,7 +196,7 @@ def test_queue_pairs_between_hosts_need_an_address_a_rank() -> None:
 
 
 def test_the_hierarchical_algorithm_goes_by_the_plans_machines() -> None:
-    """Over TCP, asked for by name: sums are right, and every machine shares a row for each of its ranks."""
+    """Asked for by name over TCP, its sums are right, and every machine shares a row for each of its ranks."""
     with loopback_job(4, members=2, rail="tcp") as comms:
         ints = arrays(4, 5000, "int32")
         outs = on_every_rank(comms, lambda c: c.allreduce(ints[c.rank], algorithm="hierarchical"))
@@ -204,7 +205,7 @@ def test_the_hierarchical_algorithm_goes_by_the_plans_machines() -> None:
 
 
 def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Containers that share an address and not /dev/shm: an error that names it, on all ranks of the machine."""
+    """Containers that share an address and not /dev/shm get an error that names it, on all ranks of the machine."""
     plain = shared_memory._map
 
     def blind(path: str, size: int, *, create: bool) -> Any:
@@ -221,8 +222,8 @@ def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypat
 
 @pytest.mark.parametrize("members", [2, 3, 5])
 def test_the_kernel_hands_datagrams_out_by_queue_pair(members: int) -> None:
-    """Each of a group of sockets gets the connections whose remainder is its number, whatever the operation, and no
-    others."""
+    """Each of a group of sockets gets the connections whose remainder is its number, whatever the lane operation, and
+    no others."""
     address, port = f"{subnet()}.1", 4791
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(members)]
     try:
@@ -242,7 +243,7 @@ def test_the_kernel_hands_datagrams_out_by_queue_pair(members: int) -> None:
 
 
 def test_a_kernel_that_does_not_steer_is_an_error_that_says_what_to_do() -> None:
-    """A socket that shares nothing cannot have a program."""
+    """A socket that is not shared cannot have a steering program."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lone, pytest.raises(
         TransportError, match="an address of its own"
     ):
@@ -253,7 +254,8 @@ def test_a_kernel_that_does_not_steer_is_an_error_that_says_what_to_do() -> None
 def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
     monkeypatch: pytest.MonkeyPatch, inside: float, rate: float, folds: bool
 ) -> None:
-    """Where NetReduce's condition holds nothing is measured; where not, the cheapest way by measurement is taken."""
+    """Where NetReduce's condition holds nothing is measured; where not, the cheapest algorithm by measurement is taken.
+    """
     monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
     monkeypatch.setattr(chooser, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
     monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-6, 1e-9), 1.0))
@@ -269,7 +271,7 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
 
 
 def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rail="innet" folds however slow the machine is inside."""
+    """rail="innet" folds however slow shared memory is."""
     monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-3, 1e-6))
     with loopback_job(4, members=2, rate=1e9) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
@@ -278,7 +280,7 @@ def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_trees_machines_reduce_inside_first() -> None:
-    """Over TCP the chooser knows shared memory: it measures it, and counts it among the ways."""
+    """Over TCP the chooser measures shared memory, and considers algorithms that use it."""
     with loopback_job(4, members=2, rail="tcp") as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1 << 20, np.int32)))
         assert comms[0]._peers.chooser.measured is not None
@@ -288,7 +290,7 @@ def test_without_trees_machines_reduce_inside_first() -> None:
 
 @pytest.mark.usefixtures("small_windows")
 def test_maxima_and_minima_fold_over_machines() -> None:
-    """Inside by the same operation: exact for both dtypes."""
+    """Shared memory uses the same reduction: results are exact for both dtypes."""
     with loopback_job(6, members=3) as comms:
         for dtype in ("int32", "float32"):
             own = arrays(6, 5000, dtype)
@@ -302,7 +304,7 @@ def test_maxima_and_minima_fold_over_machines() -> None:
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("lane_bits", [16, 8])
 def test_narrow_lanes_over_machines_are_made_good_by_feedback(lane_bits: Any) -> None:
-    """Each rank keeps what its own part of a machine's sum left out: over many rounds the mean error vanishes."""
+    """Each rank keeps the residual of its own part of a machine's sum: over many rounds the mean error vanishes."""
     rounds = 40
     with loopback_job(4, members=2) as comms:
         own = arrays(4, 3000, "float32")

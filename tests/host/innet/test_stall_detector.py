@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a rank asks whether a link is to blame, and when it says that it needs nobody any more."""
+"""When a rank asks whether a link has failed, and when it reports that it lacks no result."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MS = 1_000_000
 
 
 def test_a_stream_that_flows_is_never_suspect() -> None:
-    """However long an operation takes."""
+    """However long an operation takes, a stream that makes progress is no stall."""
     suspicion = StallDetector()
     assert not any(suspicion.check({8: step}, step * 50 * MS, step * 50 * MS + 1) for step in range(100))
 
 
 def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
-    """First after SOON, then with twice the pause, up to RARELY."""
+    """The first question comes after SOON, the next ones with twice the pause each time, up to RARELY."""
     suspicion, asked = StallDetector(), []
     for now in range(0, 10_000 * MS, 50 * MS):
         if suspicion.check({8: 5, 16: 9}, 0, now):
@@ -38,14 +38,14 @@ def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
 
 
 def test_one_stuck_stream_among_others_that_flow_is_noticed() -> None:
-    """A tree that is gone while the other one brings results."""
+    """A tree that has failed is noticed while the other one brings results."""
     suspicion = StallDetector()
     looks = [suspicion.check({8: 5, 16: step}, step * 50 * MS, step * 50 * MS) for step in range(4)]
     assert looks == [False, False, True, False]
 
 
 def test_progress_makes_it_impatient_again() -> None:
-    """A new silence is asked about as soon as the first one was."""
+    """After progress a new silence is asked about as soon as the first one was."""
     suspicion = StallDetector()
     for now in range(0, 5000 * MS, 50 * MS):
         suspicion.check({8: 5}, 0, now)
@@ -55,7 +55,7 @@ def test_progress_makes_it_impatient_again() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=60))
 def test_it_asks_only_when_something_waits_and_never_twice_within_the_pause(steps: list[tuple[int, int]]) -> None:
-    """Whatever comes and goes."""
+    """This holds for any sequence of progress and silence."""
     suspicion, now, last, progress = StallDetector(), 0, -SOON, 0
     psn = 0
     for results, wait in steps:
@@ -71,7 +71,8 @@ def test_it_asks_only_when_something_waits_and_never_twice_within_the_pause(step
 
 
 def test_a_rail_settles_when_its_operation_is_over() -> None:
-    """Not while another rank has yet to come: what it waits for may still be lost, and be needed of others."""
+    """Not while another rank has yet to come, since packets that it waits for may still be lost, and be needed of
+    others."""
     with loopback_job(2, timeout=30) as comms:
         rail = cast(FoldRail, comms[0]._lanes)
         settled = threading.Event()
@@ -87,7 +88,7 @@ def test_a_rail_settles_when_its_operation_is_over() -> None:
 
 
 def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
-    """It tells which of its queue pairs wait for which PSN, and the sum is right in the end."""
+    """It reports which of its queue pairs wait for which PSN, and the sum is right in the end."""
     with loopback_job(2, timeout=30) as comms:
         told = threading.Event()
         rail = cast(FoldRail, comms[0]._lanes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What native/stream.c sends, and when: windows, timers, repairs, marks and credits, in simulated time."""
+"""What native/stream.c sends, and when: windows, timers, retransmissions, marks and credits, in simulated time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.sources import floats, integers, retransmissions
 
 
 def test_a_late_rank_does_not_cause_a_storm() -> None:
-    """Ranks that wait 2 s for another ask with single packets, backed off, and resend nothing once it comes."""
+    """Ranks that wait 2 s for another probe with single packets, with back-off, and resend nothing once it comes."""
     network = TerribleNetwork(random.Random(1))
     fabric = make_fabric([0, 1, 2], network, slots=256)
     sources = integers(3, 60_000, 1)
@@ -35,8 +35,8 @@ def test_a_late_rank_does_not_cause_a_storm() -> None:
 @pytest.mark.parametrize(("packets", "operations"), [(200, 1), (20, 5)])
 @pytest.mark.parametrize("loss", [0.0, 0.02])
 def test_a_network_slower_than_any_timer_is_not_flooded(loss: float, packets: int, operations: int) -> None:
-    """Round trips of half a second, most of it in the queue of their own window: ranks find out that their repetitions
-    were for nothing, instead of filling the queue that they wait for."""
+    """With round trips of half a second, mostly in the queue of their own windows, ranks find out that their
+    retransmissions were spurious, instead of filling the queue that they wait for."""
     packet_time = 17 * MILLISECOND  # 4 KB at 2 Mb/s
     network = TerribleNetwork(
         random.Random(5), loss=loss, duplicate=loss, reorder=loss, packet_time=packet_time, late=packet_time
@@ -82,7 +82,7 @@ def test_one_percent_loss_is_repaired_without_waiting_for_timers() -> None:
 
 @pytest.mark.parametrize(("slots", "bound"), [(64, 8.0), (2048, 2.2)])
 def test_five_percent_loss_on_every_link_slows_but_does_not_stall(slots: int, bound: float) -> None:
-    """Lost repairs are repaired in turn within round trips: no pile of time-outs, no storm of repetitions."""
+    """Lost retransmissions are repaired within round trips: no sequence of timeouts, no storm of retransmissions."""
     times = []
     for loss in (0.0, 0.05):
         network = TerribleNetwork(random.Random(7), loss=loss, packet_time=9 * MICROSECOND)  # 1 Gb/s
@@ -96,7 +96,7 @@ def test_five_percent_loss_on_every_link_slows_but_does_not_stall(slots: int, bo
 
 
 def test_a_dead_link_is_used_again_soon_after_it_is_back() -> None:
-    """All packets lost for 300 ms in the middle: done within 200 ms after."""
+    """All packets are lost for 300 ms in the middle; the operation is done within 200 ms after that."""
     network = TerribleNetwork(random.Random(3))
     fabric = make_fabric([0, 1], network, slots=256)
     dead = 2000 * MICROSECOND
@@ -156,8 +156,8 @@ def test_marks_shrink_the_window_and_their_absence_opens_it() -> None:
 def test_a_message_leaves_only_on_the_credit_of_an_earlier_one(
     messages: int, packets: int, slots: int, size: int, loss: float, seed: int
 ) -> None:
-    """NetReduce's flow control: nothing of message i + N before each packet of message i has its result, or was found
-    lost and left again; sums are exact as ever."""
+    """NetReduce's flow control: nothing of message i + N is sent before each packet of message i has its result, or was
+    found lost and sent again; sums stay exact."""
     fabric = make_fabric([[0, 1], [2, 3]], TerribleNetwork(random.Random(seed), loss=loss), slots=slots,
                          credits=Credits(messages, packets))
     for core in fabric.cores:
@@ -169,7 +169,7 @@ def test_a_message_leaves_only_on_the_credit_of_an_earlier_one(
 
 
 def hold_to_credits(core: Core, messages: int, packets: int) -> None:
-    """From now on whatever leaves this core is held to its credits.  Its first PSN is 0."""
+    """Checks from now on that whatever leaves this core obeys its credits.  Its first PSN is 0."""
     send, receive = core.send, core.receive
     left: set[int] = set()
     through: set[int] = set()
@@ -202,7 +202,7 @@ def hold_to_credits(core: Core, messages: int, packets: int) -> None:
 
 def test_credits_cost_no_more_than_the_window_where_packets_are_lost() -> None:
     """A hole does not hold later messages up: over long paths and at 3 % loss, simulated, a fold with credits takes
-    hardly longer than one whose window alone bounds what is in flight."""
+    hardly longer than one that only its window bounds."""
 
     def time(credits: Credits | None) -> int:
         total = 0
@@ -217,7 +217,7 @@ def test_credits_cost_no_more_than_the_window_where_packets_are_lost() -> None:
 
 
 def test_credits_are_said_as_messages_of_packets() -> None:
-    """What cannot be is refused before anything is opened."""
+    """Invalid values are refused before anything is opened."""
     assert Credits.parse("2x170") == Credits(messages=2, packets=170)
     for wrong in ("", "2", "0x170", "2x0", "2x5000", "x", "-1x3"):
         with pytest.raises(ValueError, match="expected MESSAGESxPACKETS"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native engine's packets against the written-down format, and what becomes of messages."""
+"""The native engine's packets against the documented format, and how messages are split into packets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUM_QP, MAX_QP = 0x123450, 0x654320
 
 
 def c_defines() -> dict[str, int]:
-    """Plain numeric #defines of native/roce.h."""
+    """The plain numeric #defines of native/roce.h."""
     found = re.findall(r"^#define NF_(\w+)\s+(0x[0-9a-f]+|\d+)u?\b", HEADER.read_text(), re.M)
     return {name: int(text, 0) for name, text in found}
 
@@ -49,7 +49,7 @@ def test_c_sizes_equal_the_python_ones() -> None:
 
 
 def sum_runs(elements: int, *, psn: int = 0, number: int = 3, max_run: int = 60) -> list[Run]:
-    """Runs of an int32 operation's data stream; the signature's is left out."""
+    """Runs of an int32 operation's data stream, without the signature."""
     tree = RankTree(
         name="t",
         weight=1.0,
@@ -77,7 +77,8 @@ MESSAGE = 4096
     st.sampled_from([1, 2, 60]),
 )
 def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) -> None:
-    """FIRST (RETH) MIDDLE... LAST or ONLY, at most MESSAGE packets, PSNs in a row, full payloads padded with zeros."""
+    """FIRST (RETH) MIDDLE...  LAST or ONLY, at most MESSAGE packets, consecutive PSNs, full payloads padded with zeros.
+    """
     packets = [packet for run in sum_runs(elements, psn=psn, max_run=max_run) for packet in run.packets()]
     count = -(-elements // roce.LANES)
     assert len(packets) == count
@@ -110,7 +111,7 @@ def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) 
 @settings(max_examples=20)
 @given(st.integers(1, 256 * 300), st.sampled_from([1, 2, 60]))
 def test_icrcs_hold_for_the_ids_that_the_kernel_writes(elements: int, max_run: int) -> None:
-    """Segment i of a super-packet leaves with IPv4 ID i: its ICRC is the one of wire.roce for that header."""
+    """Segment i of a super-packet is sent with IPv4 ID i: its ICRC is the one of wire.roce for that header."""
     for run in sum_runs(elements, max_run=max_run):
         for ip_id, packet in enumerate(run.packets()):
             check_icrc(packet, ip_id, SOURCE, run.source_port, run.destination)
@@ -130,7 +131,7 @@ def test_super_packets_stay_within_what_udp_takes() -> None:
 
 
 def test_scapy_builds_the_same_packet() -> None:
-    """Scapy, from its own layers, comes to the same bytes, ICRC included."""
+    """Scapy produces the same bytes from its own layers, ICRC included."""
     scapy = pytest.importorskip("scapy.all", reason=needs.reason("scapy"))
     from scapy.contrib.roce import BTH
 

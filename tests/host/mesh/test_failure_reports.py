@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank has heard of the others: told once, and whose fault it is."""
+"""Failure reports: each is passed on once, and the wait-for graph leads to the ranks at fault."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.mesh import culprits
 
 
-def test_each_thing_is_new_once_and_the_first_reason_stands() -> None:
-    """Ranks pass on what is new to them: anything else would go round for ever."""
+def test_each_report_is_new_once_and_the_first_reason_stands() -> None:
+    """A report is new only once, since a rank passes on what is new and reports would else circulate for ever."""
     reports = FailureReports(0)
     assert [reports.add_lost(3, "died"), reports.add_lost(3, "hung up"), reports.add_lost(4, "died")] == [
         True,
@@ -26,8 +26,8 @@ def test_each_thing_is_new_once_and_the_first_reason_stands() -> None:
     assert sorted(reports.all()) == [(0, 3, "died"), (0, 4, "died"), (1, 2, ""), (1, 3, ""), (2, 3, "")]
 
 
-def test_told_are_facts_and_our_own_waits_but_not_those_of_others() -> None:
-    """A rank that only knows that others wait has not yet said anything of itself."""
+def test_a_rank_has_announced_losses_and_its_own_waits_but_not_those_of_others() -> None:
+    """A rank that only knows that others wait has not announced anything itself."""
     waiting, missing, knowing = FailureReports(0), FailureReports(0), FailureReports(0)
     waiting.add_wait(1, 2)
     missing.set_own_waits([2])
@@ -35,8 +35,8 @@ def test_told_are_facts_and_our_own_waits_but_not_those_of_others() -> None:
     assert (waiting.announced, missing.announced, knowing.announced) == (False, True, True)
 
 
-def test_the_chain_of_waits_leads_to_who_said_nothing() -> None:
-    """0 misses 1, 1 misses 2, and 2 is silent."""
+def test_the_wait_for_graph_leads_to_the_rank_that_reported_nothing() -> None:
+    """Rank 0 waits for 1, rank 1 for 2, and 2 reports nothing: 2 is at fault."""
     reports = FailureReports(0)
     reports.set_own_waits([1])
     reports.add_wait(1, 2)
@@ -54,6 +54,6 @@ def test_the_chain_of_waits_leads_to_who_said_nothing() -> None:
         ({0: {1}, 1: {2}, 2: {1}}, 0, [1]),
     ],
 )
-def test_chains_of_who_waits_for_whom_end_at_culprits(waits: dict[int, set[int]], rank: int, guilty: list[int]) -> None:
-    """Those that wait for nobody; in a circle the neighbours."""
+def test_the_wait_for_graph_ends_at_culprits(waits: dict[int, set[int]], rank: int, guilty: list[int]) -> None:
+    """The ranks at fault are those that wait for nobody, or in a circle the neighbours."""
     assert culprits(waits, rank) == guilty

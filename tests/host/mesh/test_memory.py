@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh's twin in memory: ranks die and messages vanish on request, and races show; no clock runs."""
+"""The mesh in memory: ranks die and messages are lost on request, races become visible, and no clock runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.collectives import allreduce, expected, inputs, values
 @settings(max_examples=25, deadline=None)
 @given(ranks=st.integers(2, 7), victim=st.integers(0, 6), after=st.integers(0, 40), seed=st.integers(0, 2**32))
 def test_a_rank_that_dies_leaves_no_wrong_sum(name: str, ranks: int, victim: int, after: int, seed: int) -> None:
-    """Whichever message it dies at: every other rank has the exact sum or an error, and none hangs."""
+    """Whichever message a rank dies at, every other rank has the exact sum or an error, and none hangs."""
     victim %= ranks
     arrays = inputs(ranks, 200, "float32", seed)
     fabric = MemoryFabric(ranks, seed=seed)
@@ -40,7 +40,8 @@ def test_a_rank_that_dies_leaves_no_wrong_sum(name: str, ranks: int, victim: int
 @settings(max_examples=25, deadline=None)
 @given(ranks=st.integers(2, 7), pair=st.integers(0, 48), nth=st.integers(0, 5), seed=st.integers(0, 2**32))
 def test_a_lost_message_is_a_timeout_or_does_not_matter(name: str, ranks: int, pair: int, nth: int, seed: int) -> None:
-    """A message that never arrives: named errors, or it was never sent; and nobody has a wrong sum."""
+    """A message that never arrives leads to errors that name ranks, unless it was never sent, and no rank has a wrong
+    sum."""
     sender = pair % ranks
     receiver = (sender + 1 + pair // ranks % (ranks - 1)) % ranks
     arrays = inputs(ranks, 200, "float32", seed)
@@ -58,7 +59,7 @@ def test_a_lost_message_is_a_timeout_or_does_not_matter(name: str, ranks: int, p
 
 
 def test_ranks_that_wait_for_each_other_are_a_timeout_in_no_time() -> None:
-    """The twin notices that nothing can move; no clock runs."""
+    """The mesh detects that nothing can move, without a clock."""
 
     def work(mesh: Mesh) -> None:
         with mesh.operation(Call(1, "deadlock")):
@@ -69,8 +70,8 @@ def test_ranks_that_wait_for_each_other_are_a_timeout_in_no_time() -> None:
         assert f"4 bytes with rank {(rank + 1) % 3}" in str(error)
 
 
-def test_memory_touched_before_the_wait_shows_in_the_twin() -> None:
-    """About half of the messages are copied late: a sender that reuses its memory too early is found out."""
+def test_memory_touched_before_the_wait_is_noticed() -> None:
+    """About half of the messages are copied late, so that a sender which reuses its memory too early is noticed."""
 
     def work(mesh: Mesh) -> float:
         data, got = np.ones(4), np.zeros(4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes over real TCP on loopback, and what goes wrong there.  Nothing hangs, all is named."""
+"""Meshes over real TCP on loopback and their failures: nothing hangs, and errors name the ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.collectives import TcpRanks, allreduce, expected, inputs, values
 # ---- TCP ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ranks", [2, 5, 8])
 def test_every_algorithm_sums_over_tcp(ranks: int) -> None:
-    """One mesh carries all algorithms one after another, small and large, as a job does."""
+    """One mesh carries all algorithms one after another, with small and large tensors, as a job does."""
     sizes = [0, 1, 1000, 300_001]
     with TcpRanks(ranks) as tcp:
         for number, (name, size) in enumerate((name, size) for name in sorted(ALLREDUCE) for size in sizes):
@@ -39,7 +39,7 @@ def test_every_algorithm_sums_over_tcp(ranks: int) -> None:
 
 
 def test_messages_larger_than_all_buffers_cross_each_other() -> None:
-    """Both ranks send 32 MB before either receives: the mesh moves both ways at once."""
+    """Both ranks send 32 MB before either receives, so the mesh must move bytes in both directions at once."""
     arrays = inputs(2, 4 << 20, "float64", 1)
 
     def work(mesh: Mesh) -> Flat:
@@ -55,7 +55,8 @@ def test_messages_larger_than_all_buffers_cross_each_other() -> None:
 
 
 def test_tags_overtake_each_other() -> None:
-    """A message that nobody wants yet is put aside when another tag is wanted; within a tag the order stays."""
+    """A message with a tag that nobody receives yet does not block one with another tag; within a tag the order stays.
+    """
 
     def work(mesh: Mesh) -> list[int]:
         with mesh.operation(Call(1, "tags")):
@@ -75,7 +76,7 @@ def test_tags_overtake_each_other() -> None:
 
 
 def test_a_subset_is_a_mesh_of_its_own() -> None:
-    """Ranks 3, 1, 2 of four reduce among themselves in that order; rank 0 stays out."""
+    """Ranks 3, 1 and 2 of four reduce among themselves in that order, and rank 0 takes no part."""
     arrays = inputs(4, 50, "float32", 1)
 
     def work(mesh: Mesh) -> Flat | None:
@@ -86,8 +87,8 @@ def test_a_subset_is_a_mesh_of_its_own() -> None:
             np.testing.assert_array_equal(result, expected(arrays[1:], "sum", "float32"))
 
 
-def test_strangers_are_sent_away() -> None:
-    """Connections that say nothing, nonsense, or another job's hello do not disturb a collective."""
+def test_connections_of_strangers_are_refused() -> None:
+    """Connections without a handshake, with a wrong one, or of another job do not disturb a collective."""
     with TcpRanks(3) as tcp:
         address = tcp.meshes[0]._acceptor.listener.getsockname()
         strangers = [socket.create_connection(address, timeout=30) for _ in range(3)]
@@ -102,7 +103,7 @@ def test_strangers_are_sent_away() -> None:
 
 
 def test_ranks_that_call_different_things_learn_of_it() -> None:
-    """The message names both calls; ranks that did nothing wrong are told who gave up."""
+    """The error names both calls, and ranks that made no mistake learn which rank gave up."""
 
     def work(mesh: Mesh) -> Flat:
         return allreduce(mesh, np.ones(100 if mesh.rank == 2 else 101, np.float32))
@@ -115,7 +116,7 @@ def test_ranks_that_call_different_things_learn_of_it() -> None:
 
 
 def test_sizes_that_differ_under_one_name_are_a_mismatch() -> None:
-    """The bytes of each message are checked too."""
+    """The size of each message is checked too."""
 
     def work(mesh: Mesh) -> None:
         with mesh.operation(Call(1, "same")):
@@ -130,7 +131,7 @@ def test_sizes_that_differ_under_one_name_are_a_mismatch() -> None:
 
 
 class TcpRanksRun:
-    """Opens, runs once, closes."""
+    """A context with TCP meshes for all ranks."""
 
     def __init__(self, ranks: int, *, timeout: float = 20.0) -> None:
         self._ranks, self._timeout = ranks, timeout
@@ -142,7 +143,7 @@ class TcpRanksRun:
 
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_a_rank_that_never_calls_is_named_by_all(name: str) -> None:
-    """Also by those that do not talk to it: news of who waits for whom goes round."""
+    """Ranks that do not wait for it themselves name it too, since wait reports are passed on."""
     with TcpRanks(6, timeout=0.6) as tcp:
         results = tcp.run(lambda mesh: allreduce(mesh, np.ones(5000, np.float32), name), only=[0, 1, 2, 4, 5])
 
@@ -153,7 +154,8 @@ def test_a_rank_that_never_calls_is_named_by_all(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_a_rank_that_dies_is_named_by_all(name: str) -> None:
-    """Its connections close in the middle of a job: every other rank's error names it, long before the timeout."""
+    """When a rank's connections close in the middle of a job, every other rank's error names it, long before the
+    timeout."""
 
     def work(mesh: Mesh) -> Flat:
         allreduce(mesh, np.ones(5000, np.float32), name)
@@ -170,8 +172,8 @@ def test_a_rank_that_dies_is_named_by_all(name: str) -> None:
         assert "rank 3" in str(results[rank]), results[rank]
 
 
-def test_who_comes_after_the_others_gave_up_still_hears_of_whom() -> None:
-    """Rank 1 has not even connected when rank 0 finds rank 2 dead: it hears of rank 2, and does not blame rank 0."""
+def test_a_rank_that_connects_after_the_others_gave_up_learns_which_rank_is_lost() -> None:
+    """Rank 1 has not even connected when rank 0 finds rank 2 dead: it learns of rank 2, and does not blame rank 0."""
     gave_up = threading.Event()
 
     def work(mesh: Mesh) -> None:
@@ -199,9 +201,9 @@ def test_who_comes_after_the_others_gave_up_still_hears_of_whom() -> None:
         assert "rank 2 is lost" in str(results[rank]), results[rank]
 
 
-def test_news_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
-    """PeerLost is an OSError: raised while a rank that has timed out hears the others, it names whom the news names,
-    and not the good peer that it was read from."""
+def test_a_failure_report_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
+    """PeerLost is an OSError: raised from a report that a timed-out rank reads, it names the reported rank, and not the
+    peer whose connection it was read from."""
 
     def work(mesh: Mesh) -> None:
         if mesh.rank == 0:
@@ -224,7 +226,7 @@ def test_news_that_is_an_oserror_is_not_taken_for_the_sockets() -> None:
 
 
 def test_an_address_where_nobody_listens_is_named() -> None:
-    """Connection refused is an error at once, with rank and address."""
+    """A refused connection is an error at once, with rank and address."""
     with TcpRanks(2, timeout=90) as tcp:
         tcp.meshes[0].close()
         error = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[1], timeout=60)[1]
@@ -235,7 +237,8 @@ def test_an_address_where_nobody_listens_is_named() -> None:
 
 
 def test_an_interrupted_rank_tells_the_others() -> None:
-    """An exception of the caller's own inside an operation is news for the peers, not a silence until the timeout."""
+    """An exception of the caller's own inside an operation is reported to the peers, which need not wait for the
+    timeout."""
 
     def work(mesh: Mesh) -> None:
         allreduce(mesh, np.ones(8, np.float32))
@@ -253,7 +256,7 @@ def test_an_interrupted_rank_tells_the_others() -> None:
 
 
 def test_a_broken_or_closed_mesh_repeats_its_error() -> None:
-    """After a failure nothing is sent any more."""
+    """After a failure nothing is sent any more, and every call raises the same error."""
     with TcpRanks(2, timeout=0.2) as tcp:
         first = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[0])[0]
         second = tcp.run(lambda mesh: allreduce(mesh, np.ones(8, np.float32)), only=[0])[0]
@@ -267,7 +270,7 @@ def test_a_broken_or_closed_mesh_repeats_its_error() -> None:
 
 @pytest.mark.parametrize("fabric", ["tcp", "memory"])
 def test_impossible_messages_are_refused(fabric: str) -> None:
-    """Peers that do not exist, and memory that cannot be sent as it is."""
+    """Peers that do not exist, and memory that cannot be sent without a copy, are refused."""
     tcp = TcpRanks(2)
     with tcp:
         mesh: Mesh = tcp.meshes[0] if fabric == "tcp" else MemoryFabric(2).meshes[0]
@@ -310,7 +313,7 @@ with Communicator(plan, address=peers[rank].address, rail="tcp", timeout=60, lis
 
 
 def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
-    """Four processes share memory once, then have many allreduces in flight when one is killed by SIGKILL."""
+    """Four processes share memory, then have many allreduces in flight when one of them is killed by SIGKILL."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listen("127.0.0.1")) for _ in range(4)]
         wheres = ["{}:{}".format(*listener.getsockname()) for listener in listeners]
@@ -334,7 +337,8 @@ def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
 
 
 def test_connections_have_the_congestion_control_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ends get it; one that the kernel does not have is refused by name before anybody listens."""
+    """Both ends use the algorithm of NETFOLD_TCP_CONGESTION; one that the kernel does not have is refused by name
+    before listening."""
     monkeypatch.setenv(CONGESTION_VARIABLE, "reno")
     with listen("127.0.0.1") as listener, connect("{}:{}".format(*listener.getsockname())) as ours:
         listener.settimeout(60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are missing where several rails are one: named on every other rank, whoever looks first."""
+"""Missing ranks where several rails are used as one: every other rank names them, whichever looks first."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from support.rails import FakeChannels, Plane, Ranks, on_ranks
 
 pytestmark = pytest.mark.timeout(60)
 SIZES = [1000, 1_500_000]
-"""Elements of a call on one rail, and of one that is cut."""
+"""Elements of a call on one rail, and of one that is split."""
 
 
 def impatient(world: int, seconds: float) -> Ranks:
-    """Ranks that wait so long for others; but not while they come together themselves, on a busy machine."""
+    """Ranks with a timeout of ``seconds`` that starts to hold only once they are all together, however busy the machine
+    is."""
     ranks = Ranks([Plane(world, quiet=True), Plane(world, quiet=True)], stall=0.05)
     for rails in ranks.rails:
         rails._detector.timeout = seconds
@@ -30,7 +31,7 @@ def impatient(world: int, seconds: float) -> Ranks:
 
 
 def fails(rails: MultiRail, size: int) -> NetFoldError:
-    """What an allreduce ends with."""
+    """The error that an allreduce raises."""
     with pytest.raises(NetFoldError) as caught:
         rails.allreduce(np.ones(size, np.int32), np.empty(size, np.int32), "sum", 17)
     return caught.value
@@ -48,7 +49,7 @@ def fails(rails: MultiRail, size: int) -> NetFoldError:
 def test_a_missing_rank_is_named_with_operation_size_and_rails(
     size: int, lost: str, kind: type[NetFoldError], says: str
 ) -> None:
-    """On every other rank, and no other rank is blamed."""
+    """Every other rank names it, and no other rank is blamed."""
     ranks = impatient(3, 1.0)
     if lost:
         getattr(ranks.channels, lost).add(2)
@@ -64,8 +65,8 @@ def test_a_missing_rank_is_named_with_operation_size_and_rails(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_rank_that_came_later_hears_what_the_first_found(size: int) -> None:
-    """Rank 0 gives up and would be gone soon; rank 1, whose own patience is long, names rank 2 all the same."""
+def test_a_rank_that_came_later_gets_the_first_ones_verdict(size: int) -> None:
+    """Rank 0 gives up and would be gone soon; rank 1, whose own timeout is long, names rank 2 all the same."""
     ranks = impatient(3, 0.6)
     ranks.rails[1]._detector.timeout = 1000.0
     over = threading.Event()
@@ -84,8 +85,9 @@ def test_a_rank_that_came_later_hears_what_the_first_found(size: int) -> None:
     assert "rank 2 answers, and has not called this operation (so rank 0 found)" in later
 
 
-def test_a_closing_rank_that_gave_up_stays_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers longer than after a good end: long enough for whoever asks every quarter of a second."""
+def test_a_closing_rank_that_gave_up_keeps_answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that gave up answers longer than after success, long enough for ranks that ask every quarter of a second.
+    """
     slept: list[float] = []
     own_time = SimpleNamespace(monotonic=time.monotonic, sleep=slept.append)  # other threads sleep as they like
     monkeypatch.setattr("netfold.host.rails.multirail.time", own_time)
@@ -99,7 +101,8 @@ def test_a_closing_rank_that_gave_up_stays_to_tell(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_that_is_behind_is_not_to_blame() -> None:
-    """Rank 1 still waits in the ranges, for rank 2: to rank 0, which is at the agreement after them, it is behind."""
+    """Rank 1 still waits for rank 2 in the stripes, so to rank 0, which is at the agreement after them, it is behind.
+    """
     states = [RankState(), RankState(), RankState()]
     for state in states[:2]:
         state.enter_stripes(1, [0, 1])

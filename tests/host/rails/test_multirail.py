@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several rails as one, over planes that die at any moment: every sum exact, every rank of one mind."""
+"""Several rails as one, over planes that die at any moment: every sum is exact, and all ranks agree on what happened.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from support.rails import Death, Plane, Ranks, on_ranks
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 1_500_000
-"""Elements that are cut over the rails; 1000 are not."""
+"""Elements of a call that is split over the rails; one of 1000 is not."""
 
 
 def test_long_and_short_sums_are_exact_in_place_or_not() -> None:
-    """Sizes around every border: none, one, a block, an agreement, several chunks."""
+    """Sums are exact for sizes around every border: none, one, a block, an agreement, several chunks."""
     ranks = Ranks([Plane(3), Plane(3)])
     for seed, size in enumerate([0, 1, 255, 257, 10_000, 524_288, 524_289, LONG]):
         ranks.sum(size, seed, in_place=seed % 2 == 1)
@@ -32,7 +33,7 @@ def test_long_and_short_sums_are_exact_in_place_or_not() -> None:
 
 
 def test_averages_are_the_same_bits_on_every_rank() -> None:
-    """float32 averages over two rails."""
+    """Averages of float32 over two rails have the same bits on all ranks."""
     ranks = Ranks([Plane(4), Plane(4)])
 
     def call(rail: MultiRail, rank: int) -> bytes:
@@ -55,7 +56,7 @@ deaths = st.builds(
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deaths, st.integers(0, 1), st.lists(st.sampled_from([1000, LONG]), min_size=2, max_size=5), st.booleans())
 def test_a_rail_may_die_at_any_moment(death: Death, dead: int, sizes: list[int], in_place: bool) -> None:
-    """Whoever got the result, whoever saw an error and whoever waits: all sums are exact, all ranks agree who died."""
+    """Whichever ranks got the result, saw an error or wait, all sums are exact and all ranks agree which rail died."""
     planes = [Plane(3, [death] if i == dead else []) for i in range(2)]
     planes[dead].up.clear()
     ranks = Ranks(planes)
@@ -68,7 +69,7 @@ def test_a_rail_may_die_at_any_moment(death: Death, dead: int, sizes: list[int],
 
 
 def test_a_rail_that_is_back_is_used_again_and_may_die_again() -> None:
-    """The second life carries bytes; it dies as well, in a later call, which ends well too."""
+    """A reopened rail carries bytes; it fails as well, in a later call, which succeeds too."""
     plane = Plane(3, [Death(1, told=[0]), Death(2, errors=[1])])
     ranks = Ranks([Plane(3), plane])
     for seed in range(6):
@@ -97,8 +98,8 @@ def test_while_a_rail_is_down_the_other_carries_all() -> None:
     ranks.close()
 
 
-def test_a_rail_that_dies_while_it_is_measured_is_one_that_died() -> None:
-    """At the start as later: the other one carries all, and the dead one comes back."""
+def test_a_rail_may_fail_while_it_is_measured() -> None:
+    """A failure at the start is like a later one: the other rail carries everything, and the dead one is reopened."""
     plane = Plane(2, [Death(2, errors=[0])])
     plane.armed = 0
     plane.up.clear()
@@ -113,7 +114,7 @@ def test_a_rail_that_dies_while_it_is_measured_is_one_that_died() -> None:
 
 
 def test_three_rails_lose_two() -> None:
-    """Two of three die in one call."""
+    """Two of three rails fail in one call."""
     planes = [Plane(3), Plane(3, [Death(1, errors=[2])]), Plane(3, [Death(1, told=[1])])]
     for plane in planes:
         plane.up.clear()
@@ -125,7 +126,7 @@ def test_three_rails_lose_two() -> None:
 
 
 def test_no_rail_left_is_an_error_on_every_rank() -> None:
-    """It names both rails, and what each died of."""
+    """The error names both rails, and the cause of each failure."""
     ranks = Ranks([Plane(2, [Death(0, errors=[0, 1])]), Plane(2, [Death(0, errors=[0, 1])])])
 
     def call(rail: MultiRail, rank: int) -> str:
@@ -138,8 +139,8 @@ def test_no_rail_left_is_an_error_on_every_rank() -> None:
 
 
 def test_a_late_rank_is_no_dead_rail() -> None:
-    """One rank comes when the others have found both rails quiet for longer than a stall, and have asked for it again
-    and again: nothing dies, the sum is exact."""
+    """One rank comes when the others have found both rails quiet for longer than a stall, and have asked several times:
+    no rail is given up, and the sum is exact."""
     ranks = Ranks([Plane(3, quiet=True), Plane(3, quiet=True)])
     data = np.ones(LONG, np.int32)
     before = len(ranks.channels.asked)
@@ -180,7 +181,8 @@ def test_cold_and_hot_starts_both_end_with_known_rates() -> None:
 
 
 def test_all_ranks_split_alike_whatever_each_measured() -> None:
-    """After calls that took every rank another time, predictions, shares and what joining costs are the same on all."""
+    """After calls that took every rank another time, predictions, shares and the split overhead are the same on all
+    ranks."""
     known = [Figure(0.001, 3e6)] * 2
     ranks = Ranks([Plane(4), Plane(4)], known_by={0: known})
     for seed in range(4):
@@ -194,15 +196,15 @@ def test_all_ranks_split_alike_whatever_each_measured() -> None:
 @pytest.mark.parametrize(("asked", "says"), [
     ({"algorithm": "ring"}, "algorithm='ring'"), ({"helpers": [1]}, "helpers="),
 ])
-def test_what_several_rails_cannot_heed_is_refused(asked: dict[str, object], says: str) -> None:
-    """Before anybody is asked to join; one rail heeds both."""
+def test_settings_that_several_rails_cannot_follow_are_refused(asked: dict[str, object], says: str) -> None:
+    """Settings that several rails cannot follow are refused before joining; with one rail they are followed."""
     rails = [RailSpec("innet", planes.Plane(f"10.{n}.0.1", "unix:/nowhere")) for n in (1, 2)]
     with pytest.raises(ValueError, match=f"{says}.*several rails choose for themselves"):
         Communicator.join("j", 0, 2, address="", rails=rails, **asked)  # type: ignore[arg-type]
 
 
 def test_figures_of_the_last_run_need_no_measurement() -> None:
-    """Known to one rank only, all begin with the shares that follow from them, and no rail is measured."""
+    """If only one rank knows the figures, all begin with the shares that follow from them, and no rail is measured."""
     kept: list[list[Figure]] = []
     first = Ranks([Plane(3), Plane(3)], keep=kept.append)
     first.close()
@@ -219,8 +221,9 @@ def test_figures_of_the_last_run_need_no_measurement() -> None:
     again.close()
 
 
-def test_the_flight_recorder_hears_shares_and_reasons() -> None:
-    """Of a short call the rail and why; of a long one the parts; and what went again over which rail after a death."""
+def test_the_flight_recorder_has_shares_and_reasons() -> None:
+    """It records a short call's rail and why, a long one's shares, and after a failure what was sent again over which
+    rail."""
     known = [Figure(0.001, 1e8), Figure(0.001, 1e8)]
     ranks = Ranks([Plane(2), Plane(2, [Death(0, errors=[0])])], known_by={0: known, 1: known})
     ranks.planes[1].up.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RailShares of rails: costs from measured calls, equal finish, no flapping, trials."""
+"""Shares of rails: costs from measured calls, equal finish times, hysteresis, trials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shares(*rails: tuple[float, float | None]) -> RailShares:
 @settings(deadline=None)
 @given(st.lists(costs, min_size=2, max_size=3), st.integers(1, 64 * MB).map(lambda n: n * 4))
 def test_shares_are_whole_blocks_add_up_and_beat_every_rail(rails: list[RailCost], nbytes: int) -> None:
-    """Cuts lie between blocks; all rails used finish together within a block; no rail alone would be sooner."""
+    """Shares are whole blocks; all rails used finish together within a block, and no rail alone would be sooner."""
     made = shares(*((c.latency, c.bandwidth) for c in rails))
     split = made.preview(nbytes, range(len(rails)))
     assert sum(split.nbytes) == nbytes
@@ -46,13 +46,13 @@ def test_a_short_tensor_takes_the_quickest_rail_and_a_long_one_both() -> None:
     assert split.nbytes[1] / 16 / MB == pytest.approx(0.75, abs=0.01)
 
 
-def test_what_the_second_rail_gains_must_be_worth_the_join() -> None:
-    """A rail with a hundredth of the bandwidth is left alone."""
+def test_what_the_second_rail_gains_must_be_worth_the_overhead() -> None:
+    """A rail with a hundredth of the bandwidth is not used."""
     assert shares((0.001, 1e9), (0.001, 1e7)).preview(64 * MB, [0, 1]).used == [0]
 
 
 def test_feedback_converges_from_wrong_figures_to_equal_finish() -> None:
-    """Both rails are believed to be alike and one is four times slower: after three calls they finish together."""
+    """Both rails are assumed to be equal and one is four times slower: after three calls they finish together."""
     truth = [RailCost(0.001, 4e7), RailCost(0.002, 1e7)]
     made, estimates = shares((0.001, 2e7), (0.002, 2e7)), [Estimate(), Estimate()]
     for estimate, cost in zip(estimates, truth, strict=True):
@@ -69,7 +69,7 @@ def test_feedback_converges_from_wrong_figures_to_equal_finish() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.992, 1.008), min_size=5, max_size=10))
 def test_noise_moves_no_shares(noise: list[float]) -> None:
-    """Figures that wander by 0.8 % leave the shares as they are: what that costs is below REGRET."""
+    """Figures that vary by 0.8 % leave the shares as they are, since their cost is below REGRET."""
     made = shares((0.001, 1e8), (0.002, 3e7))
     before = made.preview(16 * MB, [0, 1]).nbytes
     for factor in noise:
@@ -109,7 +109,7 @@ def test_a_rail_of_unknown_rate_gets_a_trial_and_a_slow_one_sometimes() -> None:
 
 
 def test_cold_rails_begin_with_the_lowest_latency() -> None:
-    """Where no rate is known, the quickest rail takes all but the trials."""
+    """Where no rate is known, the quickest rail carries everything but the trials."""
     cold = shares((0.002, None), (0.001, None), (0.003, None))
     split = cold.split(16 * MB, [0, 1, 2])
     assert split.nbytes == (TRIAL, 16 * MB - 2 * TRIAL, TRIAL)

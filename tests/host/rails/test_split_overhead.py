@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What joining rails costs is learned from what cut calls took, by size, and forgotten where nothing is cut."""
+"""The overhead of using several rails is learned from split calls, by size, and fades where nothing is split."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def twins() -> RailShares:
 
 
 def call(shares: RailShares, nbytes: int, took: float | None) -> bool:
-    """One call, and the exchange that tells what it took if it was cut, else one among short ones.  Whether cut."""
+    """Runs one call and the exchange after it, which reports its duration if it was split.  Returns whether it was."""
     split = shares.split(nbytes, LIVE)
     if not split.whole:
         shares.record_cut_call(split, LIVE)
@@ -30,12 +30,12 @@ def call(shares: RailShares, nbytes: int, took: float | None) -> bool:
 
 
 def longest(nbytes: int) -> float:
-    """Of two like ranges."""
+    """Predicted seconds of the longest of two equal stripes."""
     return LATENCY + nbytes / 2 / RATE
 
 
-def test_joining_begins_as_a_fixed_cost() -> None:
-    """Rails are used together from where the saving is worth c and an exchange: Nezha's threshold."""
+def test_the_overhead_begins_as_a_fixed_cost() -> None:
+    """Rails are used together from the size where the saving is worth c and an exchange: Nezha's threshold."""
     shares = twins()
     assert shares.preview(32 * KB, LIVE).whole
     split = shares.preview(64 * KB, LIVE)
@@ -43,8 +43,8 @@ def test_joining_begins_as_a_fixed_cost() -> None:
     assert not split.whole
 
 
-def test_a_size_for_which_cutting_does_not_pay_is_left_whole() -> None:
-    """Cut calls of 64 KB take longer than one rail alone: soon none is cut, and other sizes are as before."""
+def test_a_size_for_which_splitting_does_not_pay_is_left_whole() -> None:
+    """Split calls of 64 KB take longer than one rail alone: soon none is split, and other sizes are as before."""
     shares = twins()
     slow = 1.3 * (LATENCY + 64 * KB / RATE)
     cut = [call(shares, 64 * KB, slow) for _ in range(20)]
@@ -54,14 +54,15 @@ def test_a_size_for_which_cutting_does_not_pay_is_left_whole() -> None:
 
 
 def test_one_late_call_changes_nothing() -> None:
-    """A call that waited half a second for the CPU counts as long as the best rail alone takes, and once."""
+    """A call that waited half a second for the CPU counts only once, and only as long as the best rail alone would
+    take."""
     shares = twins()
     usual = longest(64 * KB) + JOIN + LATENCY
     assert all(call(shares, 64 * KB, 0.5 if n == 10 else usual) for n in range(40))
 
 
-def test_what_was_learned_fades_where_nothing_is_cut() -> None:
-    """After a while the size is cut again, as the machine may have become idle; where it has, it stays so."""
+def test_what_was_learned_fades_where_nothing_is_split() -> None:
+    """After a while the size is split again, since the machine may have become idle; where it has, it stays split."""
     shares = twins()
     for _ in range(20):
         call(shares, 64 * KB, 1.0)
@@ -73,8 +74,8 @@ def test_what_was_learned_fades_where_nothing_is_cut() -> None:
     assert all(call(shares, 64 * KB, longest(64 * KB) + JOIN) for _ in range(100))
 
 
-def test_a_cheap_join_lets_smaller_tensors_be_cut() -> None:
-    """Where 40 KB together take what the ranges take and little more, 36 KB are worth it too."""
+def test_a_small_overhead_lets_smaller_tensors_be_split() -> None:
+    """Where 40 KB over both rails take hardly longer than their stripes, 36 KB are split too."""
     shares = twins()
     size, smaller = 60 * KB, 40 * KB
     assert shares.preview(smaller, LIVE).whole
@@ -85,7 +86,7 @@ def test_a_cheap_join_lets_smaller_tensors_be_cut() -> None:
 
 
 def test_long_tensors_do_not_learn() -> None:
-    """At 16 MB joining is nothing, and what differs is the rate's."""
+    """At 16 MB the overhead is negligible, and differences are due to the rates."""
     costs = SplitOverhead(2 * MB)
     costs.record_call(16 * MB, 0.3, 0.0007, 0.6)
     assert not costs.update(0.5)
@@ -93,7 +94,7 @@ def test_long_tensors_do_not_learn() -> None:
 
 
 def test_small_changes_leave_shares_alone() -> None:
-    """A cost that wanders by less than STEP is not adopted."""
+    """An overhead that varies by less than STEP is not adopted."""
     costs, rng = SplitOverhead(2 * MB), np.random.default_rng(1)
     for _ in range(200):
         costs.record_call(64 * KB, 0.0017, 0.0007, 0.003)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Silence that is nobody's fault: machines that stand still lose no rail, and the last rail is lost to no timer."""
+"""Silence that no rail is to blame for: machines that stand still lose no rail, and the last rail is not given up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY = 0.01
 
 
 class Machine:
-    """Ranks in the ranges of one long call on a clock that only tests move; every rail of every rank waits."""
+    """Ranks in the stripes of one long call, on a clock that only tests advance; every rail of every rank waits."""
 
     def __init__(self, world: int, rails: int) -> None:
         self.now = 100.0
@@ -42,14 +42,14 @@ class Machine:
         ]
         self.moved = {(rank, rail): self.now for rank in range(world) for rail in range(rails)}
         self.lost: dict[tuple[int, int], NetFoldError] = {}
-        """(rank, rail) -> why it was given up there."""
+        """(rank, rail) -> the error with which the rail was given up there."""
         for rails_ in self.sets:
             rails_.position = 1
         for state in self.channels.states:
             state.enter_stripes(1, range(rails))
 
     def look(self, order: Callable[[Collection[tuple[int, int]]], list[tuple[int, int]]] = sorted) -> None:
-        """Every waiting rail of every rank looks once."""
+        """Lets every waiting rail of every rank look once."""
         for rank, rail in order([key for key in self.moved if key not in self.lost]):
             watch = self.sets[rank][rail].watch
             assert watch is not None
@@ -60,7 +60,7 @@ class Machine:
                 self.channels.states[rank].leave_rail(rail, failure=error)
 
     def passes(self, seconds: float, moving: Collection[int] = ()) -> None:
-        """Time in which all look every 10 ms, and on these rails something moves on every rank."""
+        """Advances the clock while all look every 10 ms, with progress on these rails of every rank."""
         end = self.now + seconds
         while self.now < end - 1e-9:
             self.now += EVERY
@@ -72,7 +72,7 @@ class Machine:
 
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 30.0])
 def test_ranks_that_stood_still_give_up_nothing(seconds: float) -> None:
-    """Nobody looked meanwhile, so nobody knows of silence, however often they look afterwards at once."""
+    """No rank looked meanwhile, so no rank has observed silence, however often they look at once afterwards."""
     machine = Machine(4, 2)
     machine.passes(0.05, moving=[0, 1])
     for _ in range(5):
@@ -84,7 +84,7 @@ def test_ranks_that_stood_still_give_up_nothing(seconds: float) -> None:
 
 
 def test_some_ranks_that_stood_still_give_up_nothing() -> None:
-    """Rank 2 was stopped, the others were not: they wait for it, and it finds nothing dead when it is back."""
+    """Rank 2 was stopped and the others were not: they wait for it, and it gives no rail up when it goes on."""
     machine = Machine(3, 2)
     machine.passes(0.05, moving=[0, 1])
     machine.channels.deaf.add(2)
@@ -98,7 +98,7 @@ def test_some_ranks_that_stood_still_give_up_nothing() -> None:
 
 
 def test_a_rail_that_falls_silent_beside_one_that_moves_is_given_up_at_once() -> None:
-    """After one STALL, on every rank; the other carries on."""
+    """It is given up after one STALL on every rank, and the other rail carries on."""
     machine = Machine(4, 2)
     machine.passes(0.05, moving=[0, 1])
     machine.passes(STALL + 0.03, moving=[0])
@@ -109,7 +109,8 @@ def test_a_rail_that_falls_silent_beside_one_that_moves_is_given_up_at_once() ->
 @pytest.mark.parametrize("rails", [2, 3])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_when_all_is_silent_one_rail_is_kept_until_the_timeout(rails: int, backwards: bool) -> None:
-    """Ranks look while nothing moves anywhere: they may lose rails, never the last one before the call's timeout."""
+    """Ranks look while nothing moves anywhere: they may give rails up, but never the last one before the call's
+    timeout."""
     machine = Machine(4, rails)
     for _ in range(round((TIMEOUT - 1) / EVERY)):
         machine.now += EVERY
@@ -128,7 +129,7 @@ def test_when_all_is_silent_one_rail_is_kept_until_the_timeout(rails: int, backw
 
 
 def test_the_arbiter_grants_all_rails_but_the_last() -> None:
-    """Whoever asks first; a grant stays until every rank has told what it gave up, and does not outlive the rail."""
+    """A grant stays until every rank has reported what it gave up, and does not outlive the rail."""
     state = RankState()
     state.set_live([0, 1, 2])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queue pairs that leave dead paths: on a simulated network, with a clock of its own, and hosts that look rarely."""
+"""Queue pairs leave dead paths, on a simulated network with a clock of its own and hosts that look rarely."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Leaf:
             self.failover.add(peer - 1, peer, port)
             self.writers.append(Writer(self.wires, 0, peer, peer - 1, [some_bytes(peer, nbytes)]))
         self.paths: Callable[[Datagram], int | None] = lambda datagram: 0
-        """Nanoseconds that a packet takes longer, by its path; None: it is swallowed."""
+        """Path -> nanoseconds by which its packets are later; None: they are lost."""
         network = self.wires.network
 
         def path(datagram: Datagram) -> Datagram | None:
@@ -67,13 +67,13 @@ class Leaf:
 
     @property
     def _towards(self) -> Callable[[Datagram], None]:
-        """Whoever the packet being sent is for: requests go to their queue pair's owner, answers to endpoint 0."""
+        """The endpoint that a packet is for: requests go to their queue pair's owner, answers to endpoint 0."""
         payload = self.wires.sent[-1]
         number = int.from_bytes(payload[5:8], "big")
         return self.wires.deliver[max(0, number - 0x800000)]
 
     def run(self) -> None:
-        """Until everything has arrived and is acknowledged, and every byte is right."""
+        """Runs until everything has arrived and is acknowledged, and checks every byte."""
 
         def done() -> bool:
             if self.wires.network.now >= self.next_look:
@@ -97,15 +97,15 @@ class Leaf:
         self.blamed += self.failover.confirmed_failures()
 
     def stalled(self) -> float:
-        """Milliseconds, the longest that any queue pair stood still."""
+        """Longest stall of any queue pair, in milliseconds."""
         return max(self.wires.endpoints[0].state(n).stalled for n in range(len(self.writers))) / MILLISECOND
 
 
 @pytest.mark.parametrize("peers", [1, 2, 5])
 @pytest.mark.parametrize("look", [0, 30 * MILLISECOND])
 def test_all_that_share_a_dead_path_leave_it_once(peers: int, look: int) -> None:
-    """Queue pairs that stall together are told of in one go.  The second one's news is of the path that the first
-    one's made it leave: taken for news of the path it was on by then, it led straight back, for ever."""
+    """Queue pairs that stall together are reported together.  The second event is about the path that the first one
+    made its queue pair leave; applied to the path that it is on by then, it led straight back, for ever."""
     leaf = Leaf(peers=peers, ports=2, look=look)
     leaf.paths = lambda datagram: None if datagram.source_port == PORT else 0
     leaf.run()
@@ -113,9 +113,9 @@ def test_all_that_share_a_dead_path_leave_it_once(peers: int, look: int) -> None
     assert leaf.stalled() < 200
 
 
-def test_what_others_found_out_is_not_waited_for() -> None:
-    """The controller says that a path is gone before this rank can tell: all leave it then, what was in flight goes
-    again, and nobody is blamed."""
+def test_a_path_that_the_controller_reports_dead_is_left_at_once() -> None:
+    """The controller reports a dead path before this rank can tell: all leave it then, what was in flight is sent
+    again, and no path is blamed."""
     leaf = Leaf(peers=3, ports=2, look=0)
     cut, told = 5 * MILLISECOND, 25 * MILLISECOND
     leaf.paths = lambda d: None if d.source_port == PORT and leaf.wires.network.now >= cut else 0
@@ -127,9 +127,9 @@ def test_what_others_found_out_is_not_waited_for() -> None:
     assert leaf.stalled() < 50
 
 
-def test_a_slow_path_is_not_blamed_to_the_controller() -> None:
-    """A link breaks, and what is left is so slow that it seems dead as well: its answers, when they come, clear it, the
-    flow comes back to it, and the controller hears of the broken one alone."""
+def test_a_slow_path_is_not_reported_to_the_controller() -> None:
+    """A link breaks, and the rest is so slow that it seems dead as well: its late acknowledgements clear it, the flow
+    returns to it, and only the broken link is reported."""
     leaf = Leaf(peers=2, ports=2, look=5 * MILLISECOND, nbytes=40_000)
     leaf.paths = lambda datagram: None if datagram.source_port == PORT else 90 * MILLISECOND
     leaf.run()
@@ -137,8 +137,8 @@ def test_a_slow_path_is_not_blamed_to_the_controller() -> None:
     assert {port for _, port in leaf.blamed} == {PORT}
 
 
-def test_a_path_that_answers_anybody_is_not_dead() -> None:
-    """One peer under a leaf is silent, another one is not: the path is alive, and nothing leaves it."""
+def test_a_path_on_which_any_peer_answers_is_not_dead() -> None:
+    """One peer under a leaf is silent and another is not: the path works, and nothing leaves it."""
     leaf = Leaf(peers=2, ports=2, look=0, nbytes=8_000_000)
     until = 200 * MILLISECOND
 
@@ -154,8 +154,8 @@ def test_a_path_that_answers_anybody_is_not_dead() -> None:
 
 
 class SlowLinks:
-    """Paths, one a source port, on which a packet of data takes ``packet_time`` nanoseconds of a link, after those that
-    were sent before it; and every packet ``delay`` more.  The path of ``dead`` swallows everything from then on."""
+    """Paths, one a source port, on which a data packet takes ``packet_time`` nanoseconds of a link, after those sent
+    before it, and every packet ``delay`` more.  The path of ``dead`` loses everything from then on."""
 
     def __init__(self, leaf: Leaf, *, packet_time: int = 0, delay: int = 0, dead: dict[int, int] | None = None) -> None:
         self.leaf, self.packet_time, self.delay, self.dead = leaf, packet_time, delay, dead or {}
@@ -174,8 +174,8 @@ class SlowLinks:
 @pytest.mark.parametrize("delay", [0, 145])
 @pytest.mark.parametrize("peers", [1, 3])
 def test_a_path_slower_than_any_timer_is_not_flooded(peers: int, delay: int) -> None:
-    """Round trips of 300 ms, in the queue of the windows themselves or in the cables: a window is not sent again while
-    its answers are under way.  A first round trip and a path that is silent for 75 ms are asked about with a packet."""
+    """With round trips of 300 ms, in queues or cables, a window is not sent again while its acknowledgements are under
+    way; a first round trip, or 75 ms of silence, is probed with a packet."""
     leaf = Leaf(peers=peers, ports=1, look=0, nbytes=600_000)
     leaf.paths = SlowLinks(leaf, packet_time=0 if delay else 300 * MILLISECOND // (64 * peers),
                            delay=delay * MILLISECOND)
@@ -189,7 +189,7 @@ def test_a_path_slower_than_any_timer_is_not_flooded(peers: int, delay: int) -> 
 
 @pytest.mark.parametrize("at", [200, 400, 1200])
 def test_a_slow_path_that_dies_is_left_as_soon(at: int) -> None:
-    """Where round trips take 300 ms, so does the retransmission timer; what leaves a dead path does not wait for it."""
+    """With round trips of 300 ms the retransmission timer is as long; failover does not wait for it."""
     leaf = Leaf(peers=2, ports=2, look=0, nbytes=800_000)
     leaf.paths = SlowLinks(leaf, packet_time=300 * MILLISECOND // 128, dead={PORT: at * MILLISECOND})
     leaf.run()
@@ -200,9 +200,9 @@ def test_a_slow_path_that_dies_is_left_as_soon(at: int) -> None:
 
 @given(ports=st.integers(2, 4), peers=st.integers(1, 3), look=st.sampled_from([0, 7, 40, 110]), data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_everything_arrives_while_any_path_lives(ports: int, peers: int, look: int, data: st.DataObject) -> None:
-    """Whichever paths die, whenever, and however rarely the host looks: every byte arrives, and whoever is blamed is
-    dead."""
+def test_everything_arrives_while_any_path_works(ports: int, peers: int, look: int, data: st.DataObject) -> None:
+    """Whichever paths die, whenever, and however rarely the host looks, every byte arrives, and only dead paths are
+    reported."""
     leaf = Leaf(peers=peers, ports=ports, look=look * MILLISECOND, nbytes=100_000)
     dead = data.draw(st.dictionaries(st.sampled_from(leaf.ports), st.integers(0, 300), max_size=ports - 1))
     leaf.paths = lambda d: None if leaf.wires.network.now >= dead.get(d.source_port, 10**6) * MILLISECOND else 0

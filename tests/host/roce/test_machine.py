@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RC queue pairs against an adversary that picks, packet by packet, what is lost, repeated, overtaken or marked."""
+"""Queue pairs against an adversary that decides packet by packet what is lost, duplicated, reordered or marked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MTU = 256
 
 
 class Connection(RuleBasedStateMachine):
-    """Two endpoints that write into each other; packets lie on the wire until the adversary decides."""
+    """Two endpoints that write into each other; packets stay on the wire until the adversary decides."""
 
     @initialize(window=st.sampled_from([2, 4, 16]), psn=st.sampled_from([0, 0xFFFFFD]), reorder=st.sampled_from([1, 3]))
     def open(self, window: int, psn: int, reorder: int) -> None:
@@ -28,10 +28,10 @@ class Connection(RuleBasedStateMachine):
         self.memory = [np.zeros(ROOM, np.uint8) for _ in range(2)]
         self.keys = [end.register(memory.ctypes.data, ROOM) for end, memory in zip(self.ends, self.memory, strict=True)]
         self.wire: list[tuple[int, bytes]] = []
-        """(receiver, packet)"""
+        """Packets on the wire as (receiver, packet)."""
         self.posted: list[list[np.ndarray[tuple[int], np.dtype[np.uint8]]]] = [[], []]
         self.arrived = [0, 0]
-        """Messages of each writer that are whole at the other end."""
+        """Messages of each writer that have arrived completely."""
         self.acknowledged = [0, 0]
 
     def _flush(self) -> None:
@@ -57,7 +57,7 @@ class Connection(RuleBasedStateMachine):
 
     @rule(side=st.integers(0, 1), length=st.integers(1, 20 * MTU), seed=st.integers(0, 255))
     def write(self, side: int, length: int, seed: int) -> None:
-        """A message behind the others."""
+        """Posts another message."""
         offset = sum(message.size for message in self.posted[side])
         if offset + length > ROOM:
             return
@@ -71,7 +71,7 @@ class Connection(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 10**6), marked=st.booleans(), again=st.booleans())
     def deliver(self, which: int, marked: bool, again: bool) -> None:
-        """Any packet on the wire arrives next, and may stay there to come once more."""
+        """Delivers any packet of the wire, which may stay there to be delivered again."""
         if self.wire:
             at = which % len(self.wire)
             receiver, packet = self.wire[at] if again else self.wire.pop(at)
@@ -80,7 +80,7 @@ class Connection(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40))
     def deliver_in_order(self, count: int) -> None:
-        """The network behaves for a while."""
+        """Delivers packets in order for a while."""
         for _ in range(min(count, len(self.wire))):
             receiver, packet = self.wire.pop(0)
             self.ends[receiver].receive(packet, self.now)
@@ -88,25 +88,25 @@ class Connection(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 10**6), count=st.integers(1, 10))
     def lose(self, which: int, count: int) -> None:
-        """Some neighbours on the wire are gone."""
+        """Loses some adjacent packets of the wire."""
         if self.wire:
             at = which % len(self.wire)
             del self.wire[at : at + count]
 
     @rule(microseconds=st.integers(1, 50_000))
     def wait(self, microseconds: int) -> None:
-        """Time passes, timers run out."""
+        """Advances the clock, so that timers run out."""
         self.now += microseconds * MICROSECOND
         self._flush()
 
     @invariant()
-    def nobody_is_told_too_early(self) -> None:
-        """A write is acknowledged only when it is whole at the other end."""
+    def no_write_completes_early(self) -> None:
+        """A write is acknowledged only when it has arrived completely."""
         for side in range(2):
             assert self.acknowledged[side] <= self.arrived[side] <= len(self.posted[side])
 
     def teardown(self) -> None:
-        """Once the network behaves, everything arrives, in bounded time."""
+        """Once the network behaves, everything arrives in bounded time."""
         if not hasattr(self, "ends"):
             return
         limit = self.now + 60 * SECOND

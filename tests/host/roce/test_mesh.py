@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roce rail on loopback: collectives over real sockets, port 4791 shared with folding, errors by name."""
+"""The rail roce on loopback: collectives over real sockets, port 4791 shared with folding, errors that name ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.roce_ranks import RoceRanks
 
 SUM = Reduction("sum", "float32")
 def lose(sock: socket.socket, share: float) -> None:
-    """Has the kernel drop a share of a socket's datagrams, before they are merged or queued."""
+    """Lets the kernel drop a share of a socket's datagrams, before they are merged or queued."""
     instruction = struct.Struct("=HBBI")
     program = ctypes.create_string_buffer(
         instruction.pack(0x20, 0, 0, 0xFFFFF000 + 56)  # A = a random number (SKF_AD_RANDOM)
@@ -47,7 +47,7 @@ def lose(sock: socket.socket, share: float) -> None:
 
 
 def receivers(ranks: RoceRanks) -> list[socket.socket]:
-    """Their sockets at port 4791."""
+    """The meshes' sockets at port 4791."""
     found = []
     for mesh in ranks.roce:
         assert mesh._io is not None
@@ -56,7 +56,7 @@ def receivers(ranks: RoceRanks) -> list[socket.socket]:
 
 
 def allreduce(name: str, sizes: Sequence[int], ranks: int) -> Callable[[Mesh], list[Any]]:
-    """Work for every rank: one allreduce for each size."""
+    """The work of every rank: one allreduce for each size."""
 
     def work(mesh: Mesh) -> list[Any]:
         peers = Peers(mesh, algorithm=name)
@@ -72,7 +72,7 @@ def allreduce(name: str, sizes: Sequence[int], ranks: int) -> Callable[[Mesh], l
 
 
 def check_sums(results: Sequence[Any], sizes: Sequence[int]) -> None:
-    """Every rank has numpy's sums."""
+    """Checks every rank's sums against numpy's."""
     for outs in values(results):
         for size, out in zip(sizes, outs, strict=True):
             assert (out == expected(inputs(len(results), size, "float32", size), "sum", "float32")).all()
@@ -80,7 +80,7 @@ def check_sums(results: Sequence[Any], sizes: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("name", sorted(ALLREDUCE))
 def test_allreduce_algorithms_run_over_queue_pairs(name: str) -> None:
-    """Sizes from nothing to many windows, on a number of ranks that is no power of two."""
+    """Every algorithm sums tensors from nothing to many windows, on a number of ranks that is no power of two."""
     sizes = [0, 1, 255, 1000, 40_001, 300_000]
     with RoceRanks(3) as ranks:
         check_sums(ranks.run(allreduce(name, sizes, 3)), sizes)
@@ -88,7 +88,7 @@ def test_allreduce_algorithms_run_over_queue_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{"queue_pairs": 4}, {"path_mtu": 4096}, {"window": 16, "path_mtu": 256}])
 def test_messages_split_over_queue_pairs_and_other_packet_sizes(options: dict[str, int]) -> None:
-    """A message is the same however it is cut; with several queue pairs each carries its part."""
+    """A message arrives the same however it is split, and of several queue pairs each carries its part."""
     sizes = [100_003, 7, 50_000]
     with RoceRanks(4, **options) as ranks:
         check_sums(ranks.run(allreduce("ring", sizes, 4)), sizes)
@@ -98,7 +98,7 @@ def test_messages_split_over_queue_pairs_and_other_packet_sizes(options: dict[st
 
 
 def test_all_to_all_and_barriers_run_over_queue_pairs() -> None:
-    """Everybody writes to everybody at once."""
+    """All ranks write to all others at once."""
 
     def work(mesh: Mesh) -> Any:
         peers = Peers(mesh)
@@ -116,7 +116,8 @@ def test_all_to_all_and_barriers_run_over_queue_pairs() -> None:
 
 
 def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
-    """One datagram in fifty, super-packets as a whole, acknowledgements too: all ranks finish, exact, and close."""
+    """With one datagram in fifty lost, whole super-packets and acknowledgements too, all ranks finish with exact sums,
+    and close."""
     sizes = [100_000, 3, 30_000, 1, 200_000]
     with RoceRanks(3) as ranks:
         for sock in receivers(ranks):
@@ -127,7 +128,7 @@ def test_sums_are_exact_where_the_kernel_loses_packets() -> None:
 
 
 def test_a_rank_that_computes_still_answers() -> None:
-    """Rank 1 has what was sent and never calls again; its lost acknowledgement is repeated nevertheless."""
+    """Rank 1 has received everything and makes no further call; its lost acknowledgement is sent again all the same."""
     with RoceRanks(2) as ranks:
         data, into = np.arange(1000, dtype=np.int32), np.zeros(1000, np.int32)
 
@@ -144,7 +145,8 @@ def test_a_rank_that_computes_still_answers() -> None:
 
 
 def test_port_4791_is_shared_by_destination_queue_pair() -> None:
-    """A second socket on the address, as the folding engine's, gets trees' packets, and the mesh all of its own."""
+    """A second socket on the address, like the folding engine's, gets the trees' packets, and the mesh all of its own.
+    """
     with RoceRanks(2, shared=True) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as fold:
         fold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         fold.bind((ranks.addresses[0], roce.UDP_PORT))
@@ -164,7 +166,7 @@ def test_port_4791_is_shared_by_destination_queue_pair() -> None:
 
 
 def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
-    """Both rails of each rank at port 4791: operations of both in turn, every sum right."""
+    """Operations of both rails take turns at port 4791, and every sum is right."""
     with RoceRanks(2, shared=True) as ranks, ExitStack() as stack:
         net = ranks.addresses[0].rpartition(".")[0]
         switch = LoopbackSwitch(f"{net}.200", ranks.addresses, slots=64)
@@ -188,7 +190,7 @@ def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
 
 
 def test_ranks_that_call_different_things_find_out() -> None:
-    """Sizes and operations differ: one rank sees what both called, the other hears of it."""
+    """Where sizes and operations differ, one rank sees both calls, and the other learns of it."""
 
     def work(mesh: Mesh) -> None:
         array = np.zeros(10 + mesh.rank, np.float32)
@@ -207,7 +209,7 @@ def test_ranks_that_call_different_things_find_out() -> None:
 
 
 def test_ranks_with_other_settings_find_out() -> None:
-    """Queue pairs and path MTU travel with the first clear-to-send."""
+    """The first clear-to-send carries the numbers of queue pairs and the path MTU, which are compared."""
     with RoceRanks(2) as ranks:
         ranks.roce[1].queue_pairs = 2
         results = ranks.run(allreduce("ring", [1000], 2))
@@ -215,7 +217,7 @@ def test_ranks_with_other_settings_find_out() -> None:
 
 
 def test_a_rank_that_never_calls_is_named() -> None:
-    """All others give up after the timeout, and say who is missing."""
+    """All others give up after the timeout, and name the missing rank."""
     with RoceRanks(3, timeout=0.5) as ranks:
         results = ranks.run(allreduce("ring", [1000], 3), only=[0, 1])
     for rank in (0, 1):
@@ -224,9 +226,9 @@ def test_a_rank_that_never_calls_is_named() -> None:
 
 
 @pytest.mark.parametrize("stay", [False, True])
-def test_that_a_path_stands_still_is_no_movement(stay: bool) -> None:
-    """Where the network swallows everything, the timeout counts from the last packet that came, whatever queue pairs
-    tell of their paths meanwhile; and who is to stay on a path stays."""
+def test_a_stalled_path_does_not_count_as_progress(stay: bool) -> None:
+    """Where the network loses everything, the timeout counts from the last packet that came, whatever queue pairs
+    report of their paths meanwhile; with ``stay`` they stay on their paths."""
     with RoceRanks(2, queue_pairs=2, stay=stay) as ranks:
         check_sums(ranks.run(allreduce("ring", [1000], 2)), [1000])
         for mesh in ranks.roce:
@@ -241,7 +243,7 @@ def test_that_a_path_stands_still_is_no_movement(stay: bool) -> None:
 
 
 def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
-    """Its peers learn it from the TCP connection, at once, wherever they wait."""
+    """Its peers learn it at once from the TCP connection, wherever they wait."""
 
     def work(mesh: Mesh) -> Any:
         allreduce("ring", [1000], 3)(mesh)
@@ -258,7 +260,7 @@ def test_a_rank_that_leaves_in_the_middle_is_named() -> None:
 
 
 def test_an_address_in_use_is_named() -> None:
-    """Two ranks on one address."""
+    """Two ranks on one address are refused."""
     with RoceRanks(1) as ranks:
         listener = listen(ranks.addresses[0])
         plan = Plan("other", 1, 0, 1, [Peer(0, ranks.addresses[0], "x:1")], [])
@@ -269,7 +271,7 @@ def test_an_address_in_use_is_named() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    """At the border, with what was expected."""
+    """The error says what was expected."""
     with RoceRanks(2) as ranks:
         settings: list[dict[str, Any]] = [{"queue_pairs": 0}, {"queue_pairs": 32}, {"ports": [7000, 7000]}]
         for bad in settings:
@@ -283,7 +285,7 @@ def test_impossible_settings_are_refused() -> None:
 
 
 def test_flows_move_to_another_source_port_on_demand() -> None:
-    """The entropy of a queue pair is changed between operations, and in the middle nothing is lost."""
+    """The source port of a queue pair can be changed between operations and during one, and nothing is lost."""
     with RoceRanks(2, queue_pairs=2) as ranks:
         mesh = ranks.roce[0]
         check_sums(ranks.run(allreduce("ring", [90_000], 2)), [90_000])
@@ -292,7 +294,7 @@ def test_flows_move_to_another_source_port_on_demand() -> None:
 
 
 def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
-    """rail="roce" sums over queue pairs, and says so."""
+    """With rail="roce" a communicator sums over queue pairs, and says so."""
     addresses = [f"127.191.{os.getpid() & 255}.{rank + 1}" for rank in range(3)]
     listeners = [listen(address) for address in addresses]
     peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(3)]
@@ -313,7 +315,7 @@ def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
 
 
 def test_a_message_over_tcp_where_queue_pairs_are_is_named_at_once() -> None:
-    """One rank has the rail tcp and the other roce: both learn of it, without waiting for their timeout."""
+    """One rank has the rail tcp and the other roce: both learn of it without waiting for the timeout."""
 
     def work(mesh: Mesh) -> None:
         with mesh.operation(Call(1, "sum")):

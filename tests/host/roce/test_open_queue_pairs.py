@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queue pairs that close when others need their place: no byte is lost by it, and neither end has to ask the other."""
+"""Queue pairs that close when others need their place: no byte is lost, and neither end has to ask the other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.roce_ranks import RoceRanks
 from support.slot_model import MICROSECOND, TerribleNetwork
 
 Burst = list[tuple[int, int, int]]
-"""Pair, who writes, bytes: messages that are posted at once."""
+"""Messages that are posted at once, as (queue pair, writer, bytes)."""
 PAIRS = 5
 bursts = st.lists(
     st.lists(st.tuples(st.integers(0, PAIRS - 1), st.integers(0, 1), st.integers(1, 20_000)), min_size=1, max_size=4),
@@ -43,14 +43,15 @@ def ends(bounds: tuple[int, int], pairs: int, seed: int = 1, **faults: float) ->
 
 
 def open_of(endpoint: Endpoint, pairs: int) -> list[int]:
-    """Which are open."""
+    """The queue pairs that are open."""
     found = [pair for pair in range(pairs) if endpoint.state(pair).open]
     assert endpoint.open_now() == len(found)
     return found
 
 
 def carry(wires: Wires, burst: Burst) -> list[Writer]:
-    """Posts all of it, and waits until it is in and acknowledged; a pair's messages of one way are one writer's."""
+    """Posts everything, and waits until it has arrived and is acknowledged; one queue pair's messages of one direction
+    have one writer."""
     lengths: dict[tuple[int, int], list[int]] = {}
     for pair, by, nbytes in burst:
         lengths.setdefault((pair, by), []).append(nbytes)
@@ -73,8 +74,8 @@ def carry(wires: Wires, burst: Burst) -> list[Writer]:
 def test_every_byte_arrives_once_however_often_pairs_close(
     seed: int, todo: list[Burst], bounds: tuple[int, int], loss: float, duplicate: float, reorder: float
 ) -> None:
-    """Both ends write, close and open when they like, late and repeated packets meet closed ones; more are open than
-    the bound only where more have something under way."""
+    """Both ends write, close and open when they like, and late packets meet closed queue pairs; more are open than the
+    bound only where more are busy."""
     wires = ends(bounds, PAIRS, seed, loss=loss, duplicate=duplicate, reorder=reorder)
     for burst in todo:
         carry(wires, burst)
@@ -83,8 +84,9 @@ def test_every_byte_arrives_once_however_often_pairs_close(
         assert endpoint.open_now() <= endpoint.open_most() <= max(bound, busy)
 
 
-def test_what_comes_late_is_answered_and_opens_nothing() -> None:
-    """All packets of a closed pair once more: nothing is written, the pair stays closed, and each batch gets an ACK."""
+def test_late_packets_are_acknowledged_and_open_nothing() -> None:
+    """All packets of a closed queue pair arrive once more: nothing is written, it stays closed, and each batch gets an
+    ACK."""
     wires = ends((1, 1), 2)
     into = carry(wires, [(0, 0, 5_000)])[0].into
     old = [packet for packet in wires.sent if packet[0] != 0x11]
@@ -105,7 +107,7 @@ def test_what_comes_late_is_answered_and_opens_nothing() -> None:
 
 
 def test_those_idle_for_longest_close() -> None:
-    """By the last use in either direction, not by when they were opened; and no more of them than must."""
+    """The last use in either direction counts, not when a queue pair was opened; no more of them close than must."""
     wires = ends((3, 3), 5)
     for pair, by in ((0, 0), (1, 0), (2, 0), (0, 1), (3, 0)):
         carry(wires, [(pair, by, 2_000)])
@@ -115,7 +117,7 @@ def test_those_idle_for_longest_close() -> None:
 
 
 def test_busy_pairs_stay_open() -> None:
-    """With one place, three pairs that have something under way are open at once, and one when the next is used."""
+    """With one place, three busy queue pairs are open at once, and only one when the next is used."""
     wires = ends((1, 1), 4, loss=0.02)
     carry(wires, [(pair, by, 100_000) for pair in range(3) for by in range(2)])
     assert [endpoint.open_most() for endpoint in wires.endpoints] == [3, 3]
@@ -124,8 +126,8 @@ def test_busy_pairs_stay_open() -> None:
 
 
 def test_a_rank_of_256_has_no_more_open_than_it_should() -> None:
-    """An all-to-all's messages to 255 peers, as many at once as it lets go ahead, by a queue pair for data and one for
-    control each: the peers, which have no bound, open all 510."""
+    """An all-to-all writes to 255 peers, with as many messages in flight as it allows, over a queue pair for data and
+    one for control each; the peers, which have no bound, open all 510."""
     peers = 255
     wires = ends((OPEN, 1 << 20), 2 * peers)
     for first in range(0, peers, AHEAD + 1):
@@ -134,8 +136,8 @@ def test_a_rank_of_256_has_no_more_open_than_it_should() -> None:
     assert [endpoint.open_most() for endpoint in wires.endpoints] == [OPEN, 2 * peers]
 
 
-def test_how_many_is_the_environments_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no number is refused by name, and so is none at all."""
+def test_the_environment_sets_how_many_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is no number, or below one, is refused by name."""
     plan = Plan("j", 1, 0, 2, [Peer(0, "127.0.0.1", "127.0.0.1:1"), Peer(1, "127.0.0.2", "127.0.0.2:1")], [])
     for said, why in (("many", "NETFOLD_OPEN_PAIRS='many': expected an integer"), ("0", "open_pairs=0: expected 1")):
         monkeypatch.setenv(OPEN_PAIRS_VARIABLE, said)
@@ -143,8 +145,8 @@ def test_how_many_is_the_environments_choice(monkeypatch: pytest.MonkeyPatch) ->
             open_mesh(plan, listener, 1.0, "roce", None)
 
 
-def test_a_rank_that_needs_more_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """Once for each new height: how many were open, and how many should have been."""
+def test_a_rank_that_needs_more_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Each new maximum is logged once, with how many were open and how many were expected."""
     with RoceRanks(2, queue_pairs=3, open_pairs=1) as ranks, caplog.at_level(logging.WARNING, "netfold"):
         source, into = np.arange(300_000, dtype=np.uint8), np.zeros(300_000, np.uint8)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queue pairs on paths that die: who is blamed, when, and how flows go on; entropies that are recycled (REPS)."""
+"""Queue pairs on paths that die: which are blamed, when, and how flows go on; entropies that are recycled (REPS)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from support.roce import PORT, Datagram, Wires, Writer, address, connect, some_b
 from support.slot_model import MICROSECOND, MILLISECOND, TerribleNetwork
 
 BLAMED, BLAMED_ALONE = 70 * MILLISECOND, 110 * MILLISECOND
-"""NF_RC_STALL and NF_RC_STALL_ALONE of native/rc.h."""
+"""Nanoseconds: NF_RC_STALL and NF_RC_STALL_ALONE of native/rc.h."""
 ENTROPIES = range(61_000, 61_016)
 
 
 def two(*, ports: list[int], packet_time: int = 10 * MICROSECOND, patience: int = 3) -> Wires:
-    """Two endpoints on a network of 10 us a packet."""
+    """Two endpoints on a network on which a packet takes 10 us."""
     network = TerribleNetwork(random.Random(4), packet_time=packet_time)
     ends = [Endpoint(address(i), window=64, reorder=patience) for i in range(2)]
     for end in ends:
@@ -29,7 +29,7 @@ def two(*, ports: list[int], packet_time: int = 10 * MICROSECOND, patience: int 
 
 
 class Cut:
-    """A path that dies at a time, both ways."""
+    """A path that dies in both directions at a given time."""
 
     def __init__(self, wires: Wires, port: int, at: int) -> None:
         self.wires, self.dead, self.at = wires, {port}, at
@@ -40,9 +40,9 @@ class Cut:
         return None if gone else datagram
 
 
-def test_answers_come_back_by_the_port_that_was_asked_from() -> None:
-    """All that either end sends about a message carries the sender's source port; else a path would be blamed for
-    what the other end's path did."""
+def test_acknowledgements_carry_the_source_port_of_the_request() -> None:
+    """Every packet about a message, from either end, carries the sender's source port; else a path would be blamed for
+    the failure of another."""
     wires = two(ports=[PORT, PORT + 1])
     connect(*wires.endpoints)
     writer = Writer(wires, 0, 1, 0, [some_bytes(1, 200_000)])
@@ -51,8 +51,8 @@ def test_answers_come_back_by_the_port_that_was_asked_from() -> None:
     assert set(wires.ports) == {PORT}
 
 
-def test_answers_leave_by_their_own_port_where_the_other_cannot_be_had() -> None:
-    """A source port that this end has no socket for is not used."""
+def test_acknowledgements_use_an_own_port_where_the_requests_has_no_socket() -> None:
+    """A source port for which this end has no socket is not used."""
     wires = two(ports=[PORT + 1])
     connect(*wires.endpoints)
     writer = Writer(wires, 0, 1, 0, [some_bytes(1, 20_000)])
@@ -61,14 +61,14 @@ def test_answers_leave_by_their_own_port_where_the_other_cannot_be_had() -> None
 
 
 def stall(wires: Wires, pair: int) -> int:
-    """Runs until this queue pair of endpoint 0 stalls; says when."""
+    """Runs until this queue pair of endpoint 0 stalls.  Returns when."""
     wires.run(lambda: any(e.what == STALLED and e.pair == pair for e in wires.events[0]))
     return wires.network.now
 
 
 def test_a_path_that_dies_is_blamed_and_left() -> None:
-    """Where the peer is heard elsewhere, after 70 ms; the flow goes on at once by another port, whole and exact,
-    and has not stood still for 200 ms."""
+    """Where the peer is heard on other paths, the path is blamed after 70 ms; the flow goes on at once from another
+    port, complete and exact, and has stalled for less than 200 ms."""
     wires = two(ports=[PORT, PORT + 5])
     for number in (1, 2):
         connect(*wires.endpoints, number=number)
@@ -88,8 +88,8 @@ def test_a_path_that_dies_is_blamed_and_left() -> None:
 
 
 def test_a_peer_that_is_silent_everywhere_gets_more_time() -> None:
-    """Nothing says whether the path or the peer is at fault: blamed after 110 ms, not 70, and again if the next path
-    is no better."""
+    """Nothing shows whether the path or the peer has failed: it is blamed after 110 ms instead of 70, and so is the
+    next path if it is no better."""
     wires = two(ports=[PORT, PORT + 5])
     connect(*wires.endpoints)
     cut = Cut(wires, PORT, 10 * MILLISECOND)
@@ -104,7 +104,8 @@ def test_a_peer_that_is_silent_everywhere_gets_more_time() -> None:
 
 
 def test_losses_alone_blame_nobody() -> None:
-    """5 % of all packets lost, answers too: time-outs, repeats, and not one STALLED."""
+    """With 5 % of all packets lost, acknowledgements too, there are timeouts and retransmissions, and not one STALLED.
+    """
     wires = two(ports=[PORT])
     wires.network.loss = 0.05
     connect(*wires.endpoints)
@@ -116,7 +117,7 @@ def test_losses_alone_blame_nobody() -> None:
 
 
 def test_idle_time_is_no_stall() -> None:
-    """The clock of a queue pair stands while it has nothing to send."""
+    """The stall clock of a queue pair does not run while it has nothing to send."""
     wires = two(ports=[PORT])
     connect(*wires.endpoints)
     for seed in (1, 2):
@@ -130,13 +131,13 @@ def test_idle_time_is_no_stall() -> None:
 
 
 def data_ports(wires: Wires, since: int = 0) -> Counter[int]:
-    """Source ports of the writes' packets."""
+    """Source ports of the data packets."""
     return Counter(port for port, payload in zip(wires.ports[since:], wires.sent[since:], strict=True)
                    if payload[0] != Opcode.ACKNOWLEDGE)
 
 
 def recycling(**settings: int) -> Wires:
-    """Endpoint 0 writes by queue pair 0, with REPS over 16 ports; any of the window's packets may overtake."""
+    """Endpoint 0 writes on queue pair 0, with REPS over 16 ports; any packet of the window may overtake."""
     wires = two(ports=list(ENTROPIES), patience=64, **settings)
     connect(*wires.endpoints)
     for end in wires.endpoints:
@@ -145,7 +146,7 @@ def recycling(**settings: int) -> Wires:
 
 
 def test_first_packets_explore_every_port() -> None:
-    """Before any answer: one port after the other."""
+    """Before any acknowledgement, packets take one port after the other."""
     wires = recycling()
     writer = Writer(wires, 0, 1, 0, [some_bytes(6, 16 * 1024)])
     wires.drain()
@@ -155,8 +156,8 @@ def test_first_packets_explore_every_port() -> None:
 
 
 def test_every_packet_is_answered_by_its_own_port() -> None:
-    """However many arrived together: as many ACKs as packets, each by its packet's port, and with a mark where that
-    packet had one.  So each gives an entropy back, or takes it away."""
+    """However many packets arrive together, each gets an ACK from its own port, with a mark where that packet had one,
+    so that each returns an entropy or withdraws it."""
     wires = recycling()
     congested = set(list(ENTROPIES)[:5])
     wires.path = lambda datagram: replace(datagram, marked=datagram.source_port in congested)
@@ -176,7 +177,7 @@ def test_every_packet_is_answered_by_its_own_port() -> None:
 
 
 def test_marked_ports_are_not_used_again() -> None:
-    """A quarter of the ports is congested: they get a small part of the packets; every byte is right."""
+    """Ports of which a quarter are congested: those carry a small part of the packets, and every byte is right."""
     wires = recycling()
     congested = set(list(ENTROPIES)[:4])
     wires.path = lambda datagram: replace(datagram, marked=datagram.source_port in congested)
@@ -191,7 +192,8 @@ def test_marked_ports_are_not_used_again() -> None:
 
 @pytest.mark.parametrize("dead", [1, 4, 12])
 def test_ports_of_a_dead_path_are_avoided_after_a_time_out(dead: int) -> None:
-    """Frozen, it repeats by ports that were acknowledged: the transfer ends, exact, and nobody is blamed."""
+    """After a timeout it retransmits from ports that were acknowledged: the transfer ends, exact, and no path is
+    blamed."""
     wires = recycling()
     cut = Cut(wires, 0, 5 * MILLISECOND)
     cut.dead = set(list(ENTROPIES)[:dead])
@@ -211,7 +213,7 @@ def test_ports_of_a_dead_path_are_avoided_after_a_time_out(dead: int) -> None:
 
 
 def test_recycling_without_ports_is_refused() -> None:
-    """It needs ports to choose from."""
+    """REPS needs ports to choose from."""
     end = Endpoint(address(0))
     with pytest.raises(ValueError, match="no ports"):
         end.use_reps(0, 1)

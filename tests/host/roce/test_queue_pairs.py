@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RC queue pairs in simulated time: whatever the network does, every byte arrives once and in its place."""
+"""Queue pairs in simulated time: whatever the network does, every byte arrives once and in its place."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_every_byte_arrives_once_over_a_terrible_network(
     seed: int, lengths: list[int], psn: int, loss: float, duplicate: float, reorder: float, mark: float,
     path_mtu: int, window: int,
 ) -> None:
-    """Both ways at once, messages of any size, any fault: memory equals the source, events come once and in order."""
+    """Messages of any size in both directions, with any fault: memory equals the source, and events come once and in
+    order."""
     wires = pair_of(
         seed, psn=psn, window=window, path_mtu=path_mtu, loss=loss, duplicate=duplicate, reorder=reorder, mark=mark
     )
@@ -72,7 +73,7 @@ def test_every_byte_arrives_once_over_a_terrible_network(
 
 
 def test_psn_wraps_within_a_message() -> None:
-    """More than 2^24 packets' worth of numbers is not needed: a start near the end crosses it."""
+    """A first PSN near the end of the range is enough to cross 2^24."""
     wires = pair_of(psn=roce.PSN_MASK - 10, loss=0.02)
     writer = Writer(wires, 0, 1, 0, messages(3, [100 * 1024]))
     wires.run(writer.done)
@@ -82,7 +83,7 @@ def test_psn_wraps_within_a_message() -> None:
 
 
 def test_without_faults_each_packet_leaves_once_with_the_right_opcode_and_padding() -> None:
-    """FIRST with RETH, MIDDLE, LAST or ONLY; lengths that are no multiple of four are padded and say so."""
+    """FIRST with RETH, MIDDLE, LAST or ONLY; lengths that are no multiple of four are padded, and the BTH says so."""
     wires = pair_of()
     lengths = [1, 1024, 1025, 4096, 2051]
     writer = Writer(wires, 0, 1, 0, messages(5, lengths))
@@ -114,7 +115,7 @@ def lose_nth(wires: Wires, opcode: int, which: set[int]) -> None:
 
 
 def test_only_what_is_missing_goes_again() -> None:
-    """Three holes in a window: three NAKs, three retransmissions, no time-out."""
+    """Three holes in a window cause three NAKs, three retransmissions, and no timeout."""
     wires = pair_of(window=64)
     lose_nth(wires, Opcode.WRITE_MIDDLE, {4, 5, 12})
     writer = Writer(wires, 0, 1, 0, messages(6, [200 * 1024]))
@@ -125,7 +126,7 @@ def test_only_what_is_missing_goes_again() -> None:
 
 
 def test_payloads_wait_for_a_lost_first_packet() -> None:
-    """Without its FIRST a message has no address; what came meanwhile is kept, and only the FIRST goes again."""
+    """Without its FIRST a message has no address; what came meanwhile is kept, and only the FIRST is sent again."""
     wires = pair_of(window=64)
     lose_nth(wires, Opcode.WRITE_FIRST, {0})
     writer = Writer(wires, 0, 1, 0, messages(7, [20 * 1024]))
@@ -134,8 +135,8 @@ def test_payloads_wait_for_a_lost_first_packet() -> None:
     assert wires.endpoints[0].state(0).retransmitted == 1
 
 
-def test_a_lost_last_acknowledgement_is_repeated_on_request() -> None:
-    """The timer sends the packet again; the responder knows it, says so again, and writes nothing twice."""
+def test_a_lost_last_acknowledgement_is_sent_again_on_request() -> None:
+    """The timer sends the packet again; the responder recognises it, acknowledges again, and writes nothing twice."""
     wires = pair_of()
     lose_nth(wires, Opcode.ACKNOWLEDGE, {0})
     writer = Writer(wires, 0, 1, 0, messages(8, [100]))
@@ -146,7 +147,7 @@ def test_a_lost_last_acknowledgement_is_repeated_on_request() -> None:
 
 
 def test_reordering_below_the_threshold_repeats_nothing() -> None:
-    """Sprayed packets overtake each other: with a threshold above the spread there is no NAK."""
+    """Sprayed packets overtake each other; with a threshold above the spread there is no NAK."""
     wires = pair_of(window=64, patience=64)
     wires.network.reorder, wires.network.late = 0.5, 30 * MICROSECOND
     writer = Writer(wires, 0, 1, 0, messages(9, [500 * 1024]))
@@ -156,7 +157,7 @@ def test_reordering_below_the_threshold_repeats_nothing() -> None:
 
 
 def test_marks_come_back_and_shrink_the_window() -> None:
-    """CE at the receiver is BECN on the ACK; with every packet marked the sender falls to its least."""
+    """A CE mark at the receiver becomes BECN on the ACK; with every packet marked the window falls to its minimum."""
     wires = pair_of(window=64, mark=1.0)
     writer = Writer(wires, 0, 1, 0, messages(10, [2_000_000]))
     wires.run(writer.done)
@@ -172,7 +173,7 @@ def test_marks_come_back_and_shrink_the_window() -> None:
 
 
 def test_many_pairs_share_an_endpoint_fairly() -> None:
-    """Four connections to three peers, all busy: each finishes, and none waits for another's message to end."""
+    """Of four busy connections to three peers each finishes, and none waits for another's message to end."""
     ends = [Endpoint(address(i), window=64) for i in range(4)]
     wires = Wires(TerribleNetwork(random.Random(4), packet_time=MICROSECOND, loss=0.02), ends)
     writers = []
@@ -193,7 +194,8 @@ def test_many_pairs_share_an_endpoint_fairly() -> None:
 
 
 def test_a_write_outside_of_its_region_is_refused_on_both_ends() -> None:
-    """Too long, or a key that was taken back: remote access error, nothing written, both ends told, others go on."""
+    """A write that is too long, or with a revoked key, is a remote access error: nothing is written, both ends are
+    told, and other connections go on."""
     wires = pair_of(loss=0.2, seed=3)
     a, b = wires.endpoints
     second = connect(a, b, number=2)
@@ -214,7 +216,7 @@ def test_a_write_outside_of_its_region_is_refused_on_both_ends() -> None:
 
 
 def test_a_forgotten_key_never_opens_the_next_region() -> None:
-    """Keys carry a generation: the same place in the table has another key each time."""
+    """Keys carry a generation, so the same place in the table has another key each time."""
     endpoint = Endpoint(address(0))
     memory = np.zeros(100, np.uint8)
     keys = []
@@ -227,7 +229,8 @@ def test_a_forgotten_key_never_opens_the_next_region() -> None:
 @given(data=st.binary(max_size=1200), opcode=st.sampled_from([6, 7, 8, 10, 0x11, 0]), qp=st.sampled_from([1, 5]))
 @settings(max_examples=200)
 def test_hostile_datagrams_change_nothing_outside_of_regions(data: bytes, opcode: int, qp: int) -> None:
-    """Any bytes behind a plausible header: no crash, no write beyond the region, at worst the connection breaks."""
+    """Any bytes behind a plausible header cause no crash and no write beyond the region; at worst the connection
+    breaks."""
     endpoint = Endpoint(address(0), window=16)
     endpoint.connect(Connection(address(1), 2, 1, 50_000, 0, 0))
     memory = np.zeros(3 * 4096, np.uint8)
@@ -269,6 +272,6 @@ def test_scapy_dissects_what_leaves() -> None:
 
 @pytest.mark.parametrize("bad", [{"path_mtu": 1000}, {"window": 3}, {"max_run": 0}, {"reorder": 0}])
 def test_bad_parameters_are_named(bad: dict[str, int]) -> None:
-    """The border says what it expected."""
+    """The error says what was expected."""
     with pytest.raises(ValueError, match="expected"):
         Endpoint(address(0), **bad)

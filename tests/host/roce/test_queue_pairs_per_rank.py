@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many queue pairs the pieces take at the size of the Ethereal paper: 256 hosts, 16 leaves x 16 spines.
 
-The controller's own plans, cut by the library's own `SourcePorts`; what a rank has is what it sends by and receives by.
+Messages follow the controller's own plans, split by the library's own `SourcePorts`; a rank needs those that it sends
+on and those that it receives on.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class OneJob:
         self._job = job
 
     def find(self, name: str, epoch: int, rank: int) -> Job:
-        """It."""
+        """The job."""
         return self._job
 
 
 class Fleet:
-    """All ranks of one collective; plans are asked for one by one, when they matter."""
+    """All ranks of one collective; each one's plan is requested when it is needed."""
 
     def __init__(self, collective: str) -> None:
         fabric = leafspine(LEAVES, SPINES, WORLD)
@@ -45,14 +46,14 @@ class Fleet:
         graph = fabric.graph()
 
         async def nothing(*_: object) -> Any:
-            """No switches."""
+            """Does nothing: there are no switches."""
 
         self._service = PathService(Steering(fabric), cast(Any, OneJob(job)), graph=lambda: graph, replan=nothing,
                                     strays=nothing, answer=nothing)
         self._collective = collective
         self._paths: dict[int, Paths] = {}
         self.peers: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}
-        """Whom each sends to."""
+        """Rank -> the ranks that it sends to."""
         for step in collectives.steps(collective, WORLD):
             for source, destination in step:
                 self.peers[source].add(destination)
@@ -72,7 +73,7 @@ class Fleet:
         return {cut.lane for cut in cuts}
 
     def pairs(self, rank: int) -> int:
-        """Queue pairs for data that a rank uses, either way: one serves both."""
+        """Number of queue pairs for data that a rank uses in either direction; one serves both."""
         out = {(peer, lane) for peer in self.peers[rank] for lane in self.lanes(rank, peer)}
         sources = [peer for peer, theirs in self.peers.items() if rank in theirs]
         into = {(peer, lane) for peer in sources for lane in self.lanes(peer, rank)}
@@ -84,7 +85,7 @@ class Fleet:
     ("halving_doubling", 8, 8),         # a whole flow to each of log2(256) peers
 ])
 def test_pieces_take_few_queue_pairs(collective: str, inside: int, edge: int) -> None:
-    """A rank in the middle of a leaf, and the last one of it."""
+    """Counted for a rank in the middle of a leaf, and for the last one of it."""
     fleet = Fleet(collective)
     assert (fleet.pairs(5), fleet.pairs(15)) == (inside, edge)
 

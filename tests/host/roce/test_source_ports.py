@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source ports a rank's messages leave by: as planned, and elsewhere when a path is dead."""
+"""Which source ports a rank's messages leave from: as planned, and others when a path is dead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PORTS = [61441, 61442, 61443, 61444]
 
 
 def planned() -> SourcePorts:
-    """Peer 1 shares our leaf, 2 and 3 are under b, 4 under c; peer 2 has two pieces, 3 and 4 one."""
+    """Peer 1 shares this rank's leaf, 2 and 3 are under b, 4 under c; peer 2 has two pieces, 3 and 4 one."""
     source_ports = SourcePorts(PORTS, range(1, 5))
     pieces = [PathPiece(2, 0, 30, PORTS[0]), PathPiece(2, 30, 10, PORTS[1]), PathPiece(3, 0, 40, PORTS[0]),
               PathPiece(4, 0, 40, PORTS[0])]
@@ -22,8 +22,8 @@ def planned() -> SourcePorts:
     return source_ports
 
 
-def test_messages_are_cut_as_planned() -> None:
-    """Ports and weights of each peer's pieces; none for peers that nothing was planned for."""
+def test_messages_are_split_as_planned() -> None:
+    """Ports and weights are those of each peer's pieces; peers that nothing was planned for have none."""
     source_ports = planned()
     assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 30), WeightedPort(PORTS[1], 10)]
     assert not source_ports.weighted_ports(1)
@@ -31,7 +31,7 @@ def test_messages_are_cut_as_planned() -> None:
 
 
 def test_a_dead_path_is_left_to_all_peers_under_that_leaf() -> None:
-    """Its pieces move, others stay, and what goes to other leaves stays as well."""
+    """Its pieces move, others stay, and so does what is sent to other leaves."""
     source_ports = planned()
     source_ports.suspect(2, PORTS[0])
     assert all(way.port != PORTS[0] for peer in (2, 3) for way in source_ports.weighted_ports(peer))
@@ -42,14 +42,14 @@ def test_a_dead_path_is_left_to_all_peers_under_that_leaf() -> None:
 
 
 def test_what_leaves_a_dead_path_does_not_all_take_the_same_other_one() -> None:
-    """Peers begin at different ones."""
+    """Peers start at different ports."""
     source_ports = planned()
     source_ports.suspect(2, PORTS[0])
     assert source_ports.weighted_ports(2)[0].port != source_ports.weighted_ports(3)[0].port
 
 
 def test_a_new_plan_clears_suspicions() -> None:
-    """They are the controller's business by then."""
+    """With a new plan the controller takes care of suspect paths."""
     source_ports = planned()
     source_ports.suspect(2, PORTS[0])
     source_ports.adopt(Paths(2, PORTS, [PathPiece(2, 0, 40, PORTS[0])], [Reach(2, "b", PORTS)]))
@@ -57,8 +57,8 @@ def test_a_new_plan_clears_suspicions() -> None:
 
 
 def test_what_the_controller_says_meanwhile_holds_until_the_next_plan() -> None:
-    """A path that it leads no more is left for that leaf, by what was cut for it too, and an answer that comes over it
-    late does not bring it back."""
+    """A path that the controller no longer lists is left for that leaf, also by what was split for it, and a late
+    acknowledgement on it does not bring it back."""
     source_ports = planned()
     source_ports.restrict(Paths(2, PORTS, [], [Reach(1, "a", []), Reach(2, "b", PORTS[1:]), Reach(3, "b", PORTS[1:]),
                                      Reach(4, "c", PORTS)]))
@@ -73,9 +73,9 @@ def test_what_the_controller_says_meanwhile_holds_until_the_next_plan() -> None:
     assert list(source_ports.weighted_ports(2)) == [WeightedPort(PORTS[0], 40)]
 
 
-def test_a_message_is_cut_by_its_ways() -> None:
-    """As planned on whole packets; a short one stays whole, by one of its source_ports; what stays under the leaf has
-    one lane, and what nothing was planned for all of them."""
+def test_a_message_is_split_by_its_ports() -> None:
+    """A message is split as planned, at packet boundaries; a short one stays whole, on one of its ports; peers under
+    the same leaf have one lane, and without a plan all lanes are used."""
     source_ports = planned()
     assert source_ports.split(2, 64_000, lanes=4, mtu=1000) == [
         MessagePart(0, 0, 48_000),
@@ -91,8 +91,8 @@ def test_a_message_is_cut_by_its_ways() -> None:
 
 @given(nbytes=st.integers(1, 2**32), lanes=st.integers(1, MOST_QUEUE_PAIRS), mtu=st.sampled_from([256, 1024, 4096]),
        weights=st.lists(st.integers(1, 10**6), max_size=4))
-def test_cuts_are_the_message(nbytes: int, lanes: int, mtu: int, weights: list[int]) -> None:
-    """Back to back, none empty, on packets' ends but for the last, on lanes that there are."""
+def test_parts_add_up_to_the_message(nbytes: int, lanes: int, mtu: int, weights: list[int]) -> None:
+    """Parts are adjacent, none is empty, all but the last end at packet boundaries, and lanes exist."""
     source_ports = SourcePorts(PORTS, [1])
     source_ports.adopt(
         Paths(
@@ -110,9 +110,9 @@ def test_cuts_are_the_message(nbytes: int, lanes: int, mtu: int, weights: list[i
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(PORTS)), max_size=20))
-def test_there_is_always_a_way(stalls: list[tuple[int, int]]) -> None:
-    """Whatever paths stall in whatever order: every message still leaves by one of the ports, in parts that are those
-    of the plan, and the path that stalled last is never the one taken, nor another suspect while one is not."""
+def test_there_is_always_a_port(stalls: list[tuple[int, int]]) -> None:
+    """Whatever paths stall in whatever order, every message still leaves from one of the ports, in the parts of the
+    plan; the path that stalled last is never taken, nor another suspect while one is not."""
     source_ports = planned()
     for peer, port in stalls:
         source_ports.suspect(peer, port)
@@ -124,8 +124,8 @@ def test_there_is_always_a_way(stalls: list[tuple[int, int]]) -> None:
             assert not alive or all(way.port in alive for way in source_ports.weighted_ports(p))
 
 
-def test_where_all_are_suspect_each_gets_its_turn() -> None:
-    """The one that was blamed longest ago is next; one that answers takes everything."""
+def test_where_all_are_suspect_the_one_blamed_longest_ago_is_next() -> None:
+    """The path that was blamed longest ago is next; one that works takes everything."""
     source_ports = planned()
     for port in (*PORTS, *PORTS[:2]):
         source_ports.suspect(2, port)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the fabric folds: folding is one way among others, by cost, and can be asked for or ruled out."""
+"""Where the switches fold, folding is one algorithm among others: chosen by cost, asked for, or ruled out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.collectives import values
 
 LINK = LinkCost(1e-4, 1e-9)
 SMALL, LARGE = 1000, 500_000
-"""Elements of float32: one way is cheaper, the other."""
+"""Numbers of float32 elements for which one algorithm, and the other, is cheaper."""
 # Folding costs 10 ms whatever the size, a ring 1 ms for 4 KB and 100 ms for 2 MB.
 FIGURES = Measured(LINK, 1.0, timed={
     INNET: dict.fromkeys(TIMED, 0.01),
@@ -33,7 +33,7 @@ FIGURES = Measured(LINK, 1.0, timed={
 
 
 def reduce(comms: list[Communicator], count: int, **asked: object) -> list[str]:
-    """A sum of integers on all ranks, exact; what carried it on each."""
+    """Sums integers over all ranks, checks the sums, and returns what carried them on each."""
     sources = [np.arange(count, dtype=np.int32) + comm.rank for comm in comms]
     for got in on_every_rank(comms, lambda comm: comm.allreduce(sources[comm.rank], **asked)):
         np.testing.assert_array_equal(got, sum(sources))
@@ -47,7 +47,7 @@ def known(comms: list[Communicator]) -> None:
 
 
 def test_folding_is_taken_where_it_is_cheapest() -> None:
-    """By size, and explain() says what each way is expected to cost, also before anything was called."""
+    """The size decides, and explain() states each algorithm's expected cost, also before the first operation."""
     with loopback_job(3, rail="auto") as comms:
         assert "once the first operation has measured the links" in comms[0].explain(4 * LARGE)
         known(comms)
@@ -62,7 +62,8 @@ def test_folding_is_taken_where_it_is_cheapest() -> None:
 
 
 def test_arguments_and_the_environment_override_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name either way; what switches cannot fold is an error, not something else in silence."""
+    """Either is taken when named; naming the fold for what switches cannot fold is an error, not silently something
+    else."""
     with loopback_job(2, rail="auto") as comms:
         known(comms)
         assert reduce(comms, SMALL, algorithm="innet") == ["innet"] * 2
@@ -89,7 +90,8 @@ def test_arguments_and_the_environment_override_the_cost(monkeypatch: pytest.Mon
 
 
 def test_scattered_sums_fold_where_that_is_cheaper() -> None:
-    """By cost as allreduces are, by name either way, and whatever it costs with rail="innet"; unlike pieces, too."""
+    """Reduce-scatters are carried by cost as allreduces are, by name, or folded in any case with rail="innet"; pieces
+    of different sizes too."""
 
     def scatter(comms: list[Communicator], count: int, **asked: str) -> list[str]:
         counts = [count, 0, 2 * count]
@@ -125,7 +127,7 @@ def test_scattered_sums_fold_where_that_is_cheaper() -> None:
 
 
 def test_folding_that_cannot_be_is_refused() -> None:
-    """algorithm="innet" without trees: at the call, and as the communicator's own when it is made."""
+    """algorithm="innet" without trees is refused at the call, and when a communicator is made with it."""
     with loopback_job(2, rail="tcp") as comms:
         with pytest.raises(ValueError, match="algorithm='innet': nothing folds for this job: asked for by rail='tcp'"):
             comms[0].allreduce(np.ones(3), algorithm="innet")
@@ -133,8 +135,9 @@ def test_folding_that_cannot_be_is_refused() -> None:
             Communicator(comms[0].plan, address="127.0.0.1", algorithm="innet")
 
 
-def test_narrow_lanes_are_a_wish_to_fold(caplog: pytest.LogCaptureFixture) -> None:
-    """16 bits, a saturating sum: only switches can, so nobody asks what it costs; without them it is said, once."""
+def test_narrow_lanes_and_saturation_always_fold(caplog: pytest.LogCaptureFixture) -> None:
+    """Lanes of 16 bits and saturating sums always fold, whatever it costs, since only switches narrow; without switches
+    that is logged once."""
     with loopback_job(2, rail="auto") as comms:
         known(comms)
         ones = np.ones(SMALL, np.float32)
@@ -150,7 +153,7 @@ def test_narrow_lanes_are_a_wish_to_fold(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_fold_is_timed_with_the_others_and_not_counted() -> None:
-    """The first operation measures: all ranks read the same figures, and the totals have one operation."""
+    """The first operation measures: all ranks get the same figures, and the totals count one operation."""
     with loopback_job(2, rail="auto") as comms:
         reduce(comms, LARGE)
         measured = [comm._peers.chooser.measured for comm in comms]
@@ -165,8 +168,8 @@ def test_the_fold_is_timed_with_the_others_and_not_counted() -> None:
 
 @pytest.mark.parametrize("milliseconds", [4, 40])
 def test_slow_links_are_measured_in_bounded_time(milliseconds: int) -> None:
-    """About a second of timing, with three turns of each way at a size, the least; a way that turns out to take long is
-    timed once."""
+    """Timing takes about a second, with at least three turns of each algorithm at a size; one that turns out to be slow
+    is timed once."""
     ends: list[float] = []
 
     def time(mesh: Mesh) -> dict[str, dict[int, float]]:
@@ -196,8 +199,8 @@ def test_slow_links_are_measured_in_bounded_time(milliseconds: int) -> None:
 
 
 @pytest.mark.parametrize("hits", [1, 2, 3])
-def test_ways_that_stand_still_now_and_then_are_slow_by_as_much(hits: int) -> None:
-    """What takes 20 ms more in several of its turns costs that much on average; in a single turn it is an accident."""
+def test_algorithms_that_stall_now_and_then_count_as_slow_by_as_much(hits: int) -> None:
+    """Stalls of 20 ms in several turns count by their average; one in a single turn is taken for an accident."""
 
     def time(mesh: Mesh) -> dict[str, dict[int, float]]:
         now, calls, size = 0.0, 0, 0
@@ -218,8 +221,8 @@ def test_ways_that_stand_still_now_and_then_are_slow_by_as_much(hits: int) -> No
         assert timed["ring"][64 << 10] == pytest.approx(mean)
 
 
-def test_who_leads_by_luck_loses_the_lead() -> None:
-    """A way that was quick in the race and stands still later is not timed as quick; the next one leads."""
+def test_an_algorithm_that_leads_by_luck_loses_the_lead() -> None:
+    """An algorithm that was fast in the race and stalls later is not timed as fast, and the next one leads."""
 
     def time(mesh: Mesh) -> dict[str, dict[int, float]]:
         now, calls = 0.0, 0
@@ -243,9 +246,9 @@ def test_who_leads_by_luck_loses_the_lead() -> None:
     assert first["ring"][TIMED[0]] > first["mesh2d"][TIMED[0]] == pytest.approx(1.5e-3)
 
 
-def test_long_tensors_take_the_ring_unless_another_way_is_clearly_cheaper() -> None:
-    """A way that was quick at the longest size timed, beside its model, is not taken for quick at longer ones, whose
-    bytes decide; at the sizes timed it is taken."""
+def test_long_tensors_take_the_ring_unless_another_algorithm_is_clearly_cheaper() -> None:
+    """An algorithm that was fast beside its model at the longest size timed is taken at that size, and not assumed to
+    be fast at longer ones, whose bytes decide."""
     link, last = LinkCost(1e-4, 8e-9), TIMED[-1]
     model = dict(choose(last, Setting(4, link)).candidates)
     lucky = {"ring": {last: model["ring"]}, "double_binary_tree": {last: 0.6 * model["double_binary_tree"]},
@@ -265,7 +268,7 @@ def test_long_tensors_take_the_ring_unless_another_way_is_clearly_cheaper() -> N
 
 @given(beside=st.floats(0.5, 2.0).filter(lambda x: all(abs(x - edge) > 1e-9 for edge in (1, MARGIN))))
 def test_folding_wins_where_timings_cannot_tell(beside: float) -> None:
-    """Up to MARGIN times the cheapest way, and not beyond; the text says so."""
+    """Folding is taken up to MARGIN times the cheapest algorithm's cost, and not beyond; the text says so."""
     timed = {INNET: {4096: beside * 1e-3}, **{name: {4096: 1e-3} for name in CHOSEN}}
     chosen = choose(4096, Setting(4, LINK, fold=LINK), timed=timed, only=(*CHOSEN, INNET).__contains__)
     assert (chosen.algorithm == INNET) == (beside <= MARGIN)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which algorithm a group of ranks takes: as asked for, or by figures that all of them have alike; and those that go by
-the ranks' places."""
+"""Which algorithm a group of ranks takes: as asked for, or by figures that are the same on all; and the order of ranks
+in those that follow the fabric. """
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 
 
 def test_all_ranks_measure_the_same_and_choose_alike() -> None:
-    """Clocks differ from rank to rank, figures do not: the worst of all."""
+    """Clocks differ from rank to rank, but figures do not: they are the worst of all ranks."""
 
     def work(mesh: Mesh) -> Measured:
         ticks = iter(range(10**6))
@@ -53,7 +53,8 @@ def test_all_ranks_measure_the_same_and_choose_alike() -> None:
 def test_figures_are_kept_for_the_next_run_on_the_same_fabric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """NETFOLD_COST: written once, read by the next run, by ranks and fabric; measured again where it is spoilt."""
+    """The file of NETFOLD_COST is written once and read by the next run, by ranks and fabric; figures are measured
+    again where it is damaged."""
     file = tmp_path / "cost.json"
     monkeypatch.setenv("NETFOLD_COST", str(file))
     calls: list[int] = []
@@ -89,8 +90,9 @@ def test_figures_are_kept_for_the_next_run_on_the_same_fabric(
 
 
 @pytest.mark.parametrize("known", [[], [0], [1, 2], [0, 1, 2]])
-def test_figures_that_one_rank_has_are_everybodys(known: list[int]) -> None:
-    """Ranks that chose differently would end the job: all use what the first rank that has figures has, or none."""
+def test_figures_of_one_rank_are_shared_with_all(known: list[int]) -> None:
+    """Ranks that chose differently would end the job, so all use the figures of the first rank that has any, or none.
+    """
 
     def work(mesh: Mesh) -> Measured | None:
         alpha = (mesh.rank + 1) / 1024
@@ -103,7 +105,7 @@ def test_figures_that_one_rank_has_are_everybodys(known: list[int]) -> None:
 
 
 def test_the_environment_and_arguments_override_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Argument of the call, then of the communicator, then NETFOLD_ALGO, then by cost; explain() says which."""
+    """The call's argument comes first, then the communicator's, then NETFOLD_ALGO, then cost; explain() says which."""
     mesh = MemoryFabric(4).meshes[0]
     assert Peers(mesh, measured=SLOW).pick(64) == "recursive_doubling"
     assert "4 ranks: " in Peers(mesh, measured=SLOW).explain(1 << 20)
@@ -120,7 +122,7 @@ def test_the_environment_and_arguments_override_the_choice(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_algorithm_is_selectable(name: str) -> None:
-    """By the argument of allreduce, on a communicator over TCP; hierarchical finds that all ranks share a machine."""
+    """Each can be named as an argument of allreduce over TCP; hierarchical finds out that all ranks share a machine."""
     with loopback_job(3, rail="tcp") as comms:
         got = on_every_rank(comms, lambda comm: float(comm.allreduce(np.full(77, 1.5), algorithm=name)[76]))
     assert got == [4.5] * 3
@@ -128,7 +130,8 @@ def test_every_algorithm_is_selectable(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "byteps", "parameter_server"])
 def test_helpers_add_for_the_others(name: str) -> None:
-    """Two of five ranks have no data: sums and averages are the other three's; other algorithms are refused."""
+    """Two of five ranks have no data: sums and averages are those of the other three, and other algorithms are refused.
+    """
 
     def one(mesh: Mesh) -> Any:
         group = Group(Peers(mesh, algorithm=name, helpers=[1, 4]), Turns(f"rank {mesh.rank}"))
@@ -145,7 +148,7 @@ def test_helpers_add_for_the_others(name: str) -> None:
 
 
 def test_the_ring_goes_by_address() -> None:
-    """Ranks under one leaf have neighbouring addresses, and follow each other in the ring."""
+    """Ranks under one leaf have neighbouring addresses, and are neighbours in the ring."""
     addresses = ["10.0.2.10", "10.0.1.1", "10.0.2.9", "10.0.1.2"]
     plan = Plan("j", 1, 0, 4, [Peer(rank, address, "") for rank, address in enumerate(addresses)], [])
     assert ring_order(plan) == [1, 3, 2, 0]
@@ -155,9 +158,9 @@ def test_the_ring_goes_by_address() -> None:
 
 
 @pytest.mark.parametrize("ranks", [[0, 1, 2, 3, 4, 5], [5, 3, 1, 0]])
-def test_everything_that_goes_round_follows_the_order(ranks: list[int]) -> None:
-    """Allreduce, reduce_scatter and all_gather by ring, of all ranks and of a group: neighbours in the order alone
-    talk to each other, and the results are as they should be."""
+def test_every_ring_follows_the_order(ranks: list[int]) -> None:
+    """In allreduce, reduce_scatter and all_gather by ring, of all ranks and of a group, only neighbours in the order
+    talk to each other, and the results are right."""
     order = [0, 4, 2, 5, 1, 3]
 
     def one(mesh: Mesh) -> None:
@@ -178,7 +181,8 @@ def test_everything_that_goes_round_follows_the_order(ranks: list[int]) -> None:
 
 
 def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.MonkeyPatch, shared_folder: Path) -> None:
-    """Two machines of two: "hierarchical" maps rows on each, keeps them for the next operation, and gives them back."""
+    """On two machines of two ranks "hierarchical" maps rows on each, keeps them for the next operation, and releases
+    them."""
     seen: list[tuple[int, bool]] = []
 
     def one(mesh: Mesh) -> float:
@@ -200,12 +204,12 @@ def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.Monke
 
 
 def way(peers: Peers, name: str) -> Callable[[Flat], None]:
-    """Sums in place by an algorithm, in an operation that is under way."""
+    """An algorithm that sums in place, within an operation that is under way."""
     return lambda data: run(peers.mesh, peers._allreduce(name, data, Reduction("sum", "float32")))
 
 
 def test_a_group_times_its_algorithms_and_all_ranks_read_the_same() -> None:
-    """Each rank has a clock of its own; what they choose from is the slowest rank's, at sizes that are worth it."""
+    """Each rank has a clock of its own; all choose by the slowest rank's times, at sizes that do not take too long."""
 
     def work(mesh: Mesh) -> Measured:
         ticks = count()

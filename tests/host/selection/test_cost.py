@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model against the algorithms themselves on the in-memory mesh's clock, and its shares against their aims."""
+"""The cost model against the algorithms themselves on the clock of the mesh in memory, and shares against their aims.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def perform(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int, lin
 @pytest.mark.parametrize("nbytes", [5040, 50_400, 504_000])
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "recursive_doubling"])
 def test_predictions_are_what_the_algorithms_take(name: str, ranks: int, nbytes: int) -> None:
-    """The algorithm itself, run on clocks of the same model, from latency-bound to bandwidth-bound.
+    """Each algorithm itself runs on clocks of the same model, from latency-bound to bandwidth-bound.
 
     Within 1 %; for halving and doubling on other than powers of two, where the extra ranks' steps overlap with the
     core's, no slower than predicted and at most a quarter faster.
@@ -78,7 +79,7 @@ def test_predictions_are_what_the_algorithms_take(name: str, ranks: int, nbytes:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7, 8, 9])
 def test_bandwidth_terms_are_the_busiest_links_bytes(ranks: int) -> None:
-    """Without latency a prediction is what the busiest rank's link carries, each way, for every algorithm."""
+    """Without latency a prediction is what the busiest rank's link carries in each direction, for every algorithm."""
     nbytes, link = 4 * 504_000, LinkCost(0.0, 1.0)
     workers = ranks - ranks // 3
     servers = list(range(workers, ranks))
@@ -115,7 +116,8 @@ def test_bandwidth_terms_are_the_busiest_links_bytes(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 def test_other_collectives_take_what_is_predicted(ranks: int) -> None:
-    """Broadcasts, the halves of the ring, all-to-all and the barrier, within 3 %; a chain hides part of its latency."""
+    """Broadcasts, both halves of the ring, all-to-all and the barrier are within 3 %; a chain hides part of its
+    latency."""
     nbytes, segment = 100_800, 4032
     pieces = even(nbytes // 4, ranks)
     cases: dict[str, tuple[float, Callable[[Mesh, Flat], Strand]]] = {
@@ -148,7 +150,8 @@ def test_other_collectives_take_what_is_predicted(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7, 8, 9])
 def test_a_grids_prediction_covers_its_bytes(ranks: int) -> None:
-    """An inner rank takes more than it gives while reducing and gives more while gathering: its time is the greater."""
+    """An inner rank receives more than it sends while reducing, and sends more while gathering: the larger one is its
+    time."""
     nbytes = 4 * 504_000
     predicted = cost.mesh2d(nbytes, *mesh2d.grid(ranks), LinkCost(0.0, 1.0))
     sent = busiest(ranks, lambda m, d: mesh2d.allreduce(m, d, SUM), nbytes)
@@ -157,7 +160,7 @@ def test_a_grids_prediction_covers_its_bytes(ranks: int) -> None:
 
 
 def busiest(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int) -> int:
-    """Bytes out of, or into, the busiest rank."""
+    """Bytes sent or received by the busiest rank, whichever is more."""
     fabric = perform(ranks, strand, nbytes, LinkCost(0.0, 0.0))
     out = (sum(n for (a, _), n in fabric.bytes.items() if a == rank) for rank in range(ranks))
     into = (sum(n for (_, b), n in fabric.bytes.items() if b == rank) for rank in range(ranks))
@@ -165,7 +168,7 @@ def busiest(ranks: int, strand: Callable[[Mesh, Flat], Strand], nbytes: int) -> 
 
 
 def pieces_of_all(pieces: list[slice], mesh: Mesh) -> list[slice]:
-    """Where a rank takes what all give it: as many elements from each as its own piece has."""
+    """Pieces for a rank that receives from all others as many elements as its own piece has."""
     return by_counts([flow.length(pieces[mesh.rank])] * mesh.size)
 
 
@@ -182,7 +185,8 @@ def test_nothing_beats_the_lower_bound(nbytes: int, ranks: int, link: LinkCost) 
 
 @given(nbytes=st.floats(0, 1e12), rails=st.lists(RAILS, min_size=1, max_size=5))
 def test_equal_shares_finish_together_and_nothing_finishes_earlier(nbytes: float, rails: list[RailCost]) -> None:
-    """Shares add up; used rails end at one time; unused ones could not have begun before; no single rail is faster."""
+    """Shares add up, used rails end at one time, unused ones could not have begun before, and no single rail is faster.
+    """
     shares = cost.equal_finish(nbytes, rails)
 
     assert sum(shares) == pytest.approx(nbytes, rel=1e-6, abs=1e-6)
@@ -199,7 +203,7 @@ def test_equal_shares_finish_together_and_nothing_finishes_earlier(nbytes: float
 
 
 def test_two_equal_rails_halve_and_the_threshold_is_where_the_second_joins() -> None:
-    """S* = b_1 (a_2 - a_1): below it one rail carries all, above it both do."""
+    """Below S* = b_1 (a_2 - a_1) one rail carries all, above it both do."""
     fast, slow = RailCost(1e-4, 1e8), RailCost(3e-4, 2e8)
     limit = cost.rail_threshold(fast, slow)
 
@@ -212,7 +216,7 @@ def test_two_equal_rails_halve_and_the_threshold_is_where_the_second_joins() -> 
 
 @given(workers=st.integers(1, 60), helpers=st.integers(0, 80))
 def test_byteps_shares_balance_workers_and_helpers(workers: int, helpers: int) -> None:
-    """All parts add up; a worker's and a helper's link carry the same; more helpers never make it worse."""
+    """All parts add up, a worker's and a helper's link carry the same, and more helpers never make it worse."""
     shares = cost.byteps_shares(workers, helpers)
 
     assert workers * shares.worker + helpers * shares.helper == pytest.approx(1)
@@ -225,7 +229,8 @@ def test_byteps_shares_balance_workers_and_helpers(workers: int, helpers: int) -
 
 
 def test_byteps_figures_for_eight_workers() -> None:
-    """From the ring's 1.75 without helpers to 1.0, as little as folding, with as many helpers as workers."""
+    """The factor falls from the ring's 1.75 without helpers to 1.0, as little as folding, with as many helpers as
+    workers."""
     assert [round(cost.byteps_shares(8, k).link_bytes, 3) for k in range(9)] == [
         1.75, 1.6, 1.474, 1.366, 1.273, 1.191, 1.12, 1.057, 1.0,
     ]
@@ -237,7 +242,7 @@ def test_byteps_figures_for_eight_workers() -> None:
      (32, 2, 1.067), (128, 2, 1.016), (1024, 2, 1.002)],
 )
 def test_netreduces_sufficient_condition(gpus: int, members: int, ratio: float) -> None:
-    """B_intra / B_inter above 2P(n-1) / (n(P-2)) is where folding beats a flat ring; the times agree."""
+    """Folding beats a flat ring where B_intra / B_inter is above 2P(n-1) / (n(P-2)), and predicted times agree."""
     assert netreduce_conditions.ratio(gpus, members) == pytest.approx(ratio, abs=5e-4)
     inter = 12.5e9
     for factor, wins in ((0.995, False), (1.005, True)):
@@ -251,7 +256,7 @@ def test_netreduces_sufficient_condition(gpus: int, members: int, ratio: float) 
 
 
 def test_pcie_fails_and_nvlink_passes_for_eight_gpus() -> None:
-    """The paper's simulated machines: 15.75 GB/s and 100 GB/s inside, 12.5 GB/s outside."""
+    """These are the paper's simulated machines: 15.75 GB/s and 100 GB/s inside, 12.5 GB/s outside."""
     assert not netreduce_conditions.beats_ring(1024, 8, 15.75e9, 12.5e9)
     assert netreduce_conditions.beats_ring(1024, 8, 100e9, 12.5e9)
     assert not netreduce_conditions.beats_ring(2, 1, 1e9, 1.0)
@@ -262,7 +267,8 @@ def test_pcie_fails_and_nvlink_passes_for_eight_gpus() -> None:
 def test_folding_beats_tencents_scheme_beyond_two_machines(
     nbytes: int, machines: int, members: int, inside: LinkCost, across: LinkCost
 ) -> None:
-    """Inside they are the same; across, one pass against a ring's two: at two machines only the latency differs."""
+    """Inside they are the same; across, one pass is compared with a ring's two, so at two machines only the latency
+    differs."""
     ours = cost.netreduce_parallel(nbytes, machines, members, inside, across)
     theirs = cost.hierarchical(nbytes, machines, members, inside, across)
     assert ours <= theirs * (1 + 1e-9)
@@ -287,7 +293,7 @@ def test_the_best_segment_of_a_chain_is_best(nbytes: int, ranks: int, alpha: flo
 # ---- choosing -------------------------------------------------------------------------------------------------------
 @given(nbytes=NBYTES, ranks=RANKS, link=LINKS, contention=st.floats(1, 8))
 def test_the_choice_is_the_cheapest_candidate(nbytes: int, ranks: int, link: LinkCost, contention: float) -> None:
-    """And says so, with every candidate."""
+    """The text says so, with every candidate."""
     choice = choose(nbytes, Setting(ranks, link, contention))
 
     assert choice.seconds == min(seconds for _, seconds in choice.candidates)
@@ -340,14 +346,14 @@ def test_scattered_sums_fold_where_the_rings_steps_cost_more_than_its_bytes_save
     ],
 )
 def test_impossible_arguments_are_refused(call: Callable[[], object], message: str) -> None:
-    """With what was expected."""
+    """The error says what was expected."""
     with pytest.raises(ValueError, match=message):
         call()
 
 
 def test_what_was_timed_sets_the_model_right() -> None:
-    """A slow algorithm's prediction rises at the sizes where it was slow, and in proportion between them; those that
-    nobody has timed are expected to be as slow beside their models."""
+    """A slow algorithm's prediction rises at the sizes where it was slow, and proportionally between them; algorithms
+    that were not timed are expected to be as slow beside their models."""
     link = LinkCost(1e-4, 8e-9, 1e-10)
     model = dict(choose(1 << 20, Setting(8, link)).candidates)
     right = {"ring": {1 << 18: 1.5 * dict(choose(1 << 18, Setting(8, link)).candidates)["ring"],

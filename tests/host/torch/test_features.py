@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DistributedDataParallel and FSDP offer works over NetFold as over gloo."""
+"""Features of DistributedDataParallel and FSDP work over NetFold as over gloo."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FEATURES = [
     "gradients_added_up", "parameters_unused", "a_static_graph", "uneven_inputs", "a_checkpoint", "a_compiled_model",
     "sharded_moments", "sharded_parameters", "the_hook",
 ]
-"""Functions of rank_torch_features.py."""
+"""Names of functions of rank_torch_features.py."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every rank of rank_torch_features.py found."""
+    """The results of every rank of rank_torch_features.py."""
     folder, net = tmp_path_factory.mktemp("torch"), subnet()
     where = f"unix:{folder}/jobs"
     with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where):
@@ -38,8 +38,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_losses_are_those_of_gloo(found: list[dict[str, Any]], feature: str) -> None:
-    """no_sync, find_unused_parameters, static_graph, Join, checkpoints, torch.compile, ZeRO, FSDP, the hook: losses
-    over TCP and in the network are those over gloo, within rounding."""
+    """With no_sync, find_unused_parameters, static_graph, Join, checkpoints, torch.compile, ZeRO, FSDP and the hook,
+    losses over TCP and in the network are gloo's within rounding."""
     for rank, results in enumerate(found):
         assert set(results) == {*FEATURES, "resumed"}
         ways = dict(results[feature])
@@ -51,8 +51,8 @@ def test_losses_are_those_of_gloo(found: list[dict[str, Any]], feature: str) -> 
 
 
 def test_a_resumed_run_is_the_one_without_a_break(found: list[dict[str, Any]]) -> None:
-    """The hook in 8 bits: a checkpoint holds what lanes have left out, and the losses after it are the same to the
-    last bit; without that they are others."""
+    """With the hook in 8 bits, a checkpoint holds the residuals, and the losses after it are the same to the last bit;
+    without them they differ."""
     for results in found:
         runs = results["resumed"]
         assert runs["resumed"] == runs["whole"]

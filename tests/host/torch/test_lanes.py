@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in narrow lanes by torch's hook and optimizer: what is left out of one step comes with the next."""
+"""Gradients in narrow lanes by torch's hook and optimizer: the residual of one step is added to the next."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from netfold.torch import NetfoldState, PriorityOptimizer, netfold_hook  # noqa:
 RANKS = 2
 STEPS = 20
 LARGE, SMALL = 1.0, 1e-3
-"""Gradients of two parameters in one block; 8 bits hold the small one only together with what they left out before."""
+"""Gradients of two parameters in one block; 8 bits represent the small one only together with its residuals."""
 
 
 @dataclass
 class Bucket:
-    """What DistributedDataParallel hands to a hook."""
+    """Stands for the bucket that DistributedDataParallel passes to a hook."""
 
     number: int
     members: list[torch.Tensor]
@@ -46,7 +46,7 @@ class Bucket:
 
 
 def reduced(state: NetfoldState, members: list[torch.Tensor], gradients: dict[int, float], number: int = 0) -> Any:
-    """One step of a bucket whose parameters have these gradients throughout, by identity: their averages."""
+    """One step of a bucket whose parameters have these constant gradients, by identity; returns their averages."""
     flat = torch.cat([torch.full((p.numel(),), gradients[id(p)]) for p in members])
     netfold_hook(state, Bucket(number, members, flat)).wait()  # type: ignore[arg-type]
     return {id(p): piece.clone() for p, piece in zip(members, flat.split([p.numel() for p in members]), strict=True)}
@@ -54,7 +54,7 @@ def reduced(state: NetfoldState, members: list[torch.Tensor], gradients: dict[in
 
 @pytest.mark.parametrize("error_feedback", [True, False])
 def test_small_gradients_beside_large_ones_arrive_over_time(error_feedback: bool) -> None:
-    """The hook keeps what 8 bits leave out for each parameter, also where buckets are laid out anew after a step."""
+    """The hook keeps each parameter's residual of 8 bits, also where buckets change after a step."""
 
     def train(comm: Communicator) -> tuple[float, float]:
         large, small = torch.zeros(5), torch.zeros(7)
@@ -79,7 +79,7 @@ def test_small_gradients_beside_large_ones_arrive_over_time(error_feedback: bool
     assert results[0] == results[1]
 
 
-def test_reset_forgets_what_is_owed() -> None:
+def test_reset_forgets_the_residuals() -> None:
     """After a reset the first step is that of a new state."""
 
     def train(comm: Communicator) -> list[list[float]]:
@@ -101,8 +101,9 @@ def test_reset_forgets_what_is_owed() -> None:
     assert first[0][1] > 0
 
 
-def test_what_is_owed_follows_its_parameter() -> None:
-    """From bucket to bucket; a bucket that stays as it was keeps its array, new parameters start from zero."""
+def test_residuals_follow_their_parameter() -> None:
+    """A residual moves with its parameter from bucket to bucket; an unchanged bucket keeps its array, and new
+    parameters start from zero."""
     a, b, c = torch.zeros(2), torch.zeros(3), torch.zeros(1)
     feedback = Feedback()
     first = feedback.of(0, [a, b])
@@ -117,7 +118,7 @@ def test_what_is_owed_follows_its_parameter() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_lanes_cannot_narrow_goes_as_it_is(dtype: torch.dtype) -> None:
-    """float64 gradients stay whole under a state of 8 bits; bfloat16 ones are narrowed."""
+    """float64 gradients are not narrowed under a state of 8 bits; bfloat16 ones are."""
 
     def train(comm: Communicator) -> Any:
         state = NetfoldState(comm, average=False, lane_bits=8)
@@ -135,7 +136,7 @@ def test_what_lanes_cannot_narrow_goes_as_it_is(dtype: torch.dtype) -> None:
 
 
 def test_the_optimizer_learns_in_8_bits() -> None:
-    """PriorityOptimizer's lane_bits: weights like those of whole lanes, the same on all ranks."""
+    """PriorityOptimizer with lane_bits gives weights like those of 32-bit lanes, the same on all ranks."""
 
     def network() -> nn.Module:
         torch.manual_seed(0)
@@ -164,7 +165,7 @@ def test_the_optimizer_learns_in_8_bits() -> None:
 
 
 def through_a_file(state: Any) -> Any:
-    """As a checkpoint is written and read."""
+    """A state as a checkpoint is written and read."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -172,8 +173,8 @@ def through_a_file(state: Any) -> Any:
 
 
 def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
-    """What 8 bits left out is a part of the checkpoint: weights after it are those without a break, also where the
-    buckets are cut anew; without it they are others."""
+    """Residuals are part of the checkpoint: weights after it are those without a break, also where buckets change;
+    without them they differ."""
 
     torch.manual_seed(0)
     untrained = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
@@ -212,8 +213,8 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
     assert weights[2] != weights[0]
 
 
-def test_what_is_owed_can_be_saved_and_loaded() -> None:
-    """By name, wherever a bucket holds the parameter; a new bucket takes it up; other models' are refused."""
+def test_residuals_can_be_saved_and_loaded() -> None:
+    """Residuals are loaded by name into whatever bucket holds the parameter; those of other models are refused."""
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[1].bias.requires_grad_(False)
     with loopback_job(RANKS) as comms:
@@ -236,8 +237,8 @@ def test_what_is_owed_can_be_saved_and_loaded() -> None:
         other.close()
 
 
-def test_what_is_owed_is_not_forgotten_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    """Where lanes are whole, a checkpoint's residuals cannot be used: the log says so."""
+def test_residuals_that_cannot_be_used_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Where lanes are not narrow, a checkpoint's residuals cannot be used, which is logged."""
     model = nn.Linear(2, 1, bias=False)
     with loopback_job(RANKS) as comms:
         state = NetfoldState(comms[0])
@@ -247,7 +248,7 @@ def test_what_is_owed_is_not_forgotten_in_silence(caplog: pytest.LogCaptureFixtu
 
 
 def test_more_ranks_than_a_lane_holds_are_refused_at_once() -> None:
-    """By the state, before any step; where nothing folds all is whole."""
+    """The state refuses them before any step; where nothing folds, lanes are not narrow."""
     with loopback_job(RANKS) as comms:
         with pytest.raises(ValueError, match="lane_bits=12: expected 32, 16 or 8"):
             NetfoldState(comms[0], lane_bits=12)  # type: ignore[arg-type]

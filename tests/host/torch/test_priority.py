@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients by priority: the order in which they travel, the same training as without, and what cannot be."""
+"""Gradients by priority: the order in which they travel, training equal to that without it, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from netfold.testing import loopback_job, on_every_rank  # noqa: E402
 from netfold.torch import PriorityOptimizer, broadcast_optimizer_state, broadcast_parameters  # noqa: E402
 
 SMALL = 1100 / (1 << 20)
-"""MiB: a bucket for each layer here."""
+"""Bucket size in MiB that gives each layer a bucket of its own here."""
 
 
 def network(seed: int) -> nn.Sequential:
-    """Four layers that learn."""
+    """A model of four layers."""
     torch.manual_seed(seed)
     return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())))
 
@@ -36,7 +36,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 class Alone:
-    """A communicator of one rank whose first operation waits; keeps the names of the others."""
+    """A communicator of one rank whose first operation waits, and which records the names of the others."""
 
     size, rank = 1, 0
 
@@ -58,7 +58,8 @@ class Alone:
 
 @pytest.mark.parametrize(("order", "expected"), [("priority", [3, 0, 1, 2]), ("arrival", [3, 2, 1, 0])])
 def test_what_the_next_forward_needs_first_goes_first(order: Any, expected: list[int]) -> None:
-    """The last layer's gradients are there first and leave at once; of the rest, made meanwhile, the first layer's."""
+    """The last layer's gradients are ready first and are sent at once; of the rest, made meanwhile, the first layer's
+    go first."""
     comm, model = Alone(), network(0)
     optimizer = PriorityOptimizer(
         torch.optim.SGD(model.parameters(), 0.1), model, comm, bucket_mb=SMALL, order=order  # type: ignore[arg-type]
@@ -83,8 +84,8 @@ def test_what_the_next_forward_needs_first_goes_first(order: Any, expected: list
 
 @pytest.mark.parametrize("rail", ["tcp", "innet"])
 def test_training_is_that_of_one_process(rail: Any) -> None:
-    """Three ranks with parts of each batch, a learning rate that changes, weight decay and momentum end with the
-    weights of one process with the whole batches; all ranks have the same bits."""
+    """Three ranks with parts of each batch, a changing learning rate, weight decay and momentum end with the weights of
+    one process with the whole batches, and all ranks have the same bits."""
     steps = 6
 
     def train(model: nn.Module, part: slice, wrap: Any) -> None:
@@ -118,7 +119,7 @@ def test_training_is_that_of_one_process(rail: Any) -> None:
 
 
 class Branches(nn.Module):
-    """Two layers whose gradients come in an order of the rank's own."""
+    """Two layers whose gradients come in an order that differs between ranks."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -134,7 +135,8 @@ class Branches(nn.Module):
 
 
 def test_ranks_agree_whatever_comes_first() -> None:
-    """Gradients in other orders on each rank, and a layer that nobody uses: the same buckets in the same order."""
+    """With gradients in different orders on each rank and an unused layer, all reduce the same buckets in the same
+    order."""
 
     def one(comm: Communicator) -> tuple[list[str], bytes]:
         model = Branches(comm.rank)
@@ -157,8 +159,8 @@ def test_ranks_agree_whatever_comes_first() -> None:
 
 
 def test_reading_parameters_sees_all_updates() -> None:
-    """state_dict() and evaluation come after every update; attention's projection, which is read without being called,
-    too."""
+    """state_dict() and evaluation wait for every update, and so does attention's projection, which is read without
+    being called."""
     with loopback_job(1, rail="tcp") as (comm,):
         torch.manual_seed(0)
         model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -181,7 +183,7 @@ def test_reading_parameters_sees_all_updates() -> None:
 
 
 def test_accumulated_gradients_travel_once() -> None:
-    """no_sync() adds up; a second backward outside of it is an error that says so."""
+    """no_sync() adds up gradients; a second backward outside of it is an error that says so."""
     with loopback_job(1, rail="tcp") as (comm,):
         model, reference = network(0), network(0)
         optimizer = PriorityOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, comm)
@@ -205,7 +207,7 @@ def test_accumulated_gradients_travel_once() -> None:
 
 
 def test_a_lost_rank_comes_out_of_the_next_use() -> None:
-    """The communicator's own error, with the rank's name, from forward or step: nothing hangs."""
+    """forward or step raises the communicator's own error with the rank's name, and nothing hangs."""
 
     def one(comm: Communicator) -> str:
         model = network(0)
@@ -232,7 +234,7 @@ def test_a_lost_rank_comes_out_of_the_next_use() -> None:
 
 
 def test_models_that_cannot_be_are_refused() -> None:
-    """Nothing to reduce, or an order that there is not."""
+    """A model without parameters to reduce, and an unknown order, are refused."""
     with loopback_job(1, rail="tcp") as (comm,):
         inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
         with pytest.raises(ValueError, match="without parameters"):
@@ -242,7 +244,7 @@ def test_models_that_cannot_be_are_refused() -> None:
 
 
 def test_horovods_verbs_give_all_ranks_one_start() -> None:
-    """Parameters, and the optimizer's moments and learning rate, as the root has them."""
+    """All ranks get the root's parameters, and the optimizer's moments and learning rate."""
 
     def one(comm: Communicator) -> tuple[bytes, Any]:
         model = network(comm.rank)

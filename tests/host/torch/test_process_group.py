@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed over NetFold: backend and hook train as gloo does, and say what goes wrong."""
+"""torch.distributed over NetFold: backend and hook train as gloo does, and report what goes wrong."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from support.torch import LoopbackJobs, loopback_jobs, torchrun  # noqa: E402
 REPOSITORY = Path(__file__).resolve().parents[3]
 RANKS = 4
 BOUND = 1e-5
-"""Largest relative difference of a loss from gloo's within the first steps, as docs/torch.md states it."""
+"""Largest relative difference between a loss and gloo's within the first steps, as docs/torch.md states it."""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[dict[str, Any]], LoopbackJobs]]:
-    """What every rank of rank_torch.py found, and the job service of those who folded."""
+    """The results of every rank of rank_torch.py, and the job service of those that folded."""
     folder, net = tmp_path_factory.mktemp("torch"), subnet()
     where = f"unix:{folder}/jobs"
     with loopback_jobs(f"{net}.200", [f"{net}.{rank + 1}" for rank in range(RANKS)], where) as jobs:
@@ -54,7 +54,7 @@ Trained = tuple[list[dict[str, Any]], LoopbackJobs]
 @pytest.mark.parametrize("way", ["tcp", "innet", "hook"])
 @pytest.mark.parametrize("example", ["torch_cnn", "torch_lm"])
 def test_losses_are_those_of_gloo(trained: Trained, example: str, way: str) -> None:
-    """DistributedDataParallel learns by the backend, over TCP and in the network, and by the hook as by gloo."""
+    """DistributedDataParallel learns as with gloo: by the backend, over TCP and in the network, and by the hook."""
     for rank in trained[0]:
         gloo = np.array(rank["losses"][example]["gloo"])
         assert gloo[-1] < gloo[0], "gloo itself does not learn"
@@ -63,8 +63,8 @@ def test_losses_are_those_of_gloo(trained: Trained, example: str, way: str) -> N
 
 @pytest.mark.parametrize(("bits", "bound"), [(16, 0.02), (8, 0.03)])
 def test_narrow_lanes_with_feedback_learn_as_whole_ones(trained: Trained, bits: int, bound: float) -> None:
-    """60 steps of the hook on 16 and 8 bits: the losses' mean within the bound of docs/torch.md, the last ten's within
-    0.05, the same on all ranks."""
+    """In 60 steps of the hook on 16 and 8 bits the mean loss is within the bound of docs/torch.md, that of the last ten
+    within 0.05, and the same on all ranks."""
     for rank in trained[0]:
         assert rank["long"] == trained[0][0]["long"]
         gloo, narrow = (np.array(rank["long"][way]) for way in ("gloo", f"{bits} bits"))
@@ -76,7 +76,8 @@ def test_narrow_lanes_with_feedback_learn_as_whole_ones(trained: Trained, bits: 
 
 @pytest.mark.parametrize("way", ["tcp", "innet"])
 def test_reductions_are_those_of_gloo(trained: Trained, way: str) -> None:
-    """Integers, maxima and what is handed to gloo are exact, sums of floats within rounding, whatever the strides."""
+    """Integers, maxima and what gloo carries are exact, and sums of floats right within rounding, whatever the strides.
+    """
     for rank in trained[0]:
         difference = rank["differences"][way]
         exact = [kind for kind in difference if "int" in kind or kind.startswith(("max", "min"))]
@@ -92,7 +93,7 @@ def test_reductions_are_those_of_gloo(trained: Trained, way: str) -> None:
 
 
 def test_gradients_go_through_the_switch(trained: Trained) -> None:
-    """The group that asks for it folds: all float32 gradients of both examples pass the switch, in several buckets."""
+    """In a group that folds, all float32 gradients of both examples pass the switch, in several buckets."""
     import importlib.util
 
     parameters = 0
@@ -113,8 +114,8 @@ def test_gradients_go_through_the_switch(trained: Trained) -> None:
 
 
 def test_sharded_training_is_that_of_gloo(trained: Trained) -> None:
-    """FSDP, the old one and the new one, shards and gathers through the communicator, over TCP and in the network: the
-    losses are those over gloo."""
+    """FSDP, the old and the new one, shards and gathers through the communicator, over TCP and in the network, with
+    gloo's losses."""
     for rank in trained[0]:
         for losses in rank["sharded"].values():
             gloo = losses.pop("gloo")
@@ -124,8 +125,8 @@ def test_sharded_training_is_that_of_gloo(trained: Trained) -> None:
                 np.testing.assert_allclose(ours, gloo, rtol=BOUND, err_msg=way)
 
 
-def test_the_path_of_each_kind_is_said_once(trained: Trained) -> None:
-    """What folds, what goes between the hosts, and what gloo does: named in the log, each kind once a group."""
+def test_the_path_of_each_kind_is_logged_once(trained: Trained) -> None:
+    """What folds, what goes between the hosts and what gloo carries is logged, once for each kind and group."""
     for rank in trained[0]:
         for job, folded, scattered in (("default", "tcp", "TCP, ring"), ("default.2", "innet", "innet")):
             said = [line for line in rank["said"] if f"job={job!r}" in line]
@@ -142,7 +143,7 @@ def test_the_path_of_each_kind_is_said_once(trained: Trained) -> None:
                 assert len(set(named)) == len(named)
 
 
-def test_backward_names_the_rank_that_stayed_away(trained: Trained) -> None:
+def test_backward_names_the_rank_that_never_calls(trained: Trained) -> None:
     """Where a rank never calls, DistributedDataParallel's backward raises on all others, and the error names it."""
     results = trained[0]
     assert results[-1]["error"] == ""
@@ -153,14 +154,14 @@ def test_backward_names_the_rank_that_stayed_away(trained: Trained) -> None:
 
 @pytest.mark.parametrize("example", ["torch_cnn", "torch_lm"])
 def test_examples_run_as_their_first_lines_say(trained: Trained, example: str) -> None:
-    """Each example's own command line works without a fabric; rank 0 tells the result."""
+    """Each example's own command line works without a fabric, and rank 0 prints the result."""
     says = [rank["printed"][example] for rank in trained[0]]
     assert "after 2 steps" in says[0]
     assert says[1:] == [""] * (RANKS - 1)
 
 
 def test_hook_returns_before_the_sum_is_there() -> None:
-    """The hook's future is pending until the other rank calls, too; so backward goes on."""
+    """The hook's future is pending until the other rank calls too, so that backward goes on."""
     with loopback_job(2, rail="tcp") as comms:
         states = [NetfoldState(comm) for comm in comms]
         tensors = [torch.full((1000,), float(rank)) for rank in range(2)]
@@ -187,7 +188,7 @@ def test_sum_is_left_alone_without_average() -> None:
 
 
 def test_several_are_under_way_in_order() -> None:
-    """Works complete in the order of their calls and hold what was asked for; closing waits for all of them."""
+    """Works complete in the order of their calls with the right results, and closing waits for all of them."""
     with loopback_job(3, rail="tcp") as comms:
         reducers = [Reducer(comm) for comm in comms]
         tensors = [[torch.full((size,), rank + size, dtype=torch.int32) for size in range(1, 20)] for rank in range(3)]
@@ -233,7 +234,7 @@ def test_no_controller_is_an_error_that_names_the_variable(monkeypatch: pytest.M
 
 
 def test_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torchrun would have set, and is not, stands in the error; so does what is no number."""
+    """The error names variables that torchrun would have set, and values that are no numbers."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "NETFOLD_ADDRESS", "NETFOLD_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="RANK=None"):
@@ -248,7 +249,8 @@ def test_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_store_carries_a_plan_every_time_anew() -> None:
-    """All ranks get one epoch and all addresses; joining once more does not meet what the first time left."""
+    """All ranks get one epoch and all addresses; joining again does not read what the first time has left in the store.
+    """
     store = dist.HashStore()
     plans: dict[tuple[int, int], Any] = {}
 
@@ -273,7 +275,7 @@ def test_store_carries_a_plan_every_time_anew() -> None:
 
 
 def test_store_names_ranks_that_do_not_join() -> None:
-    """Waiting at the store has a bound; the error says who is missing, or who speaks otherwise."""
+    """Waiting at the store is bounded; the error names ranks that are missing or have another version."""
     with pytest.raises(JoinRefused, match=r"ranks \[1, 2\] have not joined"):
         plan_by_store(dist.HashStore(), "j", 0, 3, "127.0.0.1", "127.0.0.1:1", timeout=0.05)
     store = dist.HashStore()
@@ -283,7 +285,7 @@ def test_store_names_ranks_that_do_not_join() -> None:
 
 
 def test_tensors_are_seen_in_place() -> None:
-    """Arrays share the tensor's memory, strided and bfloat16 ones, too; other devices and layouts are refused."""
+    """Arrays share the tensor's memory, strided and bfloat16 ones too; other devices and layouts are refused."""
     tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     array, name = as_array(tensor.T)
     array[1, 2] = 99
@@ -299,7 +301,7 @@ def test_tensors_are_seen_in_place() -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    """pg_options of another backend do not pass for ours."""
+    """pg_options of another backend are refused."""
     with pytest.raises(TypeError, match="expected netfold"):
         create(None, {"controller": "store"})  # type: ignore[arg-type]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flight recorder: what it holds, when it writes, and what its files say beside each other."""
+"""The flight recorder: what it holds, when it writes, and what all ranks' files show together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from support.ports import wait_for
 
 
 def test_every_operation_is_recorded_with_its_path() -> None:
-    """What folds, what goes over TCP, groups, messages between two; numbers count each group's operations."""
+    """Folds, operations over TCP, of groups, and messages between two ranks are recorded; numbers count each group's
+    operations."""
 
     def work(comm: Communicator) -> list[tuple[object, ...]]:
         comm.allreduce(np.ones(1000, np.float32))
@@ -70,7 +71,7 @@ def test_groups_do_not_put_folded_operations_out_of_step() -> None:
 
 
 def test_repeats_are_counted_by_operation() -> None:
-    """On a lossy fabric an operation has the retransmissions that the rail counted meanwhile."""
+    """On a lossy fabric an operation's retransmissions are those that the rail counted during it."""
     with loopback_job(2, rail="innet", loss=0.05, seed=3, slots=32) as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(100_000, np.float32)))
         for comm in comms:
@@ -78,7 +79,7 @@ def test_repeats_are_counted_by_operation() -> None:
 
 
 def test_only_the_last_thousand_are_kept() -> None:
-    """Memory does not grow."""
+    """The recorder's memory does not grow."""
     recorder = Flight("j", 0, 1)
     for number in range(flight.KEPT + 5):
         with recorder.operation(number, "", "allreduce", "sum", "float32", 4):
@@ -86,8 +87,8 @@ def test_only_the_last_thousand_are_kept() -> None:
     assert [o.number for o in recorder.operations()] == list(range(5, flight.KEPT + 5))
 
 
-def test_a_failure_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of a rank whose peer never called: the error, the operation as failed, the others before it."""
+def test_a_failed_operation_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of a rank whose peer never called holds the error, the failed operation, and those before it."""
     monkeypatch.setenv(flight.FOLDER_VARIABLE, str(tmp_path))
     with loopback_job(2, rail="tcp") as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(3)))
@@ -104,7 +105,7 @@ def test_a_failure_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_cannot_be_written_is_no_error_of_the_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk, a folder that cannot be: logged."""
+    """A full disk, or a folder that cannot be made, is only logged."""
     (tmp_path / "file").write_text("")
     recorder = Flight("j", 0, 1, folder=tmp_path / "file" / "below")
     assert recorder.dump("a test") is None
@@ -133,7 +134,8 @@ with recorder.operation(1, "", "allreduce", "sum", "float32", 4):
     ids=["main thread in native code", "someone took the wake-up descriptor"],
 )
 def test_a_signal_writes_the_file_of_a_process_that_hangs(tmp_path: Path, before: str, inside: str) -> None:
-    """Even with the main thread in native code for good; the file has the running operation and all threads' stacks."""
+    """Even if the main thread is stuck in native code, the file has the running operation and the stacks of all
+    threads."""
     program = STUCK.format(before=before, inside=inside)
     environment = {**os.environ, flight.FOLDER_VARIABLE: str(tmp_path), flight.SIGNAL_VARIABLE: "SIGUSR1"}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE) as process:
@@ -153,7 +155,7 @@ def test_a_signal_writes_the_file_of_a_process_that_hangs(tmp_path: Path, before
 
 
 def test_a_signal_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A wrong setting is found when the communicator is made, not when it is needed."""
+    """A wrong setting is an error when the communicator is made, not when it is needed."""
     monkeypatch.setenv(flight.SIGNAL_VARIABLE, "SIGNOTHING")
     with pytest.raises(ValueError, match="NETFOLD_FLIGHT_SIGNAL='SIGNOTHING': expected the name of a signal"):
         Flight("j", 0, 1, folder=tmp_path)
@@ -167,7 +169,8 @@ def _dump(rank: int, numbers: list[int], state: str = "done") -> Dump:
 
 
 def test_the_rank_that_is_behind_is_named() -> None:
-    """Beside each other the files tell who did not call what the others wait in, and who wrote nothing."""
+    """Together the files show which rank did not call the operation that the others wait in, and which wrote no file.
+    """
     lines = compare([_dump(0, [1, 2, 3], "running"), _dump(1, [1, 2]), _dump(3, [1, 2, 3], "failed")])
     assert lines[0] == "job j, 4 ranks"
     assert "rank 0 (h, 100): operation 3 (allreduce sum float32, 4 bytes, innet) running" in lines[1]
@@ -177,7 +180,7 @@ def test_the_rank_that_is_behind_is_named() -> None:
 
 
 def test_the_command_shows_a_folder(tmp_path: Path) -> None:
-    """`netfold flight`: lines for what is there, one paragraph and status 1 for what is not."""
+    """`netfold flight` prints what the files hold, or one paragraph with status 1 where there are none."""
     empty = CliRunner().invoke(app, ["flight", str(tmp_path)])
     assert (empty.exit_code, "NETFOLD_FLIGHT=" in empty.output) == (1, True)
     (tmp_path / "j.rank0.json").write_bytes(msgspec.json.encode(_dump(0, [1])))

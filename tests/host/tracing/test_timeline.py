@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline: what a rank's file holds, that spans lie as they should, and what the merge makes of all files."""
+"""The timeline: what a rank's file holds, that spans do not overlap wrongly, and what the merge makes of all files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Trace = dict[str, Any]
 def traces(
     folder: Path, patch: pytest.MonkeyPatch, rail: str, work: Any, *, ranks: int = 2, **options: Any
 ) -> list[Trace]:
-    """What all ranks of a job wrote."""
+    """The files that all ranks of a job have written."""
     patch.setenv(timeline.VARIABLE, str(folder / "trace.json"))
     with loopback_job(ranks, rail=rail, **options) as comms:  # type: ignore[arg-type]
         for result in on_every_rank(comms, work):
@@ -37,7 +37,7 @@ def traces(
 
 
 def well_formed(trace: Trace) -> dict[str, list[Trace]]:
-    """Spans of a rank's own file by row; fails where it is none that Perfetto reads."""
+    """Spans of a rank's own file by row; fails where Perfetto could not read it."""
     return defaultdict(list, {row: spans for (_, row), spans in rows_of(trace).items()})
 
 
@@ -75,7 +75,8 @@ def test_folding_shows_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_repeats_are_told_from_first_packets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a lossy fabric what goes again is a span of its own, as many packets as the recorder counted or more."""
+    """On a lossy fabric retransmissions have spans of their own, with at least as many packets as the recorder counted.
+    """
 
     def work(comm: Communicator) -> None:
         comm.allreduce(np.ones(100_000, np.float32))
@@ -87,7 +88,7 @@ def test_repeats_are_told_from_first_packets(tmp_path: Path, monkeypatch: pytest
 
 
 def test_queued_operations_and_messages_have_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asynchronous operations over TCP: each waits for its turn, sends, waits, receives."""
+    """Asynchronous operations over TCP are queued, send, wait and receive."""
 
     def work(comm: Communicator) -> None:
         works = [comm.iallreduce(np.ones(50_000), name=f"bucket {i}") for i in range(3)]
@@ -104,7 +105,8 @@ def test_queued_operations_and_messages_have_rows(tmp_path: Path, monkeypatch: p
 
 
 def test_ranks_come_together_by_their_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process a rank; an operation overlaps itself on the other rank; ranks of two jobs are kept apart."""
+    """There is one process a rank; an operation overlaps the same one of the other rank, and ranks of two jobs stay
+    apart."""
 
     def work(comm: Communicator) -> None:
         comm.iallreduce(np.ones(1000, np.float32)).wait(20)
@@ -129,7 +131,7 @@ def test_ranks_come_together_by_their_clocks(tmp_path: Path, monkeypatch: pytest
 
 
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
-    """Status 1 and one line for what is no timeline; an empty one is not written."""
+    """A file that is no timeline is status 1 and one line; an empty timeline is not written."""
     (tmp_path / "a.json").write_text('{"traceEvents": []}')
     result = CliRunner().invoke(app, ["timeline", "merge", str(tmp_path / "a.json"), "-o", str(tmp_path / "b.json")])
     assert (result.exit_code, "a.json: no rank's timeline" in result.output) == (1, True)
@@ -140,7 +142,7 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is bounded, and the file says how much is missing."""
+    """Memory is bounded, and the file says how many spans are missing."""
     monkeypatch.setattr(timeline, "MOST", 3)
     one = Timeline("j", 0, 1, tmp_path / "t.json")
     for number in range(5):
@@ -152,8 +154,8 @@ def test_what_does_not_fit_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"] == ["0", "1", "2"]
 
 
-def test_nobody_asks_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the variable there is no timeline, and the native loop writes nothing down."""
+def test_without_the_variable_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the variable there is no timeline, and the native loop records no spans."""
     monkeypatch.delenv(timeline.VARIABLE, raising=False)
     assert timeline.asked("j", 0, 1) is None
     assert SPANS[0] == "quantise"
