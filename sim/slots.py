@@ -29,7 +29,7 @@ Departure = Literal["asked", "at once", "unasked"]
 they have begun; at once; when they have said so at any time."""
 
 
-class Slot(NamedTuple):
+class ModelSlot(NamedTuple):
     """What a switch remembers: PSN (-1: never used), children's bitmap, done, and what the words add up to."""
 
     psn: int
@@ -39,7 +39,7 @@ class Slot(NamedTuple):
     """(rank, psn) of every contribution in the words."""
 
 
-FREE = Slot(-1, 0, False, frozenset())
+FREE = ModelSlot(-1, 0, False, frozenset())
 
 
 class WrongSum(Exception):
@@ -96,8 +96,8 @@ class State(NamedTuple):
     settled: int  # ranks that have said that they lack nothing
     left: int
     replans: int  # still to come
-    leaves: tuple[tuple[Slot, ...], ...]
-    spine: tuple[Slot, ...]
+    leaves: tuple[tuple[ModelSlot, ...], ...]
+    spine: tuple[ModelSlot, ...]
     partials: tuple[int, ...]  # by each leaf: partial sums on their way up
     to_leaf: tuple[int, ...]  # to each leaf: results on their way down
     to_rank: tuple[int, ...]  # to each rank: results on their way down
@@ -129,14 +129,16 @@ class _Switch:
     def __init__(self, fabric: ModelFabric, full: int, *, root: bool, checks_age: bool = True) -> None:
         self.fabric, self.full, self.root, self.checks_age = fabric, full, root, checks_age
 
-    def contribution(self, slot: Slot, psn: int, child: int, words: frozenset[tuple[int, int]]) -> tuple[Slot, str]:
+    def contribution(
+        self, slot: ModelSlot, psn: int, child: int, words: frozenset[tuple[int, int]]
+    ) -> tuple[ModelSlot, str]:
         """Returns the slot afterwards and who gets a packet: nobody, parent, asker or all."""
         bit = 1 << child
         age = 1 if slot.psn < 0 else self.fabric.age(psn, slot.psn)
         if age < 0 and self.checks_age:
             return slot, "nobody"
         if age != 0:
-            slot = Slot(psn, bit, False, words)
+            slot = ModelSlot(psn, bit, False, words)
         elif slot.done:
             return slot, "asker"
         elif slot.bitmap & bit:
@@ -149,7 +151,7 @@ class _Switch:
             return slot, "nobody"
         return (slot._replace(done=True), "all") if self.root else (slot, "parent")
 
-    def result(self, slot: Slot, psn: int, words: frozenset[tuple[int, int]]) -> tuple[Slot, str]:
+    def result(self, slot: ModelSlot, psn: int, words: frozenset[tuple[int, int]]) -> tuple[ModelSlot, str]:
         if slot.psn >= 0 and slot.psn == psn and slot.bitmap == self.full and not slot.done:
             return slot._replace(done=True, words=words), "all"
         return slot, "nobody"
@@ -326,7 +328,7 @@ class Exploration:
         state = state._replace(leaves=_put(state.leaves, leaf, _put(state.leaves[leaf], index, slot)))
         return self._down(state, leaf, slot, psn, who, None)
 
-    def _down(self, state: State, leaf: int, slot: Slot, psn: int, who: str, asker: int | None) -> State:
+    def _down(self, state: State, leaf: int, slot: ModelSlot, psn: int, who: str, asker: int | None) -> State:
         if who == "nobody":
             return state
         if slot.words != self.whole[psn]:

@@ -134,3 +134,17 @@ def test_only_one_optional_module_imports_scapy() -> None:
     """scapy is GPL-2.0-only: tests may use it, the product must not need it."""
     users = {name for name, _, path in modules() if any(used.split(".")[0] == "scapy" for used in imports(path))}
     assert users == {"netfold.wire.scapy_roce"}
+
+
+@pytest.mark.parametrize("package", ["netfold", "softswitch", "cbuild"])
+def test_public_classes_have_distinct_names(package: str) -> None:
+    """Within a package no two modules define a public class of the same name, so that a name says which one is
+    meant."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for name, _, path in modules():
+        if name.split(".")[0] == package:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(name)
+    assert homes
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
