@@ -34,7 +34,7 @@ def rank(task: MachinesTask) -> None:
     import netfold
 
     with netfold.init(rail="innet", timeout=60.0) as comm:
-        link = getattr(comm._lanes, "_inside", None)
+        link = getattr(comm._parts.dispatch.switches, "_inside", None)
         algorithm = None if task.way.startswith("folded") else task.way
         source, out = np.full(task.elements, comm.rank + 1, np.int32), np.empty(task.elements, np.int32)
         seconds = []

@@ -25,6 +25,7 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.collectives.flow import even
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.selection.peers import Peers
@@ -150,7 +151,9 @@ class Rank:
                         int(table[:, 2].sum()), int(table[:, 3].max()), fail)
             print(msgspec.json.encode(cell).decode(), flush=True)
 
-    def work(self, peers: Peers, collective: Collective, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    def work(
+        self, peers: Peers, collective: Collective, number: int
+    ) -> tuple[Callable[[], object], Callable[[], None]]:
         """The call to time, and the check of its result, which raises AssertionError."""
         count = self.task.nbytes // 4 // self.world * self.world
         slices = even(count, self.world)
@@ -167,9 +170,8 @@ class Rank:
             out[slices[self.rank]] = data[slices[self.rank]]
             return (lambda: peers.all_gather(out, slices)), lambda: _same(out, expected, collective)
         expected = sum(of(rank).astype(np.int64) for rank in range(self.world)).astype(np.int32)  # type: ignore[union-attr]
-        reduction = Reduction("sum", "int32")
-        return (lambda: peers.allreduce(data, out, reduction, algorithm=collective)), lambda: _same(
-            out, expected, collective)
+        request = Request(data, out, Reduction("sum", "int32"), algorithm=collective)
+        return (lambda: peers.allreduce(request)), lambda: _same(out, expected, collective)
 
     # ---- readings from the controller and the queue pairs ------------------------------------------------------------
 

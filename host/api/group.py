@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All collectives of a group of ranks on numpy arrays: reductions here, beside the ``Copies`` that a group makes too.
+"""All collectives of a group of ranks on numpy arrays.
 
-Reductions take the dtypes in ``collectives.elements`` (bfloat16 as ml_dtypes.bfloat16, or as uint16 with
-dtype="bfloat16"); what else holds for every operation, its errors above all, stands in ``copies``.
+All ranks of the group call the same operations in the same order.  Arrays have any shape and layout; what is cut into
+pieces is cut along its first axis.  Reductions take the dtypes in ``operation.reduction.NAMES`` (bfloat16 as
+ml_dtypes.bfloat16, or as uint16 with dtype="bfloat16"), the other operations any dtype but object.
+
+Every operation raises TypeError and ValueError for what it cannot take, before anything is sent, and CollectiveTimeout,
+PeerLost, RankMismatch, TransportError, Busy, Closed.
 """
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,38 +18,51 @@ from typing import TypeVar
 
 import numpy as np
 
-from netfold.host.api.copies import Copies
+from netfold.host.api import data_movement
+from netfold.host.api.ranks import Ranks
 from netfold.host.api.work import Turns, Work
 from netfold.host.collectives import REDUCE
-from netfold.host.operation.arrays import Array, flat, flat_copy, pieces_of, result_of, rows_of
-from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding, take_back
+from netfold.host.operation.arrays import Array, flat_copy, pieces_of, result_of, rows_of
+from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.half_precision import storage
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
+from netfold.host.operation.request import ALLREDUCE, Request
 from netfold.host.selection.choice import INNET
-from netfold.host.selection.peers import Peers, named
+from netfold.host.selection.dispatch import Dispatch
+from netfold.host.selection.peers import named
 
 T = TypeVar("T")
 SCATTERED = ("ring", INNET)
 """Algorithms of reduce_scatter."""
 
-log = logging.getLogger("netfold")
 
-
-class Group(Copies):
+class Group:
     """Ranks 0 .. size-1.  Made by ``Communicator.group``; a Communicator is the group of all ranks.
 
-    coding  of lanes, where a call says nothing else
+    dispatch  carries their reductions, and has what goes between them
+    turns     of the communicator, shared by all of its groups
+    coding    of lanes, where a call says nothing else
     """
 
-    def __init__(self, peers: Peers, turns: Turns, coding: Coding = PLAIN) -> None:
-        super().__init__(peers, turns)
+    def __init__(self, dispatch: Dispatch, turns: Turns, coding: Coding = PLAIN) -> None:
+        self._ranks = Ranks(dispatch, turns)
         self._coding = coding
-        self._saturations = 0
-        self._whole = peers.size > 1  # lanes are whole, whatever was asked for, and nobody has said so
+        self._saturated = 0
+        """Elements of all saturating sums so far that stood at an end of the range."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 .. size - 1."""
+        return self._ranks.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._ranks.size
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Some of this group's ranks, in this order, as a group of its own.  Only they call its operations."""
-        return Group(self._peers.group(ranks), self._turns)
+        return Group(self._ranks.dispatch.group(ranks), self._ranks.turns)
 
     # ---- reductions --------------------------------------------------------------------------------------------------
     def allreduce(
@@ -57,7 +73,7 @@ class Group(Copies):
         *,
         dtype: str | None = None,
         algorithm: str | None = None,
-        name: str = "allreduce",
+        name: str = ALLREDUCE,
         lane_bits: LaneBits | None = None,
         rounding: Rounding | None = None,
         feedback: Array | None = None,
@@ -82,19 +98,21 @@ class Group(Copies):
         saturate   a sum of int32 stops at -2**31 and 2**31 - 1 instead of wrapping: a partial sum that gets there
                    stays.  ``stats().saturated`` counts elements that stand there, and a RuntimeWarning says how many
         """
-        array = np.asarray(array)
+        array, ranks = np.asarray(array), self._ranks
         reduction = Reduction(op, element_name(array, dtype))
         coding = self._coding.asked(array, reduction.op, reduction.element, lane_bits, rounding, feedback, saturate)
         if coding.lane_bits != 32:
-            self._narrow(coding.lane_bits)
-        self._check_algorithm(algorithm, reduction, coding)
+            ranks.dispatch.check_lanes(coding.lane_bits)
+        ranks.dispatch.check(algorithm, reduction, coding)
         result = result_of(array.shape, array, out)
-        with self._turn(name, array.nbytes, reduction.op, reduction.element) as number:
-            saturated = self._allreduce(array, result, reduction, algorithm, number, coding, feedback)
+        with ranks.turn(name, array.nbytes, reduction.op, reduction.element) as number:
+            saturated = ranks.dispatch.allreduce(
+                Request(array, result, reduction, number, coding, algorithm, feedback, name)
+            )
         if saturated:
-            self._saturations += saturated
+            self._saturated += saturated
             warnings.warn(
-                f"{self._turns.me}, {name}: {saturated} of {result.size} elements of a saturating sum stand at an end "
+                f"{ranks.turns.me}, {name}: {saturated} of {result.size} elements of a saturating sum stand at an end "
                 "of int32's range: their sums are lost",
                 RuntimeWarning,
                 stacklevel=2,
@@ -109,7 +127,7 @@ class Group(Copies):
         *,
         dtype: str | None = None,
         algorithm: str | None = None,
-        name: str = "allreduce",
+        name: str = ALLREDUCE,
         lane_bits: LaneBits | None = None,
         rounding: Rounding | None = None,
         feedback: Array | None = None,
@@ -130,7 +148,7 @@ class Group(Copies):
         operation  calls collectives of this communicator or its groups, and is called after all that was begun before
         what       it is, for errors and the timeline
         """
-        return self._turns.later(operation, what)
+        return self._ranks.turns.later(operation, what)
 
     def reduce(
         self,
@@ -146,14 +164,14 @@ class Group(Copies):
 
         algorithm  one of ``collectives.REDUCE``; default: the cheapest
         """
-        self._check_rank(root, "root")
+        self._ranks.check_rank(root, "root")
         named(algorithm, REDUCE)
         array = np.asarray(array)
         reduction = Reduction(op, element_name(array, dtype))
         result = result_of(array.shape, array, out) if self.rank == root else None
         data = flat_copy(array)
-        with self._turn("reduce", data.nbytes, op, reduction.element):
-            self._peers.reduce(storage(data), reduction, root, algorithm=algorithm)
+        with self._ranks.turn("reduce", data.nbytes, op, reduction.element):
+            self._ranks.peers.reduce(storage(data), reduction, root, algorithm=algorithm)
         if result is not None:
             result[...] = data.reshape(array.shape)
         return result
@@ -173,66 +191,70 @@ class Group(Copies):
         counts     rows of each rank; default: all alike
         algorithm  "ring", or "innet": the switches fold all of it, and each rank keeps its rows; default: the cheaper
         """
-        array = np.asarray(array)
+        array, ranks = np.asarray(array), self._ranks
         reduction = Reduction(op, element_name(array, dtype))
         rows = rows_of(array, counts, self.size)
         coding = self._coding.asked(array, op, reduction.element, None, None, None, False)
         if named(algorithm, SCATTERED) is not None and algorithm != "ring":
-            self._check_algorithm(algorithm, reduction, coding)
+            ranks.dispatch.check(algorithm, reduction, coding)
         result = result_of((rows[self.rank], *array.shape[1:]), array, out)
-        with self._turn("reduce_scatter", array.nbytes, op, reduction.element) as number:
-            self._reduce_scatter(array, result, pieces_of(rows, array), reduction, algorithm, number, coding)
+        with ranks.turn("reduce_scatter", array.nbytes, op, reduction.element) as number:
+            ranks.dispatch.reduce_scatter(
+                Request(array, result, reduction, number, coding, algorithm), pieces_of(rows, array)
+            )
         return result
 
-    # ---- inside ------------------------------------------------------------------------------------------------------
-    def _check_algorithm(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
-        """Raises ValueError for what this group does not have, or cannot do that way."""
-        del reduction, coding
-        if algorithm is not None:
-            self._peers.check(algorithm)
+    # ---- moving arrays as they are -----------------------------------------------------------------------------------
+    def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
+        """Fills every rank's array with the root's, in place.
 
-    def _narrow(self, lane_bits: int) -> None:
-        """Says once where narrow lanes are asked for and nothing folds."""
-        if self._whole:
-            self._whole = False
-            log.warning(
-                "%s: lanes of %d bits are for what the switches fold; floats go between the hosts whole",
-                self._turns.me, lane_bits,
-            )
+        algorithm  one of ``collectives.BROADCAST``; default: the cheapest
+        """
+        return data_movement.broadcast(self._ranks, array, root=root, algorithm=algorithm)
 
-    def _allreduce(
+    def all_gather(self, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
+        """Every rank's rows, one after another.
+
+        counts  rows of each rank's array; default: as many as this one's
+        """
+        return data_movement.all_gather(self._ranks, array, out, counts=counts)
+
+    def gather(
+        self, array: Array, out: Array | None = None, *, root: int = 0, counts: Sequence[int] | None = None
+    ) -> Array | None:
+        """Every rank's rows, one after another, on ``root``; None elsewhere."""
+        return data_movement.gather(self._ranks, array, out, root=root, counts=counts)
+
+    def scatter(
+        self, array: Array | None, out: Array, *, root: int = 0, counts: Sequence[int] | None = None
+    ) -> Array:
+        """Fills ``out`` with this rank's rows of the root's ``array``, which the others leave out (None)."""
+        return data_movement.scatter(self._ranks, array, out, root=root, counts=counts)
+
+    def all_to_all(
         self,
         array: Array,
-        result: Array,
-        reduction: Reduction,
-        algorithm: str | None,
-        number: int,
-        coding: Coding,
-        feedback: Array | None,
-    ) -> int:
-        """Between the hosts: nothing is narrowed, so that nothing is left out."""
-        if coding.saturate:
-            return self._saturated(array, result, algorithm)
-        whole = array if feedback is None else take_back(array, feedback, reduction.element)
-        source, out = flat(whole), flat(result)
-        self._peers.allreduce(storage(source), storage(out), reduction, algorithm=algorithm)
-        if not np.may_share_memory(out, result):
-            result[...] = out.reshape(result.shape)
-        return 0
+        out: Array | None = None,
+        *,
+        counts: Sequence[int] | None = None,
+        out_counts: Sequence[int] | None = None,
+    ) -> Array:
+        """Rows ``r`` of this rank go to rank r, rows from all ranks come back, in order of rank.
 
-    def _reduce_scatter(
-        self, array: Array, result: Array, pieces: Sequence[slice], reduction: Reduction, algorithm: str | None,
-        number: int, coding: Coding,
-    ) -> None:
-        """By a ring between the hosts."""
-        data = flat_copy(array)
-        self._peers.reduce_scatter(storage(data), pieces, reduction)
-        result[...] = data[pieces[self.rank]].reshape(result.shape)
+        counts      rows for each rank; default: all alike
+        out_counts  rows from each rank; default: ``counts`` were all alike, so as many
+        """
+        return data_movement.all_to_all(self._ranks, array, out, counts=counts, out_counts=out_counts)
 
-    def _saturated(self, array: Array, result: Array, algorithm: str | None) -> int:
-        """The exact sum, which 64 bits hold, cut to the range of 32."""
-        wide = array.astype(np.int64).reshape(-1)
-        self._peers.allreduce(wide, wide, Reduction("sum", "int64"), algorithm=algorithm)
-        ends = np.iinfo(np.int32)
-        result[...] = wide.clip(ends.min, ends.max).reshape(result.shape)
-        return int(np.count_nonzero((wide <= ends.min) | (wide >= ends.max)))
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        data_movement.barrier(self._ranks)
+
+    # ---- between two -------------------------------------------------------------------------------------------------
+    def send(self, array: Array, peer: int, *, tag: int = 0) -> None:
+        """Sends to another rank, which calls ``receive``.  Between two ranks messages arrive in the order sent."""
+        data_movement.send(self._ranks, array, peer, tag=tag)
+
+    def receive(self, out: Array, peer: int, *, tag: int = 0) -> Array:
+        """Fills ``out`` with the peer's next ``send``, which must have its size, dtype and tag."""
+        return data_movement.receive(self._ranks, out, peer, tag=tag)

@@ -14,6 +14,7 @@ from netfold.host.mesh.memory import MemoryFabric
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.roce.path_client import PlannedPaths
+from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 
 OPEN_PAIRS_VARIABLE = "NETFOLD_OPEN_PAIRS"
@@ -21,7 +22,14 @@ OPEN_PAIRS_VARIABLE = "NETFOLD_OPEN_PAIRS"
 log = logging.getLogger("netfold")
 
 
-def open_mesh(plan: Plan, listener: socket.socket | None, timeout: float, rail: str, client: JobClient | None) -> Mesh:
+def open_mesh(
+    plan: Plan,
+    listener: socket.socket | None,
+    timeout: float,
+    rail: str,
+    client: JobClient | None,
+    timeline: Timeline | None = None,
+) -> Mesh:
     """Between all ranks: over queue pairs for rail "roce", else over TCP; in memory for a job of one rank.
 
     listener  bound TCP socket whose port stands in the plan; the mesh owns it from here on
@@ -38,8 +46,10 @@ def open_mesh(plan: Plan, listener: socket.socket | None, timeout: float, rail: 
         from netfold.host.roce.queue_pairs import OPEN
 
         open_pairs = environment.number(os.environ, OPEN_PAIRS_VARIABLE, str(OPEN))
-        return RoceMesh(plan, listener, timeout=timeout, open_pairs=open_pairs, planned=_planned(plan, client))
-    return TcpMesh(plan, listener, timeout=timeout)
+        return RoceMesh(
+            plan, listener, timeout=timeout, open_pairs=open_pairs, planned=_planned(plan, client), timeline=timeline
+        )
+    return TcpMesh(plan, listener, timeout=timeout, timeline=timeline)
 
 
 def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
@@ -23,8 +24,10 @@ from netfold.host.innet.stall_detector import StallDetector
 from netfold.host.mesh.mesh import ranks
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import open_sockets
-from netfold.host.operation.coding import PLAIN, Coding, LaneBits
-from netfold.host.operation.rail import Flat, Op, RailStats, TreeStats
+from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.rail import Flat, Op, RailStats, TreeStats, folds
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
@@ -42,6 +45,9 @@ PIECE = 1 << 28
 """Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
 SKB_BYTES = {1024: 2304, 4096: 8448}
 """What the kernel charges a socket's receive buffer for one unmerged packet of a path MTU."""
+TRIAL = Reduction("sum", "float32")
+"""What a trial reduces."""
+NOTHING = np.empty(0, np.float32)
 
 
 class FoldRail:
@@ -49,14 +55,14 @@ class FoldRail:
 
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
-    line     to the controller: where it says that the job has ended, PATIENCE is enough
+    control  the controller's end: where it says that the job has ended, PATIENCE is enough
     timeline  is told what the native loop does, where one is asked for
     shared   other sockets are open on the same address and port (``reuseport``)
     members  ranks that fold together; default: all of the plan
     """
 
     name = "innet"
-    saturates = True
+    narrows = True
 
     def __init__(
         self,
@@ -69,17 +75,16 @@ class FoldRail:
         shared: bool = False,
         members: int | None = None,
     ) -> None:
-        self.watch: Callable[[float], None] | None = None  # multirail.Track
+        self._watch: Callable[[float], None] | None = None
         self._plan = plan
         self._first_trees = plan.trees  # statistics are told by these: later ones may share a root
         self._control = control
         self._stalls = StallDetector()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
-        self._last = (np.empty(0, np.int32), 0)
+        self._last = Request(NOTHING, NOTHING, TRIAL)
         self._timeout = timeout
         self._operations = 0
-        self.saturated = 0
         self._bytes = [0] * len(plan.trees)
         self._seconds = 0.0
         self._final: RailStats | None = None  # once closed
@@ -123,18 +128,37 @@ class FoldRail:
         """Where results arrive."""
         return self._receiver
 
-    def allreduce(
-        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
-    ) -> None:
+    def takes(self, reduction: Reduction, coding: Coding) -> bool:
+        """Whether the switches can: also with narrow lanes, and sums of int32 that saturate."""
+        return folds(reduction.op, reduction.element)
+
+    def allreduce(self, request: Request) -> int:
+        """See ``Rail``.  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError, PlanError."""
+        source, reduction, coding = request.source, request.reduction, request.coding
+        divisor = float(self._plan.world) if reduction.op == "average" else 1.0
         with self._turn:
             if self._lost is not None:
                 raise self._lost
+            begin, saturated = time.monotonic(), 0
             try:
-                self._allreduce(source, out, op, number, coding, feedback)
+                for first in range(0, max(1, source.size), PIECE):  # an empty array still checks that all ranks agree
+                    piece = request if source.size <= PIECE else request.part(slice(first, first + PIECE))
+                    self._core.start(
+                        piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, native.library().nf_now(),
+                        op=cast(Op, reduction.op), coding=coding, feedback=piece.feedback, rank=self._plan.rank,
+                    )
+                    self._last = piece
+                    self._drive(piece)
+                    saturated += self._core.saturated()
+                    for tree in range(len(self._bytes)):
+                        self._bytes[tree] += self._core.elements(tree) * source.itemsize
             except BaseException as error:
                 if not self._core.finished():  # the arrays are the caller's again: nobody may go on with them
                     self._lost = error if isinstance(error, NetFoldError) else NetFoldError(f"cut off by {error!r}")
                 raise
+            self._operations += 1
+            self._seconds += time.monotonic() - begin
+            return saturated
 
     @property
     def suffices(self) -> bool:
@@ -142,55 +166,42 @@ class FoldRail:
 
     def trial(self, data: Flat, number: int) -> None:
         counted = self._operations, self._bytes[:], self._seconds
-        self.allreduce(data, data, "sum", number)
+        self.allreduce(Request(data, data, TRIAL, number))
         self._operations, self._bytes, self._seconds = counted
 
-    def _allreduce(self, source: Flat, out: Flat, op: Op, number: int, coding: Coding, feedback: Flat | None) -> None:
-        begin = time.monotonic()
-        self.saturated = 0
-        divisor = float(self._plan.world) if op == "average" else 1.0
-        for first in range(0, max(1, source.size), PIECE):  # an empty array still checks that all ranks agree
-            piece = slice(first, first + PIECE)
-            self._core.start(
-                number & 0xFFFFFFFF, source[piece], out[piece], divisor, native.library().nf_now(), op=op,
-                coding=coding, feedback=None if feedback is None else feedback[piece], rank=self._plan.rank,
-            )
-            self._last = (source[piece], number)
-            self._drive(source[piece], number)
-            self.saturated += self._core.saturated()
-            for tree in range(len(self._bytes)):
-                self._bytes[tree] += self._core.elements(tree) * source.itemsize
-        self._operations += 1
-        self._seconds += time.monotonic() - begin
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """From now on ``watch`` is called every ``WATCHED_SLICE`` while an operation waits, with the monotonic seconds
+        of its last progress; what it raises ends the operation.  None: nobody is told any more."""
+        self._watch = watch
 
-    def _drive(self, source: Flat, number: int) -> None:
-        slice_ns = int((SLICE if self.watch is None else WATCHED_SLICE) * 1e9)
+    def _drive(self, request: Request) -> None:
+        slice_ns = int((SLICE if self._watch is None else WATCHED_SLICE) * 1e9)
         while True:
             timeout = int(self._timeout * 1e9)
             if self._rounds.pending:
                 self._go_on()
             now = native.library().nf_now()
             if now >= self._core.progress() + timeout:
-                raise self._timed_out(source, number)
+                raise self._timed_out(request)
             news = self._control.job_error()
             if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
-                raise type(news)(f"{self._who(source, number)}: {news}")
+                raise type(news)(f"{self._who(request)}: {news}")
             status, error = self._io.run(min(now + slice_ns, self._core.progress() + timeout))
             if self._timeline is not None:
                 self._timeline.spans(*self._io.spans())
             if status == native.DONE:
                 return
-            if self.watch is not None and status == native.AGAIN:
-                self.watch(self._core.progress() / 1e9)
+            if self._watch is not None and status == native.AGAIN:
+                self._watch(self._core.progress() / 1e9)
             if status == native.AGAIN and self._stalls.check(waits := self._waits(), self._core.progress(), now):
                 self._control.suspect(waits)
             if status == native.FAILED:
-                raise self._failed(source, number)
+                raise self._failed(request)
             if status == native.OS_ERROR:
                 mtu = roce.ip_packet_bytes(roce.Opcode.WRITE_FIRST, self._plan.path_mtu)
                 hint = f"; every link needs an MTU of {mtu} or more (`ip link`)" if error == errno.EMSGSIZE else ""
                 raise TransportError(
-                    error, f"{self._who(source, number)}: the kernel refused a packet: {os.strerror(error)}{hint}"
+                    error, f"{self._who(request)}: the kernel refused a packet: {os.strerror(error)}{hint}"
                 )
 
     def halt(self, number: int) -> None:
@@ -230,7 +241,7 @@ class FoldRail:
                 if self._rounds.pending:
                     self._go_on()
                 if not self._core.finished():
-                    self._drive(*self._last)
+                    self._drive(self._last)
             except NetFoldError as error:
                 self._lost = error
                 log.warning("between operations: %s", error)
@@ -282,17 +293,13 @@ class FoldRail:
             self._core.close()
 
     # ---- errors ----------------------------------------------------------------------------------------------------
-    def _who(self, source: Flat, number: int) -> str:
-        plan = self._plan
-        return (
-            f"job {plan.job!r}, rank {plan.rank} of {plan.world}, operation {number} "
-            f"({source.size} x {source.dtype.name})"
-        )
+    def _who(self, request: Request) -> str:
+        return f"job {self._plan.job!r}, rank {self._plan.rank} of {self._plan.world}, {request}"
 
-    def _timed_out(self, source: Flat, number: int) -> NetFoldError:
+    def _timed_out(self, request: Request) -> NetFoldError:
         missing = self._control.missing(self._waits())
         lines = [
-            f"{self._who(source, number)}: no result from the network for {self._timeout:g} s: "
+            f"{self._who(request)}: no result from the network for {self._timeout:g} s: "
             + (f"{ranks(missing.ranks)} gone, stopped, or never called this operation" if missing.ranks else
                "a rank is gone, stopped, or never called this operation, or a switch of a tree is gone"),
             *(f"  {why}" for why in missing.why),
@@ -323,10 +330,10 @@ class FoldRail:
                     waits[stream.qp] = state.una_psn
         return waits
 
-    def _failed(self, source: Flat, number: int) -> NetFoldError:
+    def _failed(self, request: Request) -> NetFoldError:
         failure = self._core.failure()
         tree = self._plan.trees[failure.tree].name
-        who = f"{self._who(source, number)}, tree {tree}"
+        who = f"{self._who(request)}, tree {tree}"
         todo = "call the same operations in the same order on every rank, then join anew"
         if failure.error == abi.SIGNATURES_DIFFER:
             apart = [

@@ -24,20 +24,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
 
+from msgspec import structs
+
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import even, run
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet import native
-from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.fold import TRIAL, FoldRail
 from netfold.host.innet.netreduce_conditions import beats_ring, ratio
 from netfold.host.mesh.mesh import Subset
 from netfold.host.native.reuseport import by_remainder, steer
 from netfold.host.native.sockets import check_free
-from netfold.host.operation.coding import PLAIN, Coding, LaneBits
-from netfold.host.operation.rail import Flat, Op, RailStats
+from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.selection.measure import measure_inside
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
@@ -49,11 +52,11 @@ class ParallelFold:
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
-    timeout, line, timeline  as ``FoldRail``'s
+    timeout, control, timeline  as ``FoldRail``'s
     """
 
     name = "innet"
-    saturates = False  # shared memory wraps
+    narrows = True
 
     def __init__(
         self,
@@ -71,7 +74,6 @@ class ParallelFold:
         self._rate = plan.rate
         self._gave_up = threading.Event()
         self.members = len(plan.machines)
-        self.saturated = 0
         machine = next(ranks for ranks in plan.machines if plan.rank in ranks)
         native.library()  # built before the others wait for us
         with peers.operation("the ranks of each machine bind their sockets") as mesh:
@@ -104,45 +106,48 @@ class ParallelFold:
             steer(fold.receiver, by_remainder(self._local.size))
         return fold
 
-    def allreduce(
-        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
-    ) -> None:
-        what = f"{op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
+    def takes(self, reduction: Reduction, coding: Coding) -> bool:
+        """Whether the switches can; shared memory wraps around, so that no sum saturates."""
+        return folds(reduction.op, reduction.element) and not coding.saturate
+
+    def allreduce(self, request: Request) -> int:
+        """See ``Rail``.  Raises what ``FoldRail`` raises, PeerLost."""
+        out = request.out
+        what = f"{request.reduction.op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
         begin = time.monotonic()
-        if source.ctypes.data != out.ctypes.data:
-            out[...] = source
+        if not request.in_place:
+            out[...] = request.source
         try:
             with self._peers.operation(what):
-                self._reduce(out, op, number, coding, feedback)
+                self._reduce(structs.replace(request, source=out))
         except PeerLost as error:
             # A rank that gave up names the one that it lost only to its own machine; the controller names it to all.
-            news = self._control.job_error()
-            raise error if news is None else type(news)(f"{error}; {news}") from error
+            ended = self._control.job_error()
+            raise error if ended is None else type(ended)(f"{error}; {ended}") from error
         self._operations += 1
         self._bytes += out.nbytes
         self._seconds += time.monotonic() - begin
+        return 0
 
-    def _reduce(self, out: Flat, op: Op, number: int, coding: Coding, feedback: Flat | None) -> None:
+    def _reduce(self, request: Request) -> None:
+        """Of arrays in place."""
+        out, reduction = request.out, request.reduction
         # an empty array still checks that all ranks agree
-        cuts = list(self._rows.windows(out.size, out.itemsize)) or [slice(0, 0)]
-        windows = [out[cut] for cut in cuts]
-        reduction = Reduction("sum" if op == "average" else op, out.dtype.name)
-        folding: Future[None] | None = None
+        windows = [request.part(cut) for cut in self._rows.windows(out.size, out.itemsize)] or [request]
+        inside = Reduction("sum", reduction.element) if reduction.op == "average" else reduction
+        folding: Future[int] | None = None
         try:
             for index, window in enumerate(windows):
-                run(self._local, self._rows.reduce_scatter(window, reduction))
+                run(self._local, self._rows.reduce_scatter(window.out, inside))
                 if folding is not None:
                     folding.result()
-                mine = even(window.size, self._local.size)[self._local.rank]
-                left_out = None if feedback is None else feedback[cuts[index]][mine]
-                folding = self._thread.submit(
-                    self._fold.allreduce, window[mine], window[mine], op, number, coding, left_out
-                )
+                mine = even(window.out.size, self._local.size)[self._local.rank]
+                folding = self._thread.submit(self._fold.allreduce, window.part(mine))
                 if index:
-                    run(self._local, self._rows.all_gather(windows[index - 1]))
-            folding = cast("Future[None]", folding)
+                    run(self._local, self._rows.all_gather(windows[index - 1].out))
+            folding = cast("Future[int]", folding)
             folding.result()
-            run(self._local, self._rows.all_gather(windows[-1]))
+            run(self._local, self._rows.all_gather(windows[-1].out))
         except BaseException:
             self._gave_up.set()  # nobody may touch the sockets or the array behind the back of whoever hears of this
             if folding is not None:
@@ -155,7 +160,7 @@ class ParallelFold:
         return bool(self._rate) and beats_ring(self._peers.size, self._local.size, 1 / self._inside.beta, self._rate)
 
     def trial(self, data: Flat, number: int) -> None:
-        self._reduce(data, "sum", number, PLAIN, None)
+        self._reduce(Request(data, data, TRIAL, number))
 
     def _heard(self) -> NetFoldError | None:
         """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""

@@ -37,6 +37,7 @@ from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, HELLO, ControlM
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.handshake import HandshakeAcceptor, PeerUnreachable, connect
 from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, ranks
+from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 
 BURST = 4 << 20
@@ -45,7 +46,7 @@ GRACE_FRACTION = 0.1
 """Fraction of the timeout that a rank, after it has timed out, spends on collecting its peers' wait reports, and that a
 rank which gives up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
 WATCHED_SLICE = 0.01
-"""Seconds between two calls of ``watch``."""
+"""Seconds between two calls of whoever watches (``watched_by``)."""
 REPORT_SECONDS = 0.2
 """Seconds that a rank which gives up spends at most on sending its failure reports."""
 
@@ -58,20 +59,28 @@ PEER_LOST_HINT = "Look at that rank's own error; then join anew"
 class ConnectedMesh(Mesh):
     """The ranks of a plan and the TCP connections between them.  Owns ``listener``; connects at the first message.
 
-    timeout  seconds without a byte moving after which a wait gives up
-    clock    monotonic seconds
+    timeout   seconds without a byte moving after which a wait gives up
+    clock     monotonic seconds
+    timeline  is told when the mesh sends, waits and receives, where somebody asked for one
     """
 
     name: str
     """Name of this kind of mesh in errors."""
 
     def __init__(
-        self, plan: Plan, listener: socket.socket, *, timeout: float, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: Plan,
+        listener: socket.socket,
+        *,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        timeline: Timeline | None = None,
     ) -> None:
         self.rank, self.size = plan.rank, plan.world
         self._plan = plan
         self._timeout = timeout
         self._clock = clock
+        self.timeline = timeline
         self._call = IDLE
         self._text = b""
         self._links = {peer.rank: PeerConnection(peer.rank, peer.tcp) for peer in plan.peers if peer.rank != plan.rank}
@@ -83,10 +92,12 @@ class ConnectedMesh(Mesh):
         self._acceptor = HandshakeAcceptor(plan, listener, self._poller)
         self.bytes_sent = 0
         """Payload bytes posted for sending so far."""
-        self.watch: Callable[[float], None] | None = None
-        """While anything is waited for, this is called every ``WATCHED_SLICE`` with the monotonic time of the last
-        progress; an exception that it raises ends the operation."""
+        self._watcher: Callable[[float], None] | None = None
         self._moved = self._looked = clock()
+
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """See ``Mesh``; every ``WATCHED_SLICE``."""
+        self._watcher = watch
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:
@@ -101,16 +112,16 @@ class ConnectedMesh(Mesh):
     def _advance(self) -> None:
         """Moves the bytes that can be moved, waiting at most the timeout until some can."""
         deadline = self._clock() + self._timeout
-        most = self._timeout if self.watch is None else WATCHED_SLICE
+        most = self._timeout if self._watcher is None else WATCHED_SLICE
         while not self._poll_once(min(most, deadline - self._clock())):
-            if self.watch is not None:
-                self.watch(self._moved)
+            if self._watcher is not None:
+                self._watcher(self._moved)
             if self._clock() >= deadline:
                 self._time_out()
         self._moved = self._clock()
-        if self.watch is not None and self._moved >= self._looked + WATCHED_SLICE:
+        if self._watcher is not None and self._moved >= self._looked + WATCHED_SLICE:
             self._looked = self._moved
-            self.watch(self._moved)
+            self._watcher(self._moved)
 
     def _poll_once(self, seconds: float) -> bool:
         """Runs one poll and handles its events.  Returns whether any byte or connection moved."""

@@ -16,7 +16,7 @@ for tests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -47,12 +47,11 @@ class Pending:
 
     __slots__ = ("done",)
 
-    def __init__(self) -> None:
-        self.done = False
+    def __init__(self, done: bool = False) -> None:
+        self.done = done
 
 
-DONE = Pending()
-DONE.done = True
+DONE = Pending(done=True)
 
 
 class Mesh(ABC):
@@ -62,6 +61,8 @@ class Mesh(ABC):
     size: int
     kind: str = "TCP"
     """Name of the transport, for messages to people."""
+    rail: str = "tcp"
+    """Name of the rail that it is, as users ask for it."""
     timeline: Timeline | None = None
     """Records the spans spent on sending, waiting and receiving, where a timeline was asked for."""
 
@@ -98,6 +99,11 @@ class Mesh(ABC):
         """
         del algorithm, ranks, root
 
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """From now on ``watch`` is called every 10 ms while anything is waited for, with the monotonic seconds of the
+        last progress; what it raises ends the operation.  None: nobody is told any more."""
+        raise NotImplementedError(f"a mesh over {self.kind} cannot be watched")
+
     @abstractmethod
     def abort(self, error: BaseException) -> None:
         """Tells the peers that this rank gave up because of ``error``, as far as that is possible without waiting."""
@@ -133,7 +139,7 @@ class Subset(Mesh):
         if mesh.rank not in ranks:
             raise ValueError(f"ranks={list(ranks)}: rank {mesh.rank} is not in its own subset")
         self._mesh = mesh
-        self.kind = mesh.kind
+        self.kind, self.rail = mesh.kind, mesh.rail
         self.ranks = tuple(ranks)
         self.rank = self.ranks.index(mesh.rank)
         self.size = len(self.ranks)

@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rail is: something that reduces one flat array over all ranks, and can say what it did."""
+"""What a rail is: something that carries an allreduce between all ranks, and can say what it did."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from netfold.host.operation.coding import PLAIN, Coding, LaneBits
+from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.half_precision import HALVES
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.wire.jobs import Plan, RankReport
 
 Op = Literal["sum", "average", "max", "min"]
 Flat = NDArray[Any]
 """A one-dimensional, C-contiguous, aligned array of float32 or int32 in this machine's byte order."""
 
-DTYPES = (np.dtype(np.float32), np.dtype(np.int32))
+DTYPES: Final = (np.dtype(np.float32), np.dtype(np.int32))
+OPS: Final = frozenset(get_args(Op))
+FOLDED: Final = frozenset((*HALVES, *(dtype.name for dtype in DTYPES)))
+"""Elements whose sums the switches can make."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,27 @@ class RailStats:
 
 
 class Rail(Protocol):
-    """Moves and sums.  All ranks call the same operations in the same order; one call at a time."""
+    """What can carry a ``Request``.  All ranks make the same requests in the same order, one at a time."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As users ask for it."""
 
-    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
-        """Fills ``out`` with the reduction of every rank's ``source``; the two may be the same array."""
+    @property
+    def narrows(self) -> bool:
+        """Whether it knows lanes narrower than 32 bits; others carry floats whole, and are given no feedback."""
+
+    def takes(self, reduction: Reduction, coding: Coding) -> bool:
+        """Whether it can carry such a request, as ``conversion`` hands it over."""
+
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
+        """How it would carry a tensor of ``nbytes`` bytes.  Sends nothing."""
+
+    def allreduce(self, request: Request) -> int:
+        """Fills ``request.out`` with the reduction of every rank's ``request.source``, both flat.
+
+        Returns how many elements of a saturating sum stand at an end of the range, else 0.
+        """
 
     @property
     def retransmissions(self) -> int:
@@ -77,28 +98,15 @@ class Rail(Protocol):
     def stats(self) -> RailStats:
         """Totals since the rail was made."""
 
-    def describe(self, nbytes: int) -> str:
-        """How it would carry a tensor of ``nbytes`` bytes."""
-
     def close(self) -> None:
         """Gives sockets back; safe to call twice."""
 
 
-class LaneRail(Rail, Protocol):
-    """A rail whose lanes can be chosen: the switches'."""
+class FoldingRail(Rail, Protocol):
+    """A rail whose sums the switches make."""
 
     members: int
     """Ranks whose lanes meet."""
-    saturates: bool
-    """Whether sums of int32 can saturate here."""
-    saturated: int
-    """Elements of the last saturating sum that stand at an end of the range."""
-
-    def allreduce(
-        self, source: Flat, out: Flat, op: Op, number: int, coding: Coding = PLAIN, feedback: Flat | None = None
-    ) -> None:
-        """feedback: what earlier operations with narrow lanes left out, float32, one for each element: added, and
-        renewed."""
 
     @property
     def suffices(self) -> bool:
@@ -113,5 +121,7 @@ class LaneRail(Rail, Protocol):
     def settle(self, done: Callable[[], None]) -> None:
         """Calls ``done``, on a thread of its own, once every operation that has begun is over.  Returns at once."""
 
-    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
-        """How it would carry a tensor of ``nbytes`` bytes."""
+
+def folds(op: str, element: str) -> bool:
+    """Whether switches can reduce it: their lanes add and compare integers, and the hosts make those of floats."""
+    return op in OPS and element in FOLDED

@@ -13,7 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from netfold.host.errors import NetFoldError, RankMismatch
-from netfold.host.operation.rail import Flat, Op
+from netfold.host.operation.rail import Flat
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import Fenced, RailSet
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
@@ -44,7 +46,7 @@ class Agreements:
         self.failed = False
         """Whether a rail failed during the last agreement."""
 
-    def run(self, source: Flat, op: Op, rail: int) -> Flat:
+    def run(self, source: Flat, reduction: Reduction, rail: int) -> Flat:
         """The reduction of every rank's ``source``, in memory that stays valid until the second agreement after this
         one.
 
@@ -53,18 +55,18 @@ class Agreements:
         rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, None
         while True:
-            position = rails.position = rails.position + 1
+            position = rails.advance()
             came = state.enter_agreement(position, rail)
             begin = begin or came
             result = self._memory(source)
             try:
                 if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
-                rails[rail].allreduce(source, result, op, position)
+                rails[rail].allreduce(Request(source, result, reduction, position))
             except RankMismatch:
                 raise
             except NetFoldError as error:
-                if rails.stop is not None:
+                if rails.stopped is not None:
                     raise
                 failure = error
                 if not isinstance(error, Fenced):

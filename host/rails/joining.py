@@ -12,7 +12,7 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError
 from netfold.host.mesh.connection import listen
-from netfold.host.rails.multirail import MultiRail, Start
+from netfold.host.rails.multirail import Listeners, MultiRail, OutOfBand, Policy, Start
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import TcpOutOfBand, cookie
 from netfold.host.rails.planes import RailSpec
@@ -22,7 +22,8 @@ from netfold.host.rails.reopening import BackgroundReopening
 from netfold.host.rails.shares import Figure
 from netfold.host.selection import calibration, saved_figures
 from netfold.host.selection.peers import Peers
-from netfold.host.tracing.timeline import Timeline, asked
+from netfold.host.tracing.flight import Flight
+from netfold.host.tracing.timeline import asked
 from netfold.wire.jobs import Plan
 
 STALL_VARIABLE = "NETFOLD_RAIL_STALL"
@@ -35,13 +36,13 @@ REJOIN = 5.0
 class Joined:
     """Several rails that make one job.
 
-    plan      the first rail's
-    timeline  the rank's, where one is asked for
+    plan    the first rail's
+    flight  is told what carries the rank's operations
     """
 
     plan: Plan
     rails: MultiRail
-    timeline: Timeline | None = None
+    flight: Flight
 
     def peers(self) -> Peers:
         """For what is no allreduce that folds: over the plane of the first rail that is up."""
@@ -72,17 +73,23 @@ def join_rails(
     file, key = os.environ.get(calibration.COST_VARIABLE), f"{'+'.join(names)}, {world} ranks"
     known = saved_figures.read(f"{file}.rails", key, list[Figure]) if file and start == "hot" else None
     timeline = asked(job, rank, world)
+    flight = Flight(job, rank, world, timeline=timeline)
     rails: list[OpenRail] = []
     channel: TcpOutOfBand | None = None
 
     def open_rail(index: int, life: int, patience: float, seconds: float) -> OpenRail:
         name = (job if index == 0 else f"{job}+{index}") + (f".{life + 1}" if life else "")
         return OpenRail(
-            specs[index], name, rank, world, timeout=seconds, join_timeout=patience, token=token, timeline=timeline
+            specs[index], name, rank, world, timeout=seconds, join_timeout=patience, token=token, timeline=timeline,
+            note=flight.note,
         )
 
     def reopen(index: int, deaths: int) -> BackgroundReopening:
         return BackgroundReopening(lambda: open_rail(index, deaths, REJOIN, timeout))
+
+    def keep(figures: list[Figure]) -> None:
+        if file and rank == 0:
+            saved_figures.write(f"{file}.rails", key, figures)
 
     def job_error() -> NetFoldError | None:
         told = [error for rail in rails if (error := rail.job_error()) is not None]
@@ -96,12 +103,17 @@ def join_rails(
         )
         _meet(channel, rails, rank, world)
         multi = MultiRail(
-            rails, names, rank, world, state=state, channel=channel, reopen=reopen, start=start,
-            known=known if known is not None and len(known) == len(rails) else (), stall=stall, timeout=timeout,
-            job_error=job_error, timeline=timeline, me=f"job {job!r}, rank {rank} of {world}",
-            keep=(lambda figures: saved_figures.write(f"{file}.rails", key, figures)) if file and rank == 0 else None,
+            rails, rank, world, OutOfBand(state, channel, job_error),
+            policy=Policy(
+                start=start, known=known if known is not None and len(known) == len(rails) else (), stall=stall,
+                timeout=timeout,
+            ),
+            listeners=Listeners(
+                me=f"job {job!r}, rank {rank} of {world}", note=flight.note, timeline=timeline, keep=keep
+            ),
+            reopen=reopen,
         )
-        return Joined(rails[0].plan, multi, timeline)
+        return Joined(rails[0].plan, multi, flight)
     except BaseException:
         if channel is not None:
             channel.close()

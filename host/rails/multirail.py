@@ -22,7 +22,10 @@ import numpy as np
 
 from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
 from netfold.host.mesh.mesh import ranks
-from netfold.host.operation.rail import Flat, Op, RailStats
+from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.rail import Flat, RailStats, folds
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.agreement import Agreements
 from netfold.host.rails.missing_ranks import MissingRankDetector
@@ -47,6 +50,8 @@ WARM = 3
 """Short calls on each rail before those that are measured."""
 LATENCY, RATE = (1024,) * 5, (LONG, 4 * LONG)
 """Bytes of the calls at the start that tell what each rail costs."""
+SUM = Reduction("sum", "int32")
+"""Of what the ranks tell each other."""
 
 log = logging.getLogger("netfold")
 
@@ -71,68 +76,100 @@ class RailUse:
     """Of its last death."""
 
 
+@dataclass(frozen=True)
+class OutOfBand:
+    """How a rank reaches the others beside its rails.
+
+    state      answers for this rank
+    channel    asks the others
+    job_error  what every plane's controller says has ended the job, if anything
+    """
+
+    state: RankState
+    channel: OutOfBandChannel
+    job_error: Callable[[], NetFoldError | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How rails are used and given up.  The same on all ranks, but for ``known``.
+
+    start     "hot": begins with the shares that follow from ``known``, and measures, all at the start, whatever no rank
+              knows of; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
+    known     each rail's figures from an earlier run, or None; empty: of none
+    stall     seconds without progress after which a rail is taken for dead (``rail_set.STALL``)
+    timeout   seconds without an answer or any progress after which a call gives up
+    overhead  seconds that a call loses by being cut, at first (``shares``)
+    """
+
+    start: Start = "hot"
+    known: Sequence[Figure | None] = ()
+    stall: float = STALL
+    timeout: float = 10.0
+    overhead: float = 0.0003
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told what the rails do.
+
+    me        who speaks in errors; default: the rank
+    note      is told which rail carries what share of a call, and why
+    timeline  is told what each rail carries when, where one is asked for
+    keep      is given the rails' figures at the end, for the next run
+    """
+
+    me: str = ""
+    note: Callable[[str], None] = lambda path: None
+    timeline: Timeline | None = None
+    keep: Callable[[list[Figure]], None] = lambda figures: None
+
+
 class MultiRail:
     """Several rails as one.  All ranks make it from like rails in the same order, and call it alike.
 
-    rails     one each, up; taken over
-    names     of the rails, for people
-    rank, world
-    state    answers for this rank; ``channel`` asks the others
-    reopen    opens a dead rail again; None: it stays dead
-    start     "hot": begins with the shares that follow from ``known``, and measures, all at the start, whatever no rank
-              knows of; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
-    known     each rail's figures from an earlier run, or None; ranks need not know the same
-    stall     seconds (STALL)
-    timeout   seconds without an answer or any progress after which a call gives up
-    news      what every plane's controller says has ended the job, if anything
-    clock     monotonic seconds, those of the rails' progress
-    timeline  is told what each rail carries when, where one is asked for
-    keep      is given the rails' figures at the end, for the next run
-    me        who speaks in errors
+    rails   one each, up; taken over
+    rank    this one's number, of ``world`` ranks
+    reopen  opens a dead rail again; None: it stays dead
+    clock   monotonic seconds, those of the rails' progress
     """
+
+    narrows = False
 
     def __init__(
         self,
         rails: Sequence[WatchedRail],
-        names: Sequence[str],
         rank: int,
         world: int,
+        out_of_band: OutOfBand,
         *,
-        state: RankState,
-        channel: OutOfBandChannel,
+        policy: Policy = Policy(),
+        listeners: Listeners = Listeners(),
         reopen: ReopenRail | None = None,
-        start: Start = "hot",
-        known: Sequence[Figure | None] = (),
-        stall: float = STALL,
-        timeout: float = 10.0,
-        job_error: Callable[[], NetFoldError | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        join: float = 0.0003,
-        timeline: Timeline | None = None,
-        keep: Callable[[list[Figure]], None] | None = None,
-        me: str = "",
     ) -> None:
-        if len(rails) < 2 or len(rails) != len(names):
-            raise ValueError(f"{len(rails)} rails named {list(names)}: expected two or more, and a name for each")
+        names = [rail.name for rail in rails]
+        if len(rails) < 2:
+            raise ValueError(f"{len(rails)} rails named {names}: expected two or more")
         self.name = "+".join(names)
         self.rank, self.world = rank, world
-        self.note: Callable[[str], None] = lambda path: None
-        """Is told which rail carries what share of a call, and why."""
         self.retransmissions = 0
         """Packets sent again inside calls."""
-        self.shares = RailShares(names, join=join)
+        self.shares = RailShares(names, join=policy.overhead)
+        state, channel = out_of_band.state, out_of_band.channel
         detector = MissingRankDetector(
-            state, channel, [other for other in range(world) if other != rank], timeout=timeout, job_error=job_error
+            state, channel, [other for other in range(world) if other != rank], timeout=policy.timeout,
+            job_error=out_of_band.job_error,
         )
-        self._rails = RailSet(rails, names, state, detector, reopen, stall=stall, clock=clock)
+        self._rails = RailSet(rails, names, state, detector, reopen, stall=policy.stall, clock=clock)
         self._agreements = Agreements(
             self._rails, state, detector, lambda: self.shares.quickest(self._rails.live), clock
         )
-        self._stripes = striping.StripeThreads(self._rails, state, timeline=timeline, clock=clock)
+        self._stripes = striping.StripeThreads(self._rails, state, timeline=listeners.timeline, clock=clock)
         self._state, self._channel, self._detector, self._clock = state, channel, detector, clock
-        self._keep = keep
-        self._me = me or f"rank {rank} of {world}"
-        self._estimates = [Estimate(figure) for figure in known or [None] * len(rails)]
+        self._note, self._keep = listeners.note, listeners.keep
+        self._me = listeners.me or f"rank {rank} of {world}"
+        self._estimates = [Estimate(figure) for figure in policy.known or [None] * len(rails)]
         self._nbytes = [0] * len(rails)
         self._resent = [0] * len(rails)
         self._operations = self._bytes = 0
@@ -144,34 +181,39 @@ class MultiRail:
         self._pinned: int | None = None
         self._closed = False
         try:
-            self._begin(start)
+            self._begin(policy.start)
         except BaseException:
             self.close()
             raise
 
     # ---- the rail that it is ---------------------------------------------------------------------------------------
-    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+    def takes(self, reduction: Reduction, coding: Coding) -> bool:
+        """What every kind of rail takes."""
+        return folds(reduction.op, reduction.element) and not coding.saturate
+
+    def allreduce(self, request: Request) -> int:
         """See ``Rail``.  Raises what the rails raise where all of them are down, RankMismatch, PeerLost,
         CollectiveTimeout: with the operation, its size, the ranks that are missing, and each rail's state."""
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
-            self.note(f"{self._rails.names[self._pinned]} (pinned)")
-            self._rails[self._pinned].allreduce(source, out, op, number)
-            return
-        nbytes = source.nbytes
+            self._note(f"{self._rails.names[self._pinned]} (pinned)")
+            return self._rails[self._pinned].allreduce(request)
+        nbytes = request.nbytes
         split = self.shares.split(nbytes, self._rails.live)
-        self.note(split.text)
+        self._note(split.text)
         try:
             if split.whole and nbytes <= SHORT:
-                self._short(source, out, op, split)
+                self._short(request, split)
             else:
-                self._long(source, out, op, split)
+                self._long(request, split)
         except NetFoldError as error:
-            what = f"operation {number} ({source.size} x {source.dtype.name}, {nbytes} bytes)"
+            source = request.source
+            what = f"operation {request.number} ({source.size} x {source.dtype.name}, {nbytes} bytes)"
             raise _told(error, f"{self._me}, {what}: {error}; rails: {self._rails.describe_states()}") from error
         self._operations += 1
         self._bytes += nbytes
+        return 0
 
     @property
     def live(self) -> list[int]:
@@ -189,7 +231,7 @@ class MultiRail:
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Calls it whenever a rail has died or is back, on all ranks in the same operation."""
-        self._rails.changed = call
+        self._rails.on_change(call)
 
     def use(self) -> list[RailUse]:
         """Each rail's part so far."""
@@ -217,7 +259,7 @@ class MultiRail:
             by_tree=by_tree,
         )
 
-    def describe(self, nbytes: int) -> str:
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         split = self.shares.preview(nbytes, self.live)
         known = ", ".join(
             f"{self._rails.names[rail]} {show_seconds(figure.latency)} + {_rate(figure.bandwidth)}"
@@ -232,7 +274,7 @@ class MultiRail:
             return
         self._closed = True
         self._stripes.close()
-        if self._keep is not None and all(figure.bandwidth is not None for figure in self.shares.figures):
+        if all(figure.bandwidth is not None for figure in self.shares.figures):
             self._keep(self.shares.figures)
         end = self._clock() + GAVE_UP_LINGER if self._state.gave_up else self._state.last_outcome_at + LINGER
         if end > self._clock() and self._detector.others:
@@ -241,10 +283,10 @@ class MultiRail:
         self._rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
-    def _short(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
+    def _short(self, request: Request, split: Split) -> None:
         """On one rail.  Whatever is done here counts beside a third of a millisecond, which such a call may take."""
         agreements = self._agreements
-        np.copyto(out, self._agree(source, op, split.single[0], tell=True))
+        np.copyto(request.out, self._agree(request.source, request.reduction, split.single[0], tell=True))
         usual = split.seconds or 1.0
         self._seconds += agreements.seconds
         if agreements.seconds > LATE * usual:  # in less nothing was sent again
@@ -256,29 +298,29 @@ class MultiRail:
             live = self._rails.live
             self._exchange({}, live[self._exchanges % len(live)], together=True)
 
-    def _agree(self, source: Flat, op: Op, rail: int, *, tell: bool = False) -> Flat:
+    def _agree(self, source: Flat, reduction: Reduction, rail: int, *, tell: bool = False) -> Flat:
         """An agreement.
 
         tell  what the rail costs: all ranks come to it together
         """
         agreements = self._agreements
-        result = agreements.run(source, op, rail)
+        result = agreements.run(source, reduction, rail)
         carrier = agreements.carrier
         if carrier != rail:
-            self.note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
+            self._note(f"then {self._rails.names[carrier]}, died: {self._rails.names[rail]}: {self._cause(rail)}")
         if tell:
             self._nbytes[carrier] += source.nbytes
             if not agreements.failed:
                 self._estimates[carrier].add(source.nbytes, agreements.seconds)
         return result
 
-    def _long(self, source: Flat, out: Flat, op: Op, split: Split) -> None:
+    def _long(self, request: Request, split: Split) -> None:
         """A tensor in ranges.  Repeats what some rank lacks until nobody lacks anything."""
-        begin, whole = self._clock(), True
+        source, begin, whole = request.source, self._clock(), True
         left = [slice(0, source.size)]
         while True:
             parts = striping.cut_stripes(left, split, self.shares.figures)
-            self._stripes.run(parts, source, out, op)
+            self._stripes.run(parts, request)
             for rail, part in parts.items():
                 if part.error is None:
                     self._estimates[rail].add(part.elements * source.itemsize, part.seconds)
@@ -300,7 +342,7 @@ class MultiRail:
             split = self.shares.split(again, self._rails.live)
             dead = ", ".join(f"{self._rails.names[rail]}: {self._cause(rail)}" for rail in parts
                              if rail not in self._rails.live)
-            self.note(f"{again} bytes again over {split.text}, died: {dead}")
+            self._note(f"{again} bytes again over {split.text}, died: {dead}")
 
     def _cause(self, rail: int) -> str:
         return first_line(self._rails.causes[rail])
@@ -320,7 +362,7 @@ class MultiRail:
         """
         table = rail_report.encode(self.rank, self.world, self._rails, parts, self._estimates, self._took)
         self._took = None
-        total = self._agree(table, "sum", rail, tell=together)
+        total = self._agree(table, SUM, rail, tell=together)
         told = rail_report.decode(total, self.world, self._rails.live, parts)
         names = self._rails.names
         self._rails.mark_down({
@@ -349,7 +391,7 @@ class MultiRail:
         for tell, nbytes in [(False, 1024)] * WARM + [(True, nbytes) for nbytes in sizes]:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
-                    self._agree(np.zeros(nbytes // 4, np.int32), "sum", rail, tell=tell)
+                    self._agree(np.zeros(nbytes // 4, np.int32), SUM, rail, tell=tell)
         if strange:
             self._exchange({}, self._rails.live[0])
 

@@ -31,13 +31,12 @@ log = logging.getLogger("netfold")
 
 
 class WatchedRail(Rail, Protocol):
-    """A rail that can be watched and stopped.
+    """A rail that can be watched and stopped."""
 
-    watch  called on the rail's own thread, at least every 10 ms while an allreduce waits, with the monotonic seconds
-           of its last progress; what it raises ends the allreduce at once, and the rail for good
-    """
-
-    watch: Callable[[float], None] | None
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """From now on ``watch`` is called on the rail's own thread, at least every 10 ms while an allreduce waits, with
+        the monotonic seconds of its last progress; what it raises ends the allreduce at once, and the rail for good.
+        None: nobody is told any more."""
 
 
 class RailReopening(Protocol):
@@ -83,9 +82,9 @@ class RailSet:
         self._state, self._detector, self._reopen = state, detector, reopen
         self._stall, self._clock = stall, clock
         self.position = 0
-        self.stop: BaseException | None = None
-        """An error that ends whatever the rails are doing, for good: ranks are missing or call different operations, or
-        Ctrl-C."""
+        """Number of the last operation of the rails, agreements included: the same on all ranks."""
+        self.stopped: BaseException | None = None
+        """An error that has ended everything for good: ranks are missing or call different operations, or Ctrl-C."""
         self.broken: dict[int, NetFoldError] = {}
         """Rails that failed on this rank, with the error, while the ranks have not agreed yet that they are dead."""
         self.deaths = [0] * len(rails)
@@ -93,8 +92,7 @@ class RailSet:
         """By rail: the error of its last failure."""
         self._reopenings: dict[int, RailReopening] = {}
         self._past: list[RailStats] = []
-        self.changed: Callable[[], None] = lambda: None
-        """Called when a rail has failed or is back, on all ranks in the same operation."""
+        self._changed: Callable[[], None] = lambda: None
         self._asked = [0.0] * len(rails)
         state.set_live(self.live)
         for index in range(len(rails)):
@@ -122,6 +120,19 @@ class RailSet:
             said.append(f"{name} {f'up, {idle}' if index in self.live else f'down ({cause})'}")
         return ", ".join(said)
 
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Calls it whenever a rail has failed or is back, on all ranks in the same operation."""
+        self._changed = call
+
+    def advance(self) -> int:
+        """Begins an operation on the rails.  Returns its position."""
+        self.position += 1
+        return self.position
+
+    def stop(self, error: BaseException) -> None:
+        """Ends whatever the rails are doing, for good."""
+        self.stopped = error
+
     # ---- failure and reopening ---------------------------------------------------------------------------------------
     def mark_down(self, dead: Mapping[int, NetFoldError]) -> None:
         """Takes rails out of use that all ranks agree are dead, with a cause for each where this rank knows no better
@@ -132,7 +143,7 @@ class RailSet:
             self.causes[index] = error
             self.deaths[index] += 1
             self._past.append(rail.stats())
-            rail.watch = None
+            rail.watched_by(None)
             self._put(index, None)
             log.warning("rail %s is down: %s", self.names[index], error)
             # on a thread, since closing a rail takes longer than the call that waits for this may
@@ -156,7 +167,7 @@ class RailSet:
 
     def close(self) -> None:
         """Closes all rails; safe to call twice."""
-        self.changed = lambda: None
+        self._changed = lambda: None
         for reopening in self._reopenings.values():
             reopening.cancel()
         self._reopenings.clear()
@@ -170,16 +181,17 @@ class RailSet:
         self.live = [index for index, rail in enumerate(self._rails) if rail is not None]
         self._state.set_live(self.live)
         if self.live:
-            self.changed()
+            self._changed()
 
     # ---- watching ----------------------------------------------------------------------------------------------------
     def _attach(self, index: int) -> None:
-        self[index].watch = lambda moved: self._watch(index, moved)
+        self[index].watched_by(lambda moved: self._watch(index, moved))
 
     def _watch(self, index: int, moved: float) -> None:
         """Called by a rail that waits.  Raises what ends its allreduce."""
-        if self.stop is not None:
-            raise self.stop if isinstance(self.stop, NetFoldError) else NetFoldError(f"interrupted ({self.stop!r})")
+        why = self.stopped
+        if why is not None:
+            raise why if isinstance(why, NetFoldError) else NetFoldError(f"interrupted ({why!r})")
         position, name = self.position, self.names[index]
         if self._state.fenced(position):
             raise Fenced(f"{name}: another rank found it dead")
@@ -198,7 +210,7 @@ class RailSet:
             )  # this process is running, however long the others take
             self._detector.check(answers, self._detector.others, quiet)
         except NetFoldError as error:
-            self.stop = error
+            self.stop(error)
             raise
         for rank, answer in answers.items():
             if answer.outcome is AgreementOutcome.ABORTED:
@@ -216,7 +228,7 @@ class RailSet:
         try:
             return self._detector.may_give_up(position, index)
         except NetFoldError as error:
-            self.stop = error
+            self.stop(error)
             raise
 
     def _patience(self, index: int) -> float:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from netfold.host.errors import NetFoldError
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_set import WatchedRail
 
@@ -20,6 +22,8 @@ SETTLED = 10.0
 """Seconds after which a rail that is open here, and not on all ranks, is closed and opened anew."""
 HELLO = 256
 """Elements of the first sum on a reopened rail, which shows whether it carries anything."""
+
+SUM = Reduction("sum", "int32")
 
 log = logging.getLogger("netfold")
 
@@ -49,7 +53,7 @@ class BackgroundReopening:
                 continue
             try:
                 some = np.ones(HELLO, np.int32)
-                rail.allreduce(some, some, "sum", 0)  # joining may succeed where no packet gets through
+                rail.allreduce(Request(some, some, SUM))  # joining may succeed where no packet gets through
             except NetFoldError as error:
                 log.debug("%s is open and carries nothing: %s", rail, error)
                 rail.close()

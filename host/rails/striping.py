@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from netfold.host.errors import NetFoldError, RankMismatch
-from netfold.host.operation.rail import Flat, Op
+from netfold.host.operation.rail import Flat
+from netfold.host.operation.request import Request
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.shares import BLOCK, Figure, Split
@@ -87,54 +88,52 @@ class StripeThreads:
         self._rails, self._state, self._timeline, self._clock = rails, state, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 
-    def run(self, stripes: Mapping[int, Stripe], source: Flat, out: Flat, op: Op) -> None:
+    def run(self, stripes: Mapping[int, Stripe], request: Request) -> None:
         """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
-        self._rails.position += 1
-        self._state.enter_stripes(self._rails.position, list(stripes))
+        self._state.enter_stripes(self._rails.advance(), list(stripes))
         jobs: list[Future[None]] = [
-            self._threads.submit(self._carry, rail, part, source, out, op) for rail, part in stripes.items()
+            self._threads.submit(self._carry, rail, part, request) for rail, part in stripes.items()
         ]
         try:
             wait(jobs)
         except BaseException as error:  # Ctrl-C: the arrays belong to the caller again once this returns
-            self._rails.stop = error
+            self._rails.stop(error)
             wait(jobs)
             raise
         for job in jobs:
             job.result()
-        if self._rails.stop is not None:
-            raise self._rails.stop
+        if self._rails.stopped is not None:
+            raise self._rails.stopped
         for rail, part in stripes.items():
             if part.error is not None:
                 self._rails.broken.setdefault(rail, part.error)
 
-    def _carry(self, rail: int, part: Stripe, source: Flat, out: Flat, op: Op) -> None:
-        in_place = source.ctypes.data == out.ctypes.data
+    def _carry(self, rail: int, part: Stripe, request: Request) -> None:
         begin = self._clock()
         try:
             if rail in self._rails.broken:
                 raise self._rails.broken[rail]
             for index, chunk in enumerate(part.chunks):
-                if in_place:
-                    part.saved[index] = source[chunk].copy()
+                if request.in_place:
+                    part.saved[index] = request.source[chunk].copy()
                     part.saved.pop(index - 2, None)
-                self._chunk(rail, f"{index + 1} of {len(part.chunks)}", source[chunk], out[chunk], op)
+                self._chunk(rail, f"{index + 1} of {len(part.chunks)}", request.part(chunk, self._rails.position))
                 part.done = index + 1
         except NetFoldError as error:
             part.error = error
             if isinstance(error, RankMismatch):
-                self._rails.stop = error
+                self._rails.stop(error)
         finally:
             part.seconds = self._clock() - begin
             self._state.leave_rail(rail, failure=part.error)
 
-    def _chunk(self, rail: int, name: str, source: Flat, out: Flat, op: Op) -> None:
+    def _chunk(self, rail: int, name: str, chunk: Request) -> None:
         begin = time.monotonic_ns()
         try:
-            self._rails[rail].allreduce(source, out, op, self._rails.position)
+            self._rails[rail].allreduce(chunk)
         finally:
             if self._timeline is not None:
-                about = {"nbytes": source.nbytes}
+                about = {"nbytes": chunk.nbytes}
                 self._timeline.add(self._rails.names[rail], f"chunk {name}", begin, time.monotonic_ns(), about)
 
     def close(self) -> None:

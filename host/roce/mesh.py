@@ -33,6 +33,7 @@ from netfold.host.roce.path_client import Collective, PlannedPaths
 from netfold.host.roce.queue_pairs import MOST_RANKS, OPEN, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
 from netfold.host.roce.source_ports import MOST_QUEUE_PAIRS, SourcePorts
+from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
 from netfold.wire.paths import Paths
@@ -69,6 +70,7 @@ class RoceMesh(ConnectedMesh):
     """
 
     kind = "queue pairs"
+    rail = "roce"
     name = "RoCE mesh"
 
     def __init__(
@@ -88,6 +90,7 @@ class RoceMesh(ConnectedMesh):
         planned: PlannedPaths | None = None,
         shared: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        timeline: Timeline | None = None,
     ) -> None:
         if planned is not None:
             queue_pairs, ports = planned.queue_pairs, planned.ports
@@ -103,7 +106,7 @@ class RoceMesh(ConnectedMesh):
                             f"numbers tell apart, got {plan.world}; use the mesh over TCP")
         if len(set(addresses.values())) < plan.world:
             raise PlanError(f"plan of job {plan.job!r}: addresses {addresses}: queue pairs need one for each rank")
-        super().__init__(plan, listener, timeout=timeout, clock=clock)
+        super().__init__(plan, listener, timeout=timeout, clock=clock, timeline=timeline)
         self.queue_pairs = queue_pairs
         self.path_mtu = path_mtu
         mine = addresses[plan.rank]

@@ -62,9 +62,13 @@ class Chooser:
         self._machines = machines
         self._strand = strand
         self.measured = measured
-        self.trial: Trial | None = None
+        self._trial: Trial | None = None
         """How to time folding, where the switches fold; else None."""
         self._choices: dict[tuple[int, int | None, Collective], tuple[Measured, Choice]] = {}
+
+    def fold_by(self, trial: Trial) -> None:
+        """The fabric folds, too: ``trial`` is what to time.  Before the first operation."""
+        self._trial = trial
 
     def choice(
         self, nbytes: int, call: Call, *, folded: int | None = None, collective: Collective = "allreduce"
@@ -143,12 +147,12 @@ class Chooser:
             f"{self._mesh.size} ranks",
             self._mesh.kind,
             *(() if rows is None else ("by machine",)),
-            *(() if self.trial is None else ("folded",)),
+            *(() if self._trial is None else ("folded",)),
             *((f"fabric {self._fabric}",) if self._fabric else ()),
         ))
 
     def _measured(self, number: int) -> Measured:
-        mesh, trial = self._mesh, self.trial
+        mesh, trial = self._mesh, self._trial
         begin = time.monotonic()
         measured = measure(mesh)
         names: tuple[str, ...] = CHOSEN

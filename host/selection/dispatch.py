@@ -3,133 +3,230 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
-from netfold.host.operation.coding import Coding, narrows
-from netfold.host.operation.half_precision import HALVES
-from netfold.host.operation.rail import DTYPES, LaneRail, Op, Rail
+import numpy as np
+from msgspec import structs
+
+from netfold.host.operation.arrays import flat_copy, native
+from netfold.host.operation.coding import Coding, LaneBits, check_levels, narrows
+from netfold.host.operation.conversion import between_hosts, deliver, in_lanes
+from netfold.host.operation.half_precision import HALVES, storage
+from netfold.host.operation.rail import FoldingRail, Rail, RailStats, folds
 from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.selection.choice import INNET, Collective
 from netfold.host.selection.peers import AUTO, Peers
+from netfold.host.tracing.flight import Flight
 
-OPS: Final = frozenset(get_args(Op))
-FOLDED: Final = frozenset((*HALVES, *(dtype.name for dtype in DTYPES)))
-"""Elements whose sums the switches can make."""
+NO_SWITCHES: Final = "this is a group of some ranks, and switches fold for all of them"
+
+log = logging.getLogger("netfold")
 
 
 class Dispatch:
-    """Of one communicator; all ranks ask alike, and get the same answer.
+    """The one way of reductions, of one group of ranks.  All ranks ask alike, and get the same answer.
 
-    peers    all ranks, between the hosts
-    between  what that goes over: "tcp" or "roce"
-    fold     the rail that folds; lanes  the same, where its lanes have several widths: None where nothing folds
-    always   to fold what folds, whatever it costs
-    several  ``fold`` is several rails, which choose for themselves
-    why      things are so, for ``explain``
+    hosts     the ranks, between the hosts
+    switches  the rail that folds, where the plan has trees
+    rails     instead: several rails that are one, and choose among themselves
+    always    to fold what folds, whatever it costs
+    why       things are so, for ``explain``
+    flight    is told what carries an operation, and what was sent again in it
+    me        who speaks in warnings
     """
 
-    def __init__(self, peers: Peers, between: str, why: str) -> None:
-        self.peers = peers
-        self.between = between
+    def __init__(
+        self,
+        hosts: Peers,
+        *,
+        switches: FoldingRail | None = None,
+        rails: Rail | None = None,
+        always: bool = False,
+        why: str = NO_SWITCHES,
+        flight: Flight | None = None,
+        me: str = "",
+    ) -> None:
+        self.hosts = hosts
+        self.switches = switches
         self.why = why
-        self.fold: Rail | None = None
-        self.lanes: LaneRail | None = None
-        self.always = False
-        self.several = False
+        self._rails = rails
+        self._fold: Rail | None = switches if rails is None else rails
+        self._always = always or rails is not None
+        self._flight = flight
+        self._me = me
+        self._said_whole = hosts.size == 1 or switches is not None
+        """Whether somebody has been told that lanes are whole, or need not be."""
+        if switches is not None:
+            hosts.chooser.fold_by(switches.trial)
 
     @property
     def rail(self) -> str:
-        """Of what folds."""
-        return self.fold.name if self.fold else self.between if self.peers.size > 1 else "self"
+        """Name of the rail of what folds; where nothing does, of what goes between the hosts."""
+        return self._fold.name if self._fold else self.hosts.name
 
     def path(self, op: str, dtype: str) -> str:
-        """The rail that carries such an allreduce where the call names no algorithm."""
-        return self.rail if self.peers.size == 1 or folds(op, dtype) else self.between
+        """Name of the rail that carries such an allreduce where the call names no algorithm."""
+        return self.rail if folds(op, dtype) else self.hosts.name
 
+    def group(self, ranks: Sequence[int]) -> Dispatch:
+        """Of some of the ranks, in this order: nothing folds for them."""
+        return Dispatch(self.hosts.group(ranks), flight=self._flight, me=self._me)
+
+    def go_over(self, hosts: Peers) -> None:
+        """From now on these are the ranks between the hosts: a rail has died or is back, on all ranks in the same
+        operation, which goes on."""
+        hosts.count_from(self.hosts.number)
+        self.hosts = hosts
+
+    # ---- reducing ----------------------------------------------------------------------------------------------------
+    def allreduce(self, request: Request) -> int:
+        """Fills the caller's ``request.out``, of any layout.  May measure.
+
+        Returns how many elements of a saturating sum stand at an end of the range.
+        """
+        chosen = self._choose(request)
+        rail: Rail = self.hosts
+        if self._fold is not None and chosen == INNET:
+            rail = self._fold
+            carried = in_lanes(request, narrows=rail.narrows)
+            if self._flight is not None and rail is self.switches:  # the others say more themselves
+                self._flight.note(rail.name)
+        else:
+            carried = between_hosts(request, chosen)
+        before = rail.retransmissions
+        try:
+            saturated = rail.allreduce(carried)
+        finally:
+            if self._flight is not None and rail.retransmissions != before:
+                self._flight.count_retransmissions(rail.retransmissions - before)
+        return saturated + deliver(carried, request)
+
+    def reduce_scatter(self, request: Request, pieces: Sequence[slice]) -> None:
+        """Fills ``request.out`` with this rank's piece of the reduction.  May measure.
+
+        pieces  each rank's elements of the flat source
+        """
+        source, out, mine = request.source, request.out, pieces[self.hosts.rank]
+        if self._choose_scatter(request) == INNET:
+            # The switches give the whole sum to every rank in one multicast: all links are as busy as one.
+            whole = np.empty(source.shape, native(source))
+            self.allreduce(structs.replace(request, out=whole, algorithm=INNET))
+            out[...] = whole.reshape(-1)[mine].reshape(out.shape)
+            return
+        data = flat_copy(source)
+        self.hosts.reduce_scatter(storage(data), pieces, request.reduction)
+        out[...] = data[mine].reshape(out.shape)
+
+    # ---- what can be asked for ---------------------------------------------------------------------------------------
     def check(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
         """Raises ValueError for an algorithm that is not there, or cannot do this."""
         if algorithm != INNET:
             if algorithm is not None:
-                self.peers.check(algorithm)
-        elif self.fold is None:
-            raise ValueError(f"algorithm='innet': nothing folds for this job: {self.why}")
-        elif not self._can_fold(reduction, coding):
+                self.hosts.check(algorithm)
+        elif self._fold is None:
+            known = ", ".join(self.hosts.known)
+            raise ValueError(f"algorithm='innet': nothing folds for this job: {self.why}; expected one of {known}")
+        elif not self._fold.takes(reduction, coding):
             raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
 
-    def allreduce(self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding) -> str | None:
-        """INNET, an algorithm between the hosts, or None for the peers' own.  May measure.
+    def check_lanes(self, lane_bits: LaneBits) -> None:
+        """Raises ValueError where lanes so narrow cannot hold the sum; says once where nothing folds."""
+        if self.switches is not None:
+            check_levels(lane_bits, self.switches.members)
+        elif not self._said_whole:
+            self._said_whole = True
+            log.warning(
+                "%s: lanes of %d bits are for what the switches fold; floats go between the hosts whole",
+                self._me, lane_bits,
+            )
 
-        nbytes     of the tensor
-        algorithm  what the call asks for, checked
-        """
-        if self.fold is None or not self._can_fold(reduction, coding):
+    def explain(self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding) -> str:
+        """Which way an allreduce takes, and why.  Sends nothing."""
+        op, dtype, hosts, fold = reduction.op, reduction.element, self.hosts, self._fold
+        self.check(algorithm, reduction, coding)
+        if algorithm not in (None, AUTO, INNET):
+            return f"{nbytes} bytes go over {hosts.mesh.rail} by {algorithm}, as asked for"
+        if fold is None:
+            return f"{hosts.explain(nbytes)}; {self.why}"
+        if not folds(op, dtype):
+            return (
+                f"{hosts.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "
+                "float32, float16, bfloat16 and int32 do"
+            )
+        bits: LaneBits = coding.lane_bits if narrows(op, dtype) else 32
+        folded = _folded(nbytes, dtype)
+        said = f"{dtype} folds as float32: " if dtype in HALVES else ""
+        said += fold.describe(folded, bits)
+        if algorithm == INNET or self._sure(bits):
+            return f"{said}; {'as asked for; ' if algorithm else ''}{self.why}"
+        chosen = hosts.chooser.known(nbytes, folded=folded)
+        costs = hosts.explain(nbytes, folded=folded)
+        if hosts.algorithm != AUTO or (chosen is not None and chosen.algorithm != INNET):
+            return f"{costs}; {self.why}"
+        return f"{costs}; {said}; {self.why}"
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+    def stats(self) -> RailStats:
+        """Totals of both."""
+        own = self.hosts.stats()
+        if self._fold is None:
+            return own
+        folded = self._fold.stats()
+        return replace(
+            folded,
+            operations=folded.operations + own.operations,
+            bytes_reduced=folded.bytes_reduced + own.bytes_reduced,
+            seconds=folded.seconds + own.seconds,
+        )
+
+    def close(self) -> None:
+        """Closes the rails."""
+        if self._fold is not None:
+            self._fold.close()
+        self.hosts.close()
+
+    # ---- choosing ----------------------------------------------------------------------------------------------------
+    def _choose(self, request: Request) -> str | None:
+        """INNET, an algorithm between the hosts, or None for the hosts' own."""
+        algorithm, coding, hosts = request.algorithm, request.coding, self.hosts
+        if self._fold is None or not self._fold.takes(request.reduction, coding):
             return algorithm
-        if algorithm is None and (self._sure(coding.lane_bits) or (coding.saturate and self.peers.algorithm == AUTO)):
+        if algorithm is None and (self._sure(coding.lane_bits) or (coding.saturate and hosts.algorithm == AUTO)):
             return INNET
-        if (algorithm or self.peers.algorithm) != AUTO or self.several:
+        if (algorithm or hosts.algorithm) != AUTO or self._rails is not None:
             return algorithm
-        return self._cheapest(nbytes, reduction, "allreduce")
+        return self._cheapest(request, "allreduce")
 
-    def reduce_scatter(self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding) -> str:
-        """INNET, or "ring" between the hosts.  May measure.
+    def _choose_scatter(self, request: Request) -> str:
+        """INNET, or "ring" between the hosts.
 
         A ring moves (N-1)/N of the tensor over a link, folding all of it: the more ranks, the less that matters beside
         the ring's N-1 steps.  Several rails have no fold of a part: there it is the ring of the first one.
         """
-        if algorithm is None and self.fold is not None and not self.several and self._can_fold(reduction, coding):
-            if self.always or (self.peers.algorithm == AUTO and coding.lane_bits != 32):
+        algorithm, switches, auto = request.algorithm, self.switches, self.hosts.algorithm == AUTO
+        if algorithm is None and switches is not None and switches.takes(request.reduction, request.coding):
+            if self._always or (auto and request.coding.lane_bits != 32):
                 return INNET
-            if self.peers.algorithm == AUTO:
-                return self._cheapest(nbytes, reduction, "reduce_scatter")
+            if auto:
+                return self._cheapest(request, "reduce_scatter")
         return algorithm or "ring"
-
-    def explain(self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding) -> str:
-        """Which way an allreduce takes, and why.  Sends nothing."""
-        op, dtype = reduction.op, reduction.element
-        self.check(algorithm, reduction, coding)
-        if algorithm not in (None, AUTO, INNET):
-            return f"{nbytes} bytes go over {self.between} by {algorithm}, as asked for"
-        if self.fold is None:
-            return f"{self.peers.explain(nbytes)}; {self.why}"
-        if not folds(op, dtype):
-            return (
-                f"{self.peers.explain(nbytes)}; {op} of {dtype} does not fold: sums, averages, maxima and minima of "
-                "float32, float16, bfloat16 and int32 do"
-            )
-        bits = coding.lane_bits if narrows(op, dtype) else 32
-        folded = _folded(nbytes, dtype)
-        said = f"{dtype} folds as float32: " if dtype in HALVES else ""
-        said += self.fold.describe(folded) if self.lanes is None else self.lanes.describe(folded, bits)
-        if algorithm == INNET or self._sure(bits):
-            return f"{said}; {'as asked for; ' if algorithm else ''}{self.why}"
-        chosen = self.peers.chooser.known(nbytes, folded=folded)
-        costs = self.peers.explain(nbytes, folded=folded)
-        if self.peers.algorithm != AUTO or (chosen is not None and chosen.algorithm != INNET):
-            return f"{costs}; {self.why}"
-        return f"{costs}; {said}; {self.why}"
-
-    # ---- inside ------------------------------------------------------------------------------------------------------
-    def _can_fold(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the switches can, where there are any."""
-        saturates = self.lanes is not None and self.lanes.saturates
-        return folds(reduction.op, reduction.element) and (saturates or not coding.saturate)
 
     def _sure(self, lane_bits: int) -> bool:
         """Whether what folds is folded without asking what it costs."""
-        if self.always or self.lanes is None:
+        if self._always or self.switches is None:
             return True
-        return self.peers.algorithm == AUTO and (lane_bits != 32 or self.lanes.suffices)
+        return self.hosts.algorithm == AUTO and (lane_bits != 32 or self.switches.suffices)
 
-    def _cheapest(self, nbytes: int, reduction: Reduction, collective: Collective) -> str:
+    def _cheapest(self, request: Request, collective: Collective) -> str:
+        reduction, nbytes = request.reduction, request.nbytes
         what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.element}"
         what = what if collective == "allreduce" else f"{collective}, {what}"
         folded = _folded(nbytes, reduction.element)
-        return self.peers.choice(nbytes, what, folded=folded, collective=collective).algorithm
-
-
-def folds(op: str, element: str) -> bool:
-    """Whether the switches can: their lanes add integers, the hosts make them of floats."""
-    return op in OPS and element in FOLDED
+        return self.hosts.choice(nbytes, what, folded=folded, collective=collective).algorithm
 
 
 def _folded(nbytes: int, element: str) -> int:

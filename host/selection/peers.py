@@ -31,7 +31,10 @@ from netfold.host.collectives.flow import Strand, run
 from netfold.host.collectives.machines import Machines
 from netfold.host.mesh.mesh import Call, Mesh, Pending, Subset
 from netfold.host.operation.arrays import Flat
+from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.selection import cost
 from netfold.host.selection.choice import INNET, Choice, Collective
 from netfold.host.selection.chooser import HIERARCHICAL, Chooser
@@ -48,7 +51,7 @@ HELPED = ("byteps", "parameter_server")
 class Peers:
     """A group of ranks over a mesh.  All ranks call the same operations in the same order, from one thread at a time.
 
-    name       of the group, part of every call
+    label      of the group, part of every call; default: all ranks of the job
     algorithm  of allreduce: one of ``KNOWN``; "auto": by cost; default $NETFOLD_ALGO, or "auto"
     order      of rings, chains and meshes: ranks under one switch side by side (``Plan.ring``); default: by rank
     helpers    ranks that have no data and only add for the others, by "byteps" (default) or "parameter_server"; they
@@ -62,19 +65,20 @@ class Peers:
         self,
         mesh: Mesh,
         *,
-        name: str = "",
+        label: str = "",
         algorithm: str | None = None,
         order: Sequence[int] | None = None,
         helpers: Sequence[int] = (),
         measured: Measured | None = None,
         machines: Sequence[Sequence[int]] = (),
         fabric: str = "",
+        note: Callable[[str], None] = lambda path: None,
     ) -> None:
         if not set(helpers) < set(range(mesh.size)) or len(set(helpers)) != len(helpers):
             raise ValueError(f"helpers={list(helpers)}: expected some of 0 .. {mesh.size - 1}, not all, each once")
         self.mesh = mesh
         self.rank, self.size = mesh.rank, mesh.size
-        self.name = name
+        self.label = label
         self.order = order
         self.helpers = tuple(helpers)
         self.algorithm = self.check(algorithm or os.environ.get(ALGORITHM_VARIABLE) or AUTO)
@@ -85,33 +89,43 @@ class Peers:
         self.bytes_reduced = 0
         self.seconds = 0.0
         """Wall-clock time inside operations."""
-        self.note: Callable[[str], None] = lambda path: None
-        """Is told what carries an operation, as soon as that is settled."""
+        self.note = note
         self.number = 1
-        """Of the operation that runs next, the same on all ranks; a Group, whose other operations fold, sets it."""
+        """Of the operation that runs next, the same on all ranks."""
+
+    def count_from(self, number: int) -> None:
+        """The next operation has this number: whoever has operations elsewhere, too, counts by itself."""
+        self.number = number
 
     def group(self, ranks: Sequence[int]) -> Peers:
         """Some of the ranks, in this order, with operations and numbers of their own."""
         subset = Subset(self.mesh, ranks)
         order = None if self.order is None else [ranks.index(rank) for rank in self.order if rank in ranks]
-        name = f"ranks {','.join(map(str, ranks))} "
-        fabric = self.fabric and f"{self.fabric}, {name.strip()}"
-        return Peers(subset, name=name, algorithm=self.algorithm, order=order, fabric=fabric)
+        label = f"ranks {','.join(map(str, ranks))} "
+        fabric = self.fabric and f"{self.fabric}, {label.strip()}"
+        return Peers(subset, label=label, algorithm=self.algorithm, order=order, fabric=fabric, note=self.note)
 
     # ---- operations --------------------------------------------------------------------------------------------------
-    def allreduce(self, source: Flat, out: Flat, reduction: Reduction, *, algorithm: str | None = None) -> None:
-        """Fills ``out`` with the reduction of every rank's ``source``; they may be the same memory, or none of it."""
-        if source.ctypes.data != out.ctypes.data:
-            out[...] = source
+    def allreduce(self, request: Request) -> int:
+        """See ``Rail``.  Its algorithm is the request's, else the group's, else the cheapest."""
+        out, reduction = request.out, request.reduction
+        if request.number:
+            self.number = request.number
+        if not request.in_place:
+            out[...] = request.source
         if self.size > 1:
             what = f"{reduction.op} of {out.size} x {reduction.element}"
-            name = self.pick(out.nbytes, algorithm, what)
+            name = self.pick(out.nbytes, request.algorithm, what)
             self.note(f"{self.mesh.kind}, {name}")
-            self._run(f"{what} by {name}", self._allreduce(name, out, reduction), out.nbytes)
-        else:
-            self.operations += 1
+            strand = self._allreduce(name, out, reduction)
+            begin = time.monotonic()
+            with self.operation(f"{what} by {name}"):
+                run(self.mesh, strand if out.nbytes else barrier(self.mesh))
+            self.seconds += time.monotonic() - begin
+        self.operations += 1
         self.bytes_reduced += out.nbytes
         reduction.finish(out, self.size - len(self.helpers))
+        return 0
 
     def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
         """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
@@ -201,13 +215,43 @@ class Peers:
         """Returns once the peer's next ``send`` is in ``into``, which must have its size."""
         self._alone(f"message of {into.size} x {into.dtype}, tag {tag}", lambda: self.mesh.receive(peer, into, tag=tag))
 
+    # ---- as a rail ---------------------------------------------------------------------------------------------------
+    narrows = False
+    retransmissions = 0
+    """The kernel's are not ours to count."""
+
+    @property
+    def name(self) -> str:
+        """Of the transport between the ranks, or "self" where there is one rank alone."""
+        return self.mesh.rail if self.size > 1 else "self"
+
+    def takes(self, reduction: Reduction, coding: Coding) -> bool:
+        """Anything: hosts reduce every element, and what does not fit lanes they do not need to."""
+        return True
+
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
+        """How it would carry a tensor of ``nbytes`` bytes."""
+        return self.explain(nbytes)
+
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """See ``Mesh.watched_by``."""
+        self.mesh.watched_by(watch)
+
+    def stats(self) -> RailStats:
+        """Totals of all operations so far, of every kind."""
+        return RailStats(operations=self.operations, bytes_reduced=self.bytes_reduced, seconds=self.seconds)
+
     # ---- choosing ----------------------------------------------------------------------------------------------------
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Algorithms of allreduce that can be asked for."""
+        return (AUTO, *HELPED) if self.helpers else KNOWN
+
     def check(self, algorithm: str) -> str:
         """The algorithm's name, or ValueError with those that there are."""
-        known = (AUTO, *HELPED) if self.helpers else KNOWN
-        if algorithm not in known:
+        if algorithm not in self.known:
             why = f" with helpers {list(self.helpers)}" if self.helpers else f" (argument or {ALGORITHM_VARIABLE})"
-            raise ValueError(f"algorithm={algorithm!r}{why}: expected one of {', '.join(known)}")
+            raise ValueError(f"algorithm={algorithm!r}{why}: expected one of {', '.join(self.known)}")
         return algorithm
 
     def pick(self, nbytes: int, algorithm: str | None = None, what: str = "") -> str:
@@ -224,7 +268,7 @@ class Peers:
         self, nbytes: int, what: str = "", *, folded: int | None = None, collective: Collective = "allreduce"
     ) -> Choice:
         """As ``Chooser.choice``, for the operation that runs next."""
-        return self.chooser.choice(nbytes, Call(self.number, self.name + what), folded=folded, collective=collective)
+        return self.chooser.choice(nbytes, Call(self.number, self.label + what), folded=folded, collective=collective)
 
     def explain(self, nbytes: int, *, folded: int | None = None) -> str:
         """Which algorithm an allreduce of this size takes, and why.  Sends nothing.
@@ -246,7 +290,7 @@ class Peers:
         return f"{'' if chosen.algorithm == INNET else f'over {self.mesh.kind}, '}{chosen}"
 
     def _link(self, nbytes: int, what: str) -> cost.LinkCost:
-        return self.chooser.link(nbytes, Call(self.number, self.name + what))
+        return self.chooser.link(nbytes, Call(self.number, self.label + what))
 
     # ---- algorithms that need to know more than the mesh -------------------------------------------------------------
     def _allreduce(self, name: str, data: Flat, reduction: Reduction) -> Strand:
@@ -280,7 +324,7 @@ class Peers:
     def operation(self, what: str) -> Iterator[Mesh]:
         """One more operation on the mesh, which all ranks begin alike; whoever asks keeps the totals."""
         number, self.number = self.number, self.number + 1
-        with self.mesh.operation(Call(number, self.name + what)):
+        with self.mesh.operation(Call(number, self.label + what)):
             yield self.mesh
 
     def _run(self, what: str, strand: Strand, nbytes: int) -> None:
@@ -293,7 +337,7 @@ class Peers:
 
     def _alone(self, what: str, post: Callable[[], Pending]) -> None:
         """A message between two ranks: the others do not count it, so it has no number."""
-        with self.mesh.operation(Call(0, self.name + what)):
+        with self.mesh.operation(Call(0, self.label + what)):
             self.mesh.wait([post()])
         self.operations += 1
 

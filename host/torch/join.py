@@ -16,7 +16,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from netfold.host import environment
-from netfold.host.api.communicator import CONTROLLER_VARIABLE, Communicator, RailName
+from netfold.host.api.assembly import CONTROLLER_VARIABLE, RailName
+from netfold.host.api.communicator import Communicator
 from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.connection import listen
@@ -106,7 +107,7 @@ def join(
     try:
         tcp = "{}:{}".format(*listener.getsockname())
         plan = plan_by_store(store, job, rank, world, address, tcp, timeout=options.join_timeout)
-        return Communicator(
+        return Communicator.of_plan(
             plan, address=address, rail=options.rail, lane_bits=options.lane_bits, algorithm=options.algorithm,
             timeout=timeout, listener=listener,
         )

@@ -57,7 +57,7 @@ class Flight:
         self._job, self._rank, self._world = job, rank, world
         self._operations: deque[OperationRecord] = deque(maxlen=KEPT)
         self.timeline = timeline
-        self.now = _NONE
+        self.now = OperationRecord(0, "", "", "", "", 0, "", 0.0, state="done")
         """The operation under way, or else the last one."""
         if folder is not None:
             _recorders.add(self)
@@ -85,6 +85,10 @@ class Flight:
                 self.timeline.operation(operation, begin, time.monotonic_ns())
             if operation.state == "failed" and self.folder is not None:
                 self.dump(f"operation {number} failed: {operation.error}")
+
+    def count_retransmissions(self, packets: int) -> None:
+        """So many packets were sent again in the operation under way."""
+        self.now.retransmissions += packets
 
     def note(self, path: str) -> None:
         """Records which rail or algorithm carries the operation under way, or a part of it."""
@@ -131,7 +135,6 @@ def _threads() -> dict[str, list[str]]:
 
 
 # ---- the signal ------------------------------------------------------------------------------------------------------
-_NONE = OperationRecord(0, "", "", "", "", 0, "", 0.0, state="done")
 _recorders: weakref.WeakSet[Flight] = weakref.WeakSet()
 _listening = threading.Lock()
 """Acquired for good once the signal's handler is installed."""

@@ -87,7 +87,7 @@ class TcpRanks:
             for rank in range(ranks)
         ]
         for mesh in self.meshes:
-            mesh.watch = lambda moved: None  # it looks often, as it does where there are several rails
+            mesh.watched_by(lambda moved: None)  # it looks often, as it does where there are several rails
 
     def __enter__(self) -> TcpRanks:
         return self

@@ -39,6 +39,7 @@ def impatient(comms: Sequence[Communicator], seconds: float) -> None:
     """They give up after so many seconds, in operations that fold in one that runs, too.  While they come together a
     machine that stands still for some seconds is no fault."""
     for comm in comms:
-        comm._peers.mesh._timeout = seconds  # type: ignore[attr-defined]
-        if comm._lanes is not None:
-            getattr(comm._lanes, "_fold", comm._lanes)._timeout = seconds
+        dispatch = comm._parts.dispatch
+        dispatch.hosts.mesh._timeout = seconds  # type: ignore[attr-defined]
+        if dispatch.switches is not None:
+            getattr(dispatch.switches, "_fold", dispatch.switches)._timeout = seconds

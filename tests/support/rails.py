@@ -13,8 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from netfold.host.errors import RailDown
-from netfold.host.operation.rail import Flat, Op, RailStats
-from netfold.host.rails.multirail import MultiRail
+from netfold.host.operation.coding import Coding, LaneBits
+from netfold.host.operation.rail import Flat, RailStats
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
+from netfold.host.rails.multirail import Listeners, MultiRail, OutOfBand, Policy
 from netfold.host.rails.rail_set import RailReopening, WatchedRail
 from netfold.host.rails.rank_state import Answer, Question, RankState
 
@@ -75,11 +78,13 @@ class Plane:
 class FakeRail:
     """A rank's end of a plane.  ``cost``: (latency, bandwidth) charged to ``charge``, if given."""
 
-    name = "fake"
+    narrows = False
 
     def __init__(
-        self, plane: Plane, rank: int, life: int = 0, charge: Callable[[int], None] = lambda nbytes: None
+        self, plane: Plane, rank: int, life: int = 0, charge: Callable[[int], None] = lambda nbytes: None,
+        name: str = "fake",
     ) -> None:
+        self.name = name
         self.watch: Callable[[float], None] | None = None
         self.plane, self.rank, self.life = plane, rank, life
         self.calls = 0
@@ -87,8 +92,15 @@ class FakeRail:
         self.closed = False
         self.numbers: list[int] = []
 
-    def allreduce(self, source: Flat, out: Flat, op: Op, number: int) -> None:
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        self.watch = watch
+
+    def takes(self, reduction: Reduction, coding: Coding) -> bool:
+        return True
+
+    def allreduce(self, request: Request) -> int:
         assert not self.closed
+        source, out, op = request.source, request.out, request.reduction.op
         plane, death = self.plane, self.plane.death(self.life)
         call, self.calls = self.calls, self.calls + 1
         begin = time.monotonic()
@@ -116,6 +128,7 @@ class FakeRail:
                         plane.changed.acquire()
             out[...] = meeting.result
         self.charge(source.nbytes)
+        return 0
 
     @property
     def retransmissions(self) -> int:
@@ -124,7 +137,7 @@ class FakeRail:
     def stats(self) -> RailStats:
         return RailStats(operations=self.calls)
 
-    def describe(self, nbytes: int) -> str:
+    def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         return "fake"
 
     def close(self) -> None:
@@ -179,7 +192,11 @@ def on_ranks(world: int, call: Callable[[int], T], within: float = 30.0) -> list
 
 
 class Ranks:
-    """MultiRails of all ranks over fake planes."""
+    """MultiRails of all ranks over fake planes.
+
+    options  as of ``Policy``; ``known_by``: each rank's own ``known``; ``keep``; ``note``: called with rank and path;
+             ``charges``: of each rail, called with the bytes that it has carried
+    """
 
     def __init__(self, planes: Sequence[Plane], **options: Any) -> None:
         self.planes = list(planes)
@@ -190,16 +207,22 @@ class Ranks:
         options.setdefault("timeout", 1000.0)  # nothing here may need it
         states = self.channels.states
         known = options.pop("known_by", {})
+        keep = options.pop("keep", lambda figures: None)
+        note = options.pop("note", lambda rank, path: None)
 
         def reopen(rank: int) -> Callable[[int, int], RailReopening]:
             return lambda rail, deaths: FakeReopening(planes[rail], rank, deaths)
 
         def make(rank: int) -> MultiRail:
             return MultiRail(
-                [FakeRail(plane, rank, charge=charge) for plane, charge in zip(planes, charges, strict=True)],
-                [f"rail{i}" for i in range(len(planes))], rank, self.world,
-                state=states[rank], channel=self.channels, reopen=reopen(rank), known=known.get(rank, ()),
-                **options,
+                [
+                    FakeRail(plane, rank, charge=charge, name=f"rail{i}")
+                    for i, (plane, charge) in enumerate(zip(planes, charges, strict=True))
+                ],
+                rank, self.world, OutOfBand(states[rank], self.channels),
+                policy=Policy(known=known.get(rank, ()), **options),
+                listeners=Listeners(keep=keep, note=lambda path: note(rank, path)),
+                reopen=reopen(rank),
             )
 
         self.rails = on_ranks(self.world, make)
@@ -218,7 +241,7 @@ class Ranks:
         def call(rail: MultiRail, rank: int) -> None:
             out = data[rank] if in_place else np.full(size, -1, np.int32)
             before = data[rank].copy()
-            rail.allreduce(data[rank], out, "sum", seed)
+            rail.allreduce(Request(data[rank], out, Reduction("sum", "int32"), seed))
             wrong = int(np.sum(out != expected))
             assert wrong == 0, f"rank {rank}: {wrong} of {size} elements are wrong"
             assert in_place or np.array_equal(data[rank], before), f"rank {rank}: the source was changed"

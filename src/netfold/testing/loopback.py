@@ -19,7 +19,8 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
-from netfold.host.api.communicator import Communicator, RailName
+from netfold.host.api.assembly import RailName
+from netfold.host.api.communicator import Communicator
 from netfold.host.mesh.connection import listen
 from netfold.testing.switch import Packet, SlotSwitch
 from netfold.wire import roce
@@ -149,7 +150,9 @@ def loopback_job(
         def make(rank: int) -> Communicator:
             trees = switches[rank % members].trees(rank // members, slots=slots) if switches else []
             plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines, rate)
-            return Communicator(plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank])
+            return Communicator.of_plan(
+                plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank]
+            )
 
         with ThreadPoolExecutor(world) as pool:  # the ranks of a machine wait for each other
             made = [pool.submit(make, rank) for rank in range(world)]

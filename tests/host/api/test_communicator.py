@@ -153,7 +153,7 @@ def test_innet_without_a_tree_is_refused() -> None:
     """rail="innet" means no fallback: the controller's reason is the error."""
     bare = Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [], "no folding here")
     with pytest.raises(PlanError, match=r"no folding here.*rail='auto'"):
-        Communicator(bare, address="127.0.0.1", rail="innet")
+        Communicator.of_plan(bare, address="127.0.0.1", rail="innet")
 
 
 def test_missing_ranks_are_named_by_the_controllers_refusal(serve: Callable[..., JobServer]) -> None:
@@ -307,7 +307,7 @@ def test_two_threads_at_once_are_refused() -> None:
     with loopback_job(2) as comms:
         inside = threading.Thread(target=lambda: comms[0].barrier(), daemon=True)
         inside.start()
-        while not comms[0]._turns._lock.locked():
+        while not comms[0]._parts.turns._lock.locked():
             pass
         with pytest.raises(Busy, match="another thread"):
             comms[0].barrier()
@@ -380,7 +380,7 @@ def test_what_was_routed_here_is_no_result() -> None:
     TTL tells, it never gets into a sum, and the error says so."""
     with loopback_job(2, ttl=roce.RESULT_TTL - 1) as comms, futures.ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(comm.allreduce, np.ones(300, np.int32)) for comm in comms]
-        rails = [cast(FoldRail, comm._lanes) for comm in comms]
+        rails = [cast(FoldRail, comm._parts.dispatch.switches) for comm in comms]
         wait_for(lambda: all(rail._io.unfolded() for rail in rails))
         impatient(comms, 0.1)
         for call in calls:

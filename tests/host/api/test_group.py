@@ -17,6 +17,7 @@ from netfold.host.api.work import Turns
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.selection.cost import LinkCost
+from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
@@ -29,7 +30,7 @@ def on_ranks(ranks: int, work: Callable[[Group], Any], *, seed: int = 0, algorit
     """Results of ``work`` on each rank's group, over the in-memory mesh."""
 
     def one(mesh: Mesh) -> Any:
-        return work(Group(Peers(mesh, algorithm=algorithm, measured=SLOW), Turns(f"rank {mesh.rank}")))
+        return work(Group(Dispatch(Peers(mesh, algorithm=algorithm, measured=SLOW)), Turns(f"rank {mesh.rank}")))
 
     return values(MemoryFabric(ranks, seed=seed).run(one))
 

@@ -161,8 +161,8 @@ def test_a_controller_that_goes_away_is_logged(serving: Serving, caplog: pytest.
         caplog.set_level(logging.WARNING, logger="netfold")
         asyncio.run_coroutine_threadsafe(serving.controller.stop(), serving._loop).result(BOUND)
         for comm in comms:
-            assert comm._watcher is not None
-            comm._watcher._listening._thread.join(BOUND)
+            assert comm._parts.membership._watcher is not None
+            comm._parts.membership._watcher._listening._thread.join(BOUND)
         assert sum("only time-outs tell now" in record.getMessage() for record in caplog.records) == 2
         sums = list(pool.map(lambda comm: comm.allreduce(np.ones(5, np.int32)), comms))
         assert [list(s) for s in sums] == [[2] * 5] * 2
@@ -200,8 +200,8 @@ def test_a_closed_communicator_leaves_no_stream_to_the_garbage_collector(serving
         with ThreadPoolExecutor(2) as pool:
             comms = list(pool.map(lambda rank: join(serving.fabric, rank), range(2)))
             for comm in comms:
-                assert comm._client is not None
-                comm._client.suspect(comm.plan, {})
+                assert comm._parts.membership._client is not None
+                comm._parts.membership._client.suspect(comm.plan, {})
             list(pool.map(Communicator.close, comms))
         assert [call for call in calls() if not any(call is old for old in before)] == []
     finally:

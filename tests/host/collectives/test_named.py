@@ -18,6 +18,7 @@ from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import NAMES, ReduceOp
 from netfold.host.selection.cost import LinkCost
+from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured
 from netfold.host.selection.peers import Peers
 from netfold.testing import MemoryFabric
@@ -66,7 +67,7 @@ def on_all(ranks: int, work: Callable[[Group], Any], **settings: Any) -> list[An
         peers = Peers(mesh, measured=LINKS, **settings)
         turns = Turns(f"rank {mesh.rank}")
         try:
-            return work(Group(peers, turns))
+            return work(Group(Dispatch(peers), turns))
         finally:
             turns.close()
             peers.machines.close()

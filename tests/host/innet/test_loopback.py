@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cbuild import cc
-from netfold.host.api.communicator import Communicator, RailName
+from netfold.host.api.assembly import RailName
+from netfold.host.api.communicator import Communicator
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost, RankMismatch, TransportError
 from netfold.host.innet import fold
 from netfold.host.innet.fold import FoldRail
@@ -216,7 +217,7 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
     peers = [Peer(rank, f"{net}.{rank + 1}", f"{net}.{rank + 1}:1") for rank in range(2)]
     tree = RankTree(name="void", weight=1.0, data=stream(8), agreement=stream(16))
     plan = Plan(job="void", epoch=1, rank=0, world=2, peers=peers, trees=[tree])
-    with Communicator(plan, address=f"{net}.1", rail="innet", timeout=0.3, listener=listener) as comm:
+    with Communicator.of_plan(plan, address=f"{net}.1", rail="innet", timeout=0.3, listener=listener) as comm:
         begin = time.monotonic()
         with pytest.raises(NetFoldError) as caught:
             comm.allreduce(np.ones(3, np.float32))

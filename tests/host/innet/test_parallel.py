@@ -201,7 +201,7 @@ def test_the_hierarchical_algorithm_goes_by_the_plans_machines() -> None:
         ints = arrays(4, 5000, "int32")
         outs = on_every_rank(comms, lambda c: c.allreduce(ints[c.rank], algorithm="hierarchical"))
         assert all((out == sum(ints)).all() for out in outs)
-        assert {comm._peers.machines.groups[1][0] for comm in comms} == {2}
+        assert {comm._parts.dispatch.hosts.machines.groups[1][0] for comm in comms} == {2}
 
 
 def test_a_process_that_does_not_see_the_memory_of_its_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
         for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):
             assert (out == sum(ints)).all()
         told = comms[0].explain(400_000)
-        assert (comms[0]._peers.chooser.measured is None) == folds
+        assert (comms[0]._parts.dispatch.hosts.chooser.measured is None) == folds
         assert (comms[0].stats().packets_sent > 0) == folds
         assert ("10 times its link's 0.1, more than 2 suffices" in told) == folds, told
         assert ("innet" in told.split(";")[1]) == (not folds), told
@@ -276,15 +276,15 @@ def test_folding_that_was_asked_for_is_not_given_up(monkeypatch: pytest.MonkeyPa
     with loopback_job(4, members=2, rate=1e9) as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1000, np.int32)))
         assert comms[0].stats().packets_sent > 0
-        assert comms[0]._peers.chooser.measured is None
+        assert comms[0]._parts.dispatch.hosts.chooser.measured is None
 
 
 def test_without_trees_machines_reduce_inside_first() -> None:
     """Over TCP the chooser measures shared memory, and considers algorithms that use it."""
     with loopback_job(4, members=2, rail="tcp") as comms:
         on_every_rank(comms, lambda c: c.allreduce(np.ones(1 << 20, np.int32)))
-        assert comms[0]._peers.chooser.measured is not None
-        assert comms[0]._peers.chooser.measured.inside is not None
+        assert comms[0]._parts.dispatch.hosts.chooser.measured is not None
+        assert comms[0]._parts.dispatch.hosts.chooser.measured.inside is not None
         assert "hierarchical" in comms[0].explain(4 << 20)
 
 

@@ -74,7 +74,7 @@ def test_a_rail_settles_when_its_operation_is_over() -> None:
     """Not while another rank has yet to come, since packets that it waits for may still be lost, and be needed of
     others."""
     with loopback_job(2, timeout=30) as comms:
-        rail = cast(FoldRail, comms[0]._lanes)
+        rail = cast(FoldRail, comms[0]._parts.dispatch.switches)
         settled = threading.Event()
         first = threading.Thread(target=lambda: comms[0].allreduce(np.ones(1000, np.int32)), daemon=True)
         first.start()
@@ -91,7 +91,7 @@ def test_a_rank_that_waits_for_a_late_one_asks_and_goes_on() -> None:
     """It reports which of its queue pairs wait for which PSN, and the sum is right in the end."""
     with loopback_job(2, timeout=30) as comms:
         told = threading.Event()
-        rail = cast(FoldRail, comms[0]._lanes)
+        rail = cast(FoldRail, comms[0]._parts.dispatch.switches)
         waits: list[dict[int, int]] = []
 
         def suspect(found: dict[int, int]) -> None:

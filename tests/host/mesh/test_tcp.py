@@ -298,7 +298,7 @@ rank, fd = int(sys.argv[1]), int(sys.argv[2])
 peers = [Peer(r, where.rpartition(":")[0], where) for r, where in enumerate(sys.argv[3:])]
 listener = socket.socket(fileno=fd)
 plan = Plan("killed", 1, rank, len(peers), peers, [], "a test")
-with Communicator(plan, address=peers[rank].address, rail="tcp", timeout=60, listener=listener) as comm:
+with Communicator.of_plan(plan, address=peers[rank].address, rail="tcp", timeout=60, listener=listener) as comm:
     assert comm.allreduce(np.full(100_000, rank + 1.0), algorithm="hierarchical")[-1] == 10
     data = np.ones(300_000)
     works = [comm.iallreduce(data, data, 'max') for _ in range(200)]

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
@@ -33,7 +35,7 @@ def impatient(world: int, seconds: float) -> Ranks:
 def fails(rails: MultiRail, size: int) -> NetFoldError:
     """The error that an allreduce raises."""
     with pytest.raises(NetFoldError) as caught:
-        rails.allreduce(np.ones(size, np.int32), np.empty(size, np.int32), "sum", 17)
+        rails.allreduce(Request(np.ones(size, np.int32), np.empty(size, np.int32), Reduction("sum", "int32"), 17))
     return caught.value
 
 

@@ -44,7 +44,7 @@ class Machine:
         self.lost: dict[tuple[int, int], NetFoldError] = {}
         """(rank, rail) -> the error with which the rail was given up there."""
         for rails_ in self.sets:
-            rails_.position = 1
+            rails_.advance()
         for state in self.channels.states:
             state.enter_stripes(1, range(rails))
 

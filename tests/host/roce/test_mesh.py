@@ -24,6 +24,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.sockets import OURS
 from netfold.host.selection.peers import Peers
@@ -64,7 +65,7 @@ def allreduce(name: str, sizes: Sequence[int], ranks: int) -> Callable[[Mesh], l
         for size in sizes:
             source = inputs(ranks, size, "float32", size)[mesh.rank]
             out = np.empty_like(source)
-            peers.allreduce(source, out, SUM)
+            peers.allreduce(Request(source, out, SUM))
             outs.append(out)
         return outs
 
@@ -180,7 +181,7 @@ def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
 
         def fold(mesh: Mesh) -> Any:
             out = np.empty_like(source)
-            folds[mesh.rank].allreduce(source, out, "sum", 1)
+            folds[mesh.rank].allreduce(Request(source, out, Reduction("sum", "int32"), 1))
             return out
 
         check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])
@@ -301,7 +302,9 @@ def test_a_communicator_takes_the_roce_rail_when_asked() -> None:
 
     def rank(r: int) -> tuple[str, str, list[float]]:
         plan = Plan("loop", 1, r, 3, peers, [])
-        with Communicator(plan, address=addresses[r], rail="roce", algorithm="ring", listener=listeners[r]) as comm:
+        with Communicator.of_plan(
+            plan, address=addresses[r], rail="roce", algorithm="ring", listener=listeners[r]
+        ) as comm:
             total = comm.allreduce(np.full(5000, r + 1, np.float32))
             comm.barrier()
             return comm.rail, comm.explain(20000), sorted(set(total.tolist()))

@@ -43,7 +43,7 @@ def reduce(comms: list[Communicator], count: int, **asked: object) -> list[str]:
 def known(comms: list[Communicator]) -> None:
     """The same figures on all ranks, without measuring."""
     for comm in comms:
-        comm._peers.chooser.measured = FIGURES
+        comm._parts.dispatch.hosts.chooser.measured = FIGURES
 
 
 def test_folding_is_taken_where_it_is_cheapest() -> None:
@@ -82,7 +82,7 @@ def test_arguments_and_the_environment_override_the_cost(monkeypatch: pytest.Mon
     monkeypatch.setenv("NETFOLD_ALGO", "innet")
     with loopback_job(2, rail="auto") as comms:
         assert reduce(comms, SMALL) == ["innet"] * 2
-        assert comms[0]._peers.chooser.measured is None
+        assert comms[0]._parts.dispatch.hosts.chooser.measured is None
     with pytest.raises(ValueError, match=r"algorithm='innet' \(argument or NETFOLD_ALGO\), rail='tcp'"), loopback_job(
         2, rail="tcp"
     ):
@@ -118,10 +118,10 @@ def test_scattered_sums_fold_where_that_is_cheaper() -> None:
             comms[0].reduce_scatter(np.ones(3, np.int32), algorithm="mesh2d")
     with loopback_job(3, rail="innet") as comms:
         assert scatter(comms, 1) == ["innet"] * 3
-        assert comms[0]._peers.chooser.measured is None
+        assert comms[0]._parts.dispatch.hosts.chooser.measured is None
     with loopback_job(3, rail="tcp") as comms:
         assert scatter(comms, LARGE // 3) == ["TCP, ring"] * 3
-        assert comms[0]._peers.chooser.measured is None, "there was nothing to choose"
+        assert comms[0]._parts.dispatch.hosts.chooser.measured is None, "there was nothing to choose"
         with pytest.raises(ValueError, match="algorithm='innet': nothing folds for this job"):
             comms[0].reduce_scatter(np.ones(3, np.int32), algorithm="innet")
 
@@ -132,7 +132,7 @@ def test_folding_that_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match="algorithm='innet': nothing folds for this job: asked for by rail='tcp'"):
             comms[0].allreduce(np.ones(3), algorithm="innet")
         with pytest.raises(PlanError, match="rail='innet' asked for, but the plan has no tree"):
-            Communicator(comms[0].plan, address="127.0.0.1", algorithm="innet")
+            Communicator.of_plan(comms[0].plan, address="127.0.0.1", algorithm="innet")
 
 
 def test_narrow_lanes_and_saturation_always_fold(caplog: pytest.LogCaptureFixture) -> None:
@@ -156,7 +156,7 @@ def test_the_fold_is_timed_with_the_others_and_not_counted() -> None:
     """The first operation measures: all ranks get the same figures, and the totals count one operation."""
     with loopback_job(2, rail="auto") as comms:
         reduce(comms, LARGE)
-        measured = [comm._peers.chooser.measured for comm in comms]
+        measured = [comm._parts.dispatch.hosts.chooser.measured for comm in comms]
         assert measured[0] is not None
         assert measured[0] == measured[1]
         assert set(measured[0].timed[INNET]) >= {TIMED[0]}

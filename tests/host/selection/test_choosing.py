@@ -26,6 +26,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.selection import choice, chooser
 from netfold.host.selection.calibration import share
 from netfold.host.selection.cost import LinkCost
+from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.measure import Measured, measure, time_algorithms
 from netfold.host.selection.peers import KNOWN, Peers
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
@@ -134,7 +135,7 @@ def test_helpers_add_for_the_others(name: str) -> None:
     """
 
     def one(mesh: Mesh) -> Any:
-        group = Group(Peers(mesh, algorithm=name, helpers=[1, 4]), Turns(f"rank {mesh.rank}"))
+        group = Group(Dispatch(Peers(mesh, algorithm=name, helpers=[1, 4])), Turns(f"rank {mesh.rank}"))
         total = group.allreduce(np.full(1000, mesh.rank, np.float32))
         mean = group.allreduce(np.full(7, mesh.rank, np.float64), op="average")
         with pytest.raises(ValueError, match=r"'ring' with helpers \[1, 4\]: expected one of auto, byteps, param"):
@@ -164,7 +165,7 @@ def test_every_ring_follows_the_order(ranks: list[int]) -> None:
     order = [0, 4, 2, 5, 1, 3]
 
     def one(mesh: Mesh) -> None:
-        everyone_ = Group(Peers(mesh, algorithm="ring", order=order), Turns(f"rank {mesh.rank}"))
+        everyone_ = Group(Dispatch(Peers(mesh, algorithm="ring", order=order)), Turns(f"rank {mesh.rank}"))
         if mesh.rank not in ranks:
             return
         group = everyone_.group(ranks) if len(ranks) < mesh.size else everyone_
@@ -187,7 +188,7 @@ def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.Monke
 
     def one(mesh: Mesh) -> float:
         peers = Peers(mesh, algorithm="hierarchical")
-        group = Group(peers, Turns(f"rank {mesh.rank}"))
+        group = Group(Dispatch(peers), Turns(f"rank {mesh.rank}"))
         group.allreduce(np.ones(10))
         rows = peers.machines.rows()
         total = float(group.allreduce(np.full(100_000, mesh.rank, np.float32))[99_999])

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts a communicator together: its plan, the mesh between the hosts, the rail that folds, and what chooses.
+
+    join       the controller's plan, then as below; or several rails that are one
+    of_plan    a plan that is there already
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import warnings
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from netfold.host.api.open_mesh import open_mesh
+from netfold.host.api.work import Turns
+from netfold.host.client.jobs import JobClient
+from netfold.host.client.membership import Membership
+from netfold.host.client.plans import MAX_WORLD, check_plan, fabric_of, path_reason, ring_order, sharing
+from netfold.host.errors import JoinRefused, PlanError
+from netfold.host.innet.fold import FoldRail
+from netfold.host.innet.parallel import ParallelFold
+from netfold.host.mesh.connection import listen
+from netfold.host.operation.coding import Coding, LaneBits, lane_bits_said
+from netfold.host.operation.rail import FoldingRail
+from netfold.host.rails.joining import Joined, join_rails
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.planes import RAILS_VARIABLE, RailSpec, specs_of
+from netfold.host.selection.choice import INNET
+from netfold.host.selection.dispatch import Dispatch
+from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, Peers
+from netfold.host.tracing.flight import Flight
+from netfold.host.tracing.timeline import Timeline, asked
+from netfold.wire.jobs import Join, Plan
+
+RailName = Literal["auto", "innet", "tcp", "roce"]
+CONTROLLER_VARIABLE = "NETFOLD_CONTROLLER"
+
+log = logging.getLogger("netfold")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a communicator is made of.
+
+    rails  several that are one, if so
+    """
+
+    membership: Membership
+    dispatch: Dispatch
+    turns: Turns
+    coding: Coding
+    rails: MultiRail | None = None
+
+    def close(self) -> None:
+        """Leaves the job and gives everything back, once; safe to call twice."""
+        if not self.turns.close():
+            return
+        broken = self.turns.broken
+        self.membership.leave(self.dispatch.stats(), "" if broken is None else str(broken))
+        self.dispatch.close()
+        self.membership.close()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose, as ``Communicator.join`` says.  Raises ValueError for what does not fit together."""
+
+    address: str
+    rail: RailName = "auto"
+    lane_bits: LaneBits | None = None
+    algorithm: str | None = None
+    helpers: Sequence[int] = ()
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.rail not in get_args(RailName):
+            raise ValueError(f"rail={self.rail!r}: expected one of {', '.join(get_args(RailName))}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout={self.timeout!r}: expected seconds above 0")
+        if self._algorithm_is_innet() and self.rail not in ("auto", INNET):
+            raise ValueError(f"algorithm='innet' (argument or {ALGORITHM_VARIABLE}), rail={self.rail!r}: give either")
+        if self.resolved().rail == INNET and self.helpers:
+            raise ValueError(
+                f"rail='innet', helpers={list(self.helpers)}: switches fold what every rank sends; use 'tcp'"
+            )
+
+    def resolved(self) -> Settings:
+        """The same, with the rail that algorithm="innet" stands for."""
+        if self.rail == INNET or not self._algorithm_is_innet():
+            return self
+        return replace(self, rail="innet", algorithm=AUTO)
+
+    def _algorithm_is_innet(self) -> bool:
+        return (self.algorithm or os.environ.get(ALGORITHM_VARIABLE)) == INNET
+
+
+def join(
+    job: str,
+    rank: int,
+    world: int,
+    settings: Settings,
+    *,
+    controller: str | None = None,
+    join_timeout: float = 30.0,
+    path_mtu: int | None = None,
+    token: str = "",
+    rails: str | Sequence[RailSpec] | None = None,
+) -> Parts:
+    """Joins a job and waits until all its ranks have; parameters and errors as of ``Communicator.join``."""
+    if not 0 <= rank < world:
+        raise ValueError(f"rank={rank}, world={world}: expected 0 <= rank < world")
+    if world > MAX_WORLD:
+        raise ValueError(f"world={world}: at most {MAX_WORLD} ranks fold into one sum")
+    specs = specs_of(rails, asked=settings.rail != "auto")
+    if len(specs) > 1 and (settings.algorithm is not None or settings.helpers):
+        said = (
+            f"algorithm={settings.algorithm!r}" if settings.algorithm is not None
+            else f"helpers={list(settings.helpers)}"
+        )
+        raise ValueError(f"rails={rails!r}, {said}: several rails choose for themselves; give either")
+    if len(specs) > 1 and world > 1:
+        return _of_rails(
+            join_rails(specs, job, rank, world, timeout=settings.timeout, join_timeout=join_timeout, token=token)
+        )
+    if specs:
+        plane = specs[0].plane
+        settings, controller = replace(settings, rail=specs[0].kind, address=plane.address), plane.controller
+    where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
+    if not where:
+        raise JoinRefused(
+            f"job {job!r}, rank {rank}: no controller named; give controller='host:port' or set "
+            f"{CONTROLLER_VARIABLE} (`netfold up` prints the address)"
+        )
+    listener = listen(settings.address)
+    client = membership = None
+    try:
+        client = JobClient(where, token=token)
+        plan = client.join(
+            Join(
+                job=job,
+                world=world,
+                rank=rank,
+                address=settings.address,
+                tcp="{}:{}".format(*listener.getsockname()),
+                path_mtu=path_mtu or 0,
+                timeout=join_timeout,
+                token=client.token,
+                fold=settings.rail in ("auto", INNET) and not settings.helpers,
+                lane_bits=settings.lane_bits or lane_bits_said(),
+            )
+        )
+        if (plan.job, plan.rank, plan.world) != (job, rank, world):
+            raise PlanError(
+                f"job {job!r}: asked to be rank {rank} of {world}, the plan of {where} is for job {plan.job!r}, "
+                f"rank {plan.rank} of {plan.world}: the controller mixed two joins up"
+            )
+        check_plan(plan)
+        membership = Membership(plan, client)
+        return _of_membership(membership, settings, listener)
+    except BaseException:
+        listener.close()
+        if membership is not None:
+            membership.close()
+        elif client is not None:
+            client.close()
+        raise
+
+
+def of_plan(plan: Plan, settings: Settings, listener: socket.socket | None) -> Parts:
+    """The parts for a plan that is there already; nobody watches the rank.  Raises PlanError, ValueError,
+    TransportError."""
+    check_plan(plan)
+    return _of_membership(Membership(plan), settings, listener)
+
+
+def _of_membership(membership: Membership, settings: Settings, listener: socket.socket | None) -> Parts:
+    """One mesh between the hosts, and the rail that folds where the plan has trees and the settings want it."""
+    plan, settings = membership.plan, settings.resolved()
+    rail, helpers = settings.rail, settings.helpers
+    coding = _coding(plan, settings.lane_bits)
+    me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
+    shared = any(len(ranks) > 1 for ranks in plan.machines)
+    if rail == "innet" and plan.world > 1 and not plan.trees:
+        raise PlanError(
+            f"{me}: rail='innet' asked for, but the plan has no tree: "
+            f"{plan.reason or 'the controller gave no reason'}; use rail='auto' to fall back to TCP"
+        )
+    if rail == "roce" and shared:
+        raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
+    timeline = asked(plan.job, plan.rank, plan.world)
+    flight = Flight(plan.job, plan.rank, plan.world, timeline=timeline)
+    mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline)
+    try:
+        peers = Peers(
+            mesh,
+            algorithm=settings.algorithm,
+            order=ring_order(plan),
+            helpers=helpers,
+            machines=plan.machines if shared else (),
+            fabric=fabric_of(plan),
+            note=flight.note,
+        )
+        switches: FoldingRail | None = None
+        if plan.world > 1 and rail in ("auto", INNET) and not helpers:
+            if plan.trees:
+                switches = _open_fold(membership, peers, settings, timeline, shared=shared)
+            else:
+                warnings.warn(
+                    f"{me}: no aggregation tree, every allreduce goes over TCP between the hosts. "
+                    f"Reason: {plan.reason or 'none given by the controller'}",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+    except BaseException:
+        mesh.close()
+        raise
+    dispatch = Dispatch(
+        peers, switches=switches, always=rail == INNET, why=path_reason(plan, rail, helpers), flight=flight, me=me
+    )
+    log.info("%s: %s (%s)", me, dispatch.rail, dispatch.why)
+    return _checked(Parts(membership, dispatch, Turns(me, flight), coding))
+
+
+def _open_fold(
+    membership: Membership, peers: Peers, settings: Settings, timeline: Timeline | None, *, shared: bool
+) -> FoldingRail:
+    """The rail over the plan's trees; ``shared``: some machines have several ranks."""
+    plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)
+    rail: FoldingRail
+    if shared:
+        rail = ParallelFold(plan, peers, settings.address, timeout=timeout, control=control, timeline=timeline)
+    else:
+        rail = FoldRail(plan, settings.address, timeout=timeout, control=control, timeline=timeline)
+    membership.steer(rail)
+    return rail
+
+
+def _of_rails(joined: Joined) -> Parts:
+    """Several rails that are one.  They are members of their jobs by themselves."""
+    plan, flight = joined.plan, joined.flight
+    check_plan(plan)
+    me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
+    dispatch = Dispatch(
+        joined.peers(), rails=joined.rails, why=f"asked for by rails= or {RAILS_VARIABLE}", flight=flight, me=me
+    )
+    joined.rails.on_change(lambda: dispatch.go_over(joined.peers()))
+    return _checked(Parts(Membership(plan), dispatch, Turns(me, flight), _coding(plan, None), joined.rails))
+
+
+def _coding(plan: Plan, lane_bits: LaneBits | None) -> Coding:
+    """Of lanes, where a call says nothing else."""
+    return Coding(lane_bits or lane_bits_said(), seed=zlib.crc32(plan.job.encode()))
+
+
+def _checked(parts: Parts) -> Parts:
+    """The same; closed, with a ValueError, where lanes as narrow as the settings want them cannot hold the sums."""
+    try:
+        if parts.coding.lane_bits != 32:
+            parts.dispatch.check_lanes(parts.coding.lane_bits)
+    except ValueError:
+        parts.close()
+        raise
+    return parts

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What moves arrays between the ranks of a group and leaves them as they are: checks, pieces, and copies at the border.
+
+``Group`` has the methods, and says what each of them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from netfold.host.api.ranks import Ranks
+from netfold.host.collectives import BROADCAST
+from netfold.host.operation.arrays import (
+    Array,
+    check_writeable,
+    counts_of,
+    flat,
+    flat_copy,
+    in_bytes,
+    native,
+    pieces_of,
+    result_of,
+    rows_of,
+    rows_with,
+)
+from netfold.host.selection.peers import named
+
+
+def broadcast(ranks: Ranks, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
+    """See ``Group.broadcast``."""
+    ranks.check_rank(root, "root")
+    named(algorithm, BROADCAST)
+    check_writeable(array, "array")
+    data = flat(array)
+    with ranks.turn("broadcast", data.nbytes, dtype=data.dtype):
+        ranks.peers.broadcast(data.view(np.uint8), root, algorithm=algorithm)
+    if not np.may_share_memory(data, array):
+        array[...] = data.reshape(array.shape)
+    return array
+
+
+def all_gather(ranks: Ranks, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
+    """See ``Group.all_gather``."""
+    array = np.asarray(array)
+    rows = rows_with(array, counts, ranks.rank, ranks.size)
+    result = result_of((sum(rows), *array.shape[1:]), array, out)
+    pieces = pieces_of(rows, array)
+    data = flat(result)
+    data[pieces[ranks.rank]] = array.reshape(-1)
+    with ranks.turn("all_gather", data.nbytes, dtype=data.dtype):
+        ranks.peers.all_gather(data.view(np.uint8), in_bytes(pieces, data))
+    if not np.may_share_memory(data, result):
+        result[...] = data.reshape(result.shape)
+    return result
+
+
+def gather(
+    ranks: Ranks, array: Array, out: Array | None = None, *, root: int = 0, counts: Sequence[int] | None = None
+) -> Array | None:
+    """See ``Group.gather``."""
+    ranks.check_rank(root, "root")
+    array = np.asarray(array)
+    rows = rows_with(array, counts, ranks.rank, ranks.size)
+    result = result_of((sum(rows), *array.shape[1:]), array, out) if ranks.rank == root else None
+    pieces = pieces_of(rows, array)
+    data = np.empty(pieces[-1].stop, native(array))
+    data[pieces[ranks.rank]] = array.reshape(-1)
+    with ranks.turn("gather", data.nbytes, dtype=data.dtype):
+        ranks.peers.gather(data.view(np.uint8), in_bytes(pieces, data), root)
+    if result is not None:
+        result[...] = data.reshape(result.shape)
+    return result
+
+
+def scatter(
+    ranks: Ranks, array: Array | None, out: Array, *, root: int = 0, counts: Sequence[int] | None = None
+) -> Array:
+    """See ``Group.scatter``."""
+    ranks.check_rank(root, "root")
+    check_writeable(out, "out")
+    rows = rows_with(out, counts, ranks.rank, ranks.size)
+    pieces = pieces_of(rows, out)
+    data = np.empty(pieces[-1].stop, native(out))
+    if ranks.rank == root:
+        if array is None:
+            raise ValueError("scatter on the root: expected an array, got None")
+        if array.shape != (sum(rows), *out.shape[1:]) or native(array) != data.dtype:
+            wanted = f"{data.dtype}{[sum(rows), *out.shape[1:]]}"
+            raise ValueError(f"array is {array.dtype}{list(array.shape)}: expected {wanted}, all ranks' rows")
+        data[:] = array.reshape(-1)
+    with ranks.turn("scatter", data.nbytes, dtype=data.dtype):
+        ranks.peers.scatter(data.view(np.uint8), in_bytes(pieces, data), root)
+    out[...] = data[pieces[ranks.rank]].reshape(out.shape)
+    return out
+
+
+def all_to_all(
+    ranks: Ranks,
+    array: Array,
+    out: Array | None = None,
+    *,
+    counts: Sequence[int] | None = None,
+    out_counts: Sequence[int] | None = None,
+) -> Array:
+    """See ``Group.all_to_all``."""
+    array = np.asarray(array)
+    given = rows_of(array, counts, ranks.size)
+    if out_counts is None and len(set(given)) > 1:
+        raise ValueError(f"counts={given}: unlike numbers need out_counts, the rows that come from each rank")
+    taken = given if out_counts is None else counts_of(out_counts, ranks.size, "out_counts")
+    result = result_of((sum(taken), *array.shape[1:]), array, out)
+    if given[ranks.rank] != taken[ranks.rank]:
+        raise ValueError(f"counts={given}, out_counts={taken}: rank {ranks.rank} must take what it gives itself")
+    source = flat_copy(array)
+    data = np.empty(result.size, source.dtype)
+    to, by = in_bytes(pieces_of(given, array), data), in_bytes(pieces_of(taken, array), data)
+    with ranks.turn("all_to_all", source.nbytes, dtype=source.dtype):
+        ranks.peers.all_to_all(source.view(np.uint8), to, data.view(np.uint8), by)
+    result[...] = data.reshape(result.shape)
+    return result
+
+
+def barrier(ranks: Ranks) -> None:
+    """See ``Group.barrier``."""
+    with ranks.turn("barrier"):
+        ranks.peers.barrier()
+
+
+def send(ranks: Ranks, array: Array, peer: int, *, tag: int = 0) -> None:
+    """See ``Group.send``."""
+    ranks.check_peer(peer)
+    data = flat(np.asarray(array))
+    with ranks.turn("send", counted=False, nbytes=data.nbytes, dtype=data.dtype):
+        ranks.peers.send(data, peer, tag)
+
+
+def receive(ranks: Ranks, out: Array, peer: int, *, tag: int = 0) -> Array:
+    """See ``Group.receive``."""
+    ranks.check_peer(peer)
+    check_writeable(out, "out")
+    data = flat(out)
+    with ranks.turn("receive", counted=False, nbytes=data.nbytes, dtype=data.dtype):
+        ranks.peers.receive(data, peer, tag)
+    if not np.may_share_memory(data, out):
+        out[...] = data.reshape(out.shape)
+    return out

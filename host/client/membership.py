@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's membership of its job: from the plan until it has left, and nobody needs it any more."""
+
+from __future__ import annotations
+
+from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
+from netfold.host.client.jobs import JobClient
+from netfold.host.errors import NetFoldError
+from netfold.host.operation.rail import FoldingRail, RailStats
+from netfold.wire.jobs import Plan
+
+
+class Membership:
+    """A rank of a job that has its plan.
+
+    client  the way to the controller, which watches the rank from here on; taken over.  None: the plan came some other
+            way, and nobody watches
+    """
+
+    def __init__(self, plan: Plan, client: JobClient | None = None) -> None:
+        self._plan = plan
+        self._client = client
+        self._watcher = None if client is None or plan.world == 1 else client.watch(plan)
+
+    @property
+    def plan(self) -> Plan:
+        """What the controller has decided, last."""
+        return self._plan
+
+    @property
+    def client(self) -> JobClient | None:
+        """The way to the controller."""
+        return self._client
+
+    def job_error(self) -> NetFoldError | None:
+        """What the controller says has ended the job, if anything."""
+        return None if self._watcher is None else self._watcher.job_error()
+
+    def fold_control(self, timeout: float) -> FoldControl:
+        """What a fold hears and asks; it waits for ``timeout`` seconds for other trees."""
+        if self._client is None or self._watcher is None:
+            return NO_CONTROLLER
+        return self._client.fold_control(self._plan, self._watcher.job_error, timeout, self._go_on_by)
+
+    def steer(self, rail: FoldingRail) -> None:
+        """From now on the controller can halt this rail, and wait until it has settled."""
+        if self._watcher is not None:
+            self._watcher.on_halt(rail.halt)
+            self._watcher.on_settle(rail.settle)
+
+    def leave(self, stats: RailStats, reason: str = "") -> None:
+        """Reports totals and leaves, before any rail is closed: until it is answered, others may need what we have
+        sent.  Never raises for an absent controller.
+
+        reason  why the job has failed here, if it has
+        """
+        if self._client is not None:
+            if self._watcher is not None:
+                self._watcher.leaving()
+            self._client.leave(stats.report(self._plan), reason)
+
+    def close(self) -> None:
+        """Ends the connection; the controller takes it for this rank's death where it has not left before."""
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._client is not None:
+            self._client.close()
+
+    def _go_on_by(self, plan: Plan) -> None:
+        self._plan = plan

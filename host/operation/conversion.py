@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A caller's request as a rail takes it, in flat arrays of elements that it knows; and the result back to the caller.
+
+Nothing is copied where the caller's arrays are plain (C-contiguous, aligned, in this machine's byte order) and their
+elements are the rail's own.  What else it takes:
+
+    array that is not plain      one copy of the source, one of the result
+    float16, bfloat16, folded    float32 made of the source; the result rounded once from the same memory
+    feedback without narrow lanes   one copy, to which what was left out before is added
+    saturating sum between hosts    int64 made of the source, which holds every sum exactly
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec.structs import replace
+
+from netfold.host.operation.arrays import Array, flat
+from netfold.host.operation.coding import take_back
+from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
+from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.request import Request
+
+EXACT = Reduction("sum", "int64")
+
+
+def between_hosts(request: Request, algorithm: str | None) -> Request:
+    """As the hosts reduce it: every element as it is, nothing narrowed, so that no feedback is left."""
+    if request.coding.saturate:
+        wide = request.source.astype(np.int64).reshape(-1)
+        return replace(request, source=wide, out=wide, reduction=EXACT, algorithm=algorithm)
+    source = request.source
+    if request.feedback is not None:
+        source = take_back(source, request.feedback, request.reduction.element)
+    return replace(
+        request, source=storage(flat(source)), out=storage(flat(request.out)), algorithm=algorithm, feedback=None
+    )
+
+
+def in_lanes(request: Request, *, narrows: bool) -> Request:
+    """As lanes of 32 bits carry it: float32 or int32.
+
+    narrows  whether the rail has narrow lanes: only there is feedback left to it
+    """
+    source, out, reduction, feedback = request.source, request.out, request.reduction, request.feedback
+    half = reduction.element in HALVES
+    if half:  # as float32, which holds all of them exactly
+        source = out = widen(source, reduction.element)
+        reduction = Reduction(reduction.op, "float32")
+    if feedback is not None and not (narrows and request.coding.lane_bits != 32):
+        source, feedback = take_back(source, feedback), None
+    source = flat(source)
+    if not half:
+        out = _separate(out, source)
+    return replace(
+        request, source=source, out=out.reshape(-1), reduction=reduction,
+        feedback=None if feedback is None else feedback.reshape(-1),
+    )
+
+
+def deliver(carried: Request, request: Request) -> int:
+    """Brings the result of the carried request to the caller's array, where it is not there yet.
+
+    Returns how many elements of a saturating sum between hosts stand at an end of the range.
+    """
+    out, element = request.out, request.reduction.element
+    if carried.reduction.element == element:
+        if not np.may_share_memory(carried.out, out):
+            storage(out)[...] = carried.out.reshape(out.shape)
+        return 0
+    if element in HALVES:
+        narrow(carried.out.reshape(out.shape), element, out)
+        return 0
+    wide, ends = carried.out, np.iinfo(np.int32)
+    out[...] = wide.clip(ends.min, ends.max).reshape(out.shape)
+    return int(np.count_nonzero((wide <= ends.min) | (wide >= ends.max)))
+
+
+def _separate(out: Array, source: Array) -> Array:
+    """``out`` itself where it is plain, and the source's memory or none of it; else new memory.
+
+    Results arrive while later contributions still leave, so that arrays must not overlap in part.
+    """
+    plain = out.flags.carray and out.dtype == source.dtype
+    if plain and (source.ctypes.data == out.ctypes.data or not np.may_share_memory(source, out)):
+        return out
+    return np.empty(source.shape, source.dtype)
