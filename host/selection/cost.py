@@ -243,12 +243,3 @@ def equal_finish(nbytes: float, rails: Sequence[RailCost]) -> list[float]:
         shares[i] = max(0.0, rails[i].bandwidth * (finish - rails[i].latency))
     shares[used[0]] = max(0.0, nbytes - sum(shares[i] for i in used[1:]))
     return shares
-
-
-def rail_threshold(first: RailCost, second: RailCost, *, join: float = 0.0) -> float:
-    """Bytes above which two rails are faster than the one with the lower latency: S* = b_1 (a_2 + join - a_1).
-
-    join  seconds that using both costs in itself
-    """
-    low, high = sorted((first, second), key=lambda rail: rail.latency)
-    return low.bandwidth * (high.latency + join - low.latency)

@@ -29,9 +29,6 @@ __all__ = ["CompileError", "Program", "compile_file", "compile_source"]
 
 _RECURSION = 12_000
 
-RUNTIME_DIR = Path(__file__).resolve().parent.parent / "runtime"
-"""Where softswitch.h and wide.h are: the C source needs it as an include directory."""
-
 
 @dataclass(frozen=True)
 class Program:

@@ -34,7 +34,6 @@ class LoweredProgram:
     actions: dict[str, Any] = field(default_factory=dict)  # control-plane name -> ast.ActionDecl
     field_lists: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)  # @field_list -> paths in user metadata
     controller_headers: list[Any] = field(default_factory=list)  # types.Struct
-    resubmit_lists: int = 0
     annotations: list[Any] = field(default_factory=list)  # of the package
 
     def objects(self, kind: str) -> list[ExternObject]:

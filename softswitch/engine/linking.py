@@ -34,7 +34,7 @@ def build(
 ) -> Path:
     """Builds a compiled program (or its C text, or C file) with the runtime; `extra` names more files of runtime/.
 
-    The default is the library that Engine.in_process loads; it links with the runtime as a library of its own, which
+    The default is the library that LocalEngine loads; it links with the runtime as a library of its own, which
     is built once, so that a new program costs its own C file alone. Raises cc.BuildError.
     """
     source = program if isinstance(program, str | Path) else program.c_source

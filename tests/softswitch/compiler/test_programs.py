@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from softswitch.compiler import parser
-from softswitch.compiler.driver import RUNTIME_DIR, CompileError, compile_file, compile_source
+from softswitch.compiler.driver import CompileError, compile_file, compile_source
+from softswitch.engine.linking import RUNTIME
 from softswitch.engine.local import LocalEngine
 from softswitch.stf import runner as stf
 from support.compiler import program, run
@@ -66,7 +67,7 @@ def test_generated_c_names_the_p4_lines() -> None:
 
     assert re.search(r"/\* .*fold\.p4:\d+ \*/", source)
     assert '#include "wide.h"' in source
-    assert (RUNTIME_DIR / "wide.h").exists()
+    assert (RUNTIME / "wide.h").exists()
 
 
 def test_ir_can_be_printed() -> None:
