@@ -75,8 +75,8 @@ def test_ir_can_be_printed() -> None:
     dump = compile_file(NETFOLD).dump_ir()
 
     assert "\nparse:\n" in dump
-    assert re.search(r"apply \w+\.fold\.verdict\(", dump)
-    assert re.search(r"on \w+\.fold\.then\(", dump)
+    assert re.search(r"apply \w+\.fold\.verdict\.verdict\(", dump)
+    assert re.search(r"on \w+\.fold\.verdict\.then\(", dump)
     assert re.search(r"// .*fold\.p4:\d+", dump)
 
 
