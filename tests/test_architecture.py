@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src"
+TESTS = ROOT / "tests"
 
 ROOMS = {
     "cbuild": (),
@@ -128,6 +129,14 @@ def test_every_room_is_in_the_table() -> None:
     """A new folder under src/ states what it may import."""
     rooms = {room(name) for name, package, _ in modules() if package} - {""}
     assert rooms - {"p4src"} == set(ROOMS)
+
+
+def test_a_test_file_says_by_its_place_whose_it_is() -> None:
+    """Folders of tests are named as those that they test; the others belong to no single room."""
+    packages = {name.removeprefix("netfold.").replace(".", "/") for name, package, _ in modules() if package}
+    folders = {str(path.parent.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")} - {"."}
+    assert len(folders) > 30
+    assert folders - packages == {"e2e", "p4", "packaging"}
 
 
 def test_only_one_optional_module_imports_scapy() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """p4c's own v1model samples with packet tests, where a checkout of p4c is at hand:
 
-    P4C_SAMPLES=.../p4c/testdata/p4_16_samples pytest tests/softswitch/test_stf_corpus.py
+    P4C_SAMPLES=.../p4c/testdata/p4_16_samples pytest tests/softswitch/stf/test_corpus.py
 """
 
 from __future__ import annotations
