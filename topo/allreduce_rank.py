@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.wire.jobs import Peer, Plan
 
 Floats = NDArray[np.float32]
@@ -127,7 +127,7 @@ class PlainTcp:
         self._sum = Reduction("sum", "float32")
 
     def allreduce(self, source: Floats, out: Floats, algorithm: str) -> None:
-        self._peers.allreduce(Request(source, out, self._sum, algorithm=_own(algorithm) or "auto"))
+        self._peers.allreduce(AllreduceRequest(source, out, self._sum, algorithm=_own(algorithm) or "auto"))
 
     def barrier(self) -> None:
         self._peers.barrier()

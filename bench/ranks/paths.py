@@ -25,7 +25,7 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.collectives.flow import even
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.selection.peers import Peers
@@ -170,7 +170,7 @@ class Rank:
             out[slices[self.rank]] = data[slices[self.rank]]
             return (lambda: peers.all_gather(out, slices)), lambda: _same(out, expected, collective)
         expected = sum(of(rank).astype(np.int64) for rank in range(self.world)).astype(np.int32)  # type: ignore[union-attr]
-        request = Request(data, out, Reduction("sum", "int32"), algorithm=collective)
+        request = AllreduceRequest(data, out, Reduction("sum", "int32"), algorithm=collective)
         return (lambda: peers.allreduce(request)), lambda: _same(out, expected, collective)
 
     # ---- readings from the controller and the queue pairs ------------------------------------------------------------

@@ -23,7 +23,7 @@ from netfold.host.mesh.connected import ConnectedMesh
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
 from netfold.wire.jobs import Peer, Plan
@@ -47,7 +47,7 @@ def work(mesh: ConnectedMesh, sizes: list[int], repeat: int) -> dict[int, list[t
         for _ in range(repeat + 1):  # the first one warms up
             peers.barrier()
             begin, cpu = time.perf_counter(), time.process_time()
-            peers.allreduce(Request(source, out, SUM))
+            peers.allreduce(AllreduceRequest(source, out, SUM))
             seconds, spent = time.perf_counter() - begin, time.process_time() - cpu
             wrong = int((out != mesh.size * (mesh.size + 1) / 2).sum())
             rows.setdefault(size, []).append((seconds, spent, wrong))

@@ -67,7 +67,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Settings:
+class JoinSettings:
     """What a user may choose, as ``Communicator.join`` says.  Raises ValueError for what does not fit together."""
 
     address: str
@@ -89,7 +89,7 @@ class Settings:
                 f"rail='innet', helpers={list(self.helpers)}: switches fold what every rank sends; use 'tcp'"
             )
 
-    def resolved(self) -> Settings:
+    def resolved(self) -> JoinSettings:
         """The same, with the rail that algorithm="innet" stands for."""
         if self.rail == INNET or not self._algorithm_is_innet():
             return self
@@ -103,7 +103,7 @@ def join(
     job: str,
     rank: int,
     world: int,
-    settings: Settings,
+    settings: JoinSettings,
     *,
     controller: str | None = None,
     join_timeout: float = 30.0,
@@ -171,14 +171,14 @@ def join(
         raise
 
 
-def of_plan(plan: Plan, settings: Settings, listener: socket.socket | None) -> Parts:
+def of_plan(plan: Plan, settings: JoinSettings, listener: socket.socket | None) -> Parts:
     """The parts for a plan that is there already; nobody watches the rank.  Raises PlanError, ValueError,
     TransportError."""
     check_plan(plan)
     return _of_membership(Membership(plan), settings, listener)
 
 
-def _of_membership(membership: Membership, settings: Settings, listener: socket.socket | None) -> Parts:
+def _of_membership(membership: Membership, settings: JoinSettings, listener: socket.socket | None) -> Parts:
     """One mesh between the hosts, and the rail that folds where the plan has trees and the settings want it."""
     plan, settings = membership.plan, settings.resolved()
     rail, helpers = settings.rail, settings.helpers
@@ -227,7 +227,7 @@ def _of_membership(membership: Membership, settings: Settings, listener: socket.
 
 
 def _open_fold(
-    membership: Membership, peers: Peers, settings: Settings, timeline: Timeline | None, *, shared: bool
+    membership: Membership, peers: Peers, settings: JoinSettings, timeline: Timeline | None, *, shared: bool
 ) -> FoldingRail:
     """The rail over the plan's trees; ``shared``: some machines have several ranks."""
     plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)

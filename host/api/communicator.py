@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from netfold.host.api import assembly
-from netfold.host.api.assembly import Parts, RailName, Settings
+from netfold.host.api.assembly import JoinSettings, Parts, RailName
 from netfold.host.api.group import Group
 from netfold.host.operation.coding import LaneBits, check_levels
 from netfold.host.operation.rail import RailStats
@@ -79,7 +79,7 @@ class Communicator(Group):
                      ``rail``, ``address`` and ``controller``; default: $NETFOLD_RAILS (docs/rails.md)
         Raises JoinRefused, PlanError, TransportError, ValueError.
         """
-        settings = Settings(address, rail, lane_bits, algorithm, helpers, timeout)
+        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout)
         return cls(
             assembly.join(
                 job, rank, world, settings, controller=controller, join_timeout=join_timeout, path_mtu=path_mtu,
@@ -105,7 +105,8 @@ class Communicator(Group):
         listener  bound TCP socket whose port stands in the plan, for all that does not fold; taken over
         the others are as for ``join``.  Raises PlanError, TransportError, ValueError.
         """
-        return cls(assembly.of_plan(plan, Settings(address, rail, lane_bits, algorithm, helpers, timeout), listener))
+        settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout)
+        return cls(assembly.of_plan(plan, settings, listener))
 
     # ---- what it is and does ---------------------------------------------------------------------------------------
     @property

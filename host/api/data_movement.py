@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from netfold.host.api.ranks import Ranks
+from netfold.host.api.members import Members
 from netfold.host.collectives import BROADCAST
 from netfold.host.operation.arrays import (
     Array,
@@ -28,7 +28,7 @@ from netfold.host.operation.arrays import (
 from netfold.host.selection.peers import named
 
 
-def broadcast(ranks: Ranks, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
+def broadcast(ranks: Members, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
     """See ``Group.broadcast``."""
     ranks.check_rank(root, "root")
     named(algorithm, BROADCAST)
@@ -41,7 +41,7 @@ def broadcast(ranks: Ranks, array: Array, *, root: int = 0, algorithm: str | Non
     return array
 
 
-def all_gather(ranks: Ranks, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
+def all_gather(ranks: Members, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
     """See ``Group.all_gather``."""
     array = np.asarray(array)
     rows = rows_with(array, counts, ranks.rank, ranks.size)
@@ -57,7 +57,7 @@ def all_gather(ranks: Ranks, array: Array, out: Array | None = None, *, counts: 
 
 
 def gather(
-    ranks: Ranks, array: Array, out: Array | None = None, *, root: int = 0, counts: Sequence[int] | None = None
+    ranks: Members, array: Array, out: Array | None = None, *, root: int = 0, counts: Sequence[int] | None = None
 ) -> Array | None:
     """See ``Group.gather``."""
     ranks.check_rank(root, "root")
@@ -75,7 +75,7 @@ def gather(
 
 
 def scatter(
-    ranks: Ranks, array: Array | None, out: Array, *, root: int = 0, counts: Sequence[int] | None = None
+    ranks: Members, array: Array | None, out: Array, *, root: int = 0, counts: Sequence[int] | None = None
 ) -> Array:
     """See ``Group.scatter``."""
     ranks.check_rank(root, "root")
@@ -97,7 +97,7 @@ def scatter(
 
 
 def all_to_all(
-    ranks: Ranks,
+    ranks: Members,
     array: Array,
     out: Array | None = None,
     *,
@@ -122,13 +122,13 @@ def all_to_all(
     return result
 
 
-def barrier(ranks: Ranks) -> None:
+def barrier(ranks: Members) -> None:
     """See ``Group.barrier``."""
     with ranks.turn("barrier"):
         ranks.peers.barrier()
 
 
-def send(ranks: Ranks, array: Array, peer: int, *, tag: int = 0) -> None:
+def send(ranks: Members, array: Array, peer: int, *, tag: int = 0) -> None:
     """See ``Group.send``."""
     ranks.check_peer(peer)
     data = flat(np.asarray(array))
@@ -136,7 +136,7 @@ def send(ranks: Ranks, array: Array, peer: int, *, tag: int = 0) -> None:
         ranks.peers.send(data, peer, tag)
 
 
-def receive(ranks: Ranks, out: Array, peer: int, *, tag: int = 0) -> Array:
+def receive(ranks: Members, out: Array, peer: int, *, tag: int = 0) -> Array:
     """See ``Group.receive``."""
     ranks.check_peer(peer)
     check_writeable(out, "out")

@@ -19,14 +19,14 @@ from typing import TypeVar
 import numpy as np
 
 from netfold.host.api import data_movement
-from netfold.host.api.ranks import Ranks
+from netfold.host.api.members import Members
 from netfold.host.api.work import Turns, Work
 from netfold.host.collectives import REDUCE
 from netfold.host.operation.arrays import Array, flat_copy, pieces_of, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
 from netfold.host.operation.half_precision import storage
 from netfold.host.operation.reduction import ReduceOp, Reduction, element_name
-from netfold.host.operation.request import ALLREDUCE, Request
+from netfold.host.operation.request import ALLREDUCE, AllreduceRequest
 from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import named
@@ -45,7 +45,7 @@ class Group:
     """
 
     def __init__(self, dispatch: Dispatch, turns: Turns, coding: Coding = PLAIN) -> None:
-        self._ranks = Ranks(dispatch, turns)
+        self._ranks = Members(dispatch, turns)
         self._coding = coding
         self._saturated = 0
         """Elements of all saturating sums so far that stood at an end of the range."""
@@ -107,7 +107,7 @@ class Group:
         result = result_of(array.shape, array, out)
         with ranks.turn(name, array.nbytes, reduction.op, reduction.element) as number:
             saturated = ranks.dispatch.allreduce(
-                Request(array, result, reduction, number, coding, algorithm, feedback, name)
+                AllreduceRequest(array, result, reduction, number, coding, algorithm, feedback, name)
             )
         if saturated:
             self._saturated += saturated
@@ -200,7 +200,7 @@ class Group:
         result = result_of((rows[self.rank], *array.shape[1:]), array, out)
         with ranks.turn("reduce_scatter", array.nbytes, op, reduction.element) as number:
             ranks.dispatch.reduce_scatter(
-                Request(array, result, reduction, number, coding, algorithm), pieces_of(rows, array)
+                AllreduceRequest(array, result, reduction, number, coding, algorithm), pieces_of(rows, array)
             )
         return result
 

@@ -27,7 +27,7 @@ from netfold.host.native.sockets import open_sockets
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, Op, RailStats, TreeStats, folds
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
@@ -82,7 +82,7 @@ class FoldRail:
         self._stalls = StallDetector()
         self._turn = threading.Lock()  # whoever drives the core
         self._lost: NetFoldError | None = None
-        self._last = Request(NOTHING, NOTHING, TRIAL)
+        self._last = AllreduceRequest(NOTHING, NOTHING, TRIAL)
         self._timeout = timeout
         self._operations = 0
         self._bytes = [0] * len(plan.trees)
@@ -132,7 +132,7 @@ class FoldRail:
         """Whether the switches can: also with narrow lanes, and sums of int32 that saturate."""
         return folds(reduction.op, reduction.element)
 
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         """See ``Rail``.  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError, PlanError."""
         source, reduction, coding = request.source, request.reduction, request.coding
         divisor = float(self._plan.world) if reduction.op == "average" else 1.0
@@ -166,7 +166,7 @@ class FoldRail:
 
     def trial(self, data: Flat, number: int) -> None:
         counted = self._operations, self._bytes[:], self._seconds
-        self.allreduce(Request(data, data, TRIAL, number))
+        self.allreduce(AllreduceRequest(data, data, TRIAL, number))
         self._operations, self._bytes, self._seconds = counted
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
@@ -174,7 +174,7 @@ class FoldRail:
         of its last progress; what it raises ends the operation.  None: nobody is told any more."""
         self._watch = watch
 
-    def _drive(self, request: Request) -> None:
+    def _drive(self, request: AllreduceRequest) -> None:
         slice_ns = int((SLICE if self._watch is None else WATCHED_SLICE) * 1e9)
         while True:
             timeout = int(self._timeout * 1e9)
@@ -293,10 +293,10 @@ class FoldRail:
             self._core.close()
 
     # ---- errors ----------------------------------------------------------------------------------------------------
-    def _who(self, request: Request) -> str:
+    def _who(self, request: AllreduceRequest) -> str:
         return f"job {self._plan.job!r}, rank {self._plan.rank} of {self._plan.world}, {request}"
 
-    def _timed_out(self, request: Request) -> NetFoldError:
+    def _timed_out(self, request: AllreduceRequest) -> NetFoldError:
         missing = self._control.missing(self._waits())
         lines = [
             f"{self._who(request)}: no result from the network for {self._timeout:g} s: "
@@ -330,7 +330,7 @@ class FoldRail:
                     waits[stream.qp] = state.una_psn
         return waits
 
-    def _failed(self, request: Request) -> NetFoldError:
+    def _failed(self, request: AllreduceRequest) -> NetFoldError:
         failure = self._core.failure()
         tree = self._plan.trees[failure.tree].name
         who = f"{self._who(request)}, tree {tree}"

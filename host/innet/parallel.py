@@ -40,7 +40,7 @@ from netfold.host.native.sockets import check_free
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.measure import measure_inside
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
@@ -110,7 +110,7 @@ class ParallelFold:
         """Whether the switches can; shared memory wraps around, so that no sum saturates."""
         return folds(reduction.op, reduction.element) and not coding.saturate
 
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         """See ``Rail``.  Raises what ``FoldRail`` raises, PeerLost."""
         out = request.out
         what = f"{request.reduction.op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
@@ -129,7 +129,7 @@ class ParallelFold:
         self._seconds += time.monotonic() - begin
         return 0
 
-    def _reduce(self, request: Request) -> None:
+    def _reduce(self, request: AllreduceRequest) -> None:
         """Of arrays in place."""
         out, reduction = request.out, request.reduction
         # an empty array still checks that all ranks agree
@@ -160,7 +160,7 @@ class ParallelFold:
         return bool(self._rate) and beats_ring(self._peers.size, self._local.size, 1 / self._inside.beta, self._rate)
 
     def trial(self, data: Flat, number: int) -> None:
-        self._reduce(Request(data, data, TRIAL, number))
+        self._reduce(AllreduceRequest(data, data, TRIAL, number))
 
     def _heard(self) -> NetFoldError | None:
         """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""

@@ -19,12 +19,12 @@ from netfold.host.operation.arrays import Array, flat
 from netfold.host.operation.coding import take_back
 from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 
 EXACT = Reduction("sum", "int64")
 
 
-def between_hosts(request: Request, algorithm: str | None) -> Request:
+def between_hosts(request: AllreduceRequest, algorithm: str | None) -> AllreduceRequest:
     """As the hosts reduce it: every element as it is, nothing narrowed, so that no feedback is left."""
     if request.coding.saturate:
         wide = request.source.astype(np.int64).reshape(-1)
@@ -37,7 +37,7 @@ def between_hosts(request: Request, algorithm: str | None) -> Request:
     )
 
 
-def in_lanes(request: Request, *, narrows: bool) -> Request:
+def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
     """As lanes of 32 bits carry it: float32 or int32.
 
     narrows  whether the rail has narrow lanes: only there is feedback left to it
@@ -58,7 +58,7 @@ def in_lanes(request: Request, *, narrows: bool) -> Request:
     )
 
 
-def deliver(carried: Request, request: Request) -> int:
+def deliver(carried: AllreduceRequest, request: AllreduceRequest) -> int:
     """Brings the result of the carried request to the caller's array, where it is not there yet.
 
     Returns how many elements of a saturating sum between hosts stand at an end of the range.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.half_precision import HALVES
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.wire.jobs import Plan, RankReport
 
 Op = Literal["sum", "average", "max", "min"]
@@ -69,7 +69,7 @@ class RailStats:
 
 
 class Rail(Protocol):
-    """What can carry a ``Request``.  All ranks make the same requests in the same order, one at a time."""
+    """What can carry a ``AllreduceRequest``.  All ranks make the same requests in the same order, one at a time."""
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class Rail(Protocol):
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
         """How it would carry a tensor of ``nbytes`` bytes.  Sends nothing."""
 
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         """Fills ``request.out`` with the reduction of every rank's ``request.source``, both flat.
 
         Returns how many elements of a saturating sum stand at an end of the range, else 0.

@@ -10,7 +10,7 @@ its operands in an order that all ranks share.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.half_precision import BFLOAT16, BLOCK, dtype_name, narrow, widen
 
 ReduceOp = Literal["sum", "average", "max", "min", "product"]
+REDUCE_OPS: Final = get_args(ReduceOp)
 
 NATIVE = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int32", "int64", "uint8")}
 NAMES = (*NATIVE, BFLOAT16)
@@ -51,8 +52,8 @@ class Reduction:
     element: str
 
     def __post_init__(self) -> None:
-        if self.op not in get_args(ReduceOp):
-            raise ValueError(f"op={self.op!r}: expected one of {', '.join(get_args(ReduceOp))}")
+        if self.op not in REDUCE_OPS:
+            raise ValueError(f"op={self.op!r}: expected one of {', '.join(REDUCE_OPS)}")
         if self.element not in NAMES:
             raise TypeError(f"elements of {self.element!r}: expected one of {', '.join(NAMES)}")
         if self.op == "average" and "int" in self.element:

@@ -13,7 +13,7 @@ ALLREDUCE = "allreduce"
 """Name of a request that the caller gave none."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class AllreduceRequest(msgspec.Struct, frozen=True):
     """What one rank asks for.  All ranks ask for the same, each with arrays of its own.
 
     source     this rank's contribution
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True):
         """Whether the result takes the place of the contribution."""
         return bool(self.source.ctypes.data == self.out.ctypes.data)
 
-    def part(self, piece: slice, number: int | None = None) -> Request:
+    def part(self, piece: slice, number: int | None = None) -> AllreduceRequest:
         """The same for a piece of the flat arrays, as an operation of its own where it gets a number."""
         feedback = None if self.feedback is None else self.feedback[piece]
         return msgspec.structs.replace(

@@ -15,7 +15,7 @@ import numpy as np
 from netfold.host.errors import NetFoldError, RankMismatch
 from netfold.host.operation.rail import Flat
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import Fenced, RailSet
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
@@ -62,7 +62,7 @@ class Agreements:
             try:
                 if rails.broken and rail in rails.broken:
                     raise rails.broken[rail]
-                rails[rail].allreduce(Request(source, result, reduction, position))
+                rails[rail].allreduce(AllreduceRequest(source, result, reduction, position))
             except RankMismatch:
                 raise
             except NetFoldError as error:

@@ -25,7 +25,7 @@ from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.agreement import Agreements
 from netfold.host.rails.missing_ranks import MissingRankDetector
@@ -191,7 +191,7 @@ class MultiRail:
         """What every kind of rail takes."""
         return folds(reduction.op, reduction.element) and not coding.saturate
 
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         """See ``Rail``.  Raises what the rails raise where all of them are down, RankMismatch, PeerLost,
         CollectiveTimeout: with the operation, its size, the ranks that are missing, and each rail's state."""
         if self._closed:
@@ -283,7 +283,7 @@ class MultiRail:
         self._rails.close()
 
     # ---- short and long --------------------------------------------------------------------------------------------
-    def _short(self, request: Request, split: Split) -> None:
+    def _short(self, request: AllreduceRequest, split: Split) -> None:
         """On one rail.  Whatever is done here counts beside a third of a millisecond, which such a call may take."""
         agreements = self._agreements
         np.copyto(request.out, self._agree(request.source, request.reduction, split.single[0], tell=True))
@@ -314,7 +314,7 @@ class MultiRail:
                 self._estimates[carrier].add(source.nbytes, agreements.seconds)
         return result
 
-    def _long(self, request: Request, split: Split) -> None:
+    def _long(self, request: AllreduceRequest, split: Split) -> None:
         """A tensor in ranges.  Repeats what some rank lacks until nobody lacks anything."""
         source, begin, whole = request.source, self._clock(), True
         left = [slice(0, source.size)]

@@ -21,7 +21,7 @@ from netfold.host.mesh.tcp import TcpMesh
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.rail_set import WatchedRail
 from netfold.host.roce.mesh import RoceMesh
@@ -107,7 +107,7 @@ class OpenRail:
         """What the rail's kind takes."""
         return self._rail.takes(reduction, coding)
 
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         """See ``Rail``.  Raises RailDown where it was closed."""
         if self._closed:
             raise RailDown(f"{self} was closed")

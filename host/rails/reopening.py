@@ -12,7 +12,7 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_set import WatchedRail
 
@@ -53,7 +53,7 @@ class BackgroundReopening:
                 continue
             try:
                 some = np.ones(HELLO, np.int32)
-                rail.allreduce(Request(some, some, SUM))  # joining may succeed where no packet gets through
+                rail.allreduce(AllreduceRequest(some, some, SUM))  # joining may succeed where no packet gets through
             except NetFoldError as error:
                 log.debug("%s is open and carries nothing: %s", rail, error)
                 rail.close()

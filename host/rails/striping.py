@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from netfold.host.errors import NetFoldError, RankMismatch
 from netfold.host.operation.rail import Flat
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.rail_set import RailSet
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.shares import BLOCK, Figure, Split
@@ -88,7 +88,7 @@ class StripeThreads:
         self._rails, self._state, self._timeline, self._clock = rails, state, timeline, clock
         self._threads = ThreadPoolExecutor(len(rails), thread_name_prefix="netfold-rail")
 
-    def run(self, stripes: Mapping[int, Stripe], request: Request) -> None:
+    def run(self, stripes: Mapping[int, Stripe], request: AllreduceRequest) -> None:
         """Carries all stripes at once.  Returns when each has ended, well or not; raises what ends the whole call."""
         self._state.enter_stripes(self._rails.advance(), list(stripes))
         jobs: list[Future[None]] = [
@@ -108,7 +108,7 @@ class StripeThreads:
             if part.error is not None:
                 self._rails.broken.setdefault(rail, part.error)
 
-    def _carry(self, rail: int, part: Stripe, request: Request) -> None:
+    def _carry(self, rail: int, part: Stripe, request: AllreduceRequest) -> None:
         begin = self._clock()
         try:
             if rail in self._rails.broken:
@@ -127,7 +127,7 @@ class StripeThreads:
             part.seconds = self._clock() - begin
             self._state.leave_rail(rail, failure=part.error)
 
-    def _chunk(self, rail: int, name: str, chunk: Request) -> None:
+    def _chunk(self, rail: int, name: str, chunk: AllreduceRequest) -> None:
         begin = time.monotonic_ns()
         try:
             self._rails[rail].allreduce(chunk)

@@ -17,7 +17,7 @@ from netfold.host.operation.conversion import between_hosts, deliver, in_lanes
 from netfold.host.operation.half_precision import HALVES, storage
 from netfold.host.operation.rail import FoldingRail, Rail, RailStats, folds
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.choice import INNET, Collective
 from netfold.host.selection.peers import AUTO, Peers
 from netfold.host.tracing.flight import Flight
@@ -83,7 +83,7 @@ class Dispatch:
         self.hosts = hosts
 
     # ---- reducing ----------------------------------------------------------------------------------------------------
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         """Fills the caller's ``request.out``, of any layout.  May measure.
 
         Returns how many elements of a saturating sum stand at an end of the range.
@@ -105,7 +105,7 @@ class Dispatch:
                 self._flight.count_retransmissions(rail.retransmissions - before)
         return saturated + deliver(carried, request)
 
-    def reduce_scatter(self, request: Request, pieces: Sequence[slice]) -> None:
+    def reduce_scatter(self, request: AllreduceRequest, pieces: Sequence[slice]) -> None:
         """Fills ``request.out`` with this rank's piece of the reduction.  May measure.
 
         pieces  each rank's elements of the flat source
@@ -190,7 +190,7 @@ class Dispatch:
         self.hosts.close()
 
     # ---- choosing ----------------------------------------------------------------------------------------------------
-    def _choose(self, request: Request) -> str | None:
+    def _choose(self, request: AllreduceRequest) -> str | None:
         """INNET, an algorithm between the hosts, or None for the hosts' own."""
         algorithm, coding, hosts = request.algorithm, request.coding, self.hosts
         if self._fold is None or not self._fold.takes(request.reduction, coding):
@@ -201,7 +201,7 @@ class Dispatch:
             return algorithm
         return self._cheapest(request, "allreduce")
 
-    def _choose_scatter(self, request: Request) -> str:
+    def _choose_scatter(self, request: AllreduceRequest) -> str:
         """INNET, or "ring" between the hosts.
 
         A ring moves (N-1)/N of the tensor over a link, folding all of it: the more ranks, the less that matters beside
@@ -221,7 +221,7 @@ class Dispatch:
             return True
         return self.hosts.algorithm == AUTO and (lane_bits != 32 or self.switches.suffices)
 
-    def _cheapest(self, request: Request, collective: Collective) -> str:
+    def _cheapest(self, request: AllreduceRequest, collective: Collective) -> str:
         reduction, nbytes = request.reduction, request.nbytes
         what = f"{reduction.op} of {nbytes // reduction.dtype.itemsize} x {reduction.element}"
         what = what if collective == "allreduce" else f"{collective}, {what}"

@@ -34,7 +34,7 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import RailStats
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection import cost
 from netfold.host.selection.choice import INNET, Choice, Collective
 from netfold.host.selection.chooser import HIERARCHICAL, Chooser
@@ -106,7 +106,7 @@ class Peers:
         return Peers(subset, label=label, algorithm=self.algorithm, order=order, fabric=fabric, note=self.note)
 
     # ---- operations --------------------------------------------------------------------------------------------------
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         """See ``Rail``.  Its algorithm is the request's, else the group's, else the cheapest."""
         out, reduction = request.out, request.reduction
         if request.number:

@@ -17,7 +17,7 @@ from netfold.host.collectives.flow import Strand, even, run
 from netfold.host.mesh.mesh import Mesh, Pending, Subset
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.selection.peers import Peers
 from netfold.sim import workload
 from netfold.testing import MemoryFabric
@@ -108,8 +108,8 @@ def test_the_table_knows_every_name_that_the_hosts_use() -> None:
 
 
 OPERATIONS: dict[str, Callable[[Peers, Flat], object]] = {
-    **{f"allreduce {name}": lambda peers, data, name=name: peers.allreduce(Request(data, data, SUM, algorithm=name))
-       for name in ALLREDUCE},
+    **{f"allreduce {name}": lambda peers, data, name=name: peers.allreduce(
+        AllreduceRequest(data, data, SUM, algorithm=name)) for name in ALLREDUCE},
     "reduce_scatter": lambda peers, data: peers.reduce_scatter(data, even(data.size, peers.size), SUM),
     "all_gather": lambda peers, data: peers.all_gather(data, even(data.size, peers.size)),
     "broadcast": lambda peers, data: peers.broadcast(data, 2),

@@ -16,7 +16,7 @@ from netfold.host.errors import RailDown
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.multirail import Listeners, MultiRail, OutOfBand, Policy
 from netfold.host.rails.rail_set import RailReopening, WatchedRail
 from netfold.host.rails.rank_state import Answer, Question, RankState
@@ -98,7 +98,7 @@ class FakeRail:
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
         return True
 
-    def allreduce(self, request: Request) -> int:
+    def allreduce(self, request: AllreduceRequest) -> int:
         assert not self.closed
         source, out, op = request.source, request.out, request.reduction.op
         plane, death = self.plane, self.plane.death(self.life)
@@ -241,7 +241,7 @@ class Ranks:
         def call(rail: MultiRail, rank: int) -> None:
             out = data[rank] if in_place else np.full(size, -1, np.int32)
             before = data[rank].copy()
-            rail.allreduce(Request(data[rank], out, Reduction("sum", "int32"), seed))
+            rail.allreduce(AllreduceRequest(data[rank], out, Reduction("sum", "int32"), seed))
             wrong = int(np.sum(out != expected))
             assert wrong == 0, f"rank {rank}: {wrong} of {size} elements are wrong"
             assert in_place or np.array_equal(data[rank], before), f"rank {rank}: the source was changed"

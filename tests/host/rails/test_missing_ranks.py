@@ -12,7 +12,7 @@ import pytest
 
 from netfold.host.errors import CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
@@ -35,7 +35,9 @@ def impatient(world: int, seconds: float) -> Ranks:
 def fails(rails: MultiRail, size: int) -> NetFoldError:
     """The error that an allreduce raises."""
     with pytest.raises(NetFoldError) as caught:
-        rails.allreduce(Request(np.ones(size, np.int32), np.empty(size, np.int32), Reduction("sum", "int32"), 17))
+        rails.allreduce(
+            AllreduceRequest(np.ones(size, np.int32), np.empty(size, np.int32), Reduction("sum", "int32"), 17)
+        )
     return caught.value
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import PeerLost, RailDown
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import planes
 from netfold.host.rails.multirail import SUM, MultiRail
 from netfold.host.rails.planes import RailSpec
@@ -40,7 +40,7 @@ def test_averages_are_the_same_bits_on_every_rank() -> None:
 
     def call(rail: MultiRail, rank: int) -> bytes:
         data = np.random.default_rng(rank).standard_normal(LONG).astype(np.float32)
-        rail.allreduce(Request(data, data, Reduction("average", "float32"), 1))
+        rail.allreduce(AllreduceRequest(data, data, Reduction("average", "float32"), 1))
         return data.tobytes()
 
     assert len(set(ranks.each(call))) == 1
@@ -133,7 +133,7 @@ def test_no_rail_left_is_an_error_on_every_rank() -> None:
 
     def call(rail: MultiRail, rank: int) -> str:
         with pytest.raises(RailDown, match=r"no rail is left: rail0: the fake plane is dead; rail1: ") as caught:
-            rail.allreduce(Request(np.ones(LONG, np.int32), np.empty(LONG, np.int32), SUM, 1))
+            rail.allreduce(AllreduceRequest(np.ones(LONG, np.int32), np.empty(LONG, np.int32), SUM, 1))
         return str(caught.value).partition(", ")[2]
 
     assert len(set(ranks.each(call))) == 1
@@ -151,7 +151,7 @@ def test_a_late_rank_is_no_dead_rail() -> None:
         if rank == 2:
             wait_for(lambda: len(ranks.channels.asked) >= before + 20)
         out = np.empty_like(data)
-        ranks.rails[rank].allreduce(Request(data, out, Reduction("sum", data.dtype.name), 1))
+        ranks.rails[rank].allreduce(AllreduceRequest(data, out, Reduction("sum", data.dtype.name), 1))
         return int(out.min())
 
     assert on_ranks(3, call) == [3, 3, 3]
@@ -168,7 +168,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
         if rank == 2:
             return
         with pytest.raises(PeerLost, match=r"rank 2 is gone"):
-            ranks.rails[rank].allreduce(Request(np.ones(LONG, np.int32), np.empty(LONG, np.int32), SUM, 1))
+            ranks.rails[rank].allreduce(AllreduceRequest(np.ones(LONG, np.int32), np.empty(LONG, np.int32), SUM, 1))
 
     on_ranks(3, call)
 

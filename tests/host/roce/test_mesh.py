@@ -24,7 +24,7 @@ from netfold.host.innet.fold import FoldRail
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.sockets import OURS
 from netfold.host.selection.peers import Peers
@@ -65,7 +65,7 @@ def allreduce(name: str, sizes: Sequence[int], ranks: int) -> Callable[[Mesh], l
         for size in sizes:
             source = inputs(ranks, size, "float32", size)[mesh.rank]
             out = np.empty_like(source)
-            peers.allreduce(Request(source, out, SUM))
+            peers.allreduce(AllreduceRequest(source, out, SUM))
             outs.append(out)
         return outs
 
@@ -181,7 +181,7 @@ def test_folding_and_queue_pairs_work_side_by_side_on_one_address() -> None:
 
         def fold(mesh: Mesh) -> Any:
             out = np.empty_like(source)
-            folds[mesh.rank].allreduce(Request(source, out, Reduction("sum", "int32"), 1))
+            folds[mesh.rank].allreduce(AllreduceRequest(source, out, Reduction("sum", "int32"), 1))
             return out
 
         check_sums(ranks.run(allreduce("ring", [50_000], 2)), [50_000])

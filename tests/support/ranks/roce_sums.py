@@ -14,7 +14,7 @@ import numpy as np
 from netfold.host.client.jobs import JobClient
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.reduction import Reduction
-from netfold.host.operation.request import Request
+from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
 from netfold.wire import roce
@@ -39,7 +39,7 @@ def main(seed: int) -> None:
             for other in range(world)
         ]
         total = np.empty_like(integers[rank])
-        peers.allreduce(Request(integers[rank], total, Reduction("sum", "int32")))
+        peers.allreduce(AllreduceRequest(integers[rank], total, Reduction("sum", "int32")))
         expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
         assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
         digest.update(total.tobytes())

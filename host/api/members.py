@@ -12,7 +12,7 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import Peers
 
 
-class Ranks:
+class Members:
     """Ranks 0 .. size-1, who take turns.
 
     dispatch  carries their reductions, and has what goes between them
