@@ -13,9 +13,9 @@ from typing import Final
 import grpc
 
 CA_VARIABLE: Final = "NETFOLD_CA"
-"""PEM file of the certificates that a controller's own must come from; a self-signed one is its own."""
+"""Names the PEM file of certificates that are trusted; for a self-signed certificate, that certificate itself."""
 TOKEN_VARIABLE: Final = "NETFOLD_TOKEN"
-"""The fabric's token, where a rank or a command is not given one otherwise."""
+"""Has the fabric's token, for ranks and commands that are not given one otherwise."""
 
 OPTIONS: Final = (
     # ranks, operators and controller talk directly: an HTTP proxy of the environment has no place between them
@@ -26,11 +26,11 @@ OPTIONS: Final = (
 
 
 class TlsError(Exception):
-    """The certificates that NETFOLD_CA names cannot be read; says which file and why."""
+    """The certificates that NETFOLD_CA names cannot be read; the message has the file and the reason."""
 
 
 def channel(address: str) -> grpc.Channel:
-    """To a controller at "host:port" or "unix:/path".  Raises TlsError."""
+    """A gRPC channel to a controller at "host:port" or "unix:/path".  Raises TlsError."""
     credentials = _credentials(address)
     if credentials is None:
         return grpc.insecure_channel(address, options=list(OPTIONS))
@@ -38,7 +38,7 @@ def channel(address: str) -> grpc.Channel:
 
 
 def aio_channel(address: str) -> grpc.aio.Channel:
-    """The same for asyncio."""
+    """A gRPC channel for asyncio; otherwise like `channel`.  Raises TlsError."""
     credentials = _credentials(address)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=list(OPTIONS))
@@ -46,7 +46,7 @@ def aio_channel(address: str) -> grpc.aio.Channel:
 
 
 def hint(address: str) -> str:
-    """What else may be wrong where nobody answers, for error messages; empty or a sentence."""
+    """A sentence about TLS for the message that no controller answers; may be empty."""
     if address.startswith("unix:"):
         return ""
     ca = os.environ.get(CA_VARIABLE)

@@ -21,13 +21,13 @@ Code = grpc.StatusCode
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 Method = tuple[type[Any], Callable[[Any], Awaitable[msgspec.Struct]]]
-"""The request's type, and what answers it."""
+"""The request's type, and the coroutine function that answers it."""
 Stream = tuple[type[Any], Callable[[Any], AsyncGenerator[msgspec.Struct, None]]]
-"""The same with any number of answers; where the caller goes away, the generator is closed."""
+"""The request's type, and the generator of its answers, which is closed if the caller goes away."""
 
 
 class Refusal(Exception):
-    """A request that is turned down: a gRPC status code, and what, expected, got, what to do."""
+    """A server refuses a request: a gRPC status code, and a message with what was expected, what came, what to do."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -35,11 +35,11 @@ class Refusal(Exception):
 
 
 class Unreachable(Exception):
-    """No controller answers, or it refused; says where and why."""
+    """No controller answers, or it refuses the call; the message says where and why."""
 
 
 class CallRefused(Unreachable):
-    """A controller answers, and refused."""
+    """A controller answers, but refuses the call."""
 
 
 def service(
@@ -49,8 +49,12 @@ def service(
     *,
     token: str = "",
 ) -> grpc.GenericRpcHandler[bytes, bytes]:
-    """A gRPC service of methods with one answer and with many.  Requests that do not decode are INVALID_ARGUMENT,
-    Refusals what they say; where there is a token, requests without it are UNAUTHENTICATED."""
+    """A gRPC service.  Requests that do not decode end with INVALID_ARGUMENT, a Refusal with its code, and, if there
+    is a token, requests without it with UNAUTHENTICATED.
+
+    methods  methods with one answer, by name
+    streams  methods with a stream of answers, by name
+    """
     handlers = {
         method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", _Decoder(request, token), answer))
         for method, (request, answer) in methods.items()
@@ -63,14 +67,14 @@ def service(
 
 
 class _Decoder:
-    """Where requests come in: they must decode, and carry the token."""
+    """Decodes requests and checks their token."""
 
     def __init__(self, request: type[Any], token: str) -> None:
         self._decoder = msgspec.json.Decoder(request)
         self._token = token.encode()
 
     def decode(self, data: bytes) -> Any:
-        """Raises msgspec's errors and Refusal."""
+        """The request in ``data``.  Raises msgspec's errors, and Refusal for a wrong token."""
         request = self._decoder.decode(data)
         # compare_digest takes as long for a good guess as for a bad one
         if self._token and not hmac.compare_digest(request.token.encode(), self._token):
@@ -82,7 +86,7 @@ class _Decoder:
 
 @contextlib.asynccontextmanager
 async def _errors_as_status(name: str, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[None]:
-    """Turns what goes wrong into gRPC's status."""
+    """Turn exceptions of a handler into the status of its call."""
     try:
         yield
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
@@ -118,7 +122,7 @@ def _stream(
 
 
 async def call(address: str, method: str, request: msgspec.Struct, answer: type[Answer], timeout: float) -> Answer:
-    """One unary call, ``method`` as ``service/method``.  Raises Unreachable."""
+    """Call ``method``, given as ``service/method``, and return its answer.  Raises Unreachable."""
     try:
         opened = tls.aio_channel(address)
     except tls.TlsError as error:

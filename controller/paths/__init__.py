@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of flows that are not folded: who takes which, in the tables and told to ranks."""
+"""Paths of flows that are not folded: planned, written to switches, and sent to ranks."""

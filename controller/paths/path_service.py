@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which flow takes which path: told to ranks, and told anew whenever it changes; shown to operators, who may change it.
+"""The path service: ranks get the paths of their flows, and new ones after each change; operators see and change them.
 
     ranks      Follow, Suspect                    wire/paths.py
     operators  Table, SetMode, SetPin              `netfold paths`
-       both -> Steering -> Controller.replan -> switches;  `changed` -> everybody who follows
+       both -> Steering -> Controller.replan -> switches;  `changed` -> all ranks that follow
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ log = logging.getLogger("netfold.controller")
 
 OPERATOR: Final = "netfold.PathTable"
 CACHED_PLANS: Final = 256
-"""Plans kept for other ranks that ask for the same steps."""
+"""Plans that are cached, since all ranks of a job ask for the same steps."""
 MAX_JOINT_FLOWS: Final = 4096
-"""Flows of a collective that are planned together at most, where nobody says: all-to-all of 64 ranks, halving-doubling
-of 256."""
+"""Scope "auto" plans up to this many flows of all ranks together: all-to-all of 64 ranks, halving-doubling of
+256."""
 TIMEOUT: Final = 10.0
 """Seconds that an operator waits for an answer."""
 
 
 class AskTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing more to say: asks for everything."""
+    """Asks for the table of all modes, uplinks and pins."""
 
     token: str = ""
 
 
 class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How packets to these leaves choose among uplinks; no leaf: to all."""
+    """Sets how packets to these leaves choose among uplinks; without leaves: to all of them."""
 
     mode: tables.Mode
     leaves: list[str] = []
@@ -56,7 +56,7 @@ class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A switch is to send what goes to a leaf by this source port out at this port; port 0: as planned."""
+    """Pins packets to a leaf with this source port, at a switch, to one of its ports; port 0: as planned."""
 
     switch: str
     leaf: str
@@ -66,40 +66,40 @@ class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeafRow(msgspec.Struct, frozen=True):
-    """One destination leaf."""
+    """How packets to one leaf choose among uplinks."""
 
     name: str
     mode: tables.Mode
     unpinned: dict[str, int]
-    """By switch: RoCE packets to this leaf in mode pinned that no pin was for."""
+    """RoCE packets to this leaf in mode "pinned" that no pin was for, by switch."""
 
 
 class UplinkRow(msgspec.Struct, frozen=True):
-    """One link between switches."""
+    """The state of one link between switches."""
 
     a: str
     b: str
     up: bool
     drained: bool
     suspect_for: list[str]
-    """Destination leaves for which hosts blame it."""
+    """Destination leaves for which hosts suspect it."""
 
 
 class PinRow(msgspec.Struct, frozen=True):
-    """Where a switch sends what goes to a leaf by one source port."""
+    """The port at which a switch sends packets to a leaf with this source port."""
 
     switch: str
     leaf: str
     source_port: int
     port: int
     towards: str
-    """The neighbour there."""
+    """The neighbour at that port."""
     chosen: bool
-    """By the operator, not by the plan."""
+    """Whether an operator has chosen the port."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Everything that decides which path a packet takes."""
+    """Everything that determines the path of a packet: modes, uplinks and pins."""
 
     leaves: list[LeafRow]
     uplinks: list[UplinkRow]
@@ -107,12 +107,12 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class PathService:
-    """Of one controller.
+    """The path service of one controller.
 
-    graph    what is up of the fabric
-    replan   writes what Steering says to the switches
-    unpinned   by switch, then by leaf's number: the counter `unpinned`
-    answer   whether probes come through all these links within so many seconds
+    graph            returns the part of the fabric that is up
+    replan           plans routes and pins anew and writes them to the switches
+    unpinned         reads the counter `unpinned`: packets by switch, then by the leaf's number
+    links_respond    whether probes come through all these links within so many seconds
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class PathService:
         self._version = 0
         self._clos: Clos | None = None
         self._plans: dict[bytes, planners.PathPlan] = {}
-        """Of the present version: all ranks of a job ask for the same steps."""
+        """Plans of the present version, by flows and scope."""
         self._changed = asyncio.Event()
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handlers(self, token: str) -> Sequence[grpc.GenericRpcHandler[bytes, bytes]]:
-        """Both gRPC services."""
+        """The gRPC services of ranks and of operators."""
         return (
             rpc.service(SERVICE, {"Suspect": (Suspect, self.suspect)}, {"Follow": (Follow, self.follow)}, token=token),
             rpc.service(OPERATOR, {
@@ -152,7 +152,7 @@ class PathService:
         )
 
     def changed(self) -> None:
-        """Paths may be others than before: everybody who follows is told his."""
+        """Forget cached plans and wake all ranks that follow, since paths may have changed."""
         self._version += 1
         self._clos = None
         self._plans.clear()
@@ -160,7 +160,7 @@ class PathService:
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Ends all streams: a server that stops waits for none."""
+        """End all streams, so that the server can stop."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
@@ -168,7 +168,7 @@ class PathService:
 
     # ---- ranks -----------------------------------------------------------------------------------------------------
     async def follow(self, request: Follow) -> AsyncGenerator[Paths, None]:
-        """This rank's paths, now and after every change that is one for it.  Raises Refusal."""
+        """A rank's paths, now and whenever they change.  Raises Refusal."""
         job = self._job(request.job, request.epoch, request.rank)
         request = _as_flows(request, job)
         _check(request, job)
@@ -194,7 +194,7 @@ class PathService:
         if self._steering.suspect(path):
             log.warning("job %r, rank %d: no answer from rank %d over %s: suspect for %s during %g s",
                         job.name, request.rank, request.peer, end, leaf, SUSPECT_SECONDS)
-            self.changed()  # ranks first: where the switches' pins lead stays as it is
+            self.changed()  # ranks first: the switches' pins do not change
             await self._replan()
             self._start(self._replan_after(SUSPECT_SECONDS), "a suspicion ends")
             if self._steering.may_clear(path):
@@ -207,14 +207,14 @@ class PathService:
         task.add_done_callback(self._tasks.discard)
 
     async def _replan_after(self, seconds: float) -> None:
-        """Plans again when a suspicion may have ended."""
+        """Plan again when a suspicion may have ended."""
         await asyncio.sleep(seconds + 0.01)
         if self._steering.next_end() is not None:
             self._start(self._replan_after(SUSPECT_SECONDS / 4), "a suspicion ends")  # it was renewed
         await self._replan()
 
     async def _verify_suspicion(self, path: Path, end: End) -> None:
-        """Lifts a suspicion that is wrong."""
+        """Clear a suspicion if probes come through all links of the path."""
         if await self._links_respond({hop.link for hop in path}, SUSPECT_SECONDS):
             log.warning("probes come through %s to %s: suspect no more", end, path[-1].head)
             self._steering.clear_suspicion(path)
@@ -245,8 +245,8 @@ class PathService:
     def _planned(
         self, clos: Clos, job: Job, request: Follow, step: Sequence[PathFlow]
     ) -> list[tuple[PathFlow, planners.Piece]]:
-        """The asking rank's pieces of a step."""
-        assert request.scope != "auto", "decided when the collective was told in flows"
+        """The requesting rank's pieces of a step, with their flows."""
+        assert request.scope != "auto", "_as_flows has replaced it"
         flows = [planners.Flow(job.hosts[f.source], job.hosts[f.destination], f.size) for f in step]
         key = msgspec.json.encode((flows, request.scope))
         if key not in self._plans:
@@ -265,7 +265,7 @@ class PathService:
 
     # ---- operators -------------------------------------------------------------------------------------------------
     async def table(self, _: AskTable) -> Table:
-        """Everything, with counters of this moment."""
+        """The table, with counters read now."""
         unpinned, graph = await self._read_unpinned(), self._graph()
         up = {number for *_, number in graph.edges(keys=True)}
         numbers = tables.leaf_numbers(self._fabric)
@@ -291,7 +291,7 @@ class PathService:
         )
 
     async def set_mode(self, request: SetMode) -> Table:
-        """Raises Refusal for what is no leaf."""
+        """Set the mode of leaves.  Raises Refusal for an unknown leaf."""
         for leaf in request.leaves:
             self._known_leaf(leaf)
         for leaf in request.leaves or self._steering.modes:
@@ -299,7 +299,7 @@ class PathService:
         return await self._done(f"{', '.join(request.leaves) or 'all leaves'}: packets there are {request.mode}")
 
     async def set_pin(self, request: SetPin) -> Table:
-        """Raises Refusal for a leaf, a source port or an uplink that is none."""
+        """Set or remove a pin.  Raises Refusal for an unknown leaf, source port or uplink."""
         self._known_leaf(request.leaf)
         key = (request.switch, request.leaf, request.source_port)
         pins = self._steering.pins(Clos(self._fabric.graph()))
@@ -332,7 +332,7 @@ class PathService:
 
 
 def _as_flows(request: Follow, job: Job) -> Follow:
-    """A request for a collective as one for its flows.  Raises Refusal for one that cannot be."""
+    """The request with a named collective replaced by its flows.  Raises Refusal for an invalid request."""
     if not request.collective:
         if request.scope == "auto":
             raise Refusal(Code.INVALID_ARGUMENT, 'scope "auto" goes with a named collective; for steps say "host" or '
@@ -369,7 +369,7 @@ def _as_flows(request: Follow, job: Job) -> Follow:
 
 
 def _check(request: Follow, job: Job) -> None:
-    """Raises Refusal for flows that cannot be."""
+    """Raise Refusal for invalid flows."""
     seen: set[int] = set()
     for at, step in enumerate(request.steps):
         for flow in step:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source port takes which path, how each leaf is reached, and which uplinks are to be left alone.
+"""Steering: which UDP source port takes which path, how packets to each leaf choose, and which uplinks are avoided.
 
-A path of a folded Clos is as good as the name of the switch where it turns, so its UDP source port is
-``PATH_PORT`` + that switch's place in the fabric: the same on every pair of leaves, whatever else is down.  Leaves (and
+A path of a folded Clos is determined by the switch where it turns, so its UDP source port is ``PATH_PORT`` + that
+switch's number in the fabric: the same for every pair of leaves, whatever else is down.  Leaves (and
 the tier above, in three-tier fabrics) pin it to the uplink that leads there (p4src/paths.p4).
 
     operator      modes by destination leaf, pins, drains          `netfold paths`, `netfold drain`
@@ -31,20 +31,20 @@ from netfold.fabric.routes import Route
 from netfold.wire import roce
 
 SUSPECT_SECONDS: Final = 5.0
-"""Seconds that a host's suspicion counts.  By then link probes have found the link down, or there was no reason."""
+"""Seconds that a host's suspicion counts.  By then link probes have found the link down, or it works."""
 CLEAR_INTERVAL: Final = 60.0
-"""Seconds until a path can be absolved once more: probes may get through where hosts' packets do not."""
+"""Seconds until a path's suspicion can be cleared again: probes may get through where hosts' packets do not."""
 DEFAULT: Final[Mode] = "pinned"
 
 SuspectUplink = tuple[str, int]
-"""Destination leaf, number of the uplink that is blamed for it."""
+"""Destination leaf, number of the uplink that is suspect for it."""
 
 
 class Steering:
-    """Of one fabric.
+    """The steering of one fabric.
 
-    drains  what must be gone around; default: nothing
-    clock   seconds, for suspicions that end
+    drains  switches and links to avoid; default: none
+    clock   monotonic seconds, for suspicions that end
     """
 
     def __init__(
@@ -54,53 +54,53 @@ class Steering:
         self.drains = drains or Drains(fabric)
         self.leaf_of = fabric.leaf_of()
         self.modes: dict[str, Mode] = dict.fromkeys(dict.fromkeys(self.leaf_of.values()), DEFAULT)
-        """By destination leaf."""
+        """Modes by destination leaf."""
         self.chosen: dict[Pin, int] = {}
-        """Pins that the operator wants elsewhere than planned, while that port has a live link."""
+        """Ports that the operator has chosen for pins; they count while the port has a live link."""
         self._clock = clock
         self._suspected: dict[Path, float] = {}
         self._cleared: dict[Path, float] = {}
-        """When each was absolved."""
+        """When the suspicion of a path was last cleared, on ``clock``."""
         self._numbers = tables.leaf_numbers(fabric)
 
     # ---- what is known ---------------------------------------------------------------------------------------------
     def suspect(self, path: Path) -> bool:
-        """Notes that hosts get no answer over a path from leaf to leaf, or renews it; True where it is new."""
+        """Record or renew the suspicion of a path between leaves without answers.  Returns True if it is new."""
         new = path not in self._active()
         self._suspected[path] = self._clock() + SUSPECT_SECONDS
         return new
 
     def may_clear(self, path: Path) -> bool:
-        """Whether it is blamed, and was not absolved of that a short while ago."""
+        """Whether a path is suspect and was not cleared within the last CLEAR_INTERVAL."""
         return path in self._active() and self._clock() >= self._cleared.get(path, -CLEAR_INTERVAL) + CLEAR_INTERVAL
 
     def clear_suspicion(self, path: Path) -> None:
-        """Probes come through every link of a blamed path: hosts took a long queue for a dead path."""
+        """End the suspicion of a path: probes come through its links, so that only a long queue delayed answers."""
         self._cleared[path] = self._clock()
         self._suspected.pop(path, None)
 
     def _active(self) -> Iterable[Path]:
-        """Blamed paths that still count."""
+        """Suspect paths that still count."""
         now = self._clock()
         self._suspected = {path: until for path, until in self._suspected.items() if until > now}
         return self._suspected
 
     def suspects(self) -> frozenset[SuspectUplink]:
-        """Whom the blamed paths bar: hosts cannot tell which link of a path is dead, so its uplink, for this leaf."""
+        """The uplink of each suspect path, for its destination leaf: hosts cannot know which link of the path is dead."""
         return frozenset((path[-1].head, path[0].link) for path in self._active())
 
     def shared_links(self) -> frozenset[int]:
-        """Numbers of links that several blamed paths share: of a dead link, hosts under few leaves find out by
-        themselves, one leaf after the other, and all others can be spared it.  A path and the way back are one."""
+        """Numbers of links that several suspect paths share: such a link is probably the dead one, and all leaves can
+        avoid it.  A path and its reverse count as one."""
         paths = {frozenset(hop.link for hop in path) for path in self._active()}
         return frozenset(link for link, times in Counter(link for path in paths for link in path).items() if times > 1)
 
     def next_end(self) -> float | None:
-        """When the next suspicion ends, on ``clock``; None where there is none."""
+        """When the next suspicion ends, on ``clock``; None if there is none."""
         return min(self._suspected.values(), default=None)
 
     def clos(self, graph: nx.MultiGraph[str]) -> Clos:
-        """What planners may use.  Suspicions that would leave a leaf without any path from another do not count."""
+        """The paths that planners may use.  Suspicions that would leave two leaves without a path do not count."""
         left = self.drains.left(graph)
         links = {number for *_, number in left.edges(keys=True)}
         marks = {mark for mark in self.suspects() if mark[0] in left and mark[1] in links}
@@ -118,7 +118,7 @@ class Steering:
 
     # ---- what follows ----------------------------------------------------------------------------------------------
     def ports(self, clos: Clos, source: str, destination: str) -> dict[int, Path]:
-        """UDP source port of every path from leaf to leaf; parallel links between two switches count on from there."""
+        """Every path from leaf to leaf by its UDP source port; of parallel links, each further one has its own port."""
         found: dict[int, Path] = {}
         for path in clos.paths(source, destination):
             port = roce.PATH_PORT + self._numbers[path[len(path) // 2 - 1].head]
@@ -151,23 +151,23 @@ class Steering:
         return {pin: self.chosen[pin] if self.chosen.get(pin) in ways[pin[:2]] else port for pin, port in pins.items()}
 
     def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
-        """Policies and pins of every switch in ``graph``.
+        """Entries of policies and pins of every switch in ``graph``.
 
-        Suspect paths keep their pins: plans avoid them, but a port must go on leading where it always led.  A host
-        that tries one has found no better; sent another way, it would take that for an answer, or, where hosts were
-        wrong about the only path that lives, fall into the hole.
+        Suspect paths keep their pins: plans avoid them, but a source port must not change its path.  A host that
+        tries a suspect path has no better one; on another path it would mistake the answer for one over the suspect
+        path, or, if that was the only live one, lose its packets.
         """
         clos = Clos(self.drains.left(graph))
         spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
         return tables.steering(self.fabric, self.modes, self.pins(clos), spreading)
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
-        """What every switch holds so that packets get anywhere: routes, policies and pins."""
+        """Entries of routes, policies and pins of every switch in ``graph``."""
         return tables.merge([tables.routing(self.fabric, self.routes(graph)), self.entries(graph)])
 
     def routes(self, graph: nx.MultiGraph[str]) -> Iterator[Route]:
-        """Over what is left of the graph, without suspect uplinks where others are left: unpinned packets keep off
-        them, too.  A switch that is drained keeps routes of its own, for what still arrives there."""
+        """Routes that avoid drained switches and links, and suspect uplinks where others are left.  A drained switch
+        keeps routes of its own, for packets that still arrive there."""
         left = self.drains.left(graph)
         suspects = self.suspects()
         link_at = {(node, port): number
@@ -179,6 +179,6 @@ class Steering:
             yield replace(route, hops=good or route.hops)
 
     def path(self, source: str, destination: str, source_port: int) -> Path | None:
-        """The path between two hosts' leaves, whatever is down; None where the port names none."""
+        """The path of a source port between two hosts' leaves, whatever is down; None if it belongs to no path."""
         a, b = self.leaf_of[source], self.leaf_of[destination]
         return self.ports(Clos(self.fabric.graph()), a, b).get(source_port) if a != b else None

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entities to P4Runtime messages and back, by the names of a p4info.  Bytestrings are canonical (spec section 8.4)."""
+"""Encodes entities as P4Runtime messages and decodes them, by the names of a p4info.
+
+Bytestrings are canonical (P4Runtime specification, section 8.4).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, 
 
 
 class CodecError(ValueError):
-    """An entity that the program has no room for: names the table, field or action, and what was expected."""
+    """An entity does not fit the program; the message names the table, field or action and what was expected."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class _Action:
     id: int
     name: str
     params: dict[str, tuple[int, int]]
-    """name -> (id, bits)"""
+    """Id and bits of each parameter, by name."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class _Table:
     id: int
     name: str
     fields: dict[str, tuple[int, int, int]]
-    """name -> (id, bits, match type)"""
+    """Id, bits and match type of each key field, by name."""
     actions: dict[int, _Action]
     const: bool
 
@@ -38,7 +41,7 @@ _LPM: Final = p4i.MatchField.LPM
 
 
 class Codec:
-    """Of one program."""
+    """Encodes and decodes entities of one program."""
 
     def __init__(self, p4info: p4i.P4Info) -> None:
         actions = {
@@ -66,7 +69,7 @@ class Codec:
     # ---- entities ------------------------------------------------------------------------------------------------
 
     def encode(self, entity: Entity) -> p4r.Entity:
-        """Raises CodecError."""
+        """The P4Runtime message of an entity.  Raises CodecError."""
         match entity:
             case Multicast():
                 return _multicast(entity)
@@ -76,7 +79,7 @@ class Codec:
                 return self._entry(entity)
 
     def decode(self, message: p4r.Entity) -> Entity:
-        """Raises CodecError for what this module does not make: other match kinds, action profiles."""
+        """The entity of a P4Runtime message.  Raises CodecError for messages that `encode` never makes."""
         if message.HasField("table_entry"):
             return self._table_entry(message.table_entry)
         session = message.packet_replication_engine_entry.clone_session_entry
@@ -89,20 +92,20 @@ class Codec:
             ((_port(replica), replica.instance) for replica in group.replicas), key=lambda replica: replica[::-1])))
 
     def read_table(self, name: str) -> p4r.Entity:
-        """A wildcard read of one table; of a table without a key, which has no entries, its default action."""
+        """A request for all entries of a table, or for the default action of a table without a key."""
         table = self._table(name)
         return p4r.Entity(table_entry=p4r.TableEntry(table_id=table.id, is_default_action=not table.fields))
 
     @staticmethod
     def read_multicast() -> p4r.Entity:
-        """A wildcard read of all multicast groups."""
+        """A request for all multicast groups."""
         entity = p4r.Entity()
         entity.packet_replication_engine_entry.multicast_group_entry.SetInParent()
         return entity
 
     @staticmethod
     def read_clones() -> p4r.Entity:
-        """A wildcard read of all clone sessions."""
+        """A request for all clone sessions."""
         entity = p4r.Entity()
         entity.packet_replication_engine_entry.clone_session_entry.SetInParent()
         return entity
@@ -163,13 +166,13 @@ class Codec:
     # ---- counters and packets ------------------------------------------------------------------------------------
 
     def read_counter(self, name: str) -> p4r.Entity:
-        """A read of all cells of an indirect counter."""
+        """A request for all cells of an indirect counter.  Raises CodecError."""
         if name not in self._counters:
             raise CodecError(f"the program has no counter {name}; it has {', '.join(self._counters)}")
         return p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=self._counters[name]))
 
     def packet_out(self, payload: bytes, fields: dict[str, int]) -> p4r.PacketOut:
-        """A packet with its `packet_out` header; fields not given are 0."""
+        """A packet-out with these fields of its `packet_out` header; other fields are 0."""
         message = p4r.PacketOut(payload=payload)
         for name, (number, bits) in self._metadata["packet_out"].items():
             value = _bytes(fields.get(name, 0), bits, f"packet_out.{name}")
@@ -177,7 +180,7 @@ class Codec:
         return message
 
     def packet_in(self, message: p4r.PacketIn) -> dict[str, int]:
-        """The fields of a packet's `packet_in` header."""
+        """The fields of a packet-in's `packet_in` header, by name."""
         values = {m.metadata_id: int.from_bytes(m.value, "big") for m in message.metadata}
         return {name: values.get(number, 0) for name, (number, _) in self._metadata["packet_in"].items()}
 

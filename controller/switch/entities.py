@@ -30,12 +30,12 @@ class Entry:
 
     @property
     def identity(self) -> Identity:
-        """What makes it this entry and no other."""
+        """Table and key, by which a switch knows the entry."""
         return (self.table, self.key)
 
     @property
     def is_default(self) -> bool:
-        """True for a default action."""
+        """Whether this is a table's default action."""
         return not self.key
 
     def __str__(self) -> str:
@@ -46,14 +46,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Multicast:
-    """A multicast group: (port, instance) of every copy."""
+    """A multicast group; each copy has a port and an instance, which the program sees as egress_rid."""
 
     group: int
     replicas: tuple[tuple[int, int], ...]
 
     @property
     def identity(self) -> Identity:
-        """Its number."""
+        """The group's number, by which a switch knows it."""
         return ("multicast", (("group", self.group),))
 
     def __str__(self) -> str:
@@ -62,14 +62,14 @@ class Multicast:
 
 @dataclass(frozen=True)
 class Clone:
-    """A clone session: where copies go."""
+    """A clone session and the port to which it sends copies."""
 
     session: int
     port: int
 
     @property
     def identity(self) -> Identity:
-        """Its number."""
+        """The session's number, by which a switch knows it."""
         return ("clone", (("session", self.session),))
 
     def __str__(self) -> str:
@@ -82,11 +82,11 @@ State: TypeAlias = dict[Identity, Entity]
 
 
 class Conflict(Exception):
-    """Two parts of the desired state want the same entry to say different things."""
+    """Two parts of the desired state contradict each other in one entity."""
 
 
 def state(entities: Iterable[Entity]) -> State:
-    """Entities by identity.  Raises Conflict where two of them differ under one identity."""
+    """Entities by their identities.  Raises Conflict if two different ones have one identity."""
     result: State = {}
     for entity in entities:
         other = result.setdefault(entity.identity, entity)
@@ -96,7 +96,7 @@ def state(entities: Iterable[Entity]) -> State:
 
 
 def show(entities: Iterable[Entity]) -> str:
-    """One line an entity, sorted: for golden files, dry runs and differences."""
+    """The entities as text, one line for each, sorted."""
     return "".join(sorted(f"{entity}\n" for entity in entities))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fold program made ready for a kind of switch: p4info, and what the switch loads.
+"""Compiles the fold program for an engine: p4info, and the device configuration that the switch loads.
 
 softswitch takes the preprocessed P4 source and compiles it itself; BMv2 takes the JSON of p4c-bm2-ss, which is cached
 by content.
@@ -28,29 +28,29 @@ Defines = Mapping[str, str]
 
 P4C: Final = "p4c-bm2-ss"
 P4C_TIMEOUT: Final = 120.0
-"""Seconds that p4c may take; 2 are usual."""
+"""Seconds that p4c may take; it usually takes 2."""
 
 
 class PipelineError(Exception):
-    """The program cannot be made ready; says which program, which compiler, and what that said."""
+    """The program cannot be compiled; the message names program and compiler and has the compiler's output."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What SetForwardingPipelineConfig sends."""
+    """The compiled program, as SetForwardingPipelineConfig sends it."""
 
     p4info: p4i.P4Info
     device_config: bytes
 
     @property
     def cookie(self) -> int:
-        """A number that tells this pipeline from all others, so that a switch that runs it is left alone."""
+        """A hash of the pipeline, by which a switch that runs it already is recognised."""
         digest = hashlib.sha256(self.p4info.SerializeToString(deterministic=True) + b"\0" + self.device_config)
         return int.from_bytes(digest.digest()[:8], "big")
 
 
 def program() -> Path:
-    """p4src/netfold.p4 as installed."""
+    """Path of the installed p4src/netfold.p4."""
     return Path(str(resources.files("netfold.p4src") / "netfold.p4"))
 
 
@@ -84,7 +84,7 @@ def _bmv2(source: Path, defines: Defines) -> Pipeline:
 
 
 def _p4c(source: Path, flags: Sequence[str], json: Path, p4info: Path) -> None:
-    """Compile beside the targets and move into place: a reader or a second compiler never sees half a file."""
+    """Compile into a temporary folder and move the files into place, so that no reader sees half a file."""
     with tempfile.TemporaryDirectory(dir=json.parent) as scratch:
         made_json, made_info = Path(scratch, "program.json"), Path(scratch, "program.p4info.txtpb")
         command = [P4C, *flags, str(source), "-o", str(made_json), "--p4runtime-files", str(made_info)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a slot holds: a question in a packet-out, the answer in a packet-in, since BMv2's registers cannot be read over
-P4Runtime.  Layout: probe_t of p4src/headers.p4, and slot_state_t, whose fields p4src/slot.p4 names."""
+"""Probes of slots: a packet-out asks for a slot's state and a packet-in brings it, since BMv2's registers cannot be
+read over P4Runtime.  Layout: probe_t of p4src/headers.p4, and slot_state_t, whose fields p4src/slot.p4 names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 FRAME: Final = 0
-"""Kind of packets from and to the CPU port: a frame.  CPU_FRAME of p4src/sizes.p4."""
+"""Kind of a packet-out or packet-in that carries a frame: CPU_FRAME of p4src/sizes.p4."""
 PROBE: Final = 1
-"""A probe.  CPU_PROBE of p4src/sizes.p4."""
+"""Kind of a packet-out or packet-in that carries a probe of a slot: CPU_PROBE of p4src/sizes.p4."""
 
 _PROBE: Final = struct.Struct("!I16s")
 _PSN: Final = (1 << 24) - 1
@@ -20,28 +20,28 @@ _BITMAP: Final = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class SlotState:
-    """One slot of one switch at one moment."""
+    """The state of one slot of a switch when it was read."""
 
     epoch: int
-    """Of the job that used it last; 0 where none has."""
+    """Epoch of the job that used the slot last; 0 if none has."""
     psn: int
     done: bool
-    """The result is stored."""
+    """Whether the slot holds the result."""
     ecn: bool
-    """A contribution was marked."""
+    """Whether a contribution was marked by congestion."""
     bitmap: int
-    """Bit i: the contribution of child i is in."""
+    """Bit i is set once the contribution of child i has come."""
     operation: int = 0
-    """What is done with its lanes: a roce.LaneOperation where a switch of ours speaks."""
+    """The operation on its lanes, a value of `roce.LaneOperation`."""
 
 
 def question(slot: int) -> bytes:
-    """Payload of the packet-out."""
+    """Payload of the packet-out that asks for a slot's state."""
     return _PROBE.pack(slot, bytes(16))
 
 
 def answer(payload: bytes) -> tuple[int, SlotState]:
-    """Slot and state of a packet-in.  Raises ValueError for what is too short."""
+    """Slot and state in the payload of a packet-in.  Raises ValueError for a payload that is too short."""
     if len(payload) < _PROBE.size:
         raise ValueError(f"answer to a probe: expected {_PROBE.size} bytes, got {len(payload)}: {payload.hex()}")
     slot, raw = _PROBE.unpack_from(payload)

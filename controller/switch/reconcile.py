@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to write so that a switch holds what it should: the difference of two states, in an order that is safe."""
+"""Reconciliation: the writes that turn a switch's actual state into the desired one, in a safe order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Verb = Literal["insert", "modify", "delete"]
 
 @dataclass(frozen=True)
 class Update:
-    """One write."""
+    """One write to a switch."""
 
     verb: Verb
     entity: Entity
@@ -24,11 +24,11 @@ class Update:
 
 
 def diff(actual: State, desired: State) -> list[Update]:
-    """Writes that turn ``actual`` into ``desired``; none where they are equal.
+    """The writes that turn ``actual`` into ``desired``; none if they are equal.
 
-    What refers to something is made after it, moved off it before it goes, and deleted before it: groups come before
-    the entries that send to them, an uplink group's members before the route that spreads over them.
-    A default action that nobody wants otherwise is left as it is: there is no such thing as none.
+    An entity that refers to another one is inserted after it, modified before the other is deleted, and deleted before
+    it: groups come before the entries that send to them, members of an uplink group before the routes to the group.
+    A default action cannot be deleted: one that ``desired`` lacks is left as it is.
     """
     deletes = [Update("delete", e) for key, e in actual.items() if key not in desired and not _is_default(e)]
     modifies = [Update("modify", e) for key, e in desired.items()
@@ -41,7 +41,7 @@ def diff(actual: State, desired: State) -> list[Update]:
 
 
 def show(switch: str, updates: Sequence[Update]) -> str:
-    """The dry run's text: one line a write."""
+    """The updates of a switch as text, one line for each."""
     return "".join(f"{switch}: {update}\n" for update in updates)
 
 
@@ -53,7 +53,7 @@ def _is_default(entity: Entity) -> bool:
 
 
 def _order(entity: Entity) -> int:
-    """Low numbers are there first and go last."""
+    """Entities of lower order are inserted first and deleted last."""
     if not isinstance(entity, Entry):  # groups and sessions
         return 0
     # contributions must find the slot's group and rewriting in place

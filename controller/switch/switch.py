@@ -35,17 +35,17 @@ from netfold.fabric.graph import CPU_PORT
 from netfold.fabric.slots import SLOTS
 
 PUSH_TIMEOUT: Final = 180.0
-"""Seconds for a pipeline push: a switch that compiles from source, cold, beside others on a small machine."""
+"""Seconds for a pipeline push: softswitch compiles the program, with cold caches and beside others."""
 RPC_TIMEOUT: Final = 30.0
 BATCH: Final = 1000
 """Updates in one WriteRequest."""
 PROBES: Final = 32
-"""Probes under way at once: half of what BMv2's queue to the CPU port holds."""
+"""Probes of slots under way at once: half of what BMv2's queue to the CPU port holds."""
 PROBE_TIMEOUT: Final = 0.5
 """Seconds for the answer to a probe before it is sent again."""
 PROBE_TRIES: Final = 4
 PACKETS: Final = 1024
-"""Packets from the switch that wait for a reader; more are dropped and counted."""
+"""Packet-ins that wait for a reader; further ones are dropped and counted."""
 
 # gRPC's own waits between connection attempts start at 1 s and grow to minutes; jobs stand still for a leaf that starts
 _CHANNEL_OPTIONS: Final = (
@@ -67,15 +67,15 @@ _VERBS: Final = {"insert": p4r.Update.INSERT, "modify": p4r.Update.MODIFY, "dele
 
 
 class SwitchError(Exception):
-    """A switch did not do what it was asked; names the switch, its address, the operation and the switch's words."""
+    """A request to a switch failed; the message names switch, address and operation and has the switch's answer."""
 
 
 class NotPrimary(SwitchError):
-    """Another controller has the switch."""
+    """Another controller is the switch's primary."""
 
 
 class Count(NamedTuple):
-    """A counter cell."""
+    """A cell of a counter."""
 
     packets: int
     bytes: int
@@ -90,7 +90,10 @@ class PacketIn:
 
 
 class Session:
-    """From arbitration to the end of the stream.  Use `open`; `close` may be called at any time, and twice."""
+    """A P4Runtime session, from arbitration to the end of the stream.
+
+    Call `open` to make one; `close` may be called at any time, and twice.
+    """
 
     def __init__(self, name: str, address: str, device_id: int, pipeline: Pipeline, election_id: int) -> None:
         self.name = name
@@ -138,7 +141,7 @@ class Session:
         await self.close()
 
     async def close(self) -> None:
-        """End stream and channel."""
+        """Close stream and channel."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -147,7 +150,7 @@ class Session:
         await self._channel.close(None)
 
     async def ended(self) -> str:
-        """Wait for the end of the session, and say why it ended."""
+        """Wait for the end of the session and return its reason."""
         if self._reader is None:
             return "never opened"
         await asyncio.wait([self._reader])
@@ -221,7 +224,7 @@ class Session:
             self.packets_dropped += 1
 
     def _on_port_status(self, message: Any) -> None:
-        """softswitch tells it (p4runtime/port_status.py); BMv2 does not."""
+        """Process a port status message.  softswitch sends them (p4runtime/port_status.py), BMv2 does not."""
         status = Struct()
         port = status["port"] if message.Unpack(status) and "port" in status and "up" in status else None
         if not isinstance(port, float):
@@ -234,7 +237,7 @@ class Session:
         self.on_ports()
 
     async def packet_out(self, port: int, payload: bytes) -> None:
-        """Send a packet out of a port."""
+        """Send a packet out of a port.  Raises SwitchError."""
         await self._packet_out(payload, {"egress_port": port}, f"packet-out to port {port}")
 
     async def _packet_out(self, payload: bytes, fields: dict[str, int], what: str) -> None:
@@ -249,8 +252,8 @@ class Session:
     # ---- slots ---------------------------------------------------------------------------------------------------
 
     async def probe(self, slot: int) -> SlotState:
-        """What a slot holds at this moment.  Raises SwitchError where no answer comes within
-        PROBE_TRIES * PROBE_TIMEOUT seconds."""
+        """The state of a slot, read now.  Raises SwitchError if there is no answer within PROBE_TRIES * PROBE_TIMEOUT
+        seconds."""
         if not 0 <= slot < SLOTS:
             raise ValueError(f"{self.name}: slot: expected 0..{SLOTS - 1}, got {slot}")
         waiting: asyncio.Future[SlotState] = asyncio.get_running_loop().create_future()
@@ -269,7 +272,7 @@ class Session:
                           f"within {PROBE_TRIES * PROBE_TIMEOUT:g} s. Is its CPU port {CPU_PORT} (--cpu-port)?")
 
     async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
-        """What many slots hold; as `probe`, and at the first slot without an answer the others are given up."""
+        """The states of many slots, as by `probe`; the first slot without an answer ends all.  Raises SwitchError."""
         wanted = list(slots)
         tasks = [asyncio.create_task(self.probe(slot)) for slot in wanted]
         try:
@@ -281,14 +284,14 @@ class Session:
     # ---- requests ------------------------------------------------------------------------------------------------
 
     async def ensure_pipeline(self) -> bool:
-        """Push the pipeline unless the switch runs it already; True where it was pushed.  A push empties the switch."""
+        """Push the pipeline unless the switch runs it already.  Returns True after a push, which empties the switch."""
         if await self.runs_pipeline():
             return False
         await self._push()
         return True
 
     async def runs_pipeline(self) -> bool:
-        """Whether the switch runs this very pipeline.  Raises SwitchError."""
+        """Whether the switch runs this pipeline.  Raises SwitchError."""
         request = p4r.GetForwardingPipelineConfigRequest(
             device_id=self._device_id, response_type=p4r.GetForwardingPipelineConfigRequest.COOKIE_ONLY
         )
@@ -329,7 +332,7 @@ class Session:
                 await self._stub.Write(request, timeout=RPC_TIMEOUT)
 
     async def read_state(self, tables: Iterable[str]) -> State:
-        """The entries of ``tables``, all multicast groups and clone sessions."""
+        """The entries of ``tables``, all multicast groups and all clone sessions.  Raises SwitchError."""
         wanted = [self._codec.read_table(table) for table in tables]
         wanted += [self._codec.read_multicast(), self._codec.read_clones()]
         try:
@@ -339,7 +342,7 @@ class Session:
                               ) from error
 
     async def read_counter(self, name: str) -> dict[int, Count]:
-        """The cells of an indirect counter that are not zero, by index."""
+        """The non-zero cells of an indirect counter, by index.  Raises SwitchError."""
         entities = await self._read([self._codec.read_counter(name)])
         cells = ((e.counter_entry.index.index, e.counter_entry.data) for e in entities)
         return {i: Count(data.packet_count, data.byte_count) for i, data in cells if data.packet_count}
@@ -357,8 +360,8 @@ class Session:
 
     @contextlib.contextmanager
     def _errors(self, operation: str, updates: Sequence[Update] = ()) -> Iterator[None]:
-        """gRPC's errors as SwitchError.  So is a call that `close` cut off: gRPC raises CancelledError for it, which
-        would end the task that waits for the call as if somebody had cancelled that."""
+        """Turn gRPC's errors into SwitchError, also for a call that `close` cut off: gRPC raises CancelledError for
+        that, which would look as if the waiting task had been cancelled."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -372,7 +375,7 @@ class Session:
     def _error(
         self, operation: str, error: grpc.aio.AioRpcError, updates: Sequence[Update] = ()
     ) -> SwitchError:
-        """The switch's words.  A failed Write says UNKNOWN, and what went wrong with each update in its details."""
+        """The error with the switch's message; that of a failed Write has an error for each update in its details."""
         text = f"{self.name} ({self.address}): {operation}: {error.code().name}: {error.details() or 'no details'}"
         if "assign device" in (error.details() or ""):
             # simple_switch_grpc with another --device-id: 'Error when trying to assign device'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From plans to the entries of p4src's tables: the one module that knows the program's names.
+"""Makes the entries of p4src's tables from plans: the one module that knows the names of the program.
 
     routes   -> route, uplink           streams -> connection, replica, multicast groups
     steering -> policy, pin, uplink
@@ -22,7 +22,7 @@ from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Child, Fold
 
 ROUTERS: Final = "224.0.0.2"
-"""All routers on this link (RFC 1112): a switch hands packets to it to its CPU port, link probes among them."""
+"""Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
 CONNECTION: Final = "SwitchIngress.fold.connection.connection"
 CONTRIBUTION: Final = "SwitchIngress.fold.connection.contribution"
 RESULT: Final = "SwitchIngress.fold.connection.result"
@@ -44,38 +44,38 @@ PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
 MARKED: Final = "SwitchEgress.congestion.congestion_marked"
 UNPINNED: Final = f"{_PATHS}.unpinned"
-"""By destination leaf: packets of mode "pinned" that no pin was for."""
+"""Counter by destination leaf: packets in mode "pinned" that no pin was for."""
 OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
-"""By what became of a contribution or result: FIRST, ANSWERED, ... of p4src/verdict.p4."""
+"""Counter of contributions and results by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
-"""What a fault can do to a packet; the counters of `fault_counter`."""
+"""Outcomes of injected faults, each with a counter (`fault_counter`)."""
 REORDER_BY: Final = 8
-"""Packets that overtake one that is held back: more than a host takes for disorder (NF_REORDER of host/native)."""
+"""Packets that overtake one that is held back: more than hosts tolerate as reordering (NF_REORDER of host/native)."""
 
 MANAGED: Final = (
     ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
 )
-"""Tables whose entries are the controller's alone."""
+"""Tables that the controller reconciles: it deletes entries that it does not know."""
 
 MARK_DEPTH: Final[Mapping[Engine, int]] = {
     "softswitch": 128,  # of 1024 frames
     "bmv2": 16,  # of 64 packets
 }
-"""Packets in a port's queue above which ECN marks begin: late enough for bursts, early enough that none is lost."""
+"""Packets in a port's queue above which they are marked (ECN): late enough for bursts, early enough to avoid losses."""
 
 PARENT: Final = 0xFFFF
-"""`child` of the replica entry that leads up the tree: PARENT of p4src/sizes.p4."""
+"""The key ``child`` of the replica entry for the parent: PARENT of p4src/sizes.p4."""
 
 BySwitch = dict[str, list[Entity]]
 
 Mode = Literal["pinned", "ecmp", "spray"]
-"""Actions of `policy`: how packets to a leaf choose among equally short uplinks (p4src/paths.p4)."""
+"""How packets to a leaf choose among equally short uplinks: the actions of `policy` in p4src/paths.p4."""
 Pin = tuple[str, str, int]
-"""Switch, destination leaf, UDP source port."""
+"""The key of a pin: switch, destination leaf, UDP source port."""
 
 
 def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
-    """Entries of `route`, and of `uplink` for every set of equally short ways."""
+    """Entries of `route`, and of `uplink` for every group of equally short next hops."""
     result: BySwitch = defaultdict(list)
     groups: dict[str, dict[tuple[NextHop, ...], int]] = defaultdict(dict)
     addresses = {host.name: _ip(host.address) for host in fabric.hosts}
@@ -99,7 +99,7 @@ def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
 
 
 def leaf_numbers(fabric: Fabric) -> dict[str, int]:
-    """What the program calls a destination leaf: its place among the fabric's switches, from 1."""
+    """The numbers of leaves in the program, by name: the switch's place in the fabric, from 1."""
     return {switch.name: number for number, switch in enumerate(fabric.switches, 1)}
 
 
@@ -130,9 +130,10 @@ def steering(
 
 
 def faults(fabric: Fabric) -> BySwitch:
-    """Entries of `fault`, and a clone session for its copies: a link's faults are where it enters a switch, and towards
-    a host where it leaves one.  Payloads are corrupted on the way from a host alone: between switches and to hosts the
-    frame's own check sum, not the ICRC, is what guards them."""
+    """Entries of `fault`, and clone sessions for the copies it makes.
+
+    The faults of a link are injected where it enters a switch; towards a host, where it leaves the switch.  Payloads
+    are corrupted on the way from a host alone, where the first switch checks the ICRC."""
     result: BySwitch = defaultdict(list)
     switches = {switch.name for switch in fabric.switches}
     for link in fabric.links:
@@ -152,24 +153,24 @@ def faults(fabric: Fabric) -> BySwitch:
 
 
 def fault_counter(control: str, fault: str) -> str:
-    """The counter of one of `FAULTS` on FAULT_IN or FAULT_OUT, by port."""
+    """Name of the counter, by port, of one of `FAULTS` in the control FAULT_IN or FAULT_OUT."""
     return f"{control}.fault_{fault}"
 
 
 def _limits(link: Link, *, corrupt: bool) -> tuple[int, ...]:
-    """Of the draw in p4src/fault.p4: cumulative shares of 2^32."""
+    """Limits of the draw in p4src/fault.p4: cumulative shares of 2^32."""
     shares = accumulate((link.loss, link.corrupt if corrupt else 0.0, link.duplicate, link.reorder))
     return tuple(min(round(share * 2**32), 2**32 - 1) for share in shares)
 
 
 def congestion(fabric: Fabric) -> BySwitch:
-    """Where every switch begins to mark."""
+    """The default action of `congestion`: the queue length above which each switch marks packets."""
     depth = MARK_DEPTH[fabric.engine]
     return {s.name: [Entry(CONGESTION, (), MARK_ABOVE, (("depth", depth),))] for s in fabric.switches}
 
 
 def probes(fabric: Fabric) -> BySwitch:
-    """What is for all routers of a link goes to the CPU port of each: the controller's link probes."""
+    """Routes of link probes, which are addressed to all routers of a link, to the CPU port of every switch."""
     key = (("dst", (_ip(ROUTERS), 32)),)
     return {
         s.name: [Entry(ROUTE, key, FORWARD, (("port", CPU_PORT), ("src_mac", _mac(s.mac)), ("dst_mac", _mac(s.mac))))]
@@ -178,12 +179,12 @@ def probes(fabric: Fabric) -> BySwitch:
 
 
 def fixed(fabric: Fabric) -> BySwitch:
-    """All that depends on nothing but the fabric's description."""
+    """All entries that depend on nothing but the fabric's description."""
     return merge([faults(fabric), congestion(fabric), probes(fabric)])
 
 
 def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
-    """Entries and groups of one stream on every switch of its tree.  ``ranks`` are the hosts by rank of the job."""
+    """Entries and multicast groups of one stream on the switches of its tree.  ``ranks``: the job's hosts, by rank."""
     result: BySwitch = {}
     ranks = [ranks[rank] for rank in stream.ranks]
     for fold in stream.tree.folds:
@@ -210,7 +211,7 @@ def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
 
 
 def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:
-    """All parts together, by switch."""
+    """The entities of all parts together, by switch."""
     result: BySwitch = defaultdict(list)
     for part in parts:
         for switch, entities in part.items():
@@ -224,7 +225,7 @@ def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:
 def _connection_key(
     fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, child: Child
 ) -> tuple[tuple[str, int], ...]:
-    """What arrives from a child: a rank addresses its ring neighbour, a switch addresses this switch."""
+    """The key of a child's contributions: a rank addresses its ring neighbour, a switch addresses this switch."""
     if child.rank is None:
         dst, connection = fabric.switch(fold.switch).address, stream.up[child.node]
     else:
@@ -255,7 +256,8 @@ def _replica_key(stream: Stream, fold: Fold, child: int) -> tuple[tuple[str, int
 def _to_child(
     fabric: Fabric, ranks: Sequence[Host], stream: Stream, fold: Fold, child: Child
 ) -> tuple[tuple[str, int], ...]:
-    """A rank sees a packet of its ring predecessor, a switch one of this switch."""
+    """Parameters of `rewrite` towards a child: a rank sees a packet of its ring predecessor, a switch one of its
+    neighbour."""
     here = fabric.switch(fold.switch)
     if child.rank is None:
         below = fabric.switch(child.node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One switch kept at its desired state, whatever happens to the connection or to the switch.
+"""Keeps one switch in its desired state, whatever happens to the connection or to the switch.
 
     connecting -> pipeline pushed (unless it runs) -> entries read back -> difference written -> up
         ^                                                                                        |
@@ -27,13 +27,13 @@ RETRY: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class Client(Protocol):
-    """What a target needs of a session: `netfold.controller.switch.switch.Session`, or a fake one."""
+    """The part of `netfold.controller.switch.switch.Session` that a target uses; tests have others."""
 
     packets: asyncio.Queue[PacketIn]
     ports_down: set[int]
-    """As far as the switch tells."""
+    """Ports that are down, if the switch reports them."""
     on_ports: Callable[[], None]
-    """Called when they change."""
+    """Called when ``ports_down`` changes."""
 
     async def packet_out(self, port: int, payload: bytes) -> None: ...
     async def ensure_pipeline(self) -> bool: ...
@@ -50,9 +50,9 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Target:
-    """A switch's name, its desired state, and the task that holds the switch to it.
+    """A switch, its desired state, and the task that reconciles the two.
 
-    ``base`` entries stay for good (routes, losses); each job adds a part of its own under its name.
+    The desired state consists of named parts: what the fabric needs (faults, routes), and a part for each job.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Target:
     ) -> None:
         self.name = name
         self.problem: str = "not connected yet"
-        """Why the switch is not up; empty where it is."""
+        """Why the switch is not up; empty if it is."""
         self.sessions = 0
-        """Counts those that came up: a new one may be with a switch that has lost its registers."""
+        """Number of sessions so far: with a new one, the switch may have lost its registers."""
         self.pushes = 0
-        """Pipelines pushed by this controller."""
+        """Number of pipelines that this controller has pushed."""
         self._connect = connect
         self._sleep = sleep
         self._on_change = on_change
         self._parts: dict[str, State] = {}
         self._actual: State = {}
         self._actual_unknown = True
-        """Whether the switch may hold something else than ``_actual``."""
+        """Whether the switch may hold other entities than ``_actual``."""
         self._client: Client | None = None
         self._busy = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -85,39 +85,39 @@ class Target:
 
     @property
     def is_up(self) -> bool:
-        """True where the switch holds its desired state."""
+        """Whether the switch is connected and in its desired state."""
         return self._client is not None and not self.problem
 
     @property
     def client(self) -> Client:
-        """The session.  Raises SwitchError while there is none."""
+        """The current session.  Raises SwitchError if there is none."""
         if self._client is None:
             raise SwitchError(f"{self.name} is down: {self.problem}")
         return self._client
 
     @property
     def ports_down(self) -> set[int]:
-        """Ports that the switch says are down; none while it is down itself, or does not tell."""
+        """Ports that the switch reports as down; none if it is down itself or does not report them."""
         return set() if self._client is None else self._client.ports_down
 
     @property
     def entries(self) -> int:
-        """Entities that the switch holds."""
+        """Number of entities that the switch holds."""
         return len(self._actual)
 
     def start(self) -> None:
-        """Begin to hold the switch to its desired state."""
+        """Begin to keep the switch in its desired state."""
         self._task = asyncio.create_task(self._run(), name=f"target {self.name}")
 
     async def stop(self) -> None:
-        """Let go of the switch and leave it as it is."""
+        """Close the session and leave the switch as it is."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     async def wait_up(self, timeout: float) -> None:
-        """Wait for the switch to hold its desired state.  Raises SwitchError with the last problem."""
+        """Wait until the switch is in its desired state.  Raises SwitchError with the last problem."""
         try:
             async with asyncio.timeout(timeout):
                 while not self.is_up and not self._gave_up:
@@ -136,7 +136,7 @@ class Target:
     async def install(self, part: str, entities: Iterable[Entity]) -> None:
         """Add or replace a part of the desired state, and wait until the switch has it.
 
-        Raises SwitchError where the switch is down or refuses; the part then is not desired any more.
+        Raises SwitchError if the switch is down or refuses; the part is removed from the desired state then.
         """
         wanted = state(entities)
         async with self._busy:
@@ -151,7 +151,7 @@ class Target:
                 raise
 
     async def replace(self, part: str, entities: Iterable[Entity]) -> None:
-        """Set a part of the desired state to something else; a switch that is down gets it when it comes back."""
+        """Replace a part of the desired state; a switch that is down gets it when it comes back."""
         wanted = state(entities)
         async with self._busy:
             if self._parts.get(part) != wanted:
@@ -159,13 +159,13 @@ class Target:
                 await self._reconcile()
 
     async def uninstall(self, part: str) -> None:
-        """Take a part out of the desired state.  A switch that is down is cleaned when it comes back."""
+        """Remove a part from the desired state; a switch that is down loses it when it comes back."""
         async with self._busy:
             if self._parts.pop(part, None) is not None or self._actual_unknown:
                 await self._reconcile()
 
     async def compare(self, *, repair: bool = False) -> tuple[State, list[Update]]:
-        """What the switch holds, read back now, and the writes that it lacks; ``repair``: they are made.  Raises
+        """The switch's actual state, read now, and the updates that it lacks; with ``repair`` they are written.  Raises
         SwitchError."""
         async with self._busy:
             client = self.client
@@ -181,7 +181,7 @@ class Target:
         return state(entity for part in self._parts.values() for entity in part.values())
 
     async def _reconcile(self) -> None:
-        """Bring the switch to its desired state, if it is there."""
+        """Bring the switch to its desired state if it is connected."""
         if self._client is not None:
             try:
                 await self._apply(self._client)
@@ -190,7 +190,7 @@ class Target:
                 await self._retry(self._client)
 
     async def _apply(self, client: Client) -> None:
-        """Write the difference.  After a write that failed or was cut off, look at what is there first."""
+        """Write the difference; after a failed or cancelled write, read the actual state first.  Raises SwitchError."""
         if self._actual_unknown:
             self._actual = await client.read_state(tables.MANAGED)
         desired = self._desired()
@@ -202,7 +202,7 @@ class Target:
         self._actual_unknown = False
 
     async def _retry(self, client: Client) -> None:
-        """Once more after a write that failed half-way."""
+        """Try again after a failed write, and close the session if that fails, too."""
         try:
             await self._apply(client)
         except SwitchError as error:
@@ -232,7 +232,7 @@ class Target:
                 self._set_problem(await client.ended() or "the session ended")
                 log.warning("%s: down: %s", self.name, self.problem)
             except NotPrimary as error:
-                # whoever took the switch meant to: fighting over it would cut both off
+                # another controller has taken the switch on purpose: competing for it would cut both off
                 self._gave_up = True
                 self._set_problem(str(error))
                 log.error("%s", error)

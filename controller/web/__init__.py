@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller shows over HTTP: metrics, and a page with the fabric drawn."""
+"""The controller over HTTP: metrics, and a page with a drawing of the fabric."""

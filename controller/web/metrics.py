@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A status as Prometheus metrics, in its text format.
+"""The status of a fabric as Prometheus metrics, in the text format.
 
-Counters are the switches' own: one that starts anew counts from 0, which Prometheus takes for what it is.
+Counters are those of the switches: one that restarts counts from 0, which Prometheus recognises as a reset.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from netfold.wire.operator import JobStatus, LinkStatus, Outcomes, Status, Switc
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
-"""What Traffic counts of faults on purpose."""
+"""The counters of injected faults in Traffic."""
 
 
 def text(status: Status) -> bytes:
-    """Everything, as a scrape answers it."""
+    """The answer to a scrape: all metrics of a status."""
     registry = CollectorRegistry()
     registry.register(_Snapshot(status))
     return generate_latest(registry)
@@ -35,7 +35,7 @@ class _Snapshot(Collector):
         self._status = status
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: names depend on nothing."""
+        """No metrics in advance; prometheus_client would call `collect` otherwise."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -102,7 +102,7 @@ def _faults(family: CounterMetricFamily, sender: str, receiver: str, traffic: Tr
 
 
 def _jobs(jobs: list[JobStatus]) -> Iterator[Metric]:
-    """Of those that have not ended: names of jobs come and go, and are kept by Prometheus for a while."""
+    """Metrics of jobs that have not ended."""
     here = [job for job in jobs if job.state != "finished"]
     states = GaugeMetricFamily("netfold_jobs", "Jobs that have not ended", labels=["state"])
     for state, number in sorted(Counter(job.state for job in here).items()):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's web page: the fabric drawn with what its links carry at the moment, switches, and jobs.
+"""The controller's web page: a drawing of the fabric with the traffic of its links, and tables of switches and jobs.
 
-The page asks for its inside once a second and puts it in place; nothing is loaded from anywhere else.
+The page fetches its content once a second; nothing is loaded from other servers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from netfold.fabric.graph import Fabric, bits_per_second
 from netfold.wire.operator import JobStatus, Status, SwitchStatus, Traffic
 
 UNSHAPED: Final = 1e8
-"""bit/s that draw the widest line where links have no rate: an idle fabric's probes draw thin ones."""
+"""bit/s that are drawn as the widest line where links have no rate, so that an idle fabric's probes are thin."""
 PAGE: Final = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>NetFold</title><style>
 body { font: 14px Helvetica, Arial, sans-serif; margin: 1.5em; color: #222 }
@@ -39,7 +39,7 @@ look();
 
 
 class Rate(NamedTuple):
-    """What a link carries: bit/s each way, and packets lost on purpose in all."""
+    """The traffic of a link: bit/s each way, and packets lost by injected faults, both ways together."""
 
     a: str
     b: str
@@ -49,7 +49,7 @@ class Rate(NamedTuple):
 
 
 def live(fabric: Fabric, before: Status, now: Status, seconds: float) -> str:
-    """The inside of the page: what changed between two looks, so many seconds apart."""
+    """The content of the page: the difference of two statuses, ``seconds`` apart."""
     rates = [
         Rate(new.a, new.b, _rate(old.a_to_b, new.a_to_b, seconds), _rate(old.b_to_a, new.b_to_a, seconds),
              new.a_to_b.lost + new.b_to_a.lost)
@@ -69,7 +69,7 @@ def live(fabric: Fabric, before: Status, now: Status, seconds: float) -> str:
 
 
 def words(rate: float) -> str:
-    """bit/s for people."""
+    """A rate in bit/s with a suitable unit."""
     for unit in ("b/s", "kb/s", "Mb/s"):
         if rate < 999.5:
             return f"{rate:.3g} {unit}"
@@ -78,7 +78,7 @@ def words(rate: float) -> str:
 
 
 def _rate(old: Traffic, new: Traffic, seconds: float) -> float:
-    """A switch that was started anew counts from 0."""
+    """bit/s between two readings; 0 if the switch was restarted, since it counts from 0 then."""
     return max(0, new.bytes - old.bytes) * 8 / seconds
 
 
@@ -103,7 +103,7 @@ def _job(job: JobStatus) -> Sequence[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells of ``rows`` are HTML."""
+    """An HTML table; the cells of ``rows`` are HTML already."""
     lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
     return ("<table><tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>"
             + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>")

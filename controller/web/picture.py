@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fabric drawn with what its links carry, as SVG: the demo's picture, and the controller's page."""
+"""Draws a fabric with the loads of its links as SVG, for the demo's picture and the controller's page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 class LinkLoad(Protocol):
-    """What one link carries, there (a to b) and back, in any unit."""
+    """The load of one link, there (a to b) and back, in any unit."""
 
     @property
     def a(self) -> str: ...
@@ -35,7 +35,7 @@ class LinkLoad(Protocol):
     def back(self) -> float: ...
     @property
     def lost(self) -> float:
-        """Packets lost on purpose, both ways."""
+        """Packets lost by injected faults, both ways."""
 
 
 def draw(
@@ -50,8 +50,8 @@ def draw(
 ) -> str:
     """The whole SVG document: spines above leaves above hosts; a link is two lines, as thick as it is busy.
 
-    words          a load for people
-    full           a load that deserves the widest line, if there is no greater one
+    words          a load as text
+    full           the load that has the widest line, unless there is a greater one
     down, drained  names of switches, and of links by their first end, which are drawn as such
     """
     width = max(len(fabric.hosts) * HOST_WIDTH, len(fabric.switches) * 80, 560) + 40

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller tells over HTTP: metrics for Prometheus, and a page for people.
+"""The controller's HTTP server: metrics for Prometheus, and a page for people.
 
     GET /           the page (page.py)          /metrics    Prometheus' text format (metrics.py)
-    GET /live       the page's inside           /status     what `netfold status --json` prints
+    GET /live       the page's content          /status     what `netfold status --json` prints
 
-The standard library's server, a thread a connection; the status is asked for in the controller's loop, once for all who
-ask within MAX_AGE.  Nothing can be changed here.  Where the fabric has a token, it is the password of any user.
+It is http.server of the standard library with a thread for each connection, so that drawing a large fabric does not
+delay the controller's loop; only the status is read in that loop, once for all requests within MAX_AGE.  All requests
+are read-only.  If the fabric has a token, it is the password, with any user name.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from netfold.wire.operator import Status
 log = logging.getLogger("netfold.controller")
 
 MAX_AGE: Final = 0.9
-"""Seconds for which an answer of the switches serves everybody."""
+"""Seconds for which a status is reused for further requests."""
 TIMEOUT: Final = 10.0
-"""Seconds for a status, and for a client to say what it wants."""
+"""Seconds for reading a status, and for a client to send its request."""
 POLL: Final = 0.1
-"""Seconds until the server sees that it is to stop."""
+"""Seconds between the server's checks whether it is to stop."""
 
 
 class StatusPair(NamedTuple):
@@ -48,7 +49,7 @@ class StatusPair(NamedTuple):
 
 
 class StatusCache:
-    """The last two statuses.  ``ask`` reads the switches; ``clock`` in seconds."""
+    """Caches the last two statuses.  ``ask`` reads the switches; ``clock``: monotonic seconds."""
 
     def __init__(self, ask: Callable[[], Awaitable[Status]], clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
@@ -58,7 +59,7 @@ class StatusCache:
         self._pair: StatusPair | None = None
 
     async def look(self) -> StatusPair:
-        """A new one, unless the last is young."""
+        """The last two statuses; a new one is read unless the last is younger than MAX_AGE."""
         async with self._busy:
             if self._pair is None or self._last is None or self._clock() - self._last[0] >= MAX_AGE:
                 status, now = await self._ask(), self._clock()
@@ -68,7 +69,7 @@ class StatusCache:
 
 
 class Web:
-    """The server.  ``status`` is awaited in the loop that calls `start`."""
+    """The HTTP server.  ``status`` is awaited in the event loop that calls `start`."""
 
     def __init__(self, fabric: Fabric, status: Callable[[], Awaitable[Status]], token: str) -> None:
         self._fabric = fabric
@@ -77,7 +78,7 @@ class Web:
         self._server: _Server | None = None
 
     def start(self, address: str) -> str:
-        """Listen at ``host:port`` (0: any that is free); where that is, for people.  Raises FabricError."""
+        """Listen at ``host:port`` (port 0: any free one) and return the URL.  Raises FabricError."""
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
@@ -91,14 +92,14 @@ class Web:
         return f"http://{host}:{self._server.server_address[1]}"
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening and end the server's thread."""
         if self._server is not None:
             await asyncio.to_thread(self._server.shutdown)
             self._server.server_close()
             self._server = None
 
     def render(self, path: str, look: Callable[[], StatusPair]) -> tuple[str, bytes] | None:
-        """Content type and body; None for what there is not."""
+        """Content type and body of a path; None for an unknown path."""
         match path:
             case "/":
                 return "text/html; charset=utf-8", page.PAGE.encode()
@@ -111,7 +112,7 @@ class Web:
         return None
 
     def allowed(self, authorization: str) -> bool:
-        """HTTP's Basic, with any user, or Bearer."""
+        """Whether an Authorization header has the token: as a Basic password with any user, or as Bearer."""
         kind, _, said = authorization.partition(" ")
         password = said.strip().encode()
         if kind.lower() == "basic":
