@@ -86,7 +86,7 @@ class Steering:
         return self._suspected
 
     def suspects(self) -> frozenset[SuspectUplink]:
-        """The uplink of each suspect path, for its destination leaf: hosts cannot know which link of the path is dead."""
+        """The uplink of each suspect path, for its destination leaf: hosts cannot know which link is dead."""
         return frozenset((path[-1].head, path[0].link) for path in self._active())
 
     def shared_links(self) -> frozenset[int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `netfold`: what it consists of, in the order in which people come to need it."""
+"""The command `netfold`: all its commands, in the order in which people come to need them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PANELS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
     "Find out what is wrong": {"stall": stall, "slots": slots, "flight": flight, "timeline": timeline, "shell": shell},
     "Measure": {"bench": bench, "sim": sim},
 }
-"""Every command, under the heading that --help gives it."""
+"""Every command, by its heading in --help."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,5 +72,5 @@ for _panel, _commands in PANELS.items():
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point of the command."""
     app(**help_settings())

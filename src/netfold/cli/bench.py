@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold bench ...`: one command a benchmark, each in a module of its own."""
+"""`netfold bench ...`: a command for each benchmark in bench/commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks: rounds are interleaved
 
 @contextmanager
 def _failing(name: str) -> Iterator[None]:
-    """What a benchmark may raise becomes a paragraph and an exit status."""
+    """Errors of a benchmark end the command with a message and an exit status."""
     try:
         yield
     except ValueError as error:
@@ -37,12 +37,12 @@ def allreduce(
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Operations before each round's timed ones.")] = 1,
     rounds: Annotated[int, typer.Option(help="Times that every algorithm has its turn; the median counts.")] = 3,
     check: Annotated[int, typer.Option("-c", "--check", help="1: compare results with the exact sum; 0: do not.")] = 1,
-    ranks: Annotated[int, typer.Option(help="One on each host.")] = 4,
+    ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
     topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of the fabric.")] = "2,2",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
-    rate: Annotated[str, typer.Option(help="Of every link, in tc's units; of the bridge's, too.")] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; of the bridge's, too.")] = "1gbit",
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link of the fabric, each way.")] = 0.0,
-    lane_bits: Annotated[int, typer.Option("--lane-bits", help="Of what folds: 32, 16 or 8.")] = 32,
+    lane_bits: Annotated[int, typer.Option("--lane-bits", help="Bits of a lane in what is folded: 32, 16 or 8.")] = 32,
     path_mtu: Annotated[int, typer.Option("--path-mtu", help="Payload of a packet: 1024, or 4096 over jumbo links, the "
                                           "bridge's too.")] = 1024,
     algorithms: Annotated[
@@ -52,7 +52,7 @@ def allreduce(
                      "behind one of TCP's over a plain kernel bridge; gloo, always over the bridge."),
     ] = "innet,roce,ring,ring@bridge,halving_doubling@bridge,gloo",
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the data and the losses.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the data and the losses.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds for one operation.")] = 30.0,
 ) -> None:
     """Allreduce by several algorithms over links of one rate, in nccl-tests' manner.
@@ -76,7 +76,7 @@ def allreduce(
 def machines(
     machines: Annotated[int, typer.Option(help="Hosts of the fabric.")] = 4,
     members: Annotated[int, typer.Option(help="Ranks on each.")] = 2,
-    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "200mbit",
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units.")] = "200mbit",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     sizes: Annotated[str, typer.Option(help="MB of the tensor, by commas.")] = "1,8",
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 5,
@@ -92,8 +92,8 @@ def machines(
 
 @app.command()
 def simulator(
-    hosts: Annotated[int, typer.Option(help="On two leaves.")] = 8,
-    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "50mbit",
+    hosts: Annotated[int, typer.Option(help="Hosts, on two leaves.")] = 8,
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units.")] = "50mbit",
     size: Annotated[float, typer.Option(help="MB on each rank.")] = 4.0,
     window: Annotated[int, typer.Option(help="Packets of a queue pair, a power of two.")] = 8,
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="The median counts.")] = 3,
@@ -110,9 +110,9 @@ def simulator(
 @app.command()
 def paths(
     topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES,HOSTS of the fabric.")] = "4,4,16",
-    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "50mbit",
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units.")] = "50mbit",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
-    nbytes: Annotated[int, typer.Option("--bytes", help="Of every rank's array.")] = 2 << 20,
+    nbytes: Annotated[int, typer.Option("--bytes", help="Bytes of every rank's array.")] = 2 << 20,
     rounds: Annotated[int, typer.Option(help="Times that every mode has its turn; the median counts.")] = 3,
     modes: Annotated[str, typer.Option(help="By commas: pinned, ecmp, spray, reps.")] = "pinned,ecmp,spray,reps",
     collectives: Annotated[
@@ -146,12 +146,12 @@ def paths(
 @app.command()
 def rails(
     rails_: Annotated[str, typer.Option("--rails", help="KIND@a+KIND@b: one a plane, in order.")] = "innet@a+tcp@b",
-    rates: Annotated[str, typer.Option(help="Of the planes' links, in order, in tc's units.")] = "100mbit,100mbit",
+    rates: Annotated[str, typer.Option(help="Rates of the planes' links in order, in tc's units.")] = "100mbit,100mbit",
     begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest tensor: bytes, or with K, M, G.")] = "4K",
     end: Annotated[str, typer.Option("-e", "--end", help="Largest tensor.")] = "64M",
     factor: Annotated[int, typer.Option("-f", "--factor", help="From one size to the next.")] = 4,
     rounds: Annotated[int, typer.Option(help="Times that every way has its turn; the median counts.")] = 3,
-    ranks: Annotated[int, typer.Option(help="One on each host.")] = 4,
+    ranks: Annotated[int, typer.Option(help="Ranks, one on each host.")] = 4,
     topo: Annotated[str, typer.Option("--topo", help="LEAVES,SPINES of each plane.")] = "1,0",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
     cuts: Annotated[str, typer.Option(help="Parts of a call at which the last plane is cut.")] = "0.3,0.6,0.9",
@@ -179,14 +179,14 @@ def rails(
 def loss(
     topo: Annotated[str, typer.Option("--topo", help="The fabric, as `netfold up --topo` has it.")] = "leafspine,2,1,4",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
-    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "1gbit",
-    nbytes: Annotated[int, typer.Option("--bytes", help="Of the tensor, int32.")] = 8_000_000,
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units.")] = "1gbit",
+    nbytes: Annotated[int, typer.Option("--bytes", help="Length of the int32 tensor.")] = 8_000_000,
     operations: Annotated[int, typer.Option("-n", "--operations", help="Timed in a round, after one to warm up.")] = 5,
     rounds: Annotated[int, typer.Option(help="Times that every share has its turn, each with another seed.")] = 3,
     losses: Annotated[str, typer.Option(help="Shares lost on every link, each way.")] = "0.001,0.01,0.05,0.1",
     credits: Annotated[str, typer.Option(help="By commas, as 2x170: in turn with the window alone.")] = "",
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the rows here, as a list.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the first round's losses; the next ones count up.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first round's losses; the next ones count up.")] = 0,
 ) -> None:
     """What lost packets cost, as multiples of the same without: time, bytes on links; and which level answered."""
     from netfold.bench.commands import loss as bench
@@ -202,14 +202,14 @@ def loss(
 def recovery(
     faults: Annotated[str, typer.Option(help="By commas: spine, link, silent, leaf, return.")] = "spine,link,leaf",
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
-    rate: Annotated[str, typer.Option(help="Of every link, in tc's units.")] = "1gbit",
-    elements: Annotated[int, typer.Option(help="Of the tensor, int32.")] = 60_000,
-    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Of each fault, on a fabric of its own.")] = 5,
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units.")] = "1gbit",
+    elements: Annotated[int, typer.Option(help="Length of the int32 tensor.")] = 60_000,
+    rounds: Annotated[int, typer.Option("-n", "--rounds", help="Rounds of each fault, on a fabric of its own.")] = 5,
     after: Annotated[float, typer.Option(help="Seconds of sums after a fault.")] = 3.0,
     probe: Annotated[float, typer.Option(help="Seconds between probes of a link, as the fabric's file has it.")] = 0.5,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all pauses here.")] = None,
 ) -> None:
-    """How long running sums pause when a spine, a link or a leaf goes away under them, and when a spine is back."""
+    """How long running sums pause when a spine, a link or a leaf fails, and when a spine comes back."""
     from netfold.bench.commands import recovery as bench
 
     with _failing("recovery"):
@@ -222,15 +222,15 @@ def recovery(
 @app.command()
 def soak(
     switch: Annotated[str, typer.Option("--switch", help="softswitch, or bmv2.")] = "softswitch",
-    rate: Annotated[str, typer.Option(help="Of every link, in tc's units; default: 1gbit, of BMv2 50mbit.")] = "",
-    elements: Annotated[int, typer.Option(help="Of the longest tensor; default: 200000, of BMv2 8000.")] = 0,
+    rate: Annotated[str, typer.Option(help="Rate of every link, in tc's units; default: 1gbit, of BMv2 50mbit.")] = "",
+    elements: Annotated[int, typer.Option(help="Elements of the longest tensor; default: 200000, of BMv2 8000.")] = 0,
     rounds: Annotated[int, typer.Option("-n", "--rounds", help="Each on a fabric and with a seed of its own.")] = 10,
-    faults: Annotated[int, typer.Option(help="In a round.")] = 5,
+    faults: Annotated[int, typer.Option(help="Faults in a round.")] = 5,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all rounds here.")] = None,
     logs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the logs of failed rounds here.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the first round; the next ones count up.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first round; the next ones count up.")] = 0,
 ) -> None:
-    """Checked sums while switches, links and ranks fail, several at a time: no wrong one, and no end but the last.
+    """Run checked sums while switches, links and ranks fail, several at a time: no sum may be wrong, and none may hang.
 
     Exit status 1 where a round failed; its seed repeats it.
     """

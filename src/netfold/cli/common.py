@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands share: how they fail, which fabric and which controller they mean.
+"""What the commands share: errors, and which fabric and controller a command is for.
 
-Errors are one clear paragraph and an exit status: FAILED where something failed, CANNOT where what was asked for cannot
-be.
+An error is one paragraph on standard error and an exit status: FAILED if something failed, CANNOT if the arguments are
+invalid.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 
 def fail(code: int, message: str) -> NoReturn:
-    """End the command with this exit status, and a paragraph on standard error."""
+    """Print a paragraph on standard error and end the command with this exit status."""
     print(f"netfold: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def awaited(work: Coroutine[Any, Any, Any]) -> Any:
-    """Its result, at the end; what a person can do something about becomes a paragraph."""
+    """Run a coroutine and return its result; errors of controller and switches end the command with their message."""
     from netfold.controller.controller import StartError
     from netfold.controller.switch.pipeline import PipelineError
     from netfold.rpc.rpc import Unreachable
@@ -46,7 +46,7 @@ def awaited(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def checked(make: Callable[[], T]) -> T:
-    """What ``make`` returns; a fabric that cannot be becomes a paragraph."""
+    """What ``make`` returns; FabricError ends the command with its message."""
     try:
         return make()
     except FabricError as error:
@@ -54,12 +54,12 @@ def checked(make: Callable[[], T]) -> T:
 
 
 def load(file: Path) -> Fabric:
-    """The fabric in a file."""
+    """Read a fabric file; an invalid one ends the command with its error."""
     return checked(lambda: fabric_file.load(file))
 
 
 def engine_of(name: str) -> Engine:
-    """The engine that --switch names."""
+    """The engine that --switch names; an unknown one ends the command."""
     match name:
         case "softswitch" | "bmv2":
             return name
@@ -67,7 +67,7 @@ def engine_of(name: str) -> Engine:
 
 
 def address_of(file: Path | None, controller: str | None) -> str:
-    """gRPC address of the controller: as said, or as the fabric's file or the environment says."""
+    """gRPC address of the controller: the one given, or that of the fabric file, or NETFOLD_CONTROLLER."""
     if controller:
         return controller
     if file is not None:
@@ -79,7 +79,7 @@ def address_of(file: Path | None, controller: str | None) -> str:
 
 
 def token_of(file: Path | None) -> str:
-    """The token that goes with `address_of`; empty: none."""
+    """The token for that controller, from the fabric file or NETFOLD_TOKEN; empty if there is none."""
     from netfold.rpc.channel import TOKEN_VARIABLE
 
     said = "" if file is None else checked(lambda: fabric_file.token(load(file)))
@@ -87,6 +87,6 @@ def token_of(file: Path | None) -> str:
 
 
 def log_to_stderr(verbose: bool) -> None:
-    """Warnings, or everything."""
+    """Log to standard error: warnings, or with ``verbose`` everything."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, stream=sys.stderr,
                         format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold diff` and `netfold apply`: what switches hold against what they should, and the writes in between."""
+"""`netfold diff` and `netfold apply`: the difference between the desired and actual state of switches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def apply(file: FabricFile = None, controller: Address = None, json: Json = Fals
 
 
 def show(found: Differences, *, json: bool = False) -> None:
-    """Print differences, and end with status 1 where there are any."""
+    """Print differences; if there are any, end the command with status 1."""
     from netfold.cli.common import FAILED
 
     _print(found, "all switches hold what they should", json=json)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold doctor`: what this machine has of all that NetFold can use, what each is for, and how to get it.
+"""`netfold doctor`: what this machine has of everything that NetFold can use, what it is for, and how to get it.
 
-Nothing is looked up in a list of distributions: every line tries the very thing that is needed.
+No list of distributions is consulted: every check tries the thing itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PYTHON: Final = (3, 11)
 SANDBOX_TIMEOUT: Final = 30.0
 COMMAND_TIMEOUT: Final = 20.0
 UDP_SEGMENT: Final = 103
-"""<linux/udp.h>; Python's socket module does not name it."""
+"""Socket option of <linux/udp.h>, which Python's socket module does not have."""
 RECEIVE_BYTES: Final = 2 * (1024 + 64) * 2304
 """Socket buffer for the windows of two trees: what the kernel charges for their packets (host/innet/fold.py)."""
 
@@ -48,24 +48,24 @@ def doctor() -> None:
 
 
 class Missing(Exception):
-    """What a check did not find."""
+    """A check did not find what it looks for; the message says what."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line.  ``look`` returns what is there, or raises Missing with what is not."""
+    """A check.  ``look`` returns a description of what is there, or raises Missing."""
 
     name: str
     needed_for: str
     remedy: str
     look: Callable[[], str]
     required: bool = False
-    """Whether `make demo` fails without."""
+    """Whether `make demo` fails without it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A check's outcome; ``detail`` is what is there, or what is not."""
+    """The outcome of a check; ``detail`` describes what is there or what is missing."""
 
     check: Check
     ok: bool
@@ -73,12 +73,12 @@ class Finding:
 
 
 def examine(checks: Iterable[Check]) -> list[Finding]:
-    """Every check's outcome; one that fails in an unforeseen way is missing, with its error."""
+    """Run all checks; one that fails with any other error counts as missing, with that error."""
     return [_examine(check) for check in checks]
 
 
 def checks() -> list[Check]:
-    """All that NetFold can use, the required ones first."""
+    """All checks, the required ones first."""
     return [
         Check("Python", "everything", "install Python 3.11 or newer; make setup PYTHON=python3.12", _python, True),
         Check("netfold", "everything", "make setup, or pip install netfold", _packages(extras.BASE), True),
@@ -115,11 +115,11 @@ def checks() -> list[Check]:
 
 
 def show(findings: Iterable[Finding], console: Console | None = None) -> bool:
-    """Print a line for each; True where nothing that is required is missing."""
+    """Print the findings.  Returns True if nothing that is required is missing."""
     console = console or terminal.console()
     findings = list(findings)
     table = Table("", "what", "found", box=None)
-    table.columns[2].overflow = "fold"  # what is to be typed comes whole
+    table.columns[2].overflow = "fold"  # commands to type are wrapped, never cut
     for finding in findings:
         mark = "[green]ok[/green]" if finding.ok else "[red]missing[/red]" if finding.check.required else "missing"
         detail = finding.detail

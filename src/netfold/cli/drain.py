@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold drain` and `netfold undrain`: a switch or link out of use while somebody works on it, and back."""
+"""`netfold drain` and `netfold undrain`: take a switch or link out of use for maintenance, and back into use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drain(
 ) -> None:
     """Take a switch or link out of use, without loss: routes, paths and trees go around it, running jobs move away.
 
-    When this ends with status 0, nothing is on it any more. Refused where somebody has no other way.
+    When this ends with status 0, nothing uses it any more. It is refused if a host would be cut off.
     """
     _set(name, file, controller, drained=True, wait=timeout)
 

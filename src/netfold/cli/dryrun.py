@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would be written to an empty fabric, as text: trees, counts, and every entry if asked."""
+"""The plan of a job on an empty fabric, as text: trees, numbers of entries and slots, and optionally every entry."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from netfold.fabric.machines import fold_groups, machines
 def plan(
     fabric: Fabric, hosts: Sequence[str], *, per_host: int = 1, entries: bool = False, seed: int = 0
 ) -> str:
-    """The plan of one job of so many ranks on each of these hosts, by name; numbers drawn from ``seed``.
+    """The plan of one job on these hosts.
 
-    Raises NoTree, Exhausted.
+    hosts     host names, in order of ranks
+    per_host  ranks on each host
+    entries   list every table entry
+    seed      for the numbers that the allocator draws
+    Raises NoTree and Exhausted.
     """
     graph = fabric.graph()
     ranks = [name for name in hosts for _ in range(per_host)]

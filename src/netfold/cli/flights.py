@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flight recorders of all ranks beside each other: who is where, who is behind, who said nothing."""
+"""Compares the flight recorders of all ranks: where each one is, which are behind, and which wrote no file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netfold.wire.flight import Dump
 
 
 def read(folder: Path) -> list[Dump]:
-    """All ranks' files of a folder, by job and rank.  Raises ValueError for what is none."""
+    """Read all files of a folder, in order of jobs and ranks.  Raises ValueError for a file of another kind."""
     dumps = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -22,7 +22,7 @@ def read(folder: Path) -> list[Dump]:
 
 
 def compare(dumps: list[Dump]) -> list[str]:
-    """Lines for people: where each rank of each job is, and who is behind the others or has no file."""
+    """Lines that say where each rank of each job is, and which ranks are behind or have no file."""
     lines: list[str] = []
     for job in dict.fromkeys(dump.job for dump in dumps):
         ranks = {dump.rank: dump for dump in dumps if dump.job == job}

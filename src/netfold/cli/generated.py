@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of generated fabrics, said once for all commands that bring one up."""
+"""The options of generated fabrics, for all commands that bring one up."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from netfold.wire.roce import PATH_MTU
 
 @dataclass(frozen=True)
 class Generated:
-    """What --topo goes with: the switches, and what links do."""
+    """The options that go with --topo: engine, rates and injected faults."""
 
     switch: SwitchKind = "softswitch"
     rate: Annotated[str | None, typer.Option(help="Rate of every link, in tc's units: 100mbit, 1gbit. With planes also "
                                                   "one for each: 150mbit,75mbit.")] = None
     loss: Annotated[float, typer.Option(help="Share of packets lost on every link, each way: 0..1.")] = 0.0
-    duplicate: Annotated[float, typer.Option(help="Share of packets that come twice.")] = 0.0
+    duplicate: Annotated[float, typer.Option(help="Share of packets that arrive twice.")] = 0.0
     reorder: Annotated[float, typer.Option(help="Share of packets held back for others to overtake.")] = 0.0
     corrupt: Annotated[float, typer.Option(help="Share of packets changed between a host and its leaf.")] = 0.0
-    seed: Annotated[int, typer.Option(help="Of the faults: the same seed hits the same packets.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the faults: the same one hits the same packets.")] = 0
     path_mtu: PathMtu = PATH_MTU
 
     def options(self) -> generate.FabricOptions:
-        """As `generate` has them."""
+        """The same options as `fabric.generate` takes them."""
         return {
             "engine": engine_of(self.switch), "rate": self.rate, "seed": self.seed, "path_mtu": self.path_mtu,
             "loss": self.loss, "duplicate": self.duplicate, "reorder": self.reorder, "corrupt": self.corrupt,
@@ -52,7 +52,7 @@ DEFAULTS: Final = Generated()
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters may be dataclasses: typer sees their fields instead, each an option of its own."""
+    """Make a command of a function with dataclass parameters: each field becomes an option of its own for typer."""
     groups: dict[str, type] = {}
     seen: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold links`: every cable of the fabric's file, and where it leads in truth."""
+"""`netfold links`: every link of the fabric file, and where its cable really leads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def links(file: FabricFile = None, controller: Address = None, json: Json = Fals
 
 
 def show(found: Cables, console: Console | None = None) -> None:
-    """A line a cable, then what is wrong."""
+    """Print a line for each cable, then what is wrong."""
     from rich.table import Table
 
     from netfold import terminal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, with their words in --help."""
+"""Options that several commands share, with their help texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
-"""gRPC address of the controller, where a command is not told otherwise; ranks use it too."""
+"""Has the gRPC address of the controller, for commands that are not given another one, and for ranks."""
 
 FabricFile = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml", help="The fabric's description.")]
 Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",
@@ -26,7 +26,7 @@ Probe = Annotated[float | None, typer.Option(help="Seconds between probes of lin
                                                "of the fabric's.")]
 Misses = Annotated[int | None, typer.Option(help="Probes lost in a row before a link is down; instead of "
                                               "the fabric's.")]
-Steady = Annotated[float | None, typer.Option(help="Seconds that something must be back before running jobs use it "
-                                                "again; instead of the fabric's.")]
+Steady = Annotated[float | None, typer.Option(help="Seconds that a switch or link must be up again before "
+                                                "running jobs use it; instead of the fabric's.")]
 Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve a web page, and metrics for Prometheus "
                                                                      "at /metrics; instead of the fabric's.")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `netfold paths ...`: which path packets take, shown and changed while the fabric runs."""
+"""The commands `netfold paths ...`: show and change which paths packets take while the fabric runs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MODULE: Final = "p4runtime_sh"
 
 
 class NoShell(Exception):
-    """p4runtime-shell is not there; says how to get it."""
+    """p4runtime-shell is not installed; the message says how to get it."""
 
 
 def shell(
@@ -46,24 +46,24 @@ def shell(
 
 
 def arguments(address: str, device_id: int) -> list[str]:
-    """Of p4runtime-shell.  Controllers have milliseconds since 1970 for an election id, so that any process number is
-    lower: the shell never takes a switch away, and two shells do not collide."""
+    """Arguments of p4runtime-shell.  A controller's election id is milliseconds since 1970, so that any process id is
+    lower: the shell never becomes primary, and two shells do not collide."""
     return ["--grpc-addr", address, "--device-id", str(device_id), "--election-id", f"0,{os.getpid()}"]
 
 
 def home() -> Path:
-    """Where we look for it unless we are told."""
+    """The folder of its environment, unless P4RUNTIME_SHELL_PYTHON names another Python."""
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(data, "netfold", "p4runtime-shell")
 
 
 def remedy() -> str:
-    """The command that makes it."""
+    """The shell command that makes this environment."""
     return f"python3 -m venv {home()} && {home()}/bin/pip install p4runtime-shell"
 
 
 def python() -> Path:
-    """The Python that has p4runtime-shell.  Raises NoShell."""
+    """The Python interpreter that has p4runtime-shell.  Raises NoShell."""
     said = os.environ.get(PYTHON_VARIABLE)
     found = Path(said) if said else home() / "bin" / "python"
     try:
@@ -83,7 +83,7 @@ def python() -> Path:
 
 
 def _target(name: str, file: Path | None, controller: str | None) -> tuple[str, int]:
-    """P4Runtime address and device id, by the fabric's file, which needs no controller, or as the controller says."""
+    """P4Runtime address and device id of a switch: from the fabric file, or from the running controller."""
     from netfold.cli.common import CANNOT, address_of, awaited, fail, load, token_of
     from netfold.controller import client
     from netfold.wire import operator

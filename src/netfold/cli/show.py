@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold status` for people: tables of switches, links and jobs."""
+"""Prints a status as tables of switches, links and jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def show(status: Status, console: Console | None = None) -> None:
 
 
 def words(up: bool, drained: bool) -> str:
-    """The state of a switch or link, for rich."""
+    """The state of a switch or link, in rich's markup."""
     state = "[green]up[/green]" if up else "[red]down[/red]"
     return f"{state}, [yellow]drained[/yellow]" if drained else state
 
@@ -91,7 +91,7 @@ def _job(console: Console, job: JobStatus) -> None:
 
 
 def round_words(last: RoundStatus) -> str:
-    """How often a job's trees were planned anew, and what it was the last time."""
+    """How often a job's trees were planned anew, and the reason and duration of the last time."""
     times = "once" if last.number == 1 else f"{last.number} times"
     end = f"went on after {last.took * 1e3:.0f} ms" if last.took is not None else "the ranks stand still"
     problem = f" ({last.problem})" if last.took is None and last.problem else ""
@@ -103,11 +103,11 @@ def _traffic(traffic: Traffic) -> str:
 
 
 _FAULTS: Final = (("loss", "lost"), ("corrupt", "corrupted"), ("duplicate", "duplicated"), ("reorder", "held"))
-"""A link's faults, and how they are counted."""
+"""A link's faults, each with the field of Traffic that counts it."""
 
 
 def _repeats(folded: Outcomes) -> str:
-    """Which level answered: this switch, one above it, or none as yet."""
+    """Counts of retransmissions by the level that answered: this switch, one above it, or none yet."""
     names = ("answered", "asked", "waited", "late")
     return ", ".join(f"{count} {name}" for name in names if (count := getattr(folded, name))) or "-"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running controller is asked about switches and jobs: `netfold status`, `slots`, `stall`; and `drop`."""
+"""Requests to a running controller about switches and jobs: `netfold status`, `slots`, `stall` and `drop`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def slots(
     controller: Address = None,
     json: Json = False,
 ) -> None:
-    """Show the open slots of a switch: what has come, and from whom something is missing.
+    """Show the open slots of a switch: which contributions have come, and which are missing.
 
-    Of every stream that is a slot whose result is not there. A job that runs has some at any moment; one that hangs has
-    the same ones each time.
+    A slot is open while its result has not arrived. A job that runs has some at any moment; one that hangs has the same
+    ones each time.
     """
     from netfold.controller import client
 
@@ -58,7 +58,7 @@ def stall(
     controller: Address = None,
     json: Json = False,
 ) -> None:
-    """Say whom a job waits for: the missing ranks, the switch, the slot and its bitmap."""
+    """Show which ranks a job waits for, with the switch, the slot and its bitmap."""
     from netfold.controller import client
 
     answer = awaited(client.stall(address_of(file, controller), job, token=token_of(file)))

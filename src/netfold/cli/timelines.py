@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines of several ranks (host/tracing/timeline.py) put into one file, a process each, by the ranks' clocks."""
+"""Merges the timelines of several ranks (host/tracing/timeline.py) into one trace with a process for each rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
-    """One trace of all ranks' files.  Raises ValueError for a file that is no rank's timeline, and for none at all."""
+    """Merge the files of all ranks into one trace.  Raises ValueError for a file of another kind, and for no files."""
     if not paths:
         raise ValueError("no files: expected trace.JOB.rankN.json of each rank, as NETFOLD_TIMELINE=trace.json makes")
     traces = [_read(path) for path in paths]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold top`: the fabric as it moves: rates of links, slots, jobs, and what was lost, once a second."""
+"""`netfold top`: rates of links, slots, jobs and lost packets of a running fabric, once a second."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def top(
 
 
 def screen(before: Status, now: Status, seconds: float) -> Group:
-    """What changed between two looks, so many seconds apart."""
+    """Tables with the difference of two statuses, ``seconds`` apart."""
     from rich.console import Group
     from rich.table import Table
 
@@ -71,11 +71,11 @@ def screen(before: Status, now: Status, seconds: float) -> Group:
                          _rate(new.corrupt - old.corrupt, seconds))
     links = Table("link", "state", "rate", "there Mb/s", "back Mb/s", "packets/s", "lost/s", box=None)
     for a, b in zip(before.links, now.links, strict=True):
-        ways = ((a.a_to_b, b.a_to_b), (a.b_to_a, b.b_to_a))
-        packets = sum(new.packets - old.packets for old, new in ways)
-        lost = sum(new.lost - old.lost for old, new in ways)
+        directions = ((a.a_to_b, b.a_to_b), (a.b_to_a, b.b_to_a))
+        packets = sum(new.packets - old.packets for old, new in directions)
+        lost = sum(new.lost - old.lost for old, new in directions)
         links.add_row(f"{b.a} - {b.b}", words(b.up, b.drained), b.rate or "-",
-                      *(_megabits(old, new, seconds) for old, new in ways), _rate(packets, seconds),
+                      *(_megabits(old, new, seconds) for old, new in directions), _rate(packets, seconds),
                       _rate(lost, seconds))
     jobs = Table("job", "state", "ranks", "trees", "last re-planning", box=None)
     for job in now.jobs:
@@ -97,5 +97,5 @@ def _megabits(old: Traffic, new: Traffic, seconds: float) -> str:
 
 
 def _rate(count: int, seconds: float) -> str:
-    """A switch that was started anew counts from 0."""
+    """Count per second; 0 if the switch was restarted, since it counts from 0 then."""
     return f"{max(0, count) / seconds:.0f}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that read what ranks wrote: `netfold flight`, `netfold timeline`."""
+"""The commands that read files of ranks: `netfold flight` and `netfold timeline`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netfold.cli.common import FAILED, fail
 def flight(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What NETFOLD_FLIGHT named when the ranks ran.")],
 ) -> None:
-    """Put all ranks' flight recorders beside each other: where each one is, who is behind, who wrote nothing."""
+    """Compare the flight recorders of all ranks: where each one is, which are behind, which wrote no file."""
     from netfold.cli.flights import compare, read
 
     try:
@@ -35,7 +35,7 @@ def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="trace.JOB.rankN.json of each rank.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("trace.json"),
 ) -> None:
-    """Put the ranks' timelines into one file, for ui.perfetto.dev or chrome://tracing."""
+    """Merge the ranks' timelines into one file, for ui.perfetto.dev or chrome://tracing."""
     import json
 
     from netfold.cli import timelines

@@ -64,13 +64,13 @@ def up(
 
 
 def _own_page(metrics: str | None, plane: int) -> dict[str, str]:
-    """Controllers of planes beside each other have ports beside each other."""
+    """The page's address of one plane's controller: each plane has the next port."""
     host, _, port = (metrics or "").rpartition(":")
     return {"metrics": f"{host}:{int(port) + plane}"} if port.isdecimal() else {}
 
 
 def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
-    """With some of [fabric]'s settings otherwise."""
+    """The fabric with some settings replaced; an invalid one ends the command."""
     changed = msgspec.structs.replace(fabric, **settings)
     checked(lambda: validity.validate(changed))
     return changed

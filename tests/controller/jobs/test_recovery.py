@@ -243,7 +243,7 @@ def test_who_stands_still_without_need_is_refused(tmp_path: Path) -> None:
         async with rig(tmp_path) as r:
             plans = await r.together(4)
             code, words = await r.refusal(resume(plans[0]), "Resume")
-            assert (code, "nobody was told to halt" in words) == (Code.FAILED_PRECONDITION, True)
+            assert (code, "are not halted" in words) == (Code.FAILED_PRECONDITION, True)
             lose(r, "spine1")
             await until(lambda: r.controller.jobs.all()[0].round is not None)
             wrong = msgspec.structs.replace(resume(plans[0]), missing={8: 1})
