@@ -90,7 +90,7 @@ class Counters(C.Structure):
 
 
 class StreamState(C.Structure):
-    """``nf_standing``: the state of one stream in the current operation.  Times are in nanoseconds."""
+    """``nf_stream_state``: the state of one stream in the current operation.  Times are in nanoseconds."""
 
     sent_ahead: int
     results: int

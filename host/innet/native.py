@@ -94,7 +94,7 @@ def library() -> C.CDLL:
         "nf_fold_elements": (u64, pointer, u32),
         "nf_fold_retransmitted": (u64, pointer),
         "nf_fold_saturated": (u64, pointer),
-        "nf_fold_standing": (None, pointer, u32, C.c_int, C.POINTER(StreamState)),
+        "nf_fold_stream_state": (None, pointer, u32, C.c_int, C.POINTER(StreamState)),
         "nf_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
         "nf_io_interrupt_by": (None, pointer, C.c_int),
         "nf_io_discard": (None, pointer),
@@ -278,7 +278,7 @@ class Core:
     def state(self, tree: int, kind: int) -> StreamState:
         """The state of one stream of one tree."""
         state = StreamState()
-        self._lib.nf_fold_standing(self.handle, tree, kind, C.byref(state))
+        self._lib.nf_fold_stream_state(self.handle, tree, kind, C.byref(state))
         return state
 
     def close(self) -> None:

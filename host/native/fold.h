@@ -23,7 +23,8 @@
 #include "stream.h"
 
 #define NF_MAX_TREES 64
-#define NF_RUN_PACKETS 60 /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
+#define NF_MAX_WINDOW (1u << 19) /* packets: two windows of PSNs are far from half of their space, 2^23 */
+#define NF_RUN_PACKETS 60        /* segments in a super-packet: below UDP_MAX_SEGMENTS (64) and 64 KiB */
 
 typedef enum { NF_FLOAT32 = 0, NF_INT32 = 1 } nf_dtype;
 /* NF_AVERAGE is a sum whose results are divided; NF_SATURATED is of int32. */
@@ -80,7 +81,7 @@ typedef struct {                           /* where a stream stands, for message
     uint64_t una_psn, window;
     int64_t rto, srtt;
     nf_counters counters;
-} nf_standing;
+} nf_stream_state;
 
 typedef struct { /* a run of packets for one destination, in one super-packet */
     const uint8_t *bytes;
@@ -136,5 +137,5 @@ uint64_t nf_fold_foreign(const nf_fold *);                 /* packets that belon
 uint64_t nf_fold_elements(const nf_fold *, uint32_t tree); /* of this operation, in this tree's stripe */
 uint64_t nf_fold_retransmitted(const nf_fold *);           /* packets, on all streams, since it was opened */
 uint64_t nf_fold_saturated(const nf_fold *);               /* results of NF_SATURATED so far that stand at an end */
-void nf_fold_standing(const nf_fold *, uint32_t tree, nf_kind, nf_standing *);
+void nf_fold_stream_state(const nf_fold *, uint32_t tree, nf_kind, nf_stream_state *);
 #endif

@@ -7,8 +7,8 @@
 nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint32_t n_trees, const nf_tree_plan *plans,
                       uint32_t max_run, const char **why) {
     *why = "out of memory";
-    if (world < 1 || world > 1023 || n_trees < 1 || n_trees > NF_MAX_TREES || max_run < 1 ||
-        (path_mtu != 1024 && path_mtu != NF_MAX_PATH_MTU)) {
+    if (world < 1 || world > NF_MAX_WORLD || n_trees < 1 || n_trees > NF_MAX_TREES || max_run < 1 ||
+        (path_mtu != NF_MIN_PATH_MTU && path_mtu != NF_MAX_PATH_MTU)) {
         *why = "expected 1..1023 ranks, a path MTU of 1024 or 4096, 1..64 trees and runs of at least 1 packet";
         return NULL;
     }
@@ -31,7 +31,7 @@ nf_fold *nf_fold_open(uint32_t address, uint32_t world, uint32_t path_mtu, uint3
             c->plan = plans[t].streams[kind];
             c->tree = t;
             c->kind = (nf_kind)kind;
-            if (c->plan.window == 0 || c->plan.window & (c->plan.window - 1) || c->plan.window > 1u << 19) {
+            if (c->plan.window == 0 || c->plan.window & (c->plan.window - 1) || c->plan.window > NF_MAX_WINDOW) {
                 *why = "expected windows that are powers of two up to 2^19";
                 goto fail;
             }
@@ -99,7 +99,7 @@ static uint32_t lanes_of(const nf_operation *op) {
     }
 }
 
-static void sign(nf_fold *f) {
+static void fill_signature(nf_fold *f) {
     const nf_operation *op = &f->op;
     f->signature[NF_FIELD_NUMBER] = op->number & NF_FIELD_TOP;
     f->signature[NF_FIELD_DTYPE] = (uint32_t)op->dtype;
@@ -133,7 +133,7 @@ bool nf_fold_start(nf_fold *f, const nf_operation *op, int64_t now, const char *
     f->saturated = 0;
     f->progress = now;
     f->failure = (nf_failure){.error = NF_OK};
-    sign(f);
+    fill_signature(f);
     stripe(f, pieces);
     for (uint32_t t = 0; t < f->n_trees; t++) {
         nf_tree *tr = &f->trees[t];
@@ -235,14 +235,14 @@ uint64_t nf_fold_retransmitted(const nf_fold *f) {
     return sum;
 }
 
-void nf_fold_standing(const nf_fold *f, uint32_t t, nf_kind kind, nf_standing *standing) {
+void nf_fold_stream_state(const nf_fold *f, uint32_t t, nf_kind kind, nf_stream_state *state) {
     const nf_channel *c = &f->trees[t].channels[kind];
-    *standing = (nf_standing){.sent_ahead = c->history.next - c->base,
-                              .results = c->history.una - c->base,
-                              .packets = c->packets,
-                              .una_psn = nf_stream_psn(&c->stream, c->stream.una),
-                              .window = c->stream.window,
-                              .rto = c->stream.timer.rto,
-                              .srtt = c->stream.rtt.srtt,
-                              .counters = c->stream.counters};
+    *state = (nf_stream_state){.sent_ahead = c->history.next - c->base,
+                               .results = c->history.una - c->base,
+                               .packets = c->packets,
+                               .una_psn = nf_stream_psn(&c->stream, c->stream.una),
+                               .window = c->stream.window,
+                               .rto = c->stream.timer.rto,
+                               .srtt = c->stream.rtt.srtt,
+                               .counters = c->stream.counters};
 }

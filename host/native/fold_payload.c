@@ -123,7 +123,7 @@ void nf_payload_read(nf_fold *f, const nf_channel *c, uint64_t i, const uint8_t 
     } else if (f->op.dtype == NF_INT32) {
         int32_t *out = (int32_t *)f->op.out + first;
         nf_from_lanes(payload, n, least, out);
-        if (f->op.reduction == NF_SATURATED) f->saturated += nf_ends(out, n);
+        if (f->op.reduction == NF_SATURATED) f->saturated += nf_count_at_limits(out, n);
     } else {
         nf_from_order(payload, n, least, (float *)f->op.out + first);
     }

@@ -38,7 +38,7 @@ void nf_from_order(const uint8_t *restrict bytes, size_t n, bool negate, float *
     }
 }
 
-uint64_t nf_ends(const int32_t *x, size_t n) {
+uint64_t nf_count_at_limits(const int32_t *x, size_t n) {
     uint64_t ends = 0;
     for (size_t i = 0; i < n; i++) ends += x[i] == INT32_MAX || x[i] == INT32_MIN;
     return ends;

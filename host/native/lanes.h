@@ -22,6 +22,6 @@ void nf_from_lanes(const uint8_t *wire, size_t n, bool complement, int32_t *x);
 void nf_to_order(const float *x, size_t n, bool negate, uint8_t *wire);
 void nf_from_order(const uint8_t *wire, size_t n, bool negate, float *x);
 
-/* How many of n values stand at -2^31 or 2^31 - 1: those that a saturating sum may have lost. */
-uint64_t nf_ends(const int32_t *x, size_t n);
+/* How many of n values are -2^31 or 2^31 - 1: there a saturating sum may have been cut off. */
+uint64_t nf_count_at_limits(const int32_t *x, size_t n);
 #endif

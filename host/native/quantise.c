@@ -8,10 +8,11 @@
 
 #include "float_bits.h"
 
+/* Counts of special values in one lane, 10 bits each. */
 #define PLUS_INF (1u << 0)
 #define MINUS_INF (1u << 10)
 #define NOT_A_NUMBER (1u << 20)
-#define COUNT 1023u
+#define COUNT ((uint32_t)NF_MAX_WORLD)
 
 unsigned nf_headroom(uint32_t world) {
     unsigned bits = 0;

@@ -27,7 +27,8 @@
 #define NF_QUANTISE_H
 #include "lanes.h"
 
-#define NF_SPECIAL 256 /* exponent lane of a block with Inf or NaN: above every biased exponent */
+#define NF_MAX_WORLD 1023 /* ranks that the lanes of a block with Inf or NaN can count: 10 bits for each kind */
+#define NF_SPECIAL 256    /* exponent lane of a block with Inf or NaN: above every biased exponent */
 
 unsigned nf_headroom(uint32_t world); /* L */
 

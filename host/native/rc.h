@@ -73,7 +73,7 @@ typedef struct {                         /* of one queue pair since it was conne
     double allowed;    /* packets that may be in flight */
     int64_t stalled;   /* nanoseconds, the longest: something in flight, and nothing acknowledged */
     uint64_t open;     /* 1 where it is (rc_contexts.c) */
-} nf_rc_standing;
+} nf_rc_pair_state;
 
 /* path_mtu: 256, 512, 1024, 2048 or 4096 bytes.  window: packets in flight on a queue pair, a power of two, the same
  * at both ends.  max_run: 1 .. NF_RC_RUN.  reorder: packets sent later that may overtake before one counts as lost.
@@ -131,5 +131,5 @@ uint64_t nf_rc_progress(const nf_rc *);
 uint64_t nf_rc_foreign(const nf_rc *); /* packets for queue pairs that we do not have, or that are none of ours */
 /* Forgets the longest stalls so far, of all queue pairs. */
 void nf_rc_reset_stalls(nf_rc *);
-bool nf_rc_standing_of(const nf_rc *, uint32_t qp, nf_rc_standing *);
+bool nf_rc_state_of(const nf_rc *, uint32_t qp, nf_rc_pair_state *);
 #endif

@@ -95,8 +95,9 @@ static void recycle(const nf_rc *rc, nf_qp *qp, uint16_t port) {
         if (rc->ports[i] == port) nf_reps_recycle(qp->reps, i);
 }
 
-static void take(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t source_port, int64_t now,
-                 uint32_t *touched) {
+/* A packet came; *touched: the queue pair of the last data packet, plus 1. */
+static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t source_port, int64_t now,
+                           uint32_t *touched) {
     nf_qp *qp = n >= NF_BTH_BYTES + NF_ICRC_BYTES ? nf_qp_find(rc, nf_get32(p + 4) & NF_PSN_MASK) : NULL;
     if (!qp || nf_get16(p + 2) != NF_PKEY || (p[1] & 0x0f)) {
         rc->foreign++;
@@ -145,7 +146,7 @@ void nf_rc_receive(nf_rc *rc, const uint8_t *bytes, size_t n, size_t segment, bo
                    int64_t now) {
     uint32_t touched = 0;
     for (size_t at = 0; segment && at < n; at += segment)
-        take(rc, bytes + at, n - at < segment ? n - at : segment, marked, source_port, now, &touched);
+        receive_packet(rc, bytes + at, n - at < segment ? n - at : segment, marked, source_port, now, &touched);
     if (touched) nf_responder_find_holes(rc, &rc->qps[touched - 1]);
 }
 
@@ -176,26 +177,26 @@ void nf_rc_reset_stalls(nf_rc *rc) {
     for (uint32_t i = 0; i < rc->n_qps; i++) rc->qps[i].out.longest_stall = 0;
 }
 
-bool nf_rc_standing_of(const nf_rc *rc, uint32_t index, nf_rc_standing *s) {
+bool nf_rc_state_of(const nf_rc *rc, uint32_t index, nf_rc_pair_state *s) {
     if (index >= rc->n_qps) return false;
     const nf_requester *o = &rc->qps[index].out;
     const nf_responder *i = &rc->qps[index].in;
-    *s = (nf_rc_standing){o->limit,
-                          o->next,
-                          o->una,
-                          o->sent,
-                          o->retransmitted,
-                          o->timeouts,
-                          o->naks,
-                          o->marks,
-                          i->expected,
-                          i->received,
-                          i->duplicates,
-                          i->refused,
-                          o->timer.rto,
-                          o->rtt.srtt,
-                          o->congestion.allowed,
-                          o->longest_stall,
-                          rc->qps[index].open};
+    *s = (nf_rc_pair_state){o->limit,
+                            o->next,
+                            o->una,
+                            o->sent,
+                            o->retransmitted,
+                            o->timeouts,
+                            o->naks,
+                            o->marks,
+                            i->expected,
+                            i->received,
+                            i->duplicates,
+                            i->refused,
+                            o->timer.rto,
+                            o->rtt.srtt,
+                            o->congestion.allowed,
+                            o->longest_stall,
+                            rc->qps[index].open};
     return true;
 }

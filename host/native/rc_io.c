@@ -27,8 +27,8 @@ struct nf_rc_io {
 };
 
 uint32_t nf_rc_abi_size(uint32_t which) {
-    static const uint32_t sizes[] = {sizeof(nf_rc_plan), sizeof(nf_rc_event), sizeof(nf_rc_run), sizeof(nf_rc_standing),
-                                     sizeof(nf_sender)};
+    static const uint32_t sizes[] = {sizeof(nf_rc_plan), sizeof(nf_rc_event), sizeof(nf_rc_run),
+                                     sizeof(nf_rc_pair_state), sizeof(nf_sender)};
     return which < sizeof sizes / sizeof *sizes ? sizes[which] : 0;
 }
 

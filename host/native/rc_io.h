@@ -28,5 +28,5 @@ int32_t nf_rc_io_run(nf_rc_io *, int64_t until, struct pollfd *others, uint32_t 
 
 /* Times the kernel had no way for a packet just then, and the last such errno. */
 void nf_rc_io_transient_errors(const nf_rc_io *, uint64_t *count, int32_t *error);
-uint32_t nf_rc_abi_size(uint32_t which); /* of nf_rc_plan, nf_rc_event, nf_rc_run, nf_rc_standing, nf_sender */
+uint32_t nf_rc_abi_size(uint32_t which); /* of nf_rc_plan, nf_rc_event, nf_rc_run, nf_rc_pair_state, nf_sender */
 #endif

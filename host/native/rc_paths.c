@@ -56,7 +56,7 @@ void nf_path_answered(nf_rc *rc, const nf_qp *qp, uint16_t port, int64_t now) {
 }
 
 /* Whether anything came from this peer on another queue pair since then. */
-static bool lives(const nf_rc *rc, const nf_qp *qp, int64_t since) {
+static bool peer_is_alive(const nf_rc *rc, const nf_qp *qp, int64_t since) {
     for (uint32_t i = 0; i < rc->n_qps; i++) {
         const nf_qp *other = &rc->qps[i];
         if (other != qp && other->plan.peer == qp->plan.peer && other->arrived_at > since) return true;
@@ -78,7 +78,8 @@ void nf_path_watch(nf_rc *rc, nf_qp *qp, int64_t now) {
         return;
     }
     nf_requester_probe(rc, r, now);
-    bool blame = r->unanswered > 1 && (waited >= late || (waited >= early && lives(rc, qp, now - NF_RC_STALL / 2)));
+    bool blame =
+        r->unanswered > 1 && (waited >= late || (waited >= early && peer_is_alive(rc, qp, now - NF_RC_STALL / 2)));
     if (blame && nf_rc_reserve_events(rc, 1)) {
         nf_rc_event event = {.what = NF_RC_STALLED, .qp = nf_rc_index(rc, qp), .source_port = path->port};
         r->silent_since = now;

@@ -27,8 +27,9 @@ static size_t put_bth(uint8_t *p, uint8_t opcode, uint32_t pad, uint8_t ecn, uin
     return NF_BTH_BYTES;
 }
 
-/* Bytes of packet `seq` of a write; the parts of it in *opcode and *payload. */
-static uint32_t measure(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_t *opcode, uint32_t *payload) {
+/* Returns the bytes of packet `seq` of a write, all headers from the BTH on and the ICRC included; its opcode and the
+ * bytes of its payload in *opcode and *payload. */
+static uint32_t layout_of(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_t *opcode, uint32_t *payload) {
     uint64_t at = (seq - w->first) * rc->path_mtu, left = w->length - at;
     bool first = !at, last = left <= rc->path_mtu;
     *opcode = first ? (last ? NF_WRITE_ONLY : NF_WRITE_FIRST) : (last ? NF_WRITE_LAST : NF_WRITE_MIDDLE);
@@ -36,10 +37,11 @@ static uint32_t measure(const nf_rc *rc, const nf_write *w, uint64_t seq, uint8_
     return NF_BTH_BYTES + (first ? NF_RETH_BYTES : 0) + ((*payload + 3) & ~3u) + NF_ICRC_BYTES;
 }
 
-static uint32_t fill(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint64_t seq, bool ack, const nf_route *route,
-                     uint16_t id, uint8_t *p) {
+/* Writes packet `seq` of a write; returns its bytes. */
+static uint32_t write_packet(nf_rc *rc, const nf_qp *qp, const nf_write *w, uint64_t seq, bool ack,
+                             const nf_route *route, uint16_t id, uint8_t *p) {
     uint8_t opcode;
-    uint32_t payload, n = measure(rc, w, seq, &opcode, &payload), pad = -payload & 3;
+    uint32_t payload, n = layout_of(rc, w, seq, &opcode, &payload), pad = -payload & 3;
     size_t h = put_bth(p, opcode, pad, 0, qp->plan.peer_qp, ack, nf_rc_psn(qp->plan.psn, seq));
     if (nf_has_reth(opcode)) {
         nf_put64(p + h, w->offset);
@@ -162,12 +164,12 @@ bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run) {
             uint64_t seq = nf_requester_peek(rc, r);
             if (!w || seq < w->first || seq >= w->first + nf_rc_packets(rc, w->length)) w = nf_requester_write(r, seq);
             uint8_t opcode;
-            uint32_t payload, n = measure(rc, w, seq, &opcode, &payload);
+            uint32_t payload, n = layout_of(rc, w, seq, &opcode, &payload);
             if (run->packets && n > run->segment) break;
             if (!run->packets) run->segment = n;
             shorter = n < run->segment;
             bool ack = opcode == NF_WRITE_LAST || opcode == NF_WRITE_ONLY;
-            fill(rc, qp, w, seq, ack, &run->route, (uint16_t)run->packets, rc->buffer + run->length);
+            write_packet(rc, qp, w, seq, ack, &run->route, (uint16_t)run->packets, rc->buffer + run->length);
             run->length += n;
             run->seqs[run->packets++] = seq;
             nf_requester_send(rc, r, seq, now);

@@ -15,7 +15,8 @@
 #endif
 
 #define NF_UDP_PORT 4791
-#define NF_MAX_PATH_MTU 4096    /* payload bytes of every packet: 1024, or this */
+#define NF_MIN_PATH_MTU 1024 /* a fold has one of these two: payload bytes of every packet */
+#define NF_MAX_PATH_MTU 4096
 #define NF_MESSAGE_PACKETS 4096 /* longest message; long, since a FIRST is longer and parts super-packets */
 #define NF_PKEY 0xffff
 #define NF_PSN_MASK 0xffffffu

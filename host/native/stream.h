@@ -40,7 +40,7 @@ typedef struct {
     uint64_t order; /* how many packets this stream had sent by then */
     uint8_t state;
     bool again; /* sent more than once: its round trip is ambiguous (Karn) */
-    bool probe; /* ... the last time because the timer ran out */
+    bool probe; /* sent the last time because the timer ran out */
 } nf_sent;
 
 typedef struct { /* the latest sending whose result is surely its own */

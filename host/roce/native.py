@@ -76,7 +76,7 @@ class RoceRunStruct(C.Structure):
 
 
 class QueuePairState(C.Structure):
-    """``nf_rc_standing`` of native/rc.h, the state of one queue pair.  Counts are of packets, times in nanoseconds."""
+    """``nf_rc_pair_state`` of native/rc.h, the state of one queue pair.  Counts are of packets, times in nanoseconds."""
 
     posted: int
     next: int
@@ -143,7 +143,7 @@ def library() -> C.CDLL:
         "nf_rc_progress": (u64, pointer),
         "nf_rc_foreign": (u64, pointer),
         "nf_rc_reset_stalls": (None, pointer),
-        "nf_rc_standing_of": (C.c_bool, pointer, u32, C.POINTER(QueuePairState)),
+        "nf_rc_state_of": (C.c_bool, pointer, u32, C.POINTER(QueuePairState)),
         "nf_rc_io_open": (pointer, pointer, C.c_int, u32, C.POINTER(Sender)),
         "nf_rc_io_close": (None, pointer),
         "nf_rc_io_lock": (None, pointer),
@@ -300,7 +300,7 @@ class Endpoint:
     def state(self, pair: int) -> QueuePairState:
         """The state of one queue pair."""
         state = QueuePairState()
-        if not self._lib.nf_rc_standing_of(self.handle, pair, C.byref(state)):
+        if not self._lib.nf_rc_state_of(self.handle, pair, C.byref(state)):
             raise IndexError(f"queue pair {pair}: there is none")
         return state
 
