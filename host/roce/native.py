@@ -76,7 +76,7 @@ class RoceRunStruct(C.Structure):
 
 
 class QueuePairState(C.Structure):
-    """``nf_rc_pair_state`` of native/rc.h, the state of one queue pair.  Counts are of packets, times in nanoseconds."""
+    """``nf_rc_pair_state`` of native/rc.h, the state of one queue pair.  Counts of packets, times in nanoseconds."""
 
     posted: int
     next: int
