@@ -90,8 +90,8 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank needs to know about its job.  ``trees`` is empty where nothing folds, and ``reason`` then says why.
-    """
+    """What a rank needs to know about its job.  ``trees`` is empty where nothing folds, and ``reason`` then says
+    why."""
 
     job: str
     epoch: int
@@ -133,8 +133,8 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank's notice that it has no more operations.  It is answered with `Done` once no other rank can need this one.
-    """
+    """A rank's notice that it has no more operations.  It is answered with `Done` once no other rank can need this
+    one."""
 
     job: str
     rank: int

@@ -169,7 +169,9 @@ class JobClient:
 
     def _notify(self, method: Any, request: msgspec.Struct) -> None:
         """Sends a request without waiting for the answer; a failure is logged at level DEBUG."""
-        self.notify(method, request, lambda why: log.debug("%s: nobody heard %s: %s", self.controller, request, why))
+        self.notify(
+            method, request, lambda why: log.debug("%s: %s was not received: %s", self.controller, request, why)
+        )
 
     def resume(self, plan: Plan, missing: dict[int, int], timeout: float) -> Plan:
         """Waits until all ranks have halted and new trees are planned.  Returns the plan to go on by.  Raises

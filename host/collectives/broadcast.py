@@ -15,8 +15,8 @@ from netfold.host.operation.arrays import Flat
 
 
 def binomial(mesh: Mesh, data: Flat, *, root: int = 0, tag: int = 0) -> Strand:
-    """Sends ``data`` of rank ``root`` to all; rank v (counted from the root) gets it from v without its lowest set bit.
-    """
+    """Sends ``data`` of rank ``root`` to all; rank v (counted from the root) gets it from v without its lowest set
+    bit."""
     v = (mesh.rank - root) % mesh.size
     lowest = v & -v if v else 1 << (mesh.size - 1).bit_length()
     everything = slice(0, data.size)

@@ -20,8 +20,8 @@ from netfold.host.operation.reduction import Reduction
 
 @dataclass(frozen=True)
 class BytepsShares:
-    """Fractions of the data that one worker owns, that one helper owns, and that each link carries in each direction.
-    """
+    """Fractions of the data that one worker owns, that one helper owns, and that each link carries in each
+    direction."""
 
     worker: float
     helper: float

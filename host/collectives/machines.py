@@ -17,8 +17,8 @@ from netfold.host.operation.arrays import by_counts
 
 
 def machine() -> bytes:
-    """16 bytes that are equal for processes which can share memory: those with the same kernel and the same /dev/shm.
-    """
+    """16 bytes that are equal for processes which can share memory: those with the same kernel and the same
+    /dev/shm."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     where = os.stat(SHARED)

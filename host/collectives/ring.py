@@ -35,8 +35,8 @@ def reduce_scatter(
     order: Sequence[int] | None = None,
     tag: int = 0,
 ) -> Strand:
-    """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial results.
-    """
+    """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial
+    results."""
     n, i, order, after, before = _place(mesh, order)
     cuts = [segments(pieces[rank], data.itemsize) for rank in order]
     incoming = [cuts[(i - step - 2) % n] for step in range(n - 1)]

@@ -331,12 +331,13 @@ class Io:
         return self._spans[:count], lost.value
 
     def unfolded(self) -> int:
-        """Number of packets that came unchanged from the rank before, because no switch folded them; they are ignored.
-        """
+        """Number of packets that came unchanged from the rank before, because no switch folded them; they do not
+        count."""
         return int(self._lib.nf_io_unfolded(self._handle))
 
     def transient_errors(self) -> tuple[int, int]:
-        """How often the kernel had no way for a packet, and the last such errno."""
+        """Number of packets that the kernel refused to send for a passing reason, such as a missing route, and the last
+        errno."""
         count, error = C.c_uint64(), C.c_int32()
         self._lib.nf_io_transient_errors(self._handle, C.byref(count), C.byref(error))
         return count.value, error.value

@@ -36,7 +36,7 @@ class RecoveryRounds:
             self._asked = number
             os.eventfd_write(self.fd, 1)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="netfold-halts", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="netfold-recovery", daemon=True)
                 self._thread.start()
             self._state.notify()
 

@@ -296,8 +296,8 @@ class ConnectedMesh(Mesh):
 
     @abstractmethod
     def _peers_awaited(self) -> list[PeerConnection]:
-        """Connections of the peers that this rank waits for: first those that must send, then those that must receive.
-        """
+        """Connections of the peers that this rank waits for: first those that must send, then those that must
+        receive."""
 
     @abstractmethod
     def _describe_missing(self, link: PeerConnection) -> str:
@@ -350,13 +350,13 @@ class ConnectedMesh(Mesh):
 
     def _send_report(self, who: int, whom: int, why: str, only: PeerConnection | None = None) -> None:
         """Sends a failure report to all connected peers, after a message that is partly sent and before all others."""
-        news = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:76])
+        report = HEADER.pack(FAILURE_REPORT, whom, who, why.encode()[:76])
         for link in [only] if only else list(self._links.values()):
             if link.socket is None:
                 continue
             first = link.sends[0] if link.sends else None
             begun = first is not None and (isinstance(first, ControlMessage) or first.begun)
-            link.sends.insert(1 if begun else 0, ControlMessage(memoryview(news)))
+            link.sends.insert(1 if begun else 0, ControlMessage(memoryview(report)))
             self._write(link)
             self._watch(link)
 

@@ -72,8 +72,8 @@ class Mesh(ABC):
 
     @abstractmethod
     def receive(self, peer: int, into: Flat, *, tag: int = 0) -> Pending:
-        """Posts a receive for the next message of ``peer`` with this tag, which must have exactly the size of ``into``.
-        """
+        """Posts a receive for the next message of ``peer`` with this tag, which must have exactly the size of
+        ``into``."""
 
     @abstractmethod
     def wait(self, pending: Sequence[Pending], *, first: bool = False) -> None:

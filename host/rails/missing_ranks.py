@@ -60,8 +60,8 @@ class MissingRankDetector:
         return answers
 
     def may_give_up(self, position: int, rail: int) -> bool:
-        """Whether the arbiter grants that a quiet rail is given up; it never grants the last one.  Raises as ``ask``.
-        """
+        """Whether the arbiter grants that a quiet rail is given up; it never grants the last one.  Raises as
+        ``ask``."""
         question = Question(QuestionKind.GIVE_UP, position, rail)
         if ARBITER not in self.others:
             return self._state.answer(question).outcome is AgreementOutcome.ABORTED

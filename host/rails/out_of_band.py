@@ -82,8 +82,8 @@ class TcpOutOfBand:
         return answers
 
     def refused(self) -> Collection[int]:
-        """Ranks that refused a connection on some plane and have accepted none on any (``OutOfBandChannel.refused``).
-        """
+        """Ranks that refused a connection on some plane and have accepted none on any
+        (``OutOfBandChannel.refused``)."""
         with self._lock:
             return [rank for rank, planes in self._refused.items() if planes and rank not in self._links]
 

@@ -158,8 +158,8 @@ class RailShares:
         self._cuts = 0
         self._short: dict[int, Split] = {}
         self._live: Sequence[int] = ()
-        """The rails for which the remembered splits hold: the list object itself, which is replaced where rails change.
-        """
+        """The rails for which the remembered splits hold: the list object itself, which is replaced where rails
+        change."""
 
     def learn(self, fresh: Sequence[Figure], live: Sequence[int]) -> bool:
         """Takes new figures that all ranks share, and adopts them where the present ones have become too wrong.
@@ -176,8 +176,8 @@ class RailShares:
         return False
 
     def record_cut_call(self, split: Split, live: Sequence[int]) -> None:
-        """Records that a call was split this way and succeeded on all ranks; its duration is part of the next exchange.
-        """
+        """Records that a call was split this way and succeeded on all ranks; its duration is part of the next
+        exchange."""
         if split.longest is not None and split.single[1] is not None:
             self._overhead.record_call(sum(split.nbytes), split.longest, self._start(live), split.single[1])
 
@@ -196,8 +196,8 @@ class RailShares:
         return min(live, key=lambda rail: (self.figures[rail].latency, rail))
 
     def best(self, nbytes: int, live: Sequence[int]) -> tuple[int, float | None]:
-        """The rail that carries this many bytes alone the soonest, and the seconds that it takes, None where unknown.
-        """
+        """The rail that carries this many bytes alone the soonest, and the seconds that it takes, None where
+        unknown."""
         costs = {rail: cost for rail in live if (cost := self.figures[rail].cost) is not None}
         if not costs:
             return self.quickest(live), None

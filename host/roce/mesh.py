@@ -266,9 +266,9 @@ class RoceMesh(ConnectedMesh):
         return any(event.what != STALLED for event in events)
 
     def _sent(self, event: EndpointEvent) -> None:
-        whose = self._writes.pop(event.id)
-        if isinstance(whose, tuple):
-            transfers, message = whose
+        owner = self._writes.pop(event.id)
+        if isinstance(owner, tuple):
+            transfers, message = owner
             message.left -= 1
             if not message.left:
                 message.done = True

@@ -356,7 +356,8 @@ class EndpointIo:
         return any(one.revents for one in table), error
 
     def transient_errors(self) -> tuple[int, int]:
-        """Number of packets for which the kernel had no route, and the errno of the last one."""
+        """Number of packets that the kernel refused to send for a passing reason, such as a missing route, and the last
+        errno."""
         count, error = C.c_uint64(), C.c_int32()
         self._lib.nf_rc_io_transient_errors(self._handle, C.byref(count), C.byref(error))
         return count.value, error.value

@@ -43,6 +43,6 @@ def share(mesh: Mesh, ours: Measured | None) -> Measured | None:
     if not sizes.any():
         return None
     first = int(sizes.nonzero()[0][0])
-    told = data.copy() if mesh.rank == first else np.empty(sizes[first], np.uint8)
-    run(mesh, binomial(mesh, told, root=first))
-    return msgspec.json.decode(told.tobytes(), type=Measured)
+    encoded = data.copy() if mesh.rank == first else np.empty(sizes[first], np.uint8)
+    run(mesh, binomial(mesh, encoded, root=first))
+    return msgspec.json.decode(encoded.tobytes(), type=Measured)

@@ -161,15 +161,15 @@ class Chooser:
             names = (*CHOSEN, HIERARCHICAL)
         reduction = Reduction("sum", "float32")
 
-        def way(name: str) -> Callable[[Flat], None]:
+        def algorithm(name: str) -> Callable[[Flat], None]:
             return lambda data: run(mesh, self._strand(name, data, reduction))
 
-        algorithms = {name: way(name) for name in names}
+        algorithms = {name: algorithm(name) for name in names}
         if trial is not None:
             algorithms[INNET] = lambda data: trial(data, number)
         setting = self._setting(measured, folds=trial is not None)
         measured = replace(measured, timed=time_algorithms(mesh, algorithms, lambda nbytes: predict(nbytes, setting)))
-        log.info("rank %d of %d: links measured in %.2f s (kept where %s names a file): %s",
+        log.info("rank %d of %d: links measured in %.2f s (saved where %s names a file): %s",
                  mesh.rank, mesh.size, time.monotonic() - begin, calibration.COST_VARIABLE, measured.link)
         if mesh.rank == 0 and (path := os.environ.get(calibration.COST_VARIABLE)):
             calibration.save(path, self._key(), measured)

@@ -195,11 +195,11 @@ def _race(
     """
     taken = np.empty((turns, len(algorithms)))
     for turn in taken:
-        for place, way in enumerate(algorithms):
+        for place, algorithm in enumerate(algorithms):
             run(mesh, barrier(mesh))
             begin = clock()
             for _ in range(in_a_row):
-                way(data)
+                algorithm(data)
             turn[place] = (clock() - begin) / in_a_row
     run(mesh, recursive_doubling.allreduce(mesh, taken.reshape(-1), Reduction("max", "float64")))
     return taken

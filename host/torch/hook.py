@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The communication hook of DistributedDataParallel: gradients are reduced by NetFold, all else stays with the backend.
-"""
+"""The communication hook of DistributedDataParallel: gradients are reduced by NetFold, all else stays with the
+backend."""
 
 # Annotations stay objects here, no `from __future__ import annotations`: DistributedDataParallel compares the hook's.
 import logging

@@ -51,8 +51,8 @@ torch 2.5 to 2.13; those that the installed torch has are used."""
 log = logging.getLogger("netfold")
 
 _not_compiled: Callable[..., Any] = torch._disable_dynamo
-"""Decorator for methods that torch calls from C++: inside torch.compile'd code Dynamo would trace into them, and fail.
-"""
+"""Decorator for methods that torch calls from C++: inside torch.compile'd code Dynamo would trace into them, and
+fail."""
 
 
 class TorchWork(dist._Work):

@@ -161,7 +161,7 @@ def _listen() -> None:
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    if before != -1:  # somebody's event loop has it: then the main thread writes, as soon as it is in Python
+    if before != -1:  # an event loop uses it: then the main thread writes, as soon as it runs Python code
         signal.set_wakeup_fd(before)
         os.close(readable)
         os.close(writable)

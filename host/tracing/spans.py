@@ -7,8 +7,8 @@ import ctypes as C
 
 
 class Span(C.Structure):
-    """``nf_span`` of io.h: times in nanoseconds of CLOCK_MONOTONIC, an index into ``SPANS``, and a number of packets.
-    """
+    """``nf_span`` of io.h: times in nanoseconds of CLOCK_MONOTONIC, an index into ``SPANS``, and a number of
+    packets."""
 
     begin: int
     end: int

@@ -35,7 +35,7 @@ def inputs(ranks: int, size: int, element: str, seed: int) -> list[Flat]:
 
 
 def expected(arrays: Sequence[Flat], op: ReduceOp, element: str) -> Flat:
-    """numpy's reduction, computed wide."""
+    """numpy's reduction, computed in a wide dtype."""
     wide = np.stack([from_bfloat16(a) if element == BFLOAT16 else a for a in arrays])
     if element == BFLOAT16 or wide.dtype.kind == "f":
         wide = wide.astype(np.float64)
@@ -47,20 +47,20 @@ def expected(arrays: Sequence[Flat], op: ReduceOp, element: str) -> Flat:
 
 
 def as_bfloat16(array: Flat) -> Flat:
-    """Values that bfloat16 holds exactly, as their bits."""
+    """The bits of values that bfloat16 represents exactly."""
     bits = array.astype(np.float32).view(np.uint32)
     assert not (bits & 0xFFFF).any(), "a value that bfloat16 cannot hold"
     return (bits >> 16).astype(np.uint16)
 
 
 def from_bfloat16(array: Flat) -> Flat:
-    """As float32."""
+    """The values of bfloat16 bits as float32."""
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 class Awake:
-    """Seconds, of which a standstill of the machine takes next to none: who looks every few milliseconds sees it as one
-    long look, and what the others did not do meanwhile is no silence of theirs."""
+    """A clock in seconds on which a standstill of the machine takes next to no time: each look advances it by ``LOOK``
+    at most, so that what other threads did not do meanwhile does not count as their silence."""
 
     LOOK = 0.05
 
@@ -75,7 +75,7 @@ class Awake:
 
 
 class TcpRanks:
-    """Meshes of all ranks of a job over loopback TCP; a context manager."""
+    """A context with the meshes of all ranks of a job over loopback TCP."""
 
     def __init__(self, ranks: int, *, timeout: float = 30.0) -> None:
         number = os.getpid() * 16 + next(_subnets) % 16
@@ -97,7 +97,7 @@ class TcpRanks:
             list(pool.map(lambda mesh: mesh.close(), self.meshes))
 
     def run(self, work: Callable[[Mesh], Any], *, only: Sequence[int] | None = None, timeout: float = 60) -> list[Any]:
-        """Runs ``work`` on every rank at once (or on ``only`` some); returns results or exceptions, by rank."""
+        """Runs ``work`` on every rank at once, or on those in ``only``.  Returns results or exceptions, by rank."""
         results: list[Any] = [None] * len(self.meshes)
 
         def one(rank: int) -> None:
@@ -117,7 +117,7 @@ class TcpRanks:
 
 
 def values(results: Sequence[Any]) -> list[Any]:
-    """The results, where none of them is an exception."""
+    """The results; fails where one of them is an exception."""
     for rank, result in enumerate(results):
         if isinstance(result, BaseException):
             raise AssertionError(f"rank {rank} failed") from result
@@ -125,7 +125,7 @@ def values(results: Sequence[Any]) -> list[Any]:
 
 
 def allreduce(mesh: Mesh, data: Flat, name: str = "ring", number: int = 1) -> Flat:
-    """One sum of float32 by name, in place."""
+    """Sums float32 in place by the algorithm of this name."""
     with mesh.operation(Call(number, f"allreduce {data.dtype} x {data.size}")):
         run(mesh, ALLREDUCE[name](mesh, data, Reduction("sum", "float32")))
     return data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communicators of tests: giving up soon, and a signal that arrives while they wait."""
+"""What tests do to communicators: short timeouts, and a signal that arrives while they wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from netfold.host.api.communicator import Communicator
 
 @contextmanager
 def interrupted_by(error: type[BaseException], comm: Communicator) -> Iterator[None]:
-    """A signal handler raises ``error`` in this thread, the main one, while the communicator waits in the block."""
+    """A context in which a signal handler raises ``error`` in this thread, the main one, while the communicator
+    waits."""
 
     def handler(number: int, frame: object) -> None:
         raise error
@@ -36,8 +37,8 @@ def interrupted_by(error: type[BaseException], comm: Communicator) -> Iterator[N
 
 
 def impatient(comms: Sequence[Communicator], seconds: float) -> None:
-    """They give up after so many seconds, in operations that fold in one that runs, too.  While they come together a
-    machine that stands still for some seconds is no fault."""
+    """Sets the communicators' timeouts to so many seconds, also of a fold that is under way.  While they come together
+    the timeout is long, so that a machine that stands still is no fault."""
     for comm in comms:
         dispatch = comm._parts.dispatch
         dispatch.hosts.mesh._timeout = seconds  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planes in one process: ranks are threads, a rail's allreduce is a meeting, and it fails where a test says."""
+"""Planes within one process: ranks are threads, an allreduce of a rail is a meeting of them, and it fails where a test
+says."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ STALL = 0.25
 
 @dataclass
 class _Meeting:
-    """One allreduce: what came, and who may have the result."""
+    """One allreduce: the ranks' arrays, and which ranks get the result."""
 
     parts: dict[int, Flat] = field(default_factory=dict)
     result: Flat | None = None
@@ -37,8 +38,11 @@ class _Meeting:
 
 @dataclass(frozen=True)
 class Death:
-    """The plane dies in its call ``call``, from 0 in this life: these ranks still get the result, these see an error
-    at once, and the others wait in vain."""
+    """The plane dies in its call ``call``, counted from 0 in its present life.
+
+    told    ranks that still get the result
+    errors  ranks that get an error at once; all others wait in vain
+    """
 
     call: int
     told: Collection[int] = ()
@@ -49,7 +53,7 @@ class Plane:
     """Where the rails of all ranks meet.
 
     deaths  by life: the plane of life n dies as ``deaths[n]`` says; the first life's calls count from ``arm``
-    quiet   rails say that nothing moves while they wait; else only a dead plane's do, however busy the machine is
+    quiet   rails report no progress while they wait; else only those of a dead plane do, however busy the machine is
     """
 
     def __init__(self, world: int, deaths: Sequence[Death] = (), *, quiet: bool = False) -> None:
@@ -65,18 +69,18 @@ class Plane:
         self.up.set()
 
     def arm(self) -> None:
-        """The first death counts from here."""
+        """Counts the calls of the first death from now on."""
         self.armed = max((call + 1 for life, call in self.meetings if life == 0), default=0)
 
     def death(self, life: int) -> tuple[int, Death] | None:
-        """The call in which this life ends, and how."""
+        """The call in which this life ends, and how; None where it does not."""
         if life >= len(self.deaths) or self.armed is None:
             return None
         return self.deaths[life].call + (self.armed if life == 0 else 0), self.deaths[life]
 
 
 class FakeRail:
-    """A rank's end of a plane.  ``cost``: (latency, bandwidth) charged to ``charge``, if given."""
+    """A rank's end of a plane.  ``charge`` is called with the bytes of each allreduce."""
 
     narrows = False
 
@@ -145,7 +149,7 @@ class FakeRail:
 
 
 class FakeReopening:
-    """Opens the next life as soon as the plane is up and all ranks ask."""
+    """Opens the plane's next life as soon as it is up and all ranks ask for it."""
 
     def __init__(self, plane: Plane, rank: int, life: int) -> None:
         self.plane, self.rank, self.life = plane, rank, life
@@ -165,7 +169,8 @@ class FakeReopening:
 
 
 class FakeChannels:
-    """Every rank's line to the others' states.  A rank in ``deaf`` answers nobody; in ``gone``, neither ever again."""
+    """The out-of-band channels of all ranks, to each other's states.  A rank in ``deaf`` does not answer; one in
+    ``gone`` never will again."""
 
     def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.states = [RankState(clock) for _ in range(world)]
@@ -185,14 +190,14 @@ class FakeChannels:
 
 
 def on_ranks(world: int, call: Callable[[int], T], within: float = 30.0) -> list[T]:
-    """Runs ``call(rank)`` on a thread for every rank; results by rank, or the first error."""
+    """Runs ``call(rank)`` on a thread for every rank.  Returns results by rank, or raises the first error."""
     with ThreadPoolExecutor(world) as pool:
         futures = [pool.submit(call, rank) for rank in range(world)]
         return [future.result(within) for future in futures]
 
 
 class Ranks:
-    """MultiRails of all ranks over fake planes.
+    """The MultiRails of all ranks over fake planes.
 
     options  as of ``Policy``; ``known_by``: each rank's own ``known``; ``keep``; ``note``: called with rank and path;
              ``charges``: of each rail, called with the bytes that it has carried
@@ -230,11 +235,11 @@ class Ranks:
             plane.arm()
 
     def each(self, call: Callable[[MultiRail, int], T]) -> list[T]:
-        """``call(rail, rank)`` on every rank at once."""
+        """Runs ``call(rail, rank)`` on every rank at once."""
         return on_ranks(self.world, lambda rank: call(self.rails[rank], rank))
 
     def sum(self, size: int, seed: int, *, in_place: bool = False) -> None:
-        """One exact allreduce of random int32, checked on every rank."""
+        """Runs one allreduce of random int32, and checks the sum on every rank."""
         data = [np.random.default_rng([seed, rank]).integers(-1000, 1000, size, np.int32) for rank in range(self.world)]
         expected = np.sum(data, axis=0, dtype=np.int32)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks and switches do when something goes away under a running job."""
+"""What ranks and switches do when part of the fabric fails under a running job."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from support.jobs import Rig
 
 
 def streams(plan: Plan) -> list[RankStream]:
-    """All of a rank's, in order."""
+    """All streams of a rank, in order."""
     return [stream for tree in plan.trees for stream in (tree.agreement, tree.data)]
 
 
 def resume(plan: Plan, *, ahead: int = 0, timeout: float = 30.0) -> Resume:
-    """What a rank says that has ``ahead`` results of every stream since its plan."""
+    """The Resume of a rank that has ``ahead`` results of every stream since its plan."""
     missing = {stream.qp: (stream.psn + ahead) & roce.PSN_MASK for stream in streams(plan)}
     return Resume(plan.job, plan.rank, plan.epoch, missing, timeout)
 
 
 async def all_resume(r: Rig, plans: list[Plan], ahead: Mapping[int, int] = {}) -> list[Plan]:
-    """All ranks stop, each where it is."""
+    """Lets all ranks halt, each where it is, and resume."""
     return list(await asyncio.gather(*(
         r.call("Resume", resume(plan, ahead=ahead.get(plan.rank, 0))) for plan in plans
     )))
 
 
 def lose(r: Rig, name: str) -> None:
-    """A switch goes away."""
+    """Takes a switch away."""
     r.switches[name].unreachable = True
     r.switches[name].break_session()
 

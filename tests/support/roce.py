@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endpoints of RC queue pairs on a simulated network: seeded, with a clock of its own."""
+"""Endpoints of queue pairs on a simulated network, which is seeded and has a clock of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PORT = 50_000
 
 @dataclass(frozen=True)
 class Datagram:
-    """A UDP payload on its way."""
+    """A UDP payload on its way through the network."""
 
     payload: bytes
     marked: bool = False
@@ -26,12 +26,12 @@ class Datagram:
 
 
 def address(index: int) -> str:
-    """Of an endpoint."""
+    """The IPv4 address of an endpoint."""
     return f"10.1.0.{index + 1}"
 
 
 def connect(a: Endpoint, b: Endpoint, *, ends: tuple[int, int] = (0, 1), number: int = 1, psn: int = 0) -> int:
-    """One connection between two endpoints; returns its index, the same at both."""
+    """Makes a connection between two endpoints.  Returns its index, which is the same at both."""
     other = (psn * 7 + 13) & 0xFFFFFF
     first = a.connect(Connection(address(ends[1]), 0x800000 + number, 0x700000 + number, PORT, psn, other))
     second = b.connect(Connection(address(ends[0]), 0x700000 + number, 0x800000 + number, PORT + 1, other, psn))
@@ -40,18 +40,18 @@ def connect(a: Endpoint, b: Endpoint, *, ends: tuple[int, int] = (0, 1), number:
 
 
 class Wires:
-    """Carries what endpoints send over a terrible network, and checks the ICRC of every packet as it leaves."""
+    """Carries what endpoints send over a hostile network, and checks the ICRC of every packet as it is sent."""
 
     def __init__(self, network: TerribleNetwork, endpoints: Sequence[Endpoint]) -> None:
         self.network = network
         self.endpoints = list(endpoints)
         self.events: list[list[EndpointEvent]] = [[] for _ in endpoints]
         self.sent: list[bytes] = []
-        """UDP payloads."""
+        """UDP payloads of the packets sent so far."""
         self.packets: list[bytes] = []
-        """The same as IPv4 packets."""
+        """The same packets from the IPv4 header on."""
         self.path: Callable[[Datagram], Datagram | None] = lambda datagram: datagram
-        """What becomes of a packet on the path that its source port leads to; None: lost."""
+        """What happens to a packet on the path that its source port leads to; None: it is lost."""
         self.ports: list[int] = []
         """The source port of each of ``packets``."""
         self.deliver = [self._receiver(index) for index in range(len(endpoints))]
@@ -65,7 +65,7 @@ class Wires:
         return receive
 
     def drain(self) -> None:
-        """Everything that may leave, leaves."""
+        """Sends everything that may be sent."""
         for index, endpoint in enumerate(self.endpoints):
             endpoint.tick(self.network.now)
             while run := endpoint.send(self.network.now):
@@ -80,7 +80,7 @@ class Wires:
             self.events[index].extend(endpoint.events())
 
     def run(self, until: Callable[[], bool], *, limit: int = 60 * SECOND) -> None:
-        """Until the condition holds; fails at the limit or when nothing is left that could happen."""
+        """Runs until the condition holds; fails at the limit, or when nothing is left that could happen."""
         while True:
             self.drain()
             if until():
@@ -90,7 +90,7 @@ class Wires:
             self.network.step(max(then, self.network.now))
 
     def queue_pair_states(self) -> str:
-        """For failures."""
+        """All states in words, for failures."""
         rows = []
         for index, endpoint in enumerate(self.endpoints):
             s = endpoint.state(0)
@@ -98,12 +98,13 @@ class Wires:
         return "; ".join(rows)
 
     def count(self, index: int, what: int) -> int:
-        """Events of a kind at an endpoint."""
+        """Number of events of a kind at an endpoint."""
         return sum(event.what == what for event in self.events[index])
 
 
 class Writer:
-    """Writes messages from one endpoint into a region of another, and says when all are in and acknowledged."""
+    """Writes messages from one endpoint into a region of another, and knows when all have arrived and are
+    acknowledged."""
 
     def __init__(self, wires: Wires, source: int, target: int, pair: int, messages: Sequence[Bytes]) -> None:
         self.wires, self.source, self.target, self.pair = wires, source, target, pair
@@ -119,21 +120,21 @@ class Writer:
             offset += length
 
     def done(self) -> bool:
-        """All messages arrived and all are acknowledged."""
+        """Whether all messages have arrived and all are acknowledged."""
         return len(self.sent()) == len(self.arrived()) == len(self.lengths)
 
     def sent(self) -> list[int]:
-        """Identities of acknowledged writes, in the order of their events."""
+        """Ids of acknowledged writes, in the order of their events."""
         events = self.wires.events[self.source]
         return [event.id for event in events if event.what == SENT and event.pair == self.pair]
 
     def arrived(self) -> list[tuple[int, int]]:
-        """(offset, length) of whole messages, in the order of their events."""
+        """(offset, length) of complete messages, in the order of their events."""
         events = self.wires.events[self.target]
         return [(e.offset, e.length) for e in events if e.what == ARRIVED and e.key == self.key]
 
     def check(self) -> None:
-        """Every byte in place, every message told once and in order, nothing broken."""
+        """Checks that every byte is in place, every message was reported once and in order, and nothing is broken."""
         assert (self.into[: self.data.size] == self.data).all()
         offsets = [sum(self.lengths[:i]) for i in range(len(self.lengths))]
         assert self.arrived() == list(zip(offsets, self.lengths, strict=True))
@@ -142,5 +143,5 @@ class Writer:
 
 
 def some_bytes(seed: int, length: int) -> Bytes:
-    """One message."""
+    """The random bytes of one message."""
     return np.random.default_rng(seed).integers(0, 256, length, np.uint8)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace event format, read strictly: what Perfetto and Chrome need of a file, and what they only guess at."""
+"""A strict reader of the trace event format: what Perfetto and Chrome require of a file, and what they would have to
+guess."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from typing import Any
 Event = dict[str, Any]
 METADATA = {"process_name": "name", "process_sort_index": "sort_index", "thread_name": "name",
             "thread_sort_index": "sort_index"}
-"""Metadata events, and their one argument."""
+"""Names of metadata events, and of their one argument."""
 
 
 def read(path: Path) -> Event:
-    """The file's object.  Fails for what is JSON to Python alone: NaN and Infinity, and keys that come twice."""
+    """The file's object.  Fails for what only Python accepts as JSON: NaN, Infinity, and duplicate keys."""
 
     def no_constant(name: str) -> None:
         raise AssertionError(f"{path}: {name} is no JSON")
@@ -30,11 +31,11 @@ def read(path: Path) -> Event:
 
 
 def rows(trace: Event) -> dict[tuple[int, str], list[Event]]:
-    """Spans by process and row, in order of time; asynchronous ones get their "dur".  Fails where the format is hurt.
+    """Spans by process and row, in order of time; asynchronous ones get their "dur".  Fails where the format is
+    violated.
 
-    Every event has its keys with their types; names come first, times never go back; complete spans of one row follow
-    each other; asynchronous ones begin and end once, under an identity of their process's own.
-    """
+    Every event has its keys with their types; metadata comes first, times never decrease; complete spans of one row
+    follow each other; asynchronous ones begin and end once, under an id of their own within the process. """
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert trace["displayTimeUnit"] in ("ms", "ns")
     names: dict[tuple[int, int], str] = {}

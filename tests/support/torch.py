@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchrun on loopback, and a job service that gives ranks a loopback switch to fold in."""
+"""Runs torchrun on loopback, with a job service that lets ranks fold in a loopback switch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOTS = 64
 
 
 def torchrun(script: Path, *arguments: str, ranks: int, environment: Mapping[str, str], timeout: float = 240) -> str:
-    """Runs a script on so many ranks of this host; what they printed.  Fails where one of them does."""
+    """Runs a script on so many ranks of this host.  Returns what they printed; fails where one of them fails."""
     clean = {name: value for name, value in support.environment().items() if not name.startswith("NETFOLD_")}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     with subprocess.Popen(
@@ -85,7 +85,8 @@ class LoopbackJobs:
 
 @contextmanager
 def loopback_jobs(address: str, ranks: Sequence[str], where: str) -> Iterator[LoopbackJobs]:
-    """A switch at ``address`` for ranks at these, and their job service at ``where``, on a thread of its own."""
+    """A switch at ``address`` for ranks at these addresses, and their job service at ``where``, on a thread of its
+    own."""
     switch = LoopbackSwitch(address, ranks, slots=SLOTS)
     loop = asyncio.new_event_loop()
     ready, stop = threading.Event(), asyncio.Event()

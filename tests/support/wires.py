@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled program on every switch of a fabric, in process, and a network between their ports and the hosts'."""
+"""The compiled program on every switch of a fabric, in one process, with a network between their ports and the
+hosts'."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from support.slot_model import TerribleNetwork, ip_packet
 
 
 def write(switch: local.LocalEngine, entity: Entity) -> None:
-    """One of the controller's entries or groups into a switch."""
+    """Writes one of the controller's entries or groups into a switch."""
     if isinstance(entity, Multicast):
         switch.write_multicast("insert", entities.Multicast(entity.group, entity.replicas))
     else:
@@ -26,14 +27,15 @@ def write(switch: local.LocalEngine, entity: Entity) -> None:
 
 
 def as_sent(mac_address: str, address: str, ip_id: int, payload: bytes, source_port: int, destination: str) -> bytes:
-    """A UDP datagram as a host's kernel puts it on the wire."""
+    """A UDP datagram as a host's kernel sends it."""
     packet = bytearray(ip_packet(payload, ip_id, address, source_port, destination))
     packet[10:12] = struct.pack("!H", checksum(bytes(packet[:20])))
     return mac("02:00:00:00:00:01") + mac(mac_address) + b"\x08\x00" + bytes(packet)
 
 
 class Wires(abc.ABC):
-    """Switches and wires; who derives from it has the hosts.  Times are nanoseconds, as the network's."""
+    """Switches and the network between them; derived classes have the hosts.  Times are nanoseconds on the network's
+    clock."""
 
     def __init__(self, fabric: Fabric, network: TerribleNetwork) -> None:
         self.fabric, self.network = fabric, network
@@ -45,28 +47,28 @@ class Wires(abc.ABC):
         """(receiving node, frame) of every frame on every link."""
 
     def close(self) -> None:
-        """Gives the engines back."""
+        """Closes the engines."""
         for one in self.engines.values():
             one.close()
 
     def write(self, wanted: Mapping[str, Iterable[Entity]]) -> None:
-        """The controller's entries, by switch."""
+        """Writes the controller's entries, by switch."""
         for switch, all_of_it in wanted.items():
             for entity in all_of_it:
                 write(self.engines[switch], entity)
 
     def send(self, rank: int, ip_id: int, payload: bytes, source_port: int, destination: str) -> None:
-        """A host sends a datagram."""
+        """Sends a datagram from a host."""
         host = self.hosts[rank]
         self.transmit(End(host.name, 0), as_sent(host.mac, host.address, ip_id, payload, source_port, destination))
 
     def transmit(self, end: End, data: bytes) -> None:
-        """A frame leaves here, for the other end of the wire."""
+        """Sends a frame to the other end of a link."""
         self.network.send(data, self._arrive[self.ends[end]])
 
     @abc.abstractmethod
     def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
-        """What a host does with a datagram that is addressed to it."""
+        """Handles a datagram that is addressed to a host."""
 
     def _deliver(self, end: End, data: bytes) -> None:
         self.seen.append((end.node, data))

@@ -129,8 +129,8 @@ def test_a_dropped_job_ends_its_collectives(serving: Serving) -> None:
 
 
 def test_leaving_is_no_death(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    """Ranks that close leave first: nobody is told of a loss, nothing is logged as a warning, and the slots are free.
-    """
+    """Ranks that close leave first: nobody is told of a loss, nothing is logged as a warning, and the slots are
+    free."""
     caplog.set_level(logging.WARNING, logger="netfold")
     with ThreadPoolExecutor(3) as pool:
         comms = list(pool.map(lambda rank: join(serving.fabric, rank, 3), range(3)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast, reduce, scatter, gather, their combinations, and the barrier, against what they must leave on each rank.
-"""
+"""Broadcast, reduce, scatter, gather, their combinations, and the barrier, against what they must leave on each
+rank."""
 
 from __future__ import annotations
 

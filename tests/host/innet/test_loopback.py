@@ -32,7 +32,7 @@ RAILS: list[RailName] = ["innet", "tcp"]
 
 
 def arrays(world: int, shape: Any, dtype: str) -> list[NDArray[Any]]:
-    """Reproducible, another one for each rank."""
+    """Reproducible arrays, different for each rank."""
     rngs = [np.random.default_rng([9, rank]) for rank in range(world)]
     if dtype == "int32":
         return [rng.integers(-(2**31), 2**31, shape).astype(np.int32) for rng in rngs]
@@ -46,7 +46,7 @@ def _reduce(own: list[NDArray[Any]], comm: Communicator, *, op: Op = "sum") -> N
 @pytest.mark.parametrize("rail", RAILS)
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_sums_over_real_sockets(rail: RailName, world: int) -> None:
-    """int32 exactly, float32 closely and alike on all ranks, for shapes from nothing to a matrix."""
+    """Sums of int32 are exact, of float32 close and the same on all ranks, for shapes from nothing to a matrix."""
     with loopback_job(world, rail=rail) as comms:
         for shape in [(), (0,), (1,), (255,), (257,), (300, 70), (2, 0, 3)]:
             ints = arrays(world, shape, "int32")
@@ -63,7 +63,7 @@ def test_sums_over_real_sockets(rail: RailName, world: int) -> None:
 
 
 def test_loss_on_real_sockets_is_repaired_and_counted() -> None:
-    """5 % loss both ways: exact sums, retransmissions in the statistics."""
+    """With 5 % loss in both directions sums are exact, and the statistics count retransmissions."""
     with loopback_job(3, loss=0.05, seed=4) as comms:
         ints = arrays(3, 50_000, "int32")
         expected = np.sum(np.array(ints, np.int64), axis=0).astype(np.int32)
@@ -90,7 +90,7 @@ def test_in_place_and_out_of_place_agree() -> None:
 
 
 def test_tensors_beyond_one_operation_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What RETH's offset cannot address is cut: the pieces' sums and the statistics add up."""
+    """A tensor that RETH's offset cannot address is split, and the pieces' sums and statistics add up."""
     monkeypatch.setattr(fold, "PIECE", 4096)
     with loopback_job(2, loss=0.02, seed=3) as comms:
         ints = arrays(2, 3 * 4096 + 100, "int32")
@@ -103,7 +103,8 @@ def test_tensors_beyond_one_operation_go_in_pieces(monkeypatch: pytest.MonkeyPat
 def test_a_small_receive_buffer_narrows_the_window_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the system limits the buffer, bursts must not overflow it: a smaller window, a warning, the same sums."""
+    """Where the system limits the buffer, the window is smaller so that bursts do not overflow it; a warning says so,
+    and sums are the same."""
     monkeypatch.setattr(sockets, "_grow", lambda sock, force, option, wanted: 64 * fold.SKB_BYTES[1024])
     with caplog.at_level("WARNING", "netfold"), loopback_job(2, slots=1024) as comms:
         assert "windows are at most 32 packets instead of 512" in caplog.text
@@ -115,7 +116,8 @@ def test_a_small_receive_buffer_narrows_the_window_and_says_so(
 
 @pytest.mark.parametrize("rail", RAILS)
 def test_a_rank_that_never_calls_times_the_others_out(rail: RailName) -> None:
-    """The error comes within the timeout, says where, and names the neighbour or the stream; later calls repeat it."""
+    """The error comes within the timeout, says where, and names the neighbour or the stream; later calls raise it
+    again."""
     with loopback_job(3, rail=rail) as comms:
         impatient(comms, 0.3)
         begin = time.monotonic()
@@ -131,7 +133,7 @@ def test_a_rank_that_never_calls_times_the_others_out(rail: RailName) -> None:
 
 
 def test_a_timeout_in_the_network_tells_where_the_streams_stand() -> None:
-    """The report names the tree, the packets that are missing, and the PSN waited for."""
+    """The error names the tree, the missing packets, and the PSN waited for."""
     with loopback_job(2, timeout=0.3) as comms:
         with pytest.raises(CollectiveTimeout) as caught:
             comms[0].allreduce(np.ones(1000, np.float32))
@@ -149,7 +151,7 @@ def test_a_timeout_in_the_network_tells_where_the_streams_stand() -> None:
 def test_ranks_that_call_different_things_learn_it(
     rail: RailName, odd: NDArray[Any], expected: tuple[str, str]
 ) -> None:
-    """Another size or dtype on one rank: an error on every rank, at once, with both values."""
+    """With another size or dtype on one rank there is an error on every rank at once, with both values."""
     with loopback_job(3, rail=rail, timeout=20) as comms:
         got = on_every_rank(comms, lambda c: c.allreduce(odd if c.rank == 1 else np.zeros(1000, np.float32)))
         assert all(isinstance(error, RankMismatch | PeerLost) for error in got), got
@@ -167,7 +169,7 @@ def test_a_rank_that_dies_in_the_ring_is_named() -> None:
 
 
 def test_connections_of_strangers_are_refused() -> None:
-    """A connection that does not greet like the expected rank is closed, and the ring forms all the same."""
+    """A connection without the expected handshake is closed, and the ranks connect all the same."""
     with loopback_job(2, rail="tcp") as comms:
         where = comms[0].plan.peers[0].tcp.rpartition(":")
         strangers = [socket.create_connection((where[0], int(where[2])), timeout=20) for _ in range(2)]
@@ -179,7 +181,7 @@ def test_connections_of_strangers_are_refused() -> None:
 
 @pytest.mark.parametrize("rail", RAILS)
 def test_a_signal_interrupts_a_waiting_operation(rail: RailName) -> None:
-    """Ctrl-C while waiting for other ranks is served at once; the communicator then says that it was interrupted."""
+    """Ctrl-C while waiting for other ranks is handled at once; the communicator then says that it was interrupted."""
 
     class Interrupted(Exception):
         pass
@@ -192,7 +194,7 @@ def test_a_signal_interrupts_a_waiting_operation(rail: RailName) -> None:
 
 
 def test_a_port_in_use_is_an_error_that_says_so() -> None:
-    """Two ranks on one address: the second is told, and its other sockets are given back."""
+    """Of two ranks on one address the second gets an error, and its other sockets are closed."""
     with loopback_job(2) as comms:
         plan = comms[0].plan
         address = plan.peers[0].address
@@ -207,7 +209,8 @@ def test_an_address_of_another_host_is_an_error() -> None:
 
 
 def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
-    """A network without a route: packets count as lost, the operation times out, and the kernel's words are there."""
+    """In a network without a route packets count as lost, the operation times out, and the error has the kernel's
+    reason."""
     net = subnet()
     listener = listen(f"{net}.1")
 
@@ -227,7 +230,7 @@ def test_an_unreachable_peer_is_a_bounded_timeout_with_the_errno() -> None:
 
 @pytest.mark.needs("x86_64")
 def test_a_thread_that_flushes_subnormals_gets_the_same_bits() -> None:
-    """Training frameworks switch subnormals off in their threads; the sum must not depend on it."""
+    """Training frameworks switch subnormals off in their threads, and the sum does not depend on it."""
     path = cc.build(
         ["#include <immintrin.h>\nunsigned swap(unsigned v) { unsigned u = _mm_getcsr(); _mm_setcsr(v); return u; }"],
         kind="shared",
@@ -254,7 +257,7 @@ def test_a_thread_that_flushes_subnormals_gets_the_same_bits() -> None:
 @settings(max_examples=15)
 @given(st.integers(2, 6), st.integers(0, 3000), st.sampled_from(["int32", "float32"]))
 def test_ring_sums_any_size_over_any_number_of_ranks(world: int, size: int, dtype: str) -> None:
-    """Chunks of unlike sizes, empty ones too: every rank has the same bits, and int32 is exact."""
+    """With chunks of different sizes, empty ones too, every rank has the same bits, and int32 is exact."""
     with loopback_job(world, rail="tcp") as comms:
         sources = arrays(world, size, dtype)
         outs = on_every_rank(comms, lambda c: c.allreduce(sources[c.rank]))

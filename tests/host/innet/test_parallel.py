@@ -254,8 +254,8 @@ def test_a_kernel_that_does_not_steer_is_an_error_that_says_what_to_do() -> None
 def test_folding_gives_way_where_shared_memory_is_slower_than_the_link(
     monkeypatch: pytest.MonkeyPatch, inside: float, rate: float, folds: bool
 ) -> None:
-    """Where NetReduce's condition holds nothing is measured; where not, the cheapest algorithm by measurement is taken.
-    """
+    """Where NetReduce's condition holds nothing is measured; where not, the cheapest algorithm by measurement is
+    taken."""
     monkeypatch.setattr(parallel, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
     monkeypatch.setattr(chooser, "measure_inside", lambda *_: LinkCost(1e-6, 1 / inside))
     monkeypatch.setattr(chooser, "measure", lambda mesh: Measured(LinkCost(1e-6, 1e-9), 1.0))

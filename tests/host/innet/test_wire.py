@@ -77,8 +77,8 @@ MESSAGE = 4096
     st.sampled_from([1, 2, 60]),
 )
 def test_messages_are_cut_as_rdma_writes(elements: int, psn: int, max_run: int) -> None:
-    """FIRST (RETH) MIDDLE...  LAST or ONLY, at most MESSAGE packets, consecutive PSNs, full payloads padded with zeros.
-    """
+    """FIRST (RETH) MIDDLE... LAST or ONLY, at most MESSAGE packets, consecutive PSNs, full payloads padded with
+    zeros."""
     packets = [packet for run in sum_runs(elements, psn=psn, max_run=max_run) for packet in run.packets()]
     count = -(-elements // roce.LANES)
     assert len(packets) == count

@@ -55,8 +55,8 @@ def test_messages_larger_than_all_buffers_cross_each_other() -> None:
 
 
 def test_tags_overtake_each_other() -> None:
-    """A message with a tag that nobody receives yet does not block one with another tag; within a tag the order stays.
-    """
+    """A message with a tag that nobody receives yet does not block one with another tag; within a tag the order
+    stays."""
 
     def work(mesh: Mesh) -> list[int]:
         with mesh.operation(Call(1, "tags")):

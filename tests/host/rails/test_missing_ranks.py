@@ -90,8 +90,8 @@ def test_a_rank_that_came_later_gets_the_first_ones_verdict(size: int) -> None:
 
 
 def test_a_closing_rank_that_gave_up_keeps_answering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that gave up answers longer than after success, long enough for ranks that ask every quarter of a second.
-    """
+    """A rank that gave up answers longer than after success, long enough for ranks that ask every quarter of a
+    second."""
     slept: list[float] = []
     own_time = SimpleNamespace(monotonic=time.monotonic, sleep=slept.append)  # other threads sleep as they like
     monkeypatch.setattr("netfold.host.rails.multirail.time", own_time)
@@ -105,8 +105,8 @@ def test_a_closing_rank_that_gave_up_keeps_answering(monkeypatch: pytest.MonkeyP
 
 
 def test_a_rank_that_is_behind_is_not_to_blame() -> None:
-    """Rank 1 still waits for rank 2 in the stripes, so to rank 0, which is at the agreement after them, it is behind.
-    """
+    """Rank 1 still waits for rank 2 in the stripes, so to rank 0, which is at the agreement after them, it is
+    behind."""
     states = [RankState(), RankState(), RankState()]
     for state in states[:2]:
         state.enter_stripes(1, [0, 1])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several rails as one, over planes that die at any moment: every sum is exact, and all ranks agree on what happened.
-"""
+"""Several rails as one, over planes that die at any moment: every sum is exact, and all ranks agree on what
+happened."""
 
 from __future__ import annotations
 

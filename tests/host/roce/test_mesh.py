@@ -146,8 +146,8 @@ def test_a_rank_that_computes_still_answers() -> None:
 
 
 def test_port_4791_is_shared_by_destination_queue_pair() -> None:
-    """A second socket on the address, like the folding engine's, gets the trees' packets, and the mesh all of its own.
-    """
+    """A second socket on the address, like the folding engine's, gets the trees' packets, and the mesh all of its
+    own."""
     with RoceRanks(2, shared=True) as ranks, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as fold:
         fold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         fold.bind((ranks.addresses[0], roce.UDP_PORT))

@@ -104,8 +104,8 @@ def test_a_peer_that_is_silent_everywhere_gets_more_time() -> None:
 
 
 def test_losses_alone_blame_nobody() -> None:
-    """With 5 % of all packets lost, acknowledgements too, there are timeouts and retransmissions, and not one STALLED.
-    """
+    """With 5 % of all packets lost, acknowledgements too, there are timeouts and retransmissions, and not one
+    STALLED."""
     wires = two(ports=[PORT])
     wires.network.loss = 0.05
     connect(*wires.endpoints)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model against the algorithms themselves on the clock of the mesh in memory, and shares against their aims.
-"""
+"""The cost model against the algorithms themselves on the clock of the mesh in memory, and shares against their
+aims."""
 
 from __future__ import annotations
 
@@ -185,8 +185,8 @@ def test_nothing_beats_the_lower_bound(nbytes: int, ranks: int, link: LinkCost) 
 
 @given(nbytes=st.floats(0, 1e12), rails=st.lists(RAILS, min_size=1, max_size=5))
 def test_equal_shares_finish_together_and_nothing_finishes_earlier(nbytes: float, rails: list[RailCost]) -> None:
-    """Shares add up, used rails end at one time, unused ones could not have begun before, and no single rail is faster.
-    """
+    """Shares add up, used rails end at one time, unused ones could not have begun before, and no single rail is
+    faster."""
     shares = cost.equal_finish(nbytes, rails)
 
     assert sum(shares) == pytest.approx(nbytes, rel=1e-6, abs=1e-6)

@@ -76,8 +76,8 @@ def test_narrow_lanes_with_feedback_learn_as_whole_ones(trained: Trained, bits: 
 
 @pytest.mark.parametrize("way", ["tcp", "innet"])
 def test_reductions_are_those_of_gloo(trained: Trained, way: str) -> None:
-    """Integers, maxima and what gloo carries are exact, and sums of floats right within rounding, whatever the strides.
-    """
+    """Integers, maxima and what gloo carries are exact, and sums of floats right within rounding, whatever the
+    strides."""
     for rank in trained[0]:
         difference = rank["differences"][way]
         exact = [kind for kind in difference if "int" in kind or kind.startswith(("max", "min"))]
@@ -249,8 +249,8 @@ def test_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_store_carries_a_plan_every_time_anew() -> None:
-    """All ranks get one epoch and all addresses; joining again does not read what the first time has left in the store.
-    """
+    """All ranks get one epoch and all addresses; joining again does not read what the first time has left in the
+    store."""
     store = dist.HashStore()
     plans: dict[tuple[int, int], Any] = {}
 

@@ -169,8 +169,8 @@ def _dump(rank: int, numbers: list[int], state: str = "done") -> Dump:
 
 
 def test_the_rank_that_is_behind_is_named() -> None:
-    """Together the files show which rank did not call the operation that the others wait in, and which wrote no file.
-    """
+    """Together the files show which rank did not call the operation that the others wait in, and which wrote no
+    file."""
     lines = compare([_dump(0, [1, 2, 3], "running"), _dump(1, [1, 2]), _dump(3, [1, 2, 3], "failed")])
     assert lines[0] == "job j, 4 ranks"
     assert "rank 0 (h, 100): operation 3 (allreduce sum float32, 4 bytes, innet) running" in lines[1]

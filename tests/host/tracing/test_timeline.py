@@ -75,8 +75,8 @@ def test_folding_shows_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_repeats_are_told_from_first_packets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a lossy fabric retransmissions have spans of their own, with at least as many packets as the recorder counted.
-    """
+    """On a lossy fabric retransmissions have spans of their own, with at least as many packets as the recorder
+    counted."""
 
     def work(comm: Communicator) -> None:
         comm.allreduce(np.ones(100_000, np.float32))
