@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol and the planners at scale: simulators and state spaces."""
+"""Simulators: the planners at the scale of a data centre, and the slot protocol as a state space."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of the comparison, and which of the paper's sentences they bear out."""
+"""Results of Ethereal's comparison, and which claims of the paper they confirm (arXiv 2407.00550)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ State = Literal["healthy", "link breaks", "link is out"]
 STATES: tuple[State, ...] = ("healthy", "link breaks", "link is out")
 
 GIVE_UP = 0.05
-"""Simulated seconds after which a run counts as not finished; 50 time-outs, and half of what routing takes to know."""
+"""Simulated seconds after which a run counts as unfinished: 50 time-outs, half the time until routing converges."""
 
 Key = tuple[object, ...]
-"""(fabric, workload, size, state, how many links where more than one, seed)."""
+"""(fabric, workload, size, state, number of links where it is not 1, seed)."""
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """What came of it."""
+    """The result of one simulation."""
 
     fabric: str
     workload: str
@@ -30,16 +30,16 @@ class ComparisonRow:
     state: State
     seed: int
     time: float
-    """Seconds; inf where it did not finish."""
+    """Completion time in seconds; inf where it did not finish."""
     unfinished: int
     queue_pairs: int
-    """The most that one host sends by in one step: one for each destination and path."""
+    """Queue pairs by which one host sends in one step, one for each destination and path; the greatest number."""
     uplink: float
-    """Wire bytes on the busiest uplink of a leaf, over the mean of that leaf's; the worst leaf."""
+    """Bytes on the busiest uplink of a leaf over the mean of its uplinks, on the worst leaf."""
     timeouts: int
     dropped: int
     links: int = 1
-    """Cables that are broken or out, where any is."""
+    """Cables that break or are out; 1 also where all are up."""
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -55,7 +55,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, and what was found."""
+    """A claim of the paper, whether it holds here, and what was measured."""
 
     says: str
     holds: bool
@@ -63,14 +63,14 @@ class Claim:
 
 
 def relative(rows: Iterable[ComparisonRow], scheme: str, to: str, states: Sequence[State] = STATES) -> dict[Key, float]:
-    """Completion time of ``scheme`` over that of ``to``, wherever both were simulated and ``to`` finished."""
+    """Completion time of ``scheme`` over that of ``to``, where both were simulated and ``to`` finished."""
     others = {r.key: r.time for r in rows if r.scheme == to}
     return {r.key: r.time / other for r in rows if r.scheme == scheme and r.state in states
             and isfinite(other := others.get(r.key, inf))}
 
 
 def claims(rows: Sequence[ComparisonRow]) -> list[Claim]:
-    """The paper's claims against these rows; those whose schemes were not simulated are left out."""
+    """Check the paper's claims on these rows; claims about schemes that were not simulated are left out."""
     found: list[Claim] = []
     for scheme in ("ethereal", "netfold"):
         for baseline, percent in (("spray", 30), ("reps", 40)):
@@ -132,6 +132,6 @@ def _change(ratio: float) -> str:
 
 
 def describe(key: Key) -> str:
-    """A key in words, without the seed."""
+    """A key as text, without the seed."""
     parts = [f"{part >> 20} MB" if isinstance(part, int) and part >= 1 << 20 else str(part) for part in key]
     return ", ".join(part for part in parts[:5] if part not in ("0", ""))

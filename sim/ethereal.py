@@ -7,10 +7,10 @@ On the paper's fabrics, its collectives and a layer of its models, every scheme 
     link breaks    leaf 0 loses a spine at 1 us; routing learns of it after 100 ms, and until then hosts have
                    only their time-outs
                    (with ``links``, more cables between leaves and the tier above go too, drawn by the seed)
-    link is out    the same link has been out since before, and everybody plans and hashes around it
+    link is out    the same link is down from the beginning, and planners and hashes avoid it
 
-What comes out are completion times beside those of packet spraying, queue pairs, loads of uplinks, and for each claim
-of the paper whether it holds here.  Published: arXiv 2407.00550.
+The results are completion times relative to packet spraying, numbers of queue pairs, loads of uplinks, and for each
+claim of the paper (arXiv 2407.00550) whether it holds here.
 """
 
 from __future__ import annotations

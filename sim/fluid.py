@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fluid simulator: flows as max-min fair rates, for ten thousand hosts and more.
 
-Between two events (a piece ends, a flow starts) every piece flows at its max-min fair rate; queues, windows and losses
-do not exist, and failed links are known to everyone.  That is what a good congestion control approaches with long
-flows; what it says about short ones is a lower bound.  REPS is not told from spraying here.
+Between two events (a piece ends, a flow starts) every piece flows at its max-min fair rate.  There are no queues,
+windows or losses, and everyone knows which links have failed.  A good congestion control approaches these rates with
+long flows; for short flows the times are lower bounds.  REPS behaves like spraying here.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from netfold.sim.topology import ClosCable, Topology
 from netfold.sim.workload import Workload
 
 MAX_ENTRIES = 10**8
-"""(piece, link) pairs that a run may hold: 1.2 GB."""
+"""(piece, link) pairs in a run at most, which take 1.2 GB."""
 
 
 @dataclass(frozen=True)
 class FluidOutcome:
-    """What came of a run."""
+    """The result of a run."""
 
     time: float
     """Seconds until the last task finished."""
     finished: NDArray[np.float64]
-    """float64[tasks], seconds."""
+    """float64[tasks]: when each task ended, in seconds."""
     pieces: int
     events: int
-    """How often rates were computed."""
+    """How many times rates were computed."""
     wall: float = field(compare=False)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Which links pieces use: entries ``first[p] .. first[p+1]`` of ``link`` and ``weight`` are piece p's."""
+    """The links of all pieces: entries ``first[p]`` to ``first[p+1]`` of ``link`` and ``weight`` belong to piece p."""
 
     first: NDArray[np.int64]
     link: NDArray[np.uint32]
     weight: NDArray[np.float32]
-    """Of each unit of the piece's rate, what this link carries."""
+    """The part of the piece's rate that each link carries."""
 
 
 def max_min(capacity: NDArray[np.float64], usage: Usage, active: NDArray[np.uint32] | None = None,
             out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Max-min fair rates.
+    """Compute max-min fair rates, in the unit of the capacities.
 
     capacity   float64[links], above 0
-    active     pieces that want a rate; None: all
+    active     numbers of the pieces that are flowing; None: all
     out        float64[pieces] to write to; only active ones are written
     """
     n = len(usage.first) - 1
@@ -75,14 +75,14 @@ def max_min(capacity: NDArray[np.float64], usage: Usage, active: NDArray[np.uint
 
 def simulate(topology: Topology, workload: Workload, scheme: Scheme, *, transport: Transport | None = None,
              dead: Collection[ClosCable] = (), seed: int = 0, resolution: float = 0.0) -> FluidOutcome:
-    """Run a workload to its end.
+    """Simulate a workload to its end.
 
-    transport    only its packet sizes matter: headers take their part of the links, and each flow ends one empty
-                 path's latency after its last byte has left
-    dead         cables that everyone plans around
-    resolution   seconds: arrivals are rounded to multiples of it, which saves most computations where flows end one
-                 by one; 0 is exact
-    Raises PathError where no path is left, SimulationError where memory would not do.
+    transport    only its packet sizes matter: headers take their part of the links, and each flow ends one latency of
+                 an empty path after its last byte has left
+    dead         directed links that everyone avoids
+    resolution   seconds to whose multiples arrivals are rounded, which saves most computations where flows end one by
+                 one; 0 is exact
+    Raises PathError where no path is left, SimulationError where there is not enough memory.
     """
     begin = time.perf_counter()
     transport = transport or Transport()
@@ -141,7 +141,7 @@ def simulate(topology: Topology, workload: Workload, scheme: Scheme, *, transpor
 
 
 def _latency(topology: Topology, workload: Workload, transport: Transport) -> NDArray[np.float64]:
-    """Seconds from a flow's last byte at the sender to its arrival, over an empty path."""
+    """Seconds from sending a flow's last byte to its arrival, over an empty path."""
     leaf, to = workload.source // topology.hosts, workload.destination // topology.hosts
     bits = 8 * (transport.mtu + transport.header)
     hop = [topology.delay + bits / rate for rate in (topology.host_rate, topology.leaf_rate, topology.core_rate)]
@@ -151,7 +151,7 @@ def _latency(topology: Topology, workload: Workload, transport: Transport) -> ND
 
 
 def _usage(topology: Topology, workload: Workload, placed: Placement, scheme: Scheme, dead: frozenset[int]) -> Usage:
-    """The links of all pieces, per unit of share.  What lies between two leaves is found once for each path."""
+    """The links of all pieces.  Those between two leaves are looked up once for each path."""
     sprayed = scheme.mode != "pinned"
     source, destination = workload.source[placed.task], workload.destination[placed.task]
     pair = np.stack([source // topology.hosts, destination // topology.hosts,
@@ -181,7 +181,7 @@ def _usage(topology: Topology, workload: Workload, placed: Placement, scheme: Sc
     link[first[1:] - 1] = topology.size + destination
     flat_links = np.array([x for row in inner for x in row], np.uint32)
     flat_parts = np.array([x for row in parts for x in row], np.float32)
-    for count in np.unique(length).tolist():  # few: one for each distance between hosts
+    for count in np.unique(length).tolist():  # only a few different values: one for each distance between hosts
         rows = np.flatnonzero(length[which] == count)
         to_entries = first[rows, None] + 1 + np.arange(count)
         from_entries = begin[which[rows], None] + np.arange(count)

@@ -4,7 +4,7 @@
     outcome = simulate(leaf_spine(), all_to_all(range(256), 16 << 20), SCHEMES["netfold"])
     outcome.time, outcome.link_bytes.max()
 
-The event loop is in C: native/sim.h says what its modules are; what they leave out of a network is written in theirs.
+The event loop is in C: native/sim.h describes its modules, and each module what it leaves out of a real network.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ _COUNT = np.dtype([(name, "u8") for name in ("packets", "bytes", "marked", "drop
 
 
 class SimulationError(Exception):
-    """The simulator could not run: out of memory, or built from other sources than this file expects."""
+    """The simulator could not run: it is out of memory, or was built from sources that do not match this file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """End points and queues.  The defaults are Ethereal's set-up, as far as its authors' code states it."""
+    """Parameters of end points and queues.  The defaults are those of Ethereal's evaluation, as its code has them."""
 
     mtu: int = 9000
     """Payload bytes of a full packet."""
     header: int = 58
     """Bytes around each payload: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4."""
     ack: int = 0
-    """Bytes of an ACK that queues like data, on the way back; 0: it takes an empty path's time and no bandwidth."""
+    """Bytes of an ACK, which queues like data; 0: ACKs take the time of an empty path and no bandwidth."""
     ecn: int = 800_000
-    """Bytes of backlog above which a queue marks: DCTCP's K."""
+    """Bytes in a queue above which it marks packets: K of DCTCP."""
     buffer: int = 64 << 20
-    """Bytes that one switch can hold, shared by its ports; beyond it drops."""
+    """Bytes that one switch can buffer, shared by its ports; it drops packets beyond that."""
     window: float = 1.0
-    """First window of a piece, in bandwidth-delay products of the longest empty path."""
+    """Initial window of a piece, in bandwidth-delay products of the longest empty path."""
     max_window: float = 2.0
-    """Largest window, likewise."""
+    """Largest window of a piece, in the same unit."""
     gain: float = 1 / 16
-    """DCTCP's g."""
+    """Gain g of DCTCP's moving average."""
     rto: float = 1e-3
     """Seconds without progress until a time-out."""
     mark_time: float = 0.1
-    """Seconds that (host, destination leaf, path) stays suspect after a time-out."""
+    """Seconds that a path from a host to a leaf stays suspect after a time-out."""
     freeze_time: float = 0.01
-    """REPS: seconds that it recycles old entropies after a time-out."""
+    """Seconds that REPS recycles old entropies after a time-out."""
     jitter: float = 50e-9
-    """Flows start up to this many seconds late, so that ideal synchrony does not decide."""
+    """Seconds by which flows start late at most, at random, so that perfect synchrony does not decide the result."""
 
     def __post_init__(self) -> None:
         if self.mtu < 1 or self.header < 0 or self.mtu + self.header > 65535:
@@ -92,9 +92,9 @@ class Transport:
 
 @dataclass(frozen=True)
 class Fault:
-    """A cable that breaks, or comes back, at ``time``; ``announced`` is when all routing knows (paper: 100 ms later).
+    """A cable that breaks, or is repaired, at ``time``; routing knows of it at ``announced``.
 
-    Seconds of simulated time.
+    Both are seconds of simulated time; in the paper they are 100 ms apart.
     """
 
     cable: ClosCable
@@ -105,27 +105,27 @@ class Fault:
 
 @dataclass(frozen=True)
 class PacketOutcome:
-    """What came of a run."""
+    """The result of a run."""
 
     time: float
-    """Seconds until the last task finished; until the deadline where some did not."""
+    """Seconds until the last task finished, or until the deadline where some did not."""
     unfinished: int
     """Tasks that did not finish by the deadline."""
     started: NDArray[np.float64]
-    """float64[tasks], seconds; inf where it did not."""
+    """float64[tasks]: when each task started, in seconds; inf where it did not."""
     finished: NDArray[np.float64]
-    """float64[tasks], seconds; inf where it did not."""
+    """float64[tasks]: when each task ended, in seconds; inf where it did not."""
     link_bytes: NDArray[np.int64]
-    """int64[links], wire bytes that each directed link carried."""
+    """int64[links]: bytes that each directed link carried, headers included."""
     link_packets: NDArray[np.int64]
     link_deepest: NDArray[np.int64]
-    """int64[links], deepest backlog in bytes."""
+    """int64[links]: greatest number of bytes in each queue."""
     link_dropped: NDArray[np.int64]
     counts: dict[str, int]
     """hops, sent, resent, delivered, discarded, dropped, in_flight, marked, timeouts, lost_acks, answers, answered,
     pieces, moved.  hops, dropped and in_flight count ACKs too, where they take bandwidth."""
     cpu: float = field(compare=False)
-    """Seconds of processor time that the event loop took."""
+    """Seconds of processor time of the event loop."""
 
 
 class _Config(ctypes.Structure):
@@ -158,10 +158,10 @@ def simulate(
     deadline: float = 1.0,
     placement: Placement | None = None,
 ) -> PacketOutcome:
-    """Run a workload to its end, or to ``deadline`` seconds of simulated time.
+    """Simulate a workload to its end, or to ``deadline`` seconds of simulated time.
 
     placement   the pieces of its flows; None: as the scheme plans them
-    Runs with equal arguments give equal outcomes.  Raises ValueError for hosts that the fabric does not have,
+    Runs with equal arguments have equal outcomes.  Raises ValueError for hosts that the fabric does not have,
     PathError where failures leave no path, SimulationError for lack of memory.
     """
     transport = transport or Transport()
@@ -218,7 +218,7 @@ def simulate(
 
 
 def _tasks(workload: Workload, plans: tuple[Placement, Placement]) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
-    """The task array of packet.h, and all successors."""
+    """The task array of packet.h, and the successors of all tasks."""
     n = len(workload)
     numbers = np.arange(n)
     tasks = np.zeros(n, _TASK)

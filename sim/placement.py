@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemes of load balancing: into which pieces a workload's flows are cut, and where they go.
+"""Schemes of load balancing: how they split a workload's flows into pieces, and which path each piece takes.
 
-Pinned schemes use the controller's own planners (`netfold.fabric.paths`), once as if all links were well, once
-around the links that will fail: a host that has learnt of a failure follows the second plan.
+Pinned schemes use the controller's planners (`netfold.fabric.paths`) twice: with all links, and without those that will
+fail.  A host that has learnt of a failure follows the second plan.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Scope = Literal["host", "leaf"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How packets choose their paths."""
+    """How the packets of a workload get their paths."""
 
     name: str
     mode: Mode = "pinned"
     """"pinned": each piece has a path; "spray": each packet takes a random one; "reps": recycled entropies."""
     planner: Planner | None = None
-    """Cuts flows into pieces and assigns them; None: ``splits`` equal pieces on random (hashed) paths."""
+    """Splits flows into pieces on planned paths; None: ``splits`` equal pieces on random (hashed) paths."""
     scope: Scope = "host"
-    """Whose flows a planner call sees: one host's to a leaf, or one leaf's to a leaf."""
+    """Flows that a planner call sees: those of one host to a leaf, or those of one leaf to a leaf."""
     weighted: bool = False
-    """Shares follow what each path can carry around dead links; else all are equal."""
+    """Whether shares follow what each path can carry around dead links; else all are equal."""
     unit: int = 1
-    """Cuts fall on multiples of this many bytes of a flow."""
+    """Flows are split at multiples of this many bytes."""
     proportional: bool = False
-    """A piece's window is its part of the flow's, so that unequal pieces end together; else each has a whole one."""
+    """Whether a piece's window is its part of the flow's, so that unequal pieces end together; else it is whole."""
     splits: int = 1
     tolerant: bool = False
-    """Receivers take packets in any order and senders repeat single ones; else go-back-N."""
+    """Whether receivers take packets in any order and senders repeat single ones; else go-back-N."""
     moves: bool = False
-    """A time-out moves the piece to another path and marks the old one suspect."""
+    """Whether a time-out moves the piece to another path and marks the old path suspect."""
 
 
 SCHEMES = {
@@ -61,19 +61,19 @@ SCHEMES = {
         Scheme(name="mp-rdma-8", splits=8),
     )
 }
-"""The paper's planner, ours, and what both are compared with."""
+"""The paper's planner, NetFold's, and the schemes that both are compared with."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Pieces of all tasks, those of one task side by side."""
+    """The pieces of all tasks; those of one task are adjacent."""
 
     task: NDArray[np.int64]
     size: NDArray[np.int64]
     path: NDArray[np.int64]
     """int64[pieces]: `Topology` path numbers between the task's leaves."""
     share: NDArray[np.float64]
-    """float64[pieces]: weight of the piece where pieces compete."""
+    """float64[pieces]: weight of each piece where pieces compete for a link."""
 
     def __len__(self) -> int:
         return len(self.task)
@@ -81,11 +81,11 @@ class Placement:
 
 def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: frozenset[int] = frozenset(),
           seed: int = 0, mtu: int = 1) -> Placement:
-    """Cut and assign a workload's flows.
+    """Split a workload's flows and assign the pieces to paths.
 
-    dead   directed links to plan around
+    dead   directed links to avoid
     seed   of the hash, where paths are hashed
-    mtu    payload bytes of a full packet, between which hashed schemes cut
+    mtu    payload bytes of a full packet, since hashed schemes split between packets
     Raises PathError where two leaves have no live path left.
     """
     flows = np.flatnonzero(workload.size)
@@ -114,7 +114,7 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
             live = topology.live_paths(a, to, dead)
             known[a, to] = live, tuple(topology.shares(live, a, to) if scheme.weighted else [1] * len(live))
         paths, shares = known[a, to]
-        # neighbours begin at different paths, so that not all first packets of a step meet in one queue
+        # neighbours start at different paths, so that the first packets of a step do not all meet in one queue
         start = (sender + to) % max(1, len(paths))
         for cut in _cuts(scheme.planner, tuple(sizes[i] for i in members), shares, scheme.unit, start):
             task.append(members[cut.flow])
@@ -125,7 +125,7 @@ def place(topology: Topology, workload: Workload, scheme: Scheme, *, dead: froze
 
 @lru_cache(maxsize=2**16)
 def _cuts(planner: Planner, sizes: tuple[int, ...], shares: tuple[Share, ...], unit: int, start: int) -> list[Cut]:
-    if planner is equal_split and len(set(sizes)) > 1:  # parts of one buffer may differ by a byte: each as if all did
+    if planner is equal_split and len(set(sizes)) > 1:  # parts of one buffer may differ by a byte
         return [c for i, size in enumerate(sizes)
                 for c in _cuts(planner, (size,) * len(sizes), shares, unit, start) if c.flow == i]
     return planner(sizes, shares, unit=unit, start=start)
@@ -133,7 +133,7 @@ def _cuts(planner: Planner, sizes: tuple[int, ...], shares: tuple[Share, ...], u
 
 def _hashed(topology: Topology, workload: Workload, scheme: Scheme, flows: NDArray[np.int64], dead: frozenset[int],
             seed: int, mtu: int) -> Placement:
-    """Equal pieces of whole packets on random live paths; sprayed flows stay whole, their path means nothing."""
+    """Make equal pieces of whole packets on random live paths; sprayed flows stay whole, without a path."""
     size: NDArray[np.int64] = workload.size[flows]
     pair = np.stack([workload.source[flows], workload.destination[flows]], axis=1) // topology.hosts
     packets: NDArray[np.int64] = -(-size // mtu)

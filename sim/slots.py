@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slot protocol as a state space, explored exhaustively.
 
-Hosts under one leaf, or under several leaves and a spine, reduce PSNs 0 .. psns-1.  The network is the worst there is:
+Hosts on one leaf, or on several leaves below a spine, reduce PSNs 0 .. psns-1.  The network is the worst possible one:
 a packet in flight may arrive at any time, any number of times, in any order, or be lost, and a copy of any contribution
-that a host ever sent may turn up late.  Hosts repeat what they miss, whenever they like: ranks run ahead and lag.
+that a host ever sent may arrive late.  Hosts repeat what they miss at any time, so that ranks run ahead and lag.
 
-Two properties over all reachable states (docs/protocol.md, "Slots"):
+Two properties hold in all reachable states (docs/protocol.md, "Slots"):
 
 * safety: a packet that a switch emits holds each child's contribution for its PSN exactly once;
-* liveness: wherever the worst network leads, hosts' repeats alone can still finish from there (no stuck host).
+* liveness: from wherever the network leads, the hosts' repeats alone can still finish (no host is stuck).
 
-The switches may lose all they hold, at any moment and as often as `Fabric.replans` says: the ranks then begin again
-under a new epoch, at the lowest PSN that any of them lacks (docs/protocol.md, "Trees planned anew").  And ranks leave
-where `Fabric.each` says how long operations are: what a rank that has left would have to repeat must not be needed.
+The switches may lose their state at any moment, up to `ModelFabric.replans` times: the ranks then begin again in a new
+epoch, at the lowest PSN that any of them lacks (docs/protocol.md, "Trees planned anew").  Ranks leave the job where
+`ModelFabric.each` sets the length of operations; what a rank that has left could repeat must not be needed any more.
 
-`explore(..., slots=2 * window)` proves both for the sizes given; with fewer slots it finds the stuck host.
+`explore(..., slots=2 * window)` proves both properties for the given sizes; with fewer slots it finds the stuck host.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from typing import Literal, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 Departure = Literal["asked", "at once", "unasked"]
-"""When a rank leaves after its last operation: when all others have said, since then, that they lack nothing of what
-they have begun; at once; when they have said so at any time."""
+"""When a rank leaves after its last operation.
+
+asked    when all others have reported, after it asked, that they lack no result of the operations that they have begun
+at once  without waiting for the others
+unasked  when all others have reported that at any time, also before it asked
+"""
 
 
 class ModelSlot(NamedTuple):
-    """What a switch remembers: PSN (-1: never used), children's bitmap, done, and what the words add up to."""
+    """The state of a slot: PSN (-1: never used), bitmap of children, whether it is done, and the sum in its words."""
 
     psn: int
     bitmap: int
@@ -43,12 +47,12 @@ FREE = ModelSlot(-1, 0, False, frozenset())
 
 
 class WrongSum(Exception):
-    """A switch emitted words that are not each child's contribution once."""
+    """A switch emitted words that do not hold the contribution of each child exactly once."""
 
 
 @dataclass(frozen=True)
 class ModelFabric:
-    """``leaves[i]`` ranks hang on leaf i; one leaf is its own root, more have a spine above them."""
+    """The modelled fabric: ``leaves[i]`` ranks on leaf i; a single leaf is the root, several are below a spine."""
 
     leaves: tuple[int, ...]
     window: int
@@ -58,10 +62,12 @@ class ModelFabric:
     first_psn: int = 0
     """Wire PSN of PSN 0, so that a small ``psn_bits`` makes the numbers wrap."""
     replans: int = 0
-    """How often the switches may lose what they hold."""
+    """How many times the switches may lose their state."""
     each: int = 0
-    """PSNs of an operation: a rank begins one when it likes once it has finished the one before, and leaves after the
-    last.  0: all are one operation, and nobody leaves."""
+    """PSNs of an operation; 0: all PSNs are one operation, and no rank leaves.
+
+    A rank begins an operation at any time after the one before, and may leave after the last.
+    """
 
     @property
     def ranks(self) -> int:
@@ -79,37 +85,37 @@ class ModelFabric:
         return range(first, first + self.leaves[leaf])
 
     def age(self, psn: int, other: int) -> int:
-        """Serial arithmetic on the wire's PSNs, as the P4 program has it."""
+        """How far ``psn`` is ahead of ``other`` in serial arithmetic on wire PSNs, as in the P4 program."""
         half = 1 << (self.psn_bits - 1)
         ahead = ((psn + self.first_psn) - (other + self.first_psn)) % (half * 2)
         return ahead - half * 2 if ahead >= half else ahead
 
 
 class State(NamedTuple):
-    """Sets of PSNs are bit masks.  The last three are packets in flight between switches and to hosts."""
+    """A state of the whole system; sets of PSNs are bit masks."""
 
-    received: tuple[int, ...]  # by each rank: results of this epoch, and all before its start
-    had: tuple[int, ...]  # by each rank: results it has, of any epoch
-    starts: tuple[int, ...]  # by each rank: where this epoch began
-    begun: tuple[int, ...]  # by each rank: PSNs of the operations that it has begun
-    leaving: int  # ranks that have said that they want to leave, as bits
-    settled: int  # ranks that have said that they lack nothing
-    left: int
-    replans: int  # still to come
+    received: tuple[int, ...]  # of each rank: results of this epoch, and all PSNs before its start
+    had: tuple[int, ...]  # of each rank: results that it has, of any epoch
+    starts: tuple[int, ...]  # of each rank: the PSN at which this epoch began
+    begun: tuple[int, ...]  # of each rank: PSNs of the operations that it has begun
+    leaving: int  # ranks that have asked to leave, as bits
+    settled: int  # ranks that have reported that they lack nothing, as bits
+    left: int  # ranks that have left, as bits
+    replans: int  # times that the switches may still lose their state
     leaves: tuple[tuple[ModelSlot, ...], ...]
     spine: tuple[ModelSlot, ...]
-    partials: tuple[int, ...]  # by each leaf: partial sums on their way up
-    to_leaf: tuple[int, ...]  # to each leaf: results on their way down
-    to_rank: tuple[int, ...]  # to each rank: results on their way down
+    partials: tuple[int, ...]  # of each leaf: partial sums in flight to the spine
+    to_leaf: tuple[int, ...]  # to each leaf: results in flight from the spine
+    to_rank: tuple[int, ...]  # to each rank: results in flight from its leaf
 
 
 @dataclass
 class ExplorationReport:
-    """What an exploration found."""
+    """The result of an exploration."""
 
     states: int = 0
     stuck: list[State] = field(default_factory=list)
-    """States from which no network, however kind, leads to the end."""
+    """States from which not even a network without losses leads to the end."""
 
     @property
     def live(self) -> bool:
@@ -124,7 +130,7 @@ def lowest_missing(received: int) -> int:
 
 
 class _Switch:
-    """One slot's behaviour, the verdict table of p4src/verdict.p4 in Python."""
+    """The behaviour of one slot: the verdict table of p4src/verdict.p4 in Python."""
 
     def __init__(self, fabric: ModelFabric, full: int, *, root: bool, checks_age: bool = True) -> None:
         self.fabric, self.full, self.root, self.checks_age = fabric, full, root, checks_age
@@ -132,7 +138,7 @@ class _Switch:
     def contribution(
         self, slot: ModelSlot, psn: int, child: int, words: frozenset[tuple[int, int]]
     ) -> tuple[ModelSlot, str]:
-        """Returns the slot afterwards and who gets a packet: nobody, parent, asker or all."""
+        """The slot after a contribution, and who gets a packet: nobody, parent, asker or all."""
         bit = 1 << child
         age = 1 if slot.psn < 0 else self.fabric.age(psn, slot.psn)
         if age < 0 and self.checks_age:
@@ -158,7 +164,7 @@ class _Switch:
 
 
 class Exploration:
-    """Breadth first over every state that the worst network can bring about."""
+    """A breadth-first search of every state that the worst network can lead to."""
 
     def __init__(
         self, fabric: ModelFabric, *, checks_age: bool = True, resume_apart: bool = False,
@@ -188,20 +194,20 @@ class Exploration:
         )
 
     def successors(self, state: State) -> tuple[list[State], list[State]]:
-        """States one step on: by what hosts and switches do, and by what only a bad network does."""
+        """The states after one step: those by what hosts and switches do, and those that only a bad network causes."""
         fabric = self.fabric
         found: list[State] = []
         bad: list[State] = []
         alive = self._alive(state)
         for rank, received in enumerate(state.received):
-            # delivery leaves the packet in flight: it may arrive again
+            # a delivered packet stays in flight, since it may arrive again
             for psn in _bits(state.to_rank[rank] & ~received):
                 had = _put(state.had, rank, state.had[rank] | 1 << psn)
                 found.append(state._replace(received=_put(state.received, rank, received | 1 << psn), had=had))
             for psn in range(state.starts[rank], min(lowest_missing(received) + fabric.window, state.begun[rank])):
                 if received >> psn & 1:
                     if alive >> psn & 1:
-                        bad.append(self._to_leaf_up(state, rank, psn))  # a copy from long ago
+                        bad.append(self._to_leaf_up(state, rank, psn))  # a late copy
                 elif not state.left >> rank & 1:
                     found.append(self._to_leaf_up(state, rank, psn))
             if fabric.each:
@@ -220,7 +226,7 @@ class Exploration:
         return list(steps), list({self._without_stale_packets(s) for s in bad} - {state} - steps)
 
     def run(self, *, limit: int = 5_000_000) -> ExplorationReport:
-        """Explores all states; raises WrongSum, or OverflowError past ``limit`` states."""
+        """Explore all states.  Raises WrongSum, and OverflowError beyond ``limit`` states."""
         start = self.start()
         number: dict[State, int] = {start: 0}
         before: list[list[int]] = [[]]
@@ -242,7 +248,7 @@ class Exploration:
                     states.append(then)
                     before.append([])
                     queue.append(there)
-                if i < len(steps):  # finishing must not need misfortune's help
+                if i < len(steps):  # finishing must not depend on what a bad network does
                     before[there].append(here)
         can_finish = bytearray(len(states))
         stack = list(final)
@@ -277,7 +283,7 @@ class Exploration:
         return then
 
     def _without_stale_packets(self, state: State) -> State:
-        """Without the packets that can change nothing any more: repeats to whoever has it, and to slots gone on.
+        """The state without packets that change nothing any more: the receiver has them, or its slot is past them.
 
         Slots and ranks only move forward, so such a packet never matters again; leaving it out merges equal states.
         """
@@ -293,7 +299,7 @@ class Exploration:
         return state._replace(to_rank=to_rank, to_leaf=to_leaf, partials=partials)
 
     def _replanned(self, state: State) -> State:
-        """Empty slots, and a new epoch: what is in flight meets neither its connections nor its slots any more."""
+        """The state with empty slots in a new epoch, which no packet in flight belongs to."""
         lacking = [lowest_missing(had) for had in state.had]
         starts = tuple(lacking) if self.resume_apart else (min(lacking),) * len(lacking)
         fresh = self.start()
@@ -302,9 +308,9 @@ class Exploration:
             leaving=state.leaving, settled=state.settled, left=state.left, replans=state.replans - 1,
         )
 
-    # ---- one delivery each -----------------------------------------------------------------------------------------
+    # ---- deliveries of one packet ------------------------------------------------------------------------------------
     def _alive(self, state: State) -> int:
-        """PSNs whose packets can still be in the network: a packet does not outlive half the PSN space."""
+        """PSNs of packets that can still be in the network: none lives longer than half the PSN space."""
         newest = max(lowest_missing(r) for r in state.received) + self.fabric.window
         oldest = max(0, newest - (1 << (self.fabric.psn_bits - 1)) + 1)
         return self.all_psns & ~((1 << oldest) - 1)
@@ -358,11 +364,11 @@ def explore(
     fabric: ModelFabric, *, checks_age: bool = True, resume_apart: bool = False, departure: Departure = "asked",
     limit: int = 5_000_000,
 ) -> ExplorationReport:
-    """Explores every reachable state of ``fabric``; raises WrongSum at the first wrong sum.
+    """Explore every reachable state of ``fabric``.  Raises WrongSum at the first wrong sum.
 
-    ``checks_age=False`` breaks the protocol on purpose: late contributions take slots over.  So does
-    ``resume_apart``: after the switches have lost everything, each rank begins at what it lacks itself.  And so do
-    two of the ways to say ``goodbye``.
+    Three arguments break the protocol on purpose: ``checks_age=False`` lets late contributions take slots over;
+    ``resume_apart`` lets each rank begin at the first PSN that it lacks itself after the switches have lost their
+    state; and ``departure`` other than "asked" lets ranks leave too early.
     """
     return Exploration(fabric, checks_age=checks_age, resume_apart=resume_apart, departure=departure).run(limit=limit)
 
@@ -372,7 +378,7 @@ def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
 
 
 def _one_less(flying: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Every way to lose one packet in flight."""
+    """All states of these packets in flight with one of them lost."""
     return [_put(flying, i, mask & ~(1 << psn)) for i, mask in enumerate(flying) for psn in _bits(mask)]
 
 

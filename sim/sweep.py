@@ -21,12 +21,12 @@ CONNECT_SECONDS: Final = 10
 
 
 class EngineError(Exception):
-    """An engine is not installed, or does not answer: says which, where, and what to do."""
+    """An engine is not installed or does not answer; the message says which, where, and what to do."""
 
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Has sweeps run on one of `ENGINES`: this machine's processes or threads, or a Dask or Ray cluster that is up.
+    """Let sweeps run on one of `ENGINES`: processes or threads of this machine, or a running Dask or Ray cluster.
 
     Raises ValueError for another name, EngineError.
     """
@@ -66,8 +66,10 @@ def engine(name: str) -> Iterator[None]:
 
 
 def _answers(address: str) -> bool:
-    """Whether anybody listens at ``ray://HOST:PORT`` or ``HOST:PORT``: Ray itself goes on trying for minutes.  Other
-    forms, like "auto", are Ray's to judge."""
+    """Whether a server listens at ``ray://HOST:PORT`` or ``HOST:PORT``; Ray itself would try for minutes.
+
+    Other forms of address, such as "auto", are left to Ray.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and port.isdecimal()):
         return True
@@ -80,11 +82,11 @@ def _answers(address: str) -> bool:
 
 def sweep(function: Callable[[P], R], points: Sequence[P], *, jobs: int | None = None,
           echo: Callable[[str], None] = print) -> Iterator[R]:
-    """``function(point)`` for every point, in order, as results come in.
+    """Yield ``function(point)`` for every point, in order, as results arrive.
 
-    function   importable by name, since other processes call it
-    jobs       processes; None: what joblib.parallel_config says, else one for each core
-    echo       told once if joblib is not there, and all runs on one core
+    function   must be importable by name, since other processes call it
+    jobs       number of processes; None: as joblib.parallel_config sets it, else one for each core
+    echo       receives a message where joblib is not installed, so that everything runs on one core
     """
     if importlib.util.find_spec("joblib") is None:
         if jobs not in (None, 1):
@@ -98,6 +100,6 @@ def sweep(function: Callable[[P], R], points: Sequence[P], *, jobs: int | None =
     backend, configured = get_active_backend()
     if jobs is None and configured is None:
         jobs = -1
-    streams = getattr(backend, "supports_return_generator", False)  # Ray's does not: all results come at the end
+    streams = getattr(backend, "supports_return_generator", False)  # with Ray's, results arrive at the end
     run = joblib.Parallel(n_jobs=jobs, return_as="generator" if streams else "list")
     yield from run(joblib.delayed(function)(point) for point in points)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folded Clos fabrics by number, for thousands of hosts: which directed link is which, and which links a path takes.
+"""Folded Clos fabrics for thousands of hosts: numbers of directed links and paths, and the links of each path.
 
     two tiers     hosts - leaves - spines                   pods=1, cores=0; "aggs" are the spines
     three tiers   hosts - leaves - aggs - cores             every pod has the same leaves and aggs; agg a of every pod
                                                             is cabled to the same `cores` core switches
 
-Directed links are numbered in six blocks, each block the mirror of its neighbour:
+Directed links are numbered in six blocks; each pair of blocks has the two directions of the same cables:
 
     0 host up | 1 host down | 2 leaf up | 3 leaf down | 4 core up | 5 core down
     [host]      [host]        [leaf, agg]               [pod, agg, core]
 
 A path is one number: the agg where source and destination share a pod, agg x cores + core where they do not.
-native/fabric.c knows the same numbering; a test holds the two together.
+native/fabric.c has the same numbering, which a test compares.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ class Topology:
         return [p for p in range(self.paths(leaf, to)) if not dead or dead.isdisjoint(self.between(leaf, to, p))]
 
     def shares(self, paths: Sequence[int], leaf: int, to: int) -> list[Fraction]:
-        """What live paths of a pair carry, relative to each other: those over one agg share its leaf links.
+        """What each live path of a pair can carry, relative to the others: paths over one agg share its leaf links.
 
-        The closed form, for this regular fabric, of `Clos.weights`.
+        This is `Clos.weights` in closed form for a regular fabric.
         """
         if leaf // self.leaves == to // self.leaves:
             return [Fraction(1)] * len(paths)
@@ -160,7 +160,7 @@ class Topology:
         return self.leaf_rate if link < 2 * self.size + 2 * self.blocks[2] else self.core_rate
 
     def graph(self) -> nx.MultiGraph[str]:
-        """The same fabric as the controller's planners see it (`Fabric.graph`), edges numbered by their upward link."""
+        """This fabric as the controller's planners have it (`Fabric.graph`), edges numbered by their upward link."""
         graph: nx.MultiGraph[str] = nx.MultiGraph()
         for host in range(self.size):
             graph.add_node(f"h{host}", kind="host")
@@ -172,7 +172,7 @@ class Topology:
         return graph
 
     def _cables(self) -> Iterator[tuple[int, str, str]]:
-        """(upward link, lower node, upper node) of every cable."""
+        """(number of the upward link, lower node, upper node) of every cable."""
         for host in range(self.size):
             yield host, f"h{host}", f"leaf{self.leaf(host)}"
         for leaf in range(self.leaves * self.pods):
@@ -188,18 +188,18 @@ class Topology:
 
 def leaf_spine(*, hosts: int = 256, leaves: int = 16, spines: int = 16, rate: float = 400e9,
                delay: float = 500e-9) -> Topology:
-    """``hosts`` in all, spread over the leaves.  Raises ValueError where they do not divide."""
+    """A leaf-spine fabric of ``hosts`` hosts in all.  Raises ValueError where they do not divide among the leaves."""
     if leaves < 1 or hosts % leaves:
         raise ValueError(f"leaf_spine: {hosts} hosts do not divide over {leaves} leaves")
     return Topology(hosts=hosts // leaves, leaves=leaves, aggs=spines, host_rate=rate, leaf_rate=rate, delay=delay)
 
 
 def of_fabric(fabric: Fabric, *, delay: float, rate: float | None = None) -> Topology:
-    """The simulator's view of a real (or Mininet's) leaf-spine, to hold measurements against.
+    """The topology of a real leaf-spine fabric, or one in Mininet, so that measurements can be compared.
 
     Host n of a leaf, in the fabric's order, is host n of that leaf here; leaves and spines likewise.
-    delay   seconds over one link: fabric files do not say
-    rate    bit/s of links that do not state one
+    delay   seconds over one link, which fabric files do not have
+    rate    bit/s of links without a rate
     Raises ValueError where leaves differ in hosts, uplinks or rates, since `Topology` is regular.
     """
     graph = fabric.graph()

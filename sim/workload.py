@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a collective sends: flows, and which must be in before which may leave.
+"""What collectives send: flows, and which flows must have arrived before which may start.
 
-A `Workload` is a graph of tasks in arrays.  A task is a flow from host to host, or, with no bytes, a pause.  It
-starts ``gap`` seconds after the last task that it waits for: after a flow's arrival, or, where its own sender waits,
-its acknowledgement.  Flows that one planner call may see together carry the
-same ``step``.  Sizes of collectives are bytes of the buffer on each rank, as in nccl-tests; rank r is host
-``hosts[r]``.
+A `Workload` is a graph of tasks in arrays.  A task is a flow from host to host, or, with no bytes, a pause.  It starts
+``gap`` seconds after the last task that it waits for: after the arrival of a flow, or after its acknowledgement where
+the flow's own sender waits.  Flows that are planned together have the same ``step``.  Sizes of collectives are bytes of
+the buffer on each rank, as in nccl-tests; rank r is host ``hosts[r]``.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from netfold.fabric import collectives
 Int = NDArray[np.int64]
 
 SEGMENT: Final = 64 << 10
-"""Bytes of a message in trees, as host/collectives/double_binary_tree.py cuts them."""
+"""Bytes of a message in trees, as in host/collectives/double_binary_tree.py."""
 AHEAD: Final = 4
-"""Messages that a rank takes ahead of the one that it waits for, as host/collectives/flow.py does."""
+"""Messages that a rank receives ahead of the one that it waits for, as in host/collectives/flow.py."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """n tasks and m dependencies."""
+    """A graph of n tasks and m dependencies."""
 
     source: Int
-    """int64[n], host."""
+    """int64[n]: the host that sends."""
     destination: Int
-    """int64[n], host."""
+    """int64[n]: the host that receives."""
     size: Int
-    """int64[n], bytes; 0 for a pause."""
+    """int64[n]: bytes; 0 for a pause."""
     gap: NDArray[np.float64]
-    """float64[n], seconds between the end of what it waits for and its start."""
+    """float64[n]: seconds between the end of what the task waits for and its start."""
     step: Int
     """int64[n]: flows of one step start together and are planned together."""
     waits: Int
@@ -66,7 +65,7 @@ class Workload:
         return int(self.size.sum())
 
     def then(self, other: Workload, *, gap: float = 0.0) -> Workload:
-        """This, then a pause of ``gap`` seconds when all has finished, then the other."""
+        """This workload, a pause of ``gap`` seconds when all its tasks have ended, then the other workload."""
         n = len(self)
         pause = n + 1
         first = np.setdiff1d(np.arange(len(other)), other.waits[:, 1])
@@ -86,7 +85,7 @@ class Workload:
 
 
 class _Builder:
-    """Collects tasks one by one."""
+    """Collects the tasks of a workload one by one."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
@@ -105,7 +104,7 @@ class _Builder:
 
 
 def all_to_all(hosts: Sequence[int], size: int) -> Workload:
-    """Direct: every rank sends size/n to every other at once, beginning with its right neighbour."""
+    """Direct all-to-all: every rank sends size/n to every other at the same time, its right neighbour first."""
     build, n = _Builder(), _ranks(hosts)
     (step,) = collectives.all_to_all(n)
     for a, b in step:
@@ -114,7 +113,7 @@ def all_to_all(hosts: Sequence[int], size: int) -> Workload:
 
 
 def shifted_all_to_all(hosts: Sequence[int], size: int) -> Workload:
-    """In n-1 rounds: in round k every rank sends to the k-th to its right, when its own round before has gone out."""
+    """All-to-all in n-1 rounds: in round k every rank sends to the k-th rank to its right, after its own round k-1."""
     build, n = _Builder(), _ranks(hosts)
     before: list[Sequence[int]] = [()] * n
     for k in range(1, n):
@@ -144,7 +143,7 @@ def _around(hosts: Sequence[int], size: int, times: int) -> Workload:
 
 
 def halving_doubling(hosts: Sequence[int], size: int) -> Workload:
-    """Allreduce: halves to partners at distance n/2, n/4 .. 1, then back.  n must be a power of two."""
+    """Allreduce by halving to partners at distances n/2, n/4 .. 1, and doubling back.  n must be a power of two."""
     build, n = _Builder(), _ranks(hosts)
     if n & (n - 1):
         raise ValueError(f"halving_doubling: expected a power of two of ranks, got {n}")
@@ -157,12 +156,12 @@ def halving_doubling(hosts: Sequence[int], size: int) -> Workload:
 
 
 def double_binary_tree(hosts: Sequence[int], size: int, *, segment: int = SEGMENT) -> Workload:
-    """Allreduce over the hosts' two trees, half of the bytes on each, reduced up and broadcast down in segments.
+    """Allreduce over two trees of the hosts, half of the bytes on each, reduced up and broadcast down in segments.
 
-    As in host/collectives/double_binary_tree.py, a segment goes up when it is in from all children, and down when it
-    is in from the parent; a rank takes `AHEAD` more than the one that it waits for, its children's in turn.  Hosts
-    send those of one edge after each other; here as many are under way at once, so that no wire idles in between.
-    All of it is one step, as for the controller's planner.
+    As in host/collectives/double_binary_tree.py, a segment goes up when it has arrived from all children, and down when
+    it has arrived from the parent; a rank receives `AHEAD` more than the one that it waits for, from its children in
+    turn.  Hosts send the segments of one edge one after another; here as many are in flight at once, so that no link
+    is idle in between.  All flows are one step, as for the controller's planner.
     """
     n = _ranks(hosts)
     if segment < 1:
@@ -182,8 +181,8 @@ def double_binary_tree(hosts: Sequence[int], size: int, *, segment: int = SEGMEN
 
 
 def _tree(n: int, shift: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
-    """What one segment takes in a tree: its flows, (sender, receiver); and what waits for what: (flow, the flow that
-    waits for it, how many segments later)."""
+    """The flows of one segment in a tree, as (sender, receiver), and their dependencies, as (flow, the flow that waits
+    for it, how many segments later)."""
     parent = collectives.binary_tree(n, shift)
     children = {p: [v for v, above in parent.items() if above == p] for p in parent.values()}
     up = {v: number for number, v in enumerate(parent)}
@@ -209,7 +208,7 @@ COLLECTIVES: dict[str, Callable[[Sequence[int], int], Workload]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A GPT as training traffic."""
+    """The size of a GPT model, from which its training traffic follows."""
 
     name: str
     layers: int
@@ -223,7 +222,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """All layers and the embedding."""
+        """Parameters of all layers and of the embedding."""
         return self.layers * self.layer_parameters + self.vocabulary * self.hidden
 
 
@@ -236,10 +235,10 @@ def training_step(hosts: Sequence[int], model: Model, *, collective: str = "halv
 
     A machine has ``machine`` GPUs behind a fast internal network, which reduce among themselves first; GPU i of every
     machine then allreduces its 1/machine of a layer's bf16 gradients with GPU i of all others (one rail each).
-    Before each layer's collectives lies its backward computation, 4 x parameters x tokens / flops seconds; nothing
-    overlaps, so that communication shows undiluted: a bound, not a forecast.
+    The backward computation of each layer, 4 x parameters x tokens / flops seconds, precedes its collectives.  Nothing
+    overlaps, so that the result is a bound for communication, not a forecast.
 
-    layers    simulate only that many of the model's layers (all are alike)
+    layers    number of layers to simulate; all layers are alike
     """
     if len(hosts) % machine:
         raise ValueError(f"training_step: {len(hosts)} hosts do not divide into machines of {machine}")
@@ -255,7 +254,7 @@ def training_step(hosts: Sequence[int], model: Model, *, collective: str = "halv
 
 
 def _beside(parts: Sequence[Workload]) -> Workload:
-    """All at once."""
+    """All workloads at the same time."""
     starts = np.cumsum([0, *(len(p) for p in parts)])
     return Workload(
         source=np.concatenate([p.source for p in parts]),
@@ -274,5 +273,5 @@ def _ranks(hosts: Sequence[int]) -> int:
 
 
 def _part(size: int, n: int, i: int) -> int:
-    """Bytes of part i where n parts make up ``size``; at least 1, since even an empty part is announced."""
+    """Bytes of part i of n of ``size``; at least 1, since an empty part is announced as well."""
     return max(1, size * (i + 1) // n - size * i // n)
