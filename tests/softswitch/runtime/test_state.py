@@ -250,7 +250,7 @@ def test_requests_cut_short_or_made_of_noise_are_refused(engine: LocalEngine, op
 def test_an_unknown_request_is_unimplemented(engine: LocalEngine) -> None:
     """With a status of its own."""
     with pytest.raises(Unimplemented, match="unknown request 999"):
-        engine._one(struct.pack("<IH", 2, 999))
+        engine._channel.one(struct.pack("<IH", 2, 999))
 
 
 # ---- over a socket ---------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_a_switch_that_dies_or_keeps_silent_is_reported(pair: tuple[Engine, Rela
     """No call waits for ever: EngineTimeout while it is silent, Internal once it is gone, and on_end says so once."""
     remote, relay, _, ends = pair
     relay.silent = True
-    remote._transport._timeout = 0.2  # type: ignore[attr-defined]
+    remote._channel._transport._timeout = 0.2  # type: ignore[attr-defined]
     with pytest.raises(EngineTimeout, match=r"within 0\.2 s"):
         remote.stats()
 
