@@ -49,7 +49,7 @@ class Fleet:
             """Does nothing: there are no switches."""
 
         self._service = PathService(Steering(fabric), cast(Any, OneJob(job)), graph=lambda: graph, replan=nothing,
-                                    strays=nothing, answer=nothing)
+                                    unpinned=nothing, links_respond=nothing)
         self._collective = collective
         self._paths: dict[int, Paths] = {}
         self.peers: dict[int, set[int]] = {rank: set() for rank in range(WORLD)}
