@@ -19,6 +19,7 @@ struct tree_t {
     port_t              parent_port;
 }
 
+// Which tree, and which child or parent?
 control Connection(in headers_t hdr, inout meta_t meta, inout tree_t tree) {
     action contribution(bit<16> group, child_t child, children_t children, epoch_t epoch, bit<32> base, psn_t mask,
                         bit<1> root, bit<1> check, port_t parent_port) {

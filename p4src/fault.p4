@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults on purpose, for tests: what becomes of packet n of a port is drawn from a seed and n, so that the same seed does
+// Injected faults, for tests: what happens to packet n of a port is drawn from a seed and n, so that the same seed does
 // the same to the same packets on every engine, and to single segments of a super-packet.  The draw is MurmurHash3's
 // finaliser on a Weyl sequence: a CRC is linear, and would spread the faults evenly, never two in a row.
 //
-//      draw    0 .. lose | .. flip      | .. twice      | .. late              | .. 2^32
-//              lost      | one bit of   | comes, and    | held back until `by` | nothing
-//                        | its payload  | once more     | more have passed     |
+//      draw    0 .. lose | .. flip       | .. twice      | .. late               | .. 2^32
+//              lost      | one bit of its | sent, and    | held back until `by`  | unharmed
+//                        | payload flips  | once more    | further packets went  |
 //
-// Packets can be held only in registers: there is one shelf a port, for a data packet whole.  It comes back in the place
-// of a copy of a later one; while it is taken, nobody else is held.
+// A packet can be held only in registers: those of a port hold one whole data packet.  It leaves in the place of a copy
+// of a later packet; until then no other packet of the port is held.
 #ifndef FAULT_P4
 #define FAULT_P4
 #include "headers.p4"
@@ -16,12 +16,20 @@
 // What the caller clones: `copy`
 #define COPY_NONE   2w0
 #define COPY_SAME   2w1         // this packet once more
-#define COPY_SHELF  2w2         // what is on the shelf
+#define COPY_HELD   2w2         // the packet that is held
 
-// fault_due: 0, the shelf is free | the packet number that brings it back | LEAVING + the number until which to wait
-// for the copy, which a full queue may have dropped
+// fault_due: 0 if no packet is held | the number of the packet with which it is to leave | LEAVING + the number of the
+// packet until which to wait for the copy, which a full queue may have dropped
 #define LEAVING     0x80000000
 #define LEAVE_TIME  64
+
+#define WEYL_STEP   0x9e3779b9  // 2^32 / golden ratio, odd
+#define MURMUR_1    0x85ebca6b  // the factors of MurmurHash3's fmix32
+#define MURMUR_2    0xc2b2ae35
+
+// Headers of a held packet, as one number: folded 1 | has RETH 1 | Ethernet to RETH 560 | ICRC 32.  hold_packet makes it,
+// restore_packet free it apart.
+#define HELD_HEADERS_BITS 594
 
 // Limits of the draw, each at least the one before it
 struct limits_t {
@@ -36,25 +44,25 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
               in bit<1> again, out bit<1> lost, out bit<2> copy) {
     register<bit<32>>(PORTS)  fault_number;       // packets seen on each port
     register<bit<32>>(PORTS)  fault_due;
-    register<bit<594>>(PORTS) fault_head;         // folded 1 | RETH there 1 | headers 560 | ICRC 32
-#define SHELF_WORD(i)       register<word_t>(PORTS) fault_word##i;
-    EACH_WORD(SHELF_WORD)
+    register<bit<HELD_HEADERS_BITS>>(PORTS) fault_head;
+#define HELD_WORD(i)        register<word_t>(PORTS) fault_word##i;
+    EACH_WORD(HELD_WORD)
 
     bit<32>  number = 0;
     bit<32>  draw = 0;
     limits_t limits = { 0, 0, 0, 0 };
     bit<32>  release = 0;                       // a packet that is held now comes back with this one
     bit<32>  due = 0;
-    bit<594> head = 0;
+    bit<HELD_HEADERS_BITS> head = 0;
     bit<1>   has_reth = 0;
-    bit<1>   takes = 0;
+    bit<1>   free = 0;                          // no packet is held
 
     action faulty(bit<32> seed, bit<32> lose, bit<32> flip, bit<32> twice, bit<32> late, bit<32> by) {
         fault_number.read(number, (bit<32>)port);
         fault_number.write((bit<32>)port, number + 1);
-        draw = seed + number * 0x9e3779b9;
-        draw = (draw ^ (draw >> 16)) * 0x85ebca6b;
-        draw = (draw ^ (draw >> 13)) * 0xc2b2ae35;
+        draw = seed + number * WEYL_STEP;
+        draw = (draw ^ (draw >> 16)) * MURMUR_1;
+        draw = (draw ^ (draw >> 13)) * MURMUR_2;
         draw = draw ^ (draw >> 16);
         fault_due.read(due, (bit<32>)port);
         limits = { lose, flip, twice, late };
@@ -75,9 +83,9 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     counter(PORTS, CounterType.packets) fault_duplicated;
     counter(PORTS, CounterType.packets) fault_held;
 
-#define SHELVE(i)   fault_word##i.write((bit<32>)port, hdr.lanes[i].w);
-#define TAKE(i)     fault_word##i.read(hdr.lanes[i].w, (bit<32>)port);
-    action to_shelf() {
+#define HOLD_WORD(i)   fault_word##i.write((bit<32>)port, hdr.lanes[i].w);
+#define RESTORE_WORD(i)     fault_word##i.read(hdr.lanes[i].w, (bit<32>)port);
+    action hold_packet() {
         if (hdr.reth.isValid()) {
             has_reth = 1;
         }
@@ -89,9 +97,9 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
             hdr.bth.operation ++ hdr.bth.ack_req ++ hdr.bth.psn ++ hdr.reth.address ++ hdr.reth.rkey ++
             hdr.reth.length ++ hdr.icrc.crc;
         fault_head.write((bit<32>)port, head);
-        EACH_WORD(SHELVE)
+        EACH_WORD(HOLD_WORD)
     }
-    action from_shelf() {
+    action restore_packet() {
         fault_head.read(head, (bit<32>)port);
         meta.folded = head[593:593];
         has_reth = head[592:592];
@@ -124,15 +132,15 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         hdr.bth.ack_req = head[191:184];
         hdr.bth.psn = head[183:160];
         hdr.icrc.crc = head[31:0];
-        EACH_WORD(TAKE)
+        EACH_WORD(RESTORE_WORD)
         fault_due.write((bit<32>)port, 0);
     }
     apply {
         lost = 0;
         copy = COPY_NONE;
-        if (again == 1) {                       // a copy is spared, or it might never end
-            if (meta.copy == COPY_SHELF) {
-                from_shelf();
+        if (again == 1) {                       // copies have no faults, or there might be no end of them
+            if (meta.copy == COPY_HELD) {
+                restore_packet();
                 if (has_reth == 1) {
                     hdr.reth.setValid();
                     hdr.reth.address = head[159:96];
@@ -144,7 +152,7 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
             }
         } else if (fault.apply().hit) {
             if (due == 0 || (due[31:31] == 1 && number > (bit<32>)due[30:0])) {
-                takes = 1;
+                free = 1;
             }
             if (draw < limits.lose) {
                 lost = 1;
@@ -157,13 +165,13 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
             } else if (draw < limits.twice) {
                 copy = COPY_SAME;
                 fault_duplicated.count((bit<32>)port);
-            } else if (draw < limits.late && takes == 1 && hdr.icrc.isValid() && sm.checksum_error == 0) {
+            } else if (draw < limits.late && free == 1 && hdr.icrc.isValid() && sm.checksum_error == 0) {
                 lost = 1;
-                to_shelf();
+                hold_packet();
                 fault_due.write((bit<32>)port, release);
                 fault_held.count((bit<32>)port);
             } else if (due != 0 && due[31:31] == 0 && number >= due && hdr.icrc.isValid()) {
-                copy = COPY_SHELF;
+                copy = COPY_HELD;
                 fault_due.write((bit<32>)port, LEAVING + number + LEAVE_TIME);
             }
             meta.copy = copy;

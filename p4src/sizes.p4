@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every number of the program, in one place.  wire/roce.py holds the same ones; tests/wire/test_formats.py compares the two.
+// Every size and number of the program.  wire/roce.py has the same ones, and tests/wire/test_formats.py compares the two.
 #ifndef SIZES_P4
 #define SIZES_P4
 
@@ -93,7 +93,7 @@
 // Kinds of packets from and to the CPU
 #define CPU_FRAME       0                 // a frame to send, or one for the controller
 #define CPU_PROBE       1                 // what does this slot hold?  (probe_t)
-#define PARENT          0xffff            // in the place of a child's number: the switch that is the next one up the tree
+#define PARENT          0xffff            // in the place of a child's number: the next switch up the tree
 
 // standard_metadata.instance_type, as BMv2 numbers it
 #define INGRESS_CLONE   1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A slot: where the contributions to one PSN of a tree meet.  This file says what a slot's state holds, and answers what
-// that means for the packet at hand: is it early, late or a repeat, and does it complete the slot?
+// A slot is where the contributions to one PSN of a tree meet.  This file names the fields of its state, and answers what
+// they mean for the packet at hand: is it early, late or a repeat, and does it complete the slot?
 //
 // Slots are never cleared (BMv2's registers cannot be, over P4Runtime): a newer PSN or another epoch takes a slot over.
 // That is safe because hosts send PSN p only while p < (lowest result they miss) + window, and a slot range holds two
@@ -38,6 +38,7 @@ struct slot_t {
     children_t          bitmap;         // with this packet's child
 }
 
+// How does this packet find its slot?
 control Slot(in headers_t hdr, in meta_t meta, in tree_t tree, in slot_state_t state, inout slot_t found) {
     psn_t      ahead = 0;
     children_t child = 0;

@@ -33,6 +33,7 @@ struct verdict_t {
     child_t             to;
 }
 
+// What becomes of the packet and its slot?
 control Verdict(in tree_t tree, in slot_t found, inout verdict_t decided) {
     counter(OUTCOMES, CounterType.packets) outcomes;        // what `netfold status` shows
 

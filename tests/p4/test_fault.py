@@ -22,7 +22,7 @@ IN, OUT = 1, 2
 HOST = 0x0A000102
 BY = 8
 TAIL = 2 * BY
-"""Frames at the end none of which is held: whatever is on the shelf comes back."""
+"""Frames at the end none of which is held: a held one comes back."""
 
 
 class Shares(NamedTuple):
@@ -57,7 +57,7 @@ def model(count: int, seed: int, shares: Shares) -> list[Seen]:
     """What comes of data packets 0..count-1, in order, where copies come at once."""
     lose, flip, twice, late = shares.limits
     out: list[Seen] = []
-    shelf: tuple[int, int] | None = None  # packet, the number that brings it back
+    held: tuple[int, int] | None = None  # packet, the number that brings it back
     for n in range(count):
         at = draw(seed, n)
         if at < lose:
@@ -66,18 +66,18 @@ def model(count: int, seed: int, shares: Shares) -> list[Seen]:
             out.append(Seen(n, whole=False))
         elif flip <= at < twice:
             out += [Seen(n, whole=True)] * 2
-        elif twice <= at < late and shelf is None:
-            shelf = (n, n + BY)
+        elif twice <= at < late and held is None:
+            held = (n, n + BY)
         else:
             out.append(Seen(n, whole=True))
-            if shelf is not None and n >= shelf[1]:
-                out.append(Seen(shelf[0], whole=True))
-                shelf = None
+            if held is not None and n >= held[1]:
+                out.append(Seen(held[0], whole=True))
+                held = None
     return out
 
 
 def quiet_tail(count: int, shares: Shares, seed: int) -> int:
-    """The first seed from this one on that does nothing to the last frames: the shelf is empty in the end."""
+    """The first seed from this one on that does nothing to the last frames: none is held in the end."""
     while any(draw(seed, n) < shares.limits[-1] for n in range(count - TAIL, count)):
         seed += 1
     return seed
@@ -145,7 +145,7 @@ def test_packets_meet_the_fate_that_their_number_draws(control: str, port: int, 
     whole = [packet.psn for packet in expected if packet.whole]
     late = sum(psn < max(whole[:at], default=-1) for at, psn in enumerate(whole))
     assert counted[1:3] == [len(expected) - len(whole), len(whole) - len(set(whole))]
-    assert counted[3] - late in (0, 1), "all that were held came back, but for the one on the shelf"
+    assert counted[3] - late in (0, 1), "all that were held came back, but for the last one"
     assert counted[0] == count - len({packet.psn for packet in expected}) - (counted[3] - late)
     for share, number in zip(shares[:3], counted, strict=False):
         assert (number > 0) == (share > 0)
