@@ -27,8 +27,8 @@
 #define MURMUR_1    0x85ebca6b  // the factors of MurmurHash3's fmix32
 #define MURMUR_2    0xc2b2ae35
 
-// Headers of a held packet, as one number: folded 1 | has RETH 1 | Ethernet to RETH 560 | ICRC 32.  hold_packet makes it,
-// restore_packet free it apart.
+// Headers of a held packet as one number: folded 1 | has RETH 1 | Ethernet to RETH 560 | ICRC 32.  hold_packet makes it
+// and restore_packet takes it apart.
 #define HELD_HEADERS_BITS 594
 
 // Limits of the draw, each at least the one before it

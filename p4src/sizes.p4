@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every size and number of the program.  wire/roce.py has the same ones, and tests/wire/test_formats.py compares the two.
+// Every size and number of the program.  wire/roce.py has the same ones; tests/wire/test_formats.py compares them.
 #ifndef SIZES_P4
 #define SIZES_P4
 

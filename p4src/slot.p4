@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A slot is where the contributions to one PSN of a tree meet.  This file names the fields of its state, and answers what
-// they mean for the packet at hand: is it early, late or a repeat, and does it complete the slot?
+// A slot is where the contributions to one PSN of a tree meet.  Here are the fields of its state, and what they mean
+// for the packet at hand: is it early, late or a repeat, and does it complete the slot?
 //
 // Slots are never cleared (BMv2's registers cannot be, over P4Runtime): a newer PSN or another epoch takes a slot over.
 // That is safe because hosts send PSN p only while p < (lowest result they miss) + window, and a slot range holds two
