@@ -25,6 +25,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from cbuild.cc import find_compiler
+
 
 class Need(NamedTuple):
     """One of them."""
@@ -187,6 +189,7 @@ def hide(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    print(f"{'C compiler':16} {' '.join(find_compiler().command)}")
     for wanted in NEEDS:
         lack = missing(wanted)
         print(f"{wanted:16} {'there' if lack is None else f'MISSING: {lack}'}")
