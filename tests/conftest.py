@@ -8,7 +8,7 @@ import fcntl
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Of several workers one at a time runs a test in namespaces: its ranks and switches have the cores to themselves.
     The wait is nobody's time: it is over before the test's timeout and durations begin."""
     if not hasattr(item.config, "workerinput") or item.get_closest_marker("netns") is None:
