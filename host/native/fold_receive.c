@@ -39,7 +39,7 @@ static void receive_packet(nf_fold *f, const uint8_t *packet, size_t n, bool mar
         f->foreign++;
         return;
     }
-    if (sent->answered) { /* by the trees before: the same bits */
+    if (sent->answered) { /* over the trees before these: the bits are the same */
         nf_stream_result(&c->stream, seq, marked, now);
         return;
     }

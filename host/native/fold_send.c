@@ -19,7 +19,7 @@ static nf_header header_of(const nf_fold *f, const nf_channel *c, uint64_t i) {
     return h;
 }
 
-/* Sequence number below which packets may leave, as far as their contents are known. */
+/* The sequence number below which packets may leave: their contents are known, and credits cover them. */
 static uint64_t limit_of(const nf_fold *f, nf_channel *c) {
     const nf_tree *tr = &f->trees[c->tree];
     const nf_channel *agreement = &tr->channels[NF_AGREEMENT_STREAM], *data = &tr->channels[NF_DATA_STREAM];
@@ -44,7 +44,7 @@ static uint64_t limit_of(const nf_fold *f, nf_channel *c) {
     return c->base + ready > c->history.next ? c->base + ready : c->history.next;
 }
 
-/* How many packets of a channel should leave in one run now; 0: wait. */
+/* How many packets of a channel should leave in one run now; 0: it is worth waiting for more. */
 static uint64_t worth_sending(const nf_fold *f, nf_channel *c) {
     uint64_t limit = limit_of(f, c), n = nf_stream_sendable(&c->stream, limit);
     uint64_t quantum = c->stream.window / 4 < f->max_run ? c->stream.window / 4 : f->max_run;
@@ -72,7 +72,7 @@ static bool send_channel(nf_fold *f, nf_channel *c, int64_t now, nf_run *run) {
         if (!before)
             nf_payload_write(f, c, seq - c->base, nf_history_add(&c->history, &h));
         else if (c->stream.n_lost == 0)
-            c->stream.counters.retransmitted++; /* it left before the trees were planned anew */
+            c->stream.counters.retransmitted++; /* it had left already, over the trees before these */
         h.dest_qp += c->plan.peer_qp;
         h.psn = nf_stream_psn(&c->stream, seq);
         memcpy(nf_write_header(packet, &h), payload, f->path_mtu);

@@ -17,7 +17,7 @@ struct nf_io {
     uint32_t taken; /* packets of it that left */
     bool blocked;   /* the kernel's send buffer is full */
     uint64_t unfolded;
-    nf_span *spans; /* NULL: nobody asked */
+    nf_span *spans; /* NULL: none are recorded */
     uint64_t n_spans, spans_room, spans_lost;
     bool repeats; /* some packets of `run` are sent again */
 };
@@ -49,7 +49,7 @@ void nf_io_transient_errors(const nf_io *io, uint64_t *count, int32_t *error) {
     nf_udp_transient_errors(io->udp, count, error);
 }
 
-/* ---- the timeline: one comparison where nobody asked ------------------------------------------------------------- */
+/* ---- the timeline: one comparison where none is kept ------------------------------------------------------------- */
 void nf_io_trace(nf_io *io, nf_span *spans, uint64_t room) {
     io->spans = spans;
     io->spans_room = room;

@@ -95,7 +95,7 @@ static void recycle(const nf_rc *rc, nf_qp *qp, uint16_t port) {
         if (rc->ports[i] == port) nf_reps_recycle(qp->reps, i);
 }
 
-/* A packet came; *touched: the queue pair of the last data packet, plus 1. */
+/* Takes in one packet.  *touched: index of the queue pair that the last data packet was for, plus 1; 0: none yet. */
 static void receive_packet(nf_rc *rc, const uint8_t *p, size_t n, bool marked, uint16_t source_port, int64_t now,
                            uint32_t *touched) {
     nf_qp *qp = n >= NF_BTH_BYTES + NF_ICRC_BYTES ? nf_qp_find(rc, nf_get32(p + 4) & NF_PSN_MASK) : NULL;

@@ -8,9 +8,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define ROUNDS 4             /* receive calls before what is due gets out again */
-#define LOOK_FIRST 5000000ll /* the progress thread's rounds, nanoseconds: while something goes on */
-#define LOOK_LAST 40000000ll /* and when all is quiet */
+#define ROUNDS 4 /* receive calls before what is due gets out again */
+/* Nanoseconds between two rounds of the progress thread: while something goes on, and at most when all is quiet. */
+#define INTERVAL_BUSY 5000000ll
+#define INTERVAL_QUIET 40000000ll
 #define OTHERS 4096
 
 struct nf_rc_io {
@@ -55,7 +56,7 @@ static int send_all(nf_rc_io *io) {
             continue;
         case NF_BROKEN: return error;
         case NF_BLOCKED:
-        case NF_TRANSIENT: /* lost on the way, as far as we are concerned: the timer leads back here */ return 0;
+        case NF_TRANSIENT: return 0; /* these packets count as lost: the timer leads back here */
         }
     }
 }
@@ -74,7 +75,7 @@ static int receive_all(nf_rc_io *io) {
     return 0;
 }
 
-/* One turn without waiting. */
+/* Receives, runs the timers and sends, all without waiting.  Returns an errno that will not pass, or 0. */
 static int turn(nf_rc_io *io) {
     int error = io->fatal;
     if (!error) error = receive_all(io);
@@ -122,11 +123,11 @@ int32_t nf_rc_io_run(nf_rc_io *io, int64_t until, struct pollfd *others, uint32_
 
 static void *make_progress(void *argument) {
     nf_rc_io *io = argument;
-    int64_t look = LOOK_FIRST;
+    int64_t interval = INTERVAL_BUSY;
     uint64_t seen = 0;
     pthread_mutex_lock(&io->stop_lock);
     while (!io->stop) {
-        int64_t then = nf_now() + look;
+        int64_t then = nf_now() + interval;
         struct timespec at = {then / 1000000000, then % 1000000000};
         pthread_cond_timedwait(&io->stop_told, &io->stop_lock, &at);
         if (io->stop || pthread_mutex_trylock(&io->lock)) continue;
@@ -134,7 +135,7 @@ static void *make_progress(void *argument) {
         uint64_t progress = nf_rc_progress(io->rc);
         bool quiet = progress == seen && nf_rc_deadline(io->rc) == NF_NEVER;
         pthread_mutex_unlock(&io->lock);
-        look = !quiet ? LOOK_FIRST : 2 * look < LOOK_LAST ? 2 * look : LOOK_LAST;
+        interval = !quiet ? INTERVAL_BUSY : 2 * interval < INTERVAL_QUIET ? 2 * interval : INTERVAL_QUIET;
         seen = progress;
     }
     pthread_mutex_unlock(&io->stop_lock);

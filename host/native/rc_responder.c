@@ -71,7 +71,7 @@ static bool stash(nf_rc *rc, nf_responder *r, uint64_t seq, const uint8_t *paylo
             free(r->stashed);
             r->stash = NULL;
             r->stashed = NULL;
-            return false; /* as if lost */
+            return false; /* no memory: as if the packet had been lost */
         }
     }
     uint64_t slot = seq & (rc->window - 1);
@@ -127,8 +127,8 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
         rc->foreign++; /* no peer that keeps to the window sends this */
         return;
     }
-    bool old = place_of < (int64_t)r->expected; /* answered as ever, by one that is closed too */
-    if (!old && !opened(rc, qp)) return;        /* as if lost */
+    bool old = place_of < (int64_t)r->expected; /* it is acknowledged again, and opens nothing */
+    if (!old && !opened(rc, qp)) return;        /* no memory: as if the packet had been lost */
     nf_qp_owe_answer(rc, qp);
     if (!qp->reps || !nf_reps_echo(qp->reps, r->source_port, marked)) {
         r->due = true;
@@ -139,7 +139,7 @@ void nf_responder_take(nf_rc *rc, nf_qp *qp, const nf_rc_header *h, const uint8_
         r->duplicates++;
         return;
     }
-    if (!nf_rc_reserve_events(rc, r->n_messages + 2)) return; /* as if lost */
+    if (!nf_rc_reserve_events(rc, r->n_messages + 2)) return; /* the same */
     uint32_t where;
     nf_message *m = nf_has_reth(h->opcode) ? begin(rc, qp, seq, h) : message_of(r, seq, &where);
     if (qp->broken) return;

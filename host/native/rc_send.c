@@ -77,7 +77,7 @@ static void put_answer(nf_rc *rc, const nf_qp *qp, uint8_t syndrome, uint64_t ab
     run->length += run->segment;
 }
 
-/* ACKs for the next packets that came by one port, one each, by the same. */
+/* REPS: one ACK for each of the next packets that came by one port, sent from that port. */
 static void send_echoes(nf_rc *rc, nf_qp *qp, nf_rc_run *run) {
     nf_reps *reps = qp->reps;
     uint16_t port = reps->echoes[reps->echoed].port;
@@ -107,7 +107,7 @@ static bool send_answers(nf_rc *rc, nf_rc_run *run) {
             uint8_t syndrome = NF_AETH_ACK;
             uint64_t about = r->expected - 1;
             if (r->due) {
-                r->due = false; /* before the first packet: PSN - 1, which acknowledges nothing */
+                r->due = false; /* where nothing is in yet it names the PSN before the first: no packet */
             } else {
                 while (seq < r->nak_end && r->arrived[seq & (rc->window - 1)]) seq++;
                 if (seq < r->nak_end) {
@@ -180,7 +180,7 @@ bool nf_rc_send(nf_rc *rc, int64_t now, nf_rc_run *run) {
 }
 
 void nf_rc_unsent(nf_rc *rc, const nf_rc_run *run) {
-    if (run->answers) { /* NAKs are lost, and the timer repairs; an ACK goes again */
+    if (run->answers) { /* an ACK is owed again; for lost NAKs the peer's timer makes up */
         rc->qps[run->qp].in.due = true;
         nf_qp_owe_answer(rc, &rc->qps[run->qp]);
         return;
