@@ -36,7 +36,7 @@ class RankIdentity:
     """Rank among the processes of the same machine; 0 where the launcher does not say."""
 
 
-def place(environment: Mapping[str, str] | None = None) -> RankIdentity:
+def rank_identity(environment: Mapping[str, str] | None = None) -> RankIdentity:
     """This process's rank, from the environment.  Raises ValueError where no launcher's variables are set, or where one
     of them is no integer."""
     environment = os.environ if environment is None else environment

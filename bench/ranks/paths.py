@@ -22,7 +22,7 @@ import numpy as np
 from netfold.controller import client
 from netfold.controller.paths import path_service
 from netfold.host.client.jobs import JobClient
-from netfold.host.collectives.flow import even
+from netfold.host.collectives.flow import split_evenly
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -141,7 +141,7 @@ class Rank:
         row = np.array([seconds, stalled, self._again(mesh) - again, self._pairs(mesh)], np.float64)
         rows = np.empty(self.world * row.size)
         rows[self.rank * row.size : (self.rank + 1) * row.size] = row
-        peers.all_gather(rows, even(rows.size, self.world))
+        peers.all_gather(rows, split_evenly(rows.size, self.world))
         if self.rank == 0:
             if fail:
                 print(RESTORE_LINK, flush=True)
@@ -156,7 +156,7 @@ class Rank:
     ) -> tuple[Callable[[], object], Callable[[], None]]:
         """The call to time, and the check of its result, which raises AssertionError."""
         count = self.task.nbytes // 4 // self.world * self.world
-        slices = even(count, self.world)
+        slices = split_evenly(count, self.world)
 
         def of(rank: int) -> np.ndarray[Any, np.dtype[np.int32]]:
             return np.random.default_rng([number, rank]).integers(-(2**20), 2**20, count, np.int32)

@@ -34,7 +34,7 @@ from netfold.host.selection.choice import INNET
 from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, Peers
 from netfold.host.tracing.flight import Flight
-from netfold.host.tracing.timeline import Timeline, asked
+from netfold.host.tracing.timeline import Timeline, timeline_from_environment
 from netfold.wire.jobs import Join, Plan
 
 RailName = Literal["auto", "innet", "tcp", "roce"]
@@ -192,7 +192,7 @@ def _of_membership(membership: Membership, settings: JoinSettings, listener: soc
         )
     if rail == "roce" and shared:
         raise PlanError(f"{me}: rail='roce' needs an address for each rank, and {sharing(plan)}; use rail='tcp'")
-    timeline = asked(plan.job, plan.rank, plan.world)
+    timeline = timeline_from_environment(plan.job, plan.rank, plan.world)
     flight = Flight(plan.job, plan.rank, plan.world, timeline=timeline)
     mesh = open_mesh(plan, listener, settings.timeout, rail, membership.client, timeline)
     try:

@@ -129,7 +129,7 @@ class Communicator(Group):
         return replace(self._parts.dispatch.stats(), saturated=self._saturated)
 
     def flight(self) -> list[OperationRecord]:
-        """The last operations of this rank, groups' included, the oldest first (``flight.KEPT``)."""
+        """The last operations of this rank, groups' included, the oldest first (``flight.MAX_OPERATIONS``)."""
         return self._parts.turns.flight.operations()
 
     def explain(

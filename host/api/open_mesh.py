@@ -43,9 +43,9 @@ def open_mesh(
         raise ValueError("a job of several ranks needs the listening socket whose port stands in the plan (listener=)")
     if rail == "roce":
         from netfold.host.roce.mesh import RoceMesh  # its native library is built only where it is wanted
-        from netfold.host.roce.queue_pairs import OPEN
+        from netfold.host.roce.queue_pairs import MAX_OPEN
 
-        open_pairs = environment.number(os.environ, OPEN_PAIRS_VARIABLE, str(OPEN))
+        open_pairs = environment.number(os.environ, OPEN_PAIRS_VARIABLE, str(MAX_OPEN))
         return RoceMesh(
             plan, listener, timeout=timeout, open_pairs=open_pairs, planned=_planned(plan, client), timeline=timeline
         )

@@ -53,7 +53,7 @@ def init(
     if _world is not None:
         raise NetFoldError("netfold.init() was called before; call netfold.shutdown() first")
     if rank is None or world is None:
-        place = environment.place()
+        place = environment.rank_identity()
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
     atexit.register(shutdown)  # a script that ends without saying goodbye still leaves its job
@@ -97,7 +97,7 @@ def local_rank() -> int:
     """This process's rank among those of its machine, as the launcher says; 0 where it does not."""
     communicator()
     try:
-        return environment.place().local_rank
+        return environment.rank_identity().local_rank
     except ValueError:  # init() was told rank and world
         return 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from netfold.host.collectives.flow import Strand, expect, length, post
+from netfold.host.collectives.flow import Strand, length, receive_piece, send_piece
 from netfold.host.mesh.mesh import Mesh, Pending
 from netfold.host.operation.arrays import Flat
 
@@ -32,6 +32,6 @@ def all_to_all(
     sent: deque[list[Pending]] = deque()
     for step in range(1, mesh.size):
         to, by = (me + step) % mesh.size, (me - step) % mesh.size
-        sent.append(post(mesh, to, source, given[to], tag=tag))
+        sent.append(send_piece(mesh, to, source, given[to], tag=tag))
         early = sent.popleft() if len(sent) > AHEAD else []
-        yield [*expect(mesh, by, out, taken[by], tag=tag), *early]
+        yield [*receive_piece(mesh, by, out, taken[by], tag=tag), *early]

@@ -9,7 +9,7 @@ scatter_all_gather  van de Geijn: scatter, then ring all-gather: 1 + (N-1) steps
 from __future__ import annotations
 
 from netfold.host.collectives import ring, scatter
-from netfold.host.collectives.flow import Strand, even, expect, post, segments
+from netfold.host.collectives.flow import Strand, receive_piece, segments, send_piece, split_evenly
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 
@@ -21,11 +21,11 @@ def binomial(mesh: Mesh, data: Flat, *, root: int = 0, tag: int = 0) -> Strand:
     lowest = v & -v if v else 1 << (mesh.size - 1).bit_length()
     everything = slice(0, data.size)
     if v:
-        yield expect(mesh, (v - lowest + root) % mesh.size, data, everything, tag=tag)
+        yield receive_piece(mesh, (v - lowest + root) % mesh.size, data, everything, tag=tag)
     distance = lowest >> 1
     while distance:  # the child with most ranks below it first
         if v + distance < mesh.size:
-            post(mesh, (v + distance + root) % mesh.size, data, everything, tag=tag)
+            send_piece(mesh, (v + distance + root) % mesh.size, data, everything, tag=tag)
         distance >>= 1
 
 
@@ -47,6 +47,6 @@ def chain(mesh: Mesh, data: Flat, *, root: int = 0, segment: int = 64 << 10, tag
 
 def scatter_all_gather(mesh: Mesh, data: Flat, *, root: int = 0, tag: int = 0) -> Strand:
     """Sends ``data`` of rank ``root`` to all: a piece to each rank, then every piece around the ring."""
-    pieces = even(data.size, mesh.size)
+    pieces = split_evenly(data.size, mesh.size)
     yield from scatter.scatter(mesh, data, pieces, root=root, tag=tag)
     yield from ring.all_gather(mesh, data, pieces, tag=tag)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netfold.host.collectives.flow import Inbox, Strand, even, length, segments, together
+from netfold.host.collectives.flow import Inbox, Strand, interleave, length, segments, split_evenly
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -57,13 +57,13 @@ def places(size: int, shift: int) -> dict[int, TreePosition]:
 def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> Strand:
     """Reduces ``data`` over all ranks, in place.  Uses ``tag`` and ``tag + 1``."""
     strands = []
-    for shift, half in enumerate(even(data.size, 2)):
+    for shift, half in enumerate(split_evenly(data.size, 2)):
         place = places(mesh.size, shift)[mesh.rank]
         strands += [
             _up(mesh, data, half, place, reduction, tag + shift),
             _down(mesh, data, half, place, tag + shift),
         ]
-    yield from together(*strands)
+    yield from interleave(*strands)
 
 
 def _up(mesh: Mesh, data: Flat, half: slice, place: TreePosition, reduction: Reduction, tag: int) -> Strand:

@@ -29,17 +29,17 @@ AHEAD = 4
 """Number of receives that an inbox keeps posted."""
 
 
-class First(list[Pending]):
-    """Messages of which one is enough to go on: what ``together`` yields."""
+class AnyOf(list[Pending]):
+    """Messages of which one is enough to go on: what ``interleave`` yields."""
 
 
 def run(mesh: Mesh, strand: Strand) -> None:
     """Drives a strand to its end."""
     for pending in strand:
-        mesh.wait(pending, first=isinstance(pending, First))
+        mesh.wait(pending, first=isinstance(pending, AnyOf))
 
 
-def together(*strands: Strand) -> Strand:
+def interleave(*strands: Strand) -> Strand:
     """Runs several strands as one, each of which goes on as soon as its own messages are done."""
     waiting: dict[Strand, Sequence[Pending]] = dict.fromkeys(strands, ())
     while waiting:
@@ -52,21 +52,21 @@ def together(*strands: Strand) -> Strand:
             except StopIteration:
                 del waiting[strand]
         if not ready:
-            yield First(p for pending in waiting.values() for p in pending if not p.done)
+            yield AnyOf(p for pending in waiting.values() for p in pending if not p.done)
 
 
 def _ready(pending: Sequence[Pending]) -> bool:
     done = (message.done for message in pending)
-    return any(done) if isinstance(pending, First) else all(done)
+    return any(done) if isinstance(pending, AnyOf) else all(done)
 
 
-def post(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
+def send_piece(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
     """Sends a piece in segments.  Returns the posted messages."""
     return [mesh.send(peer, data[cut], tag=tag) for cut in segments(piece, data.itemsize)]
 
 
-def expect(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
-    """Receives a piece, in the segments in which ``post`` sends it, directly to its place.  Returns the posted
+def receive_piece(mesh: Mesh, peer: int, data: Flat, piece: slice, *, tag: int = 0) -> list[Pending]:
+    """Receives a piece, in the segments in which ``send_piece`` sends it, directly to its place.  Returns the posted
     messages."""
     return [mesh.receive(peer, data[cut], tag=tag) for cut in segments(piece, data.itemsize)]
 
@@ -86,7 +86,7 @@ def reduce_from(
             reduction(data[cut], theirs, out=data[cut])
 
 
-def even(count: int, parts: int) -> list[slice]:
+def split_evenly(count: int, parts: int) -> list[slice]:
     """``count`` elements split into ``parts`` adjacent slices whose lengths differ by one at most."""
     return [slice(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from netfold.host.collectives.flow import Strand, expect, post
+from netfold.host.collectives.flow import Strand, receive_piece, send_piece
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 
@@ -16,10 +16,10 @@ from netfold.host.operation.arrays import Flat
 def gather(mesh: Mesh, data: Flat, pieces: Sequence[slice], *, root: int = 0, tag: int = 0) -> Strand:
     """Fills ``data`` of the root with every rank's ``data[pieces[rank]]``."""
     if mesh.rank != root:
-        yield post(mesh, root, data, pieces[mesh.rank], tag=tag)
+        yield send_piece(mesh, root, data, pieces[mesh.rank], tag=tag)
         return
     arriving = []
     for step in range(1, mesh.size):
         rank = (root + step) % mesh.size
-        arriving += expect(mesh, rank, data, pieces[rank], tag=tag)
+        arriving += receive_piece(mesh, rank, data, pieces[rank], tag=tag)
     yield arriving

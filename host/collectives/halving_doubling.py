@@ -10,7 +10,7 @@ and at the end the other partners get the result (1 step, M bytes).
 
 from __future__ import annotations
 
-from netfold.host.collectives.flow import Strand, even, expect, post, reduce_from
+from netfold.host.collectives.flow import Strand, receive_piece, reduce_from, send_piece, split_evenly
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -27,31 +27,31 @@ def allreduce(mesh: Mesh, data: Flat, reduction: Reduction, *, tag: int = 0) -> 
         yield from _core(mesh, data, reduction, core, extra, tag)
     everything = slice(0, data.size)
     if paired and mesh.rank % 2:
-        yield expect(mesh, mesh.rank - 1, data, everything, tag=tag)
+        yield receive_piece(mesh, mesh.rank - 1, data, everything, tag=tag)
     elif paired:
-        yield post(mesh, mesh.rank + 1, data, everything, tag=tag)
+        yield send_piece(mesh, mesh.rank + 1, data, everything, tag=tag)
 
 
 def _merge(mesh: Mesh, data: Flat, reduction: Reduction, tag: int) -> Strand:
     """Leaves the reduction of a pair of ranks on the even one; each of the two does half of the work."""
-    low, high = even(data.size, 2)
+    low, high = split_evenly(data.size, 2)
     if mesh.rank % 2 == 0:
         odd = mesh.rank + 1
-        sent = post(mesh, odd, data, high, tag=tag)
+        sent = send_piece(mesh, odd, data, high, tag=tag)
         yield from reduce_from(mesh, odd, data, low, reduction, tag=tag)
         yield sent
-        yield expect(mesh, odd, data, high, tag=tag)
+        yield receive_piece(mesh, odd, data, high, tag=tag)
     else:
         even_ = mesh.rank - 1
-        post(mesh, even_, data, low, tag=tag)
+        send_piece(mesh, even_, data, low, tag=tag)
         yield from reduce_from(mesh, even_, data, high, reduction, tag=tag)
         # Both halves must be sent before the result of all ranks overwrites them.
-        yield post(mesh, even_, data, high, tag=tag)
+        yield send_piece(mesh, even_, data, high, tag=tag)
 
 
 def _core(mesh: Mesh, data: Flat, reduction: Reduction, core: int, extra: int, tag: int) -> Strand:
     me = mesh.rank // 2 if mesh.rank < 2 * extra else mesh.rank - extra
-    pieces = even(data.size, core)
+    pieces = split_evenly(data.size, core)
 
     def rank(place: int) -> int:
         return 2 * place if place < extra else place + extra
@@ -64,14 +64,14 @@ def _core(mesh: Mesh, data: Flat, reduction: Reduction, core: int, extra: int, t
     while half:
         peer, middle = rank(me ^ half), low + half
         keep, give = ((low, middle), (middle, high)) if not me & half else ((middle, high), (low, middle))
-        post(mesh, peer, data, span(*give), tag=tag)
+        send_piece(mesh, peer, data, span(*give), tag=tag)
         yield from reduce_from(mesh, peer, data, span(*keep), reduction, tag=tag)
         given.append(span(*give))
         (low, high), half = keep, half // 2
     half = 1
     while half < core:
         peer = rank(me ^ half)
-        post(mesh, peer, data, span(low, high), tag=tag)
-        yield expect(mesh, peer, data, given.pop(), tag=tag)
+        send_piece(mesh, peer, data, span(low, high), tag=tag)
+        yield receive_piece(mesh, peer, data, given.pop(), tag=tag)
         low, high = (low, high + half) if not me & half else (low - half, high)
         half *= 2

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from netfold.host.collectives import ring
-from netfold.host.collectives.flow import Strand, even
+from netfold.host.collectives.flow import Strand, split_evenly
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.mesh.mesh import Mesh, Subset
 from netfold.host.operation.arrays import Flat
@@ -53,11 +53,11 @@ def allreduce(
         for window in rows.windows(data.size, data.itemsize):
             view = data[window]
             yield from rows.reduce_scatter(view, reduction)
-            yield from across(peers, view[even(view.size, parts)[local.rank]], reduction)
+            yield from across(peers, view[split_evenly(view.size, parts)[local.rank]], reduction)
             yield from rows.all_gather(view)
         return
     parts = min(map(len, groups))
-    pieces = even(data.size, parts) + [slice(data.size, data.size)] * (len(mine) - parts)
+    pieces = split_evenly(data.size, parts) + [slice(data.size, data.size)] * (len(mine) - parts)
     yield from ring.reduce_scatter(local, data, pieces, reduction, tag=tag)
     if local.rank < parts:
         peers = Subset(mesh, [group[local.rank] for group in groups])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from netfold.host.collectives.flow import Strand, even, length, together
+from netfold.host.collectives.flow import Strand, interleave, length, split_evenly
 from netfold.host.mesh.mesh import Mesh, Subset
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -54,8 +54,8 @@ def allreduce(
     row, column = divmod(mesh.rank, columns)
     in_row = [row * columns + c for c in range(columns)]
     in_column = [r * columns + column for r in range(rows)]
-    first, second = even(data.size, 2)
-    yield from together(
+    first, second = split_evenly(data.size, 2)
+    yield from interleave(
         _both_ways(mesh, data[first], reduction, (in_row, in_column), tag),
         _both_ways(mesh, data[second], reduction, (in_column, in_row), tag + 1),
     )
@@ -66,9 +66,9 @@ def _both_ways(
 ) -> Strand:
     """One half of the data: reduce-scatter along one line and then the other, all-gather back."""
     first, second = lines
-    outer = even(data.size, len(first))
+    outer = split_evenly(data.size, len(first))
     mine = data[outer[first.index(mesh.rank)]]
-    inner = even(mine.size, len(second))
+    inner = split_evenly(mine.size, len(second))
     yield from reduce_scatter_line(mesh, data, outer, first, reduction, tag=tag)
     yield from reduce_scatter_line(mesh, mine, inner, second, reduction, tag=tag)
     yield from all_gather_line(mesh, mine, inner, second, tag=tag)

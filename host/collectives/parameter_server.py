@@ -15,7 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from netfold.host.collectives.flow import Inbox, Strand, even, expect, length, post, segments, together
+from netfold.host.collectives.flow import (
+    Inbox,
+    Strand,
+    interleave,
+    length,
+    receive_piece,
+    segments,
+    send_piece,
+    split_evenly,
+)
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -47,7 +56,7 @@ def shares(count: int, workers: Sequence[int], servers: Sequence[int]) -> Server
     """``count`` elements split evenly over the servers."""
     if not servers or len(set(servers)) != len(servers):
         raise ValueError(f"servers={list(servers)}: expected at least one rank, each once")
-    return ServerLayout(workers, dict(zip(servers, even(count, len(servers)), strict=True)))
+    return ServerLayout(workers, dict(zip(servers, split_evenly(count, len(servers)), strict=True)))
 
 
 def allreduce(
@@ -66,7 +75,7 @@ def allreduce(
         strands.append(_serve(mesh, data, layout, reduction, tag))
     if mesh.rank in layout.workers:
         strands.append(_work(mesh, data, layout, tag))
-    yield from together(*strands)
+    yield from interleave(*strands)
 
 
 def _check(mesh: Mesh, data: Flat, layout: ServerLayout) -> None:
@@ -83,11 +92,11 @@ def _work(mesh: Mesh, data: Flat, layout: ServerLayout, tag: int) -> Strand:
     results = []
     for owner in others:
         if owner != mesh.rank:
-            post(mesh, owner, data, layout.owned[owner], tag=tag)
+            send_piece(mesh, owner, data, layout.owned[owner], tag=tag)
     for owner in others:
         if owner != mesh.rank:
             # The result overwrites what was pushed, which the owner has received by then.
-            results += expect(mesh, owner, data, layout.owned[owner], tag=tag + 1)
+            results += receive_piece(mesh, owner, data, layout.owned[owner], tag=tag + 1)
     yield results
 
 

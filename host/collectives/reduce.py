@@ -8,7 +8,7 @@ reduce_scatter_gather  ring reduce-scatter, then gather: N steps, 2 (N-1)/N M by
 from __future__ import annotations
 
 from netfold.host.collectives import gather, ring
-from netfold.host.collectives.flow import Strand, even, post, reduce_from
+from netfold.host.collectives.flow import Strand, reduce_from, send_piece, split_evenly
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -22,7 +22,7 @@ def binomial(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag
     distance = 1
     while distance < mesh.size:
         if v & distance:
-            yield post(mesh, (v - distance + root) % mesh.size, data, everything, tag=tag)
+            yield send_piece(mesh, (v - distance + root) % mesh.size, data, everything, tag=tag)
             return
         if v + distance < mesh.size:
             peer = (v + distance + root) % mesh.size
@@ -33,6 +33,6 @@ def binomial(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag
 def reduce_scatter_gather(mesh: Mesh, data: Flat, reduction: Reduction, *, root: int = 0, tag: int = 0) -> Strand:
     """Leaves the reduction over all ranks in ``data`` of ``root``; ``data`` of the other ranks then holds partial
     results."""
-    pieces = even(data.size, mesh.size)
+    pieces = split_evenly(data.size, mesh.size)
     yield from ring.reduce_scatter(mesh, data, pieces, reduction, tag=tag)
     yield from gather.gather(mesh, data, pieces, root=root, tag=tag)

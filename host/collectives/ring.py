@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from netfold.host.collectives.flow import Inbox, Strand, even, length, segments
+from netfold.host.collectives.flow import Inbox, Strand, length, segments, split_evenly
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -75,7 +75,7 @@ def allreduce(
     mesh: Mesh, data: Flat, reduction: Reduction, *, order: Sequence[int] | None = None, tag: int = 0
 ) -> Strand:
     """Reduces ``data`` over all ranks, in place."""
-    pieces = even(data.size, mesh.size)
+    pieces = split_evenly(data.size, mesh.size)
     yield from reduce_scatter(mesh, data, pieces, reduction, order=order, tag=tag)
     yield from all_gather(mesh, data, pieces, order=order, tag=tag)
 

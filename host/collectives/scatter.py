@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from netfold.host.collectives.flow import Strand, expect, post
+from netfold.host.collectives.flow import Strand, receive_piece, send_piece
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
 
@@ -16,8 +16,8 @@ from netfold.host.operation.arrays import Flat
 def scatter(mesh: Mesh, data: Flat, pieces: Sequence[slice], *, root: int = 0, tag: int = 0) -> Strand:
     """Fills ``data[pieces[rank]]`` of each rank from ``data`` of the root."""
     if mesh.rank != root:
-        yield expect(mesh, root, data, pieces[mesh.rank], tag=tag)
+        yield receive_piece(mesh, root, data, pieces[mesh.rank], tag=tag)
         return
     for step in range(1, mesh.size):
         rank = (root + step) % mesh.size
-        post(mesh, rank, data, pieces[rank], tag=tag)
+        send_piece(mesh, rank, data, pieces[rank], tag=tag)

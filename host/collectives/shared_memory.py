@@ -21,7 +21,7 @@ import numpy as np
 
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.broadcast import binomial
-from netfold.host.collectives.flow import Strand, even, run
+from netfold.host.collectives.flow import Strand, run, split_evenly
 from netfold.host.errors import TransportError
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
@@ -80,8 +80,9 @@ class SharedRows:
             yield slice(at, min(at + most, count))
 
     def reduce_scatter(self, data: Flat, reduction: Reduction) -> Strand:
-        """Reduces a window: afterwards this rank's piece of ``even(data.size, ranks)`` in ``data`` holds the result."""
-        local, mine = self._local, even(data.size, self._local.size)[self._local.rank]
+        """Reduces a window: afterwards this rank's piece of ``split_evenly(data.size, ranks)`` in ``data`` holds the
+        result."""
+        local, mine = self._local, split_evenly(data.size, self._local.size)[self._local.rank]
         rows = [self._view(rank, data) for rank in range(local.size)]
         np.copyto(rows[local.rank], data)
         yield from barrier(local)
@@ -92,8 +93,8 @@ class SharedRows:
         yield from barrier(local)  # no rank may write into its row while others still read it
 
     def all_gather(self, data: Flat) -> Strand:
-        """Fills a window with each rank's piece of ``even(data.size, ranks)``."""
-        local, pieces = self._local, even(data.size, self._local.size)
+        """Fills a window with each rank's piece of ``split_evenly(data.size, ranks)``."""
+        local, pieces = self._local, split_evenly(data.size, self._local.size)
         np.copyto(self._view(0, data)[pieces[local.rank]], data[pieces[local.rank]])
         yield from barrier(local)
         np.copyto(data, self._view(0, data))

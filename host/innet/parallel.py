@@ -28,7 +28,7 @@ from msgspec import structs
 
 from netfold.host.client.fold_control import NO_CONTROLLER, FoldControl
 from netfold.host.collectives.barrier import barrier
-from netfold.host.collectives.flow import even, run
+from netfold.host.collectives.flow import run, split_evenly
 from netfold.host.collectives.shared_memory import SharedRows
 from netfold.host.errors import NetFoldError, PeerLost
 from netfold.host.innet import native
@@ -141,7 +141,7 @@ class ParallelFold:
                 run(self._local, self._rows.reduce_scatter(window.out, inside))
                 if folding is not None:
                     folding.result()
-                mine = even(window.out.size, self._local.size)[self._local.rank]
+                mine = split_evenly(window.out.size, self._local.size)[self._local.rank]
                 folding = self._thread.submit(self._fold.allreduce, window.part(mine))
                 if index:
                     run(self._local, self._rows.all_gather(windows[index - 1].out))

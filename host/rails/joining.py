@@ -23,7 +23,7 @@ from netfold.host.rails.shares import Figure
 from netfold.host.selection import calibration, saved_figures
 from netfold.host.selection.peers import Peers
 from netfold.host.tracing.flight import Flight
-from netfold.host.tracing.timeline import asked
+from netfold.host.tracing.timeline import timeline_from_environment
 from netfold.wire.jobs import Plan
 
 STALL_VARIABLE = "NETFOLD_RAIL_STALL"
@@ -72,7 +72,7 @@ def join_rails(
     names = [str(spec) for spec in specs]
     file, key = os.environ.get(calibration.COST_VARIABLE), f"{'+'.join(names)}, {world} ranks"
     known = saved_figures.read(f"{file}.rails", key, list[Figure]) if file and start == "hot" else None
-    timeline = asked(job, rank, world)
+    timeline = timeline_from_environment(job, rank, world)
     flight = Flight(job, rank, world, timeline=timeline)
     rails: list[OpenRail] = []
     channel: TcpOutOfBand | None = None

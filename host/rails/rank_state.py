@@ -145,13 +145,8 @@ class RankState:
         # kept short: a small allreduce takes only a third of a millisecond
         now = self._clock()
         with self._lock:
-            self._at, self._in_agreement, self._fenced, self._came, self._moved = (
-                position,
-                True,
-                False,
-                now,
-                {rail: now},
-            )
+            self._at, self._in_agreement, self._fenced = position, True, False
+            self._came, self._moved = now, {rail: now}
             if self._left or self._looked:
                 self._left, self._looked, self._quiet = {}, {}, {}
         return now

@@ -26,12 +26,12 @@ from netfold.host.mesh.connected import SAME_ORDER_HINT
 from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.operation.arrays import Flat
 
-SLOTS: Final = 64
+INBOX_ENTRIES: Final = 64
 """Receives that one rank may have announced to another at a time; further ones wait until one of them is done."""
 _CLEAR: Final = struct.Struct("!QQIIHH68s")
-TEXT: Final = 68
+TEXT_BYTES: Final = 68
 """Bytes of the call's text that a clear-to-send has room for."""
-NBYTES: Final = _CLEAR.size
+ENTRY_BYTES: Final = _CLEAR.size
 
 
 class ClearToSend(NamedTuple):
@@ -46,7 +46,7 @@ class ClearToSend(NamedTuple):
     path_mtu: int
     queue_pairs: int
     text: bytes
-    """Text of the call, cut to ``TEXT`` bytes."""
+    """Text of the call, cut to ``TEXT_BYTES`` bytes."""
 
     def pack(self) -> Flat:
         """The bytes of the clear-to-send as an array."""
@@ -78,7 +78,7 @@ class PeerTransfers:
     """All transfers with one peer that are posted on this rank, and the peer's clear-to-sends."""
 
     rank: int
-    inbox: Flat = field(default_factory=lambda: np.zeros(SLOTS * NBYTES, np.uint8))
+    inbox: Flat = field(default_factory=lambda: np.zeros(INBOX_ENTRIES * ENTRY_BYTES, np.uint8))
     """Memory into which the peer writes its clear-to-sends."""
     sends: list[Message] = field(default_factory=list)
     """Sends that are posted and not done."""
@@ -98,16 +98,16 @@ class PeerTransfers:
 
     def clear_at(self, offset: int) -> ClearToSend:
         """The clear-to-send that the peer has written at this offset of the inbox."""
-        return ClearToSend.unpack(bytes(self.inbox[offset : offset + NBYTES]))
+        return ClearToSend.unpack(bytes(self.inbox[offset : offset + ENTRY_BYTES]))
 
     def grant(self) -> Iterator[tuple[Message, int]]:
         """Yields receives that the peer may be told of now, each with the offset in the peer's inbox for its
         clear-to-send."""
-        while self.ungranted and len(self.receives) - len(self.ungranted) < SLOTS:
+        while self.ungranted and len(self.receives) - len(self.ungranted) < INBOX_ENTRIES:
             message = self.ungranted.popleft()
-            slot = self._granted % SLOTS
+            slot = self._granted % INBOX_ENTRIES
             self._granted += 1
-            yield message, slot * NBYTES
+            yield message, slot * ENTRY_BYTES
 
     def match(self, call: Call) -> Iterator[tuple[Message, int]]:
         """Yields sends for which a clear-to-send has arrived, each with the key of the receiver's memory.  Raises

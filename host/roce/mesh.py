@@ -26,11 +26,11 @@ from netfold.host.mesh.mesh import DONE, IDLE, Call, Pending, as_bytes
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.operation.arrays import Flat
 from netfold.host.roce import native
-from netfold.host.roce.clear_to_send import TEXT, ClearToSend, Message, PeerTransfers
+from netfold.host.roce.clear_to_send import TEXT_BYTES, ClearToSend, Message, PeerTransfers
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import ANSWERED, ARRIVED, SENT, STALLED, Endpoint, EndpointEvent, EndpointIo
 from netfold.host.roce.path_client import Collective, PlannedPaths
-from netfold.host.roce.queue_pairs import MOST_RANKS, OPEN, QueuePairs
+from netfold.host.roce.queue_pairs import MAX_OPEN, MOST_RANKS, QueuePairs
 from netfold.host.roce.sockets import open_endpoint
 from netfold.host.roce.source_ports import MOST_QUEUE_PAIRS, SourcePorts
 from netfold.host.tracing.timeline import Timeline
@@ -80,7 +80,7 @@ class RoceMesh(ConnectedMesh):
         *,
         timeout: float,
         queue_pairs: int = 1,
-        open_pairs: int = OPEN,
+        open_pairs: int = MAX_OPEN,
         path_mtu: int = roce.PATH_MTU,
         window: int = 512,
         reorder: int = 3,
@@ -371,7 +371,7 @@ class RoceMesh(ConnectedMesh):
     def begin(self, call: Call) -> None:
         super().begin(call)
         self._queue_pairs.warn_if_too_many()
-        self._text = call.text.encode()[:TEXT]
+        self._text = call.text.encode()[:TEXT_BYTES]
 
     def abort(self, error: BaseException) -> None:
         announced = self._reports.announced

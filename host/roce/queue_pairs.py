@@ -6,7 +6,7 @@
 
 Both follow from the plan, so nothing has to be negotiated.  Those for data are made when two ranks first talk, and are
 *open*, with memory for a window, from their first packet until another one needs their place (native/rc_contexts.c): a
-rank of a ring has those of its two neighbours, and one that talks to 255 peers no more than ``OPEN`` at a time.
+rank of a ring has those of its two neighbours, and one that talks to 255 peers no more than ``MAX_OPEN`` at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("netfold")
 
 MOST_RANKS = 1 << 10
 """Ranks of a job at most: queue pair numbers have 10 bits for them."""
-OPEN = 64
+MAX_OPEN = 64
 """Default number of queue pairs of a rank that are open at once."""
 
 

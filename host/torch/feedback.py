@@ -23,7 +23,7 @@ class Feedback:
         self._places = WeakIdKeyDictionary()
         """Parameter -> its bucket's array, and the index where the parameter begins there."""
 
-    def of(self, index: int, parameters: Sequence[torch.Tensor]) -> Residual:
+    def of_bucket(self, index: int, parameters: Sequence[torch.Tensor]) -> Residual:
         """The residual of a bucket, float32[elements of its parameters].  DistributedDataParallel changes its buckets
         after the first step; each parameter's part then moves with it."""
         starts = [0, *accumulate(parameter.numel() for parameter in parameters)]

@@ -65,7 +65,7 @@ class NetfoldState:
         """Begins to reduce a bucket of gradients in place, with error feedback where it is on."""
         buffer, residual = bucket.buffer(), None
         if self._residuals is not None and narrows("sum", dtype_name(buffer.dtype)):
-            residual = self._residuals.of(bucket.index(), bucket.parameters())
+            residual = self._residuals.of_bucket(bucket.index(), bucket.parameters())
         return self.reduce(buffer, f"bucket {bucket.index()}", residual)
 
     def reset(self) -> None:

@@ -77,7 +77,7 @@ def join(
     options = options or Options()
     inside = dist.is_initialized()
     if rank is None or world is None:
-        place = RankIdentity(dist.get_rank(), dist.get_world_size(), 0) if inside else environment.place()
+        place = RankIdentity(dist.get_rank(), dist.get_world_size(), 0) if inside else environment.rank_identity()
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     job = options.job or os.environ.get(JOB_VARIABLE) or "default"
     me = f"job {job!r}, rank {rank} of {world}"

@@ -30,12 +30,12 @@ import msgspec
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.flight import Dump, OperationRecord
 
-KEPT: Final = 1000
+MAX_OPERATIONS: Final = 1000
 """Number of operations that are remembered."""
 FOLDER_VARIABLE: Final = "NETFOLD_FLIGHT"
 SIGNAL_VARIABLE: Final = "NETFOLD_FLIGHT_SIGNAL"
 SIGNAL: Final = "SIGUSR2"
-ONCE: Final = 0.2
+SIGNAL_INTERVAL: Final = 0.2
 """Signals that arrive within so many seconds count as one."""
 
 log = logging.getLogger("netfold")
@@ -55,7 +55,7 @@ class Flight:
             folder = Path(os.environ[FOLDER_VARIABLE])
         self.folder = folder
         self._job, self._rank, self._world = job, rank, world
-        self._operations: deque[OperationRecord] = deque(maxlen=KEPT)
+        self._operations: deque[OperationRecord] = deque(maxlen=MAX_OPERATIONS)
         self.timeline = timeline
         self.now = OperationRecord(0, "", "", "", "", 0, "", 0.0, state="done")
         """The operation under way, or else the last one."""
@@ -173,9 +173,9 @@ def _listen() -> None:
 
 
 def _wait(readable: int, number: int) -> None:
-    last = -ONCE
+    last = -SIGNAL_INTERVAL
     while data := os.read(readable, 64):
-        if number in data and time.monotonic() - last > ONCE:
+        if number in data and time.monotonic() - last > SIGNAL_INTERVAL:
             _dump_all(signal.Signals(number).name)
             last = time.monotonic()
 

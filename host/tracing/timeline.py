@@ -33,7 +33,7 @@ from netfold.host.tracing.spans import SPANS, Span
 from netfold.wire.flight import OperationRecord
 
 VARIABLE: Final = "NETFOLD_TIMELINE"
-MOST: Final = 1_000_000
+MAX_EVENTS: Final = 1_000_000
 """Number of events that are kept; later ones are only counted."""
 OPERATIONS, QUEUED, PACKETS, MESSAGES = "operations", "queued", "packets", "messages"
 ROWS: Final = (OPERATIONS, QUEUED, PACKETS, MESSAGES)
@@ -43,7 +43,7 @@ STAGES: Final = (PACKETS, MESSAGES)
 log = logging.getLogger("netfold")
 
 
-def asked(job: str, rank: int, world: int) -> Timeline | None:
+def timeline_from_environment(job: str, rank: int, world: int) -> Timeline | None:
     """This rank's timeline where $NETFOLD_TIMELINE asks for one, else None."""
     where = os.environ.get(VARIABLE)
     if not where:
@@ -75,7 +75,7 @@ class Timeline:
         if kind in STAGES:
             stage = f"{part} {name}".strip()
             self._stages[stage] = self._stages.get(stage, 0) + end - begin
-        if len(self._events) < MOST:
+        if len(self._events) < MAX_EVENTS:
             self._events.append((row, name, begin, end, arguments))
         else:
             self._lost += 1
@@ -155,7 +155,7 @@ class Timeline:
             log.warning("timeline: cannot write %s: %s", self.path, error)
             return
         if self._lost:
-            log.warning("timeline: %s lacks %d spans beyond the first %d", self.path, self._lost, MOST)
+            log.warning("timeline: %s lacks %d spans beyond the first %d", self.path, self._lost, MAX_EVENTS)
 
 
 class _Part(Timeline):

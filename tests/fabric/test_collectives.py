@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.fabric import collectives
 from netfold.host.collectives import ALLREDUCE, broadcast, double_binary_tree, flow, gather, reduce, scatter
-from netfold.host.collectives.flow import Strand, even, run
+from netfold.host.collectives.flow import Strand, run, split_evenly
 from netfold.host.mesh.mesh import Mesh, Pending, Subset
 from netfold.host.operation.arrays import Flat
 from netfold.host.operation.reduction import Reduction
@@ -31,8 +31,8 @@ ROOTED: dict[str, Callable[[Mesh, Flat, int], Strand]] = {
     "scatter_all_gather": lambda mesh, data, root: broadcast.scatter_all_gather(mesh, data, root=root),
     "binomial_reduce": lambda mesh, data, root: reduce.binomial(mesh, data, SUM, root=root),
     "reduce_scatter_gather": lambda mesh, data, root: reduce.reduce_scatter_gather(mesh, data, SUM, root=root),
-    "scatter": lambda mesh, data, root: scatter.scatter(mesh, data, even(data.size, mesh.size), root=root),
-    "gather": lambda mesh, data, root: gather.gather(mesh, data, even(data.size, mesh.size), root=root),
+    "scatter": lambda mesh, data, root: scatter.scatter(mesh, data, split_evenly(data.size, mesh.size), root=root),
+    "gather": lambda mesh, data, root: gather.gather(mesh, data, split_evenly(data.size, mesh.size), root=root),
 }
 
 
@@ -110,14 +110,14 @@ def test_the_table_knows_every_name_that_the_hosts_use() -> None:
 OPERATIONS: dict[str, Callable[[Peers, Flat], object]] = {
     **{f"allreduce {name}": lambda peers, data, name=name: peers.allreduce(
         AllreduceRequest(data, data, SUM, algorithm=name)) for name in ALLREDUCE},
-    "reduce_scatter": lambda peers, data: peers.reduce_scatter(data, even(data.size, peers.size), SUM),
-    "all_gather": lambda peers, data: peers.all_gather(data, even(data.size, peers.size)),
+    "reduce_scatter": lambda peers, data: peers.reduce_scatter(data, split_evenly(data.size, peers.size), SUM),
+    "all_gather": lambda peers, data: peers.all_gather(data, split_evenly(data.size, peers.size)),
     "broadcast": lambda peers, data: peers.broadcast(data, 2),
     "reduce": lambda peers, data: peers.reduce(data, SUM, 2),
-    "gather": lambda peers, data: peers.gather(data, even(data.size, peers.size), 1),
-    "scatter": lambda peers, data: peers.scatter(data, even(data.size, peers.size), 1),
+    "gather": lambda peers, data: peers.gather(data, split_evenly(data.size, peers.size), 1),
+    "scatter": lambda peers, data: peers.scatter(data, split_evenly(data.size, peers.size), 1),
     "all_to_all": lambda peers, data: peers.all_to_all(
-        data, even(data.size, peers.size), data.copy(), even(data.size, peers.size)),
+        data, split_evenly(data.size, peers.size), data.copy(), split_evenly(data.size, peers.size)),
 }
 
 

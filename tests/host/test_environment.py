@@ -33,7 +33,7 @@ from netfold.testing import loopback_job, on_every_rank
 )
 def test_each_launcher_is_understood(said: dict[str, str], place: RankIdentity) -> None:
     """Rank and size come from one launcher; a second one that sets only some variables is not mixed in."""
-    assert environment.place(said) == place
+    assert environment.rank_identity(said) == place
 
 
 def test_an_address_is_that_of_the_way_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:

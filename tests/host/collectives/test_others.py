@@ -179,7 +179,7 @@ def test_two_ranks_exchange_messages_without_the_others(size: int, seed: int) ->
         if mesh.rank == 1:
             return
         peer = 2 - mesh.rank
-        yield from flow.together(
+        yield from flow.interleave(
             point_to_point.receive(mesh, got[mesh.rank], peer, tag=1),
             point_to_point.receive(mesh, got[mesh.rank + 1], peer, tag=2),
             point_to_point.send(mesh, data[mesh.rank], peer, tag=2),

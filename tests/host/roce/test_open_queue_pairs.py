@@ -16,7 +16,7 @@ from netfold.host.collectives.all_to_all import AHEAD
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.roce.native import Endpoint
-from netfold.host.roce.queue_pairs import OPEN
+from netfold.host.roce.queue_pairs import MAX_OPEN
 from netfold.wire.jobs import Peer, Plan
 from support.roce import Wires, Writer, address, connect, some_bytes
 from support.roce_ranks import RoceRanks
@@ -129,11 +129,11 @@ def test_a_rank_of_256_has_no_more_open_than_it_should() -> None:
     """An all-to-all writes to 255 peers, with as many messages in flight as it allows, over a queue pair for data and
     one for control each; the peers, which have no bound, open all 510."""
     peers = 255
-    wires = ends((OPEN, 1 << 20), 2 * peers)
+    wires = ends((MAX_OPEN, 1 << 20), 2 * peers)
     for first in range(0, peers, AHEAD + 1):
         now = range(first, min(first + AHEAD + 1, peers))
         carry(wires, [(2 * peer + lane, by, 3_000 if lane else 96) for peer in now for lane in (0, 1) for by in (0, 1)])
-    assert [endpoint.open_most() for endpoint in wires.endpoints] == [OPEN, 2 * peers]
+    assert [endpoint.open_most() for endpoint in wires.endpoints] == [MAX_OPEN, 2 * peers]
 
 
 def test_the_environment_sets_how_many_are_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from netfold.host.collectives import (
     parameter_server,
     ring,
 )
-from netfold.host.collectives.flow import Strand, even, run
+from netfold.host.collectives.flow import Strand, run, split_evenly
 from netfold.host.innet import netreduce_conditions
 from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.arrays import Flat, by_counts
@@ -119,7 +119,7 @@ def test_other_collectives_take_what_is_predicted(ranks: int) -> None:
     """Broadcasts, both halves of the ring, all-to-all and the barrier are within 3 %; a chain hides part of its
     latency."""
     nbytes, segment = 100_800, 4032
-    pieces = even(nbytes // 4, ranks)
+    pieces = split_evenly(nbytes // 4, ranks)
     cases: dict[str, tuple[float, Callable[[Mesh, Flat], Strand]]] = {
         "reduce_scatter": (
             cost.reduce_scatter(nbytes, ranks, LINK),

@@ -106,14 +106,14 @@ def test_residuals_follow_their_parameter() -> None:
     parameters start from zero."""
     a, b, c = torch.zeros(2), torch.zeros(3), torch.zeros(1)
     feedback = Feedback()
-    first = feedback.of(0, [a, b])
+    first = feedback.of_bucket(0, [a, b])
     first[:] = [1, 1, 2, 2, 2]
-    assert feedback.of(0, [a, b]) is first
-    assert feedback.of(0, [b, a]).tolist() == [2, 2, 2, 1, 1]
-    assert feedback.of(1, [c, b]).tolist() == [0, 2, 2, 2]
-    assert feedback.of(0, [a]).tolist() == [1, 1]
-    feedback.of(0, [a])[:] = 9
-    assert feedback.of(2, [a, b, c]).tolist() == [9, 9, 2, 2, 2, 0]
+    assert feedback.of_bucket(0, [a, b]) is first
+    assert feedback.of_bucket(0, [b, a]).tolist() == [2, 2, 2, 1, 1]
+    assert feedback.of_bucket(1, [c, b]).tolist() == [0, 2, 2, 2]
+    assert feedback.of_bucket(0, [a]).tolist() == [1, 1]
+    feedback.of_bucket(0, [a])[:] = 9
+    assert feedback.of_bucket(2, [a, b, c]).tolist() == [9, 9, 2, 2, 2, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -221,14 +221,14 @@ def test_residuals_can_be_saved_and_loaded() -> None:
         state = NetfoldState(comms[0], lane_bits=8)
         assert state.state_dict(model) == {}
         assert state._residuals is not None
-        state._residuals.of(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0).numpy()
+        state._residuals.of_bucket(0, [model[1].weight, model[0].weight])[:] = torch.arange(9.0).numpy()
         saved = through_a_file(state.state_dict(model))
         assert set(saved) == {"0.weight", "1.weight"}
         assert saved["0.weight"].tolist() == [[3, 4], [5, 6], [7, 8]]
         other = NetfoldState(comms[0], lane_bits=8)
         other.load_state_dict(model, saved)
         assert other._residuals is not None
-        assert other._residuals.of(0, [model[0].bias, model[0].weight]).tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
+        assert other._residuals.of_bucket(0, [model[0].bias, model[0].weight]).tolist() == [0, 0, 0, 3, 4, 5, 6, 7, 8]
         with pytest.raises(ValueError, match=r"residual of '1.bias': no parameter of this model that wants gradients"):
             other.load_state_dict(model, {"1.bias": torch.zeros(1)})
         with pytest.raises(ValueError, match=r"'0.bias' is torch.float32 of \(2,\): expected float32 of \(3,\)"):

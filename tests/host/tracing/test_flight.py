@@ -81,10 +81,10 @@ def test_repeats_are_counted_by_operation() -> None:
 def test_only_the_last_thousand_are_kept() -> None:
     """The recorder's memory does not grow."""
     recorder = Flight("j", 0, 1)
-    for number in range(flight.KEPT + 5):
+    for number in range(flight.MAX_OPERATIONS + 5):
         with recorder.operation(number, "", "allreduce", "sum", "float32", 4):
             pass
-    assert [o.number for o in recorder.operations()] == list(range(5, flight.KEPT + 5))
+    assert [o.number for o in recorder.operations()] == list(range(5, flight.MAX_OPERATIONS + 5))
 
 
 def test_a_failed_operation_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

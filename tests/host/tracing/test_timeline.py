@@ -143,7 +143,7 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded, and the file says how many spans are missing."""
-    monkeypatch.setattr(timeline, "MOST", 3)
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 3)
     one = Timeline("j", 0, 1, tmp_path / "t.json")
     for number in range(5):
         one.add("operations", f"{number}", number, number + 1)
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_without_the_variable_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the variable there is no timeline, and the native loop records no spans."""
     monkeypatch.delenv(timeline.VARIABLE, raising=False)
-    assert timeline.asked("j", 0, 1) is None
+    assert timeline.timeline_from_environment("j", 0, 1) is None
     assert SPANS[0] == "quantise"
     with loopback_job(2, rail="innet") as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(10, np.float32)))
