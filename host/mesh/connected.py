@@ -21,7 +21,6 @@ import select
 import socket
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from netfold.host.errors import (
@@ -33,7 +32,7 @@ from netfold.host.errors import (
     RankMismatch,
     TransportError,
 )
-from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, HELLO, ControlMessage, PeerConnection, Receive, text_of
+from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.handshake import HandshakeAcceptor, PeerUnreachable, connect
 from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, ranks
@@ -161,7 +160,7 @@ class ConnectedMesh(Mesh):
                 self._poller.unregister(link.socket)
             else:
                 self._poller.modify(link.socket, events)
-            link.events = events
+            link.registered(events)
 
     # ---- bytes -----------------------------------------------------------------------------------------------------
     def _write(self, link: PeerConnection) -> bool:
@@ -169,7 +168,7 @@ class ConnectedMesh(Mesh):
             return link.write(BURST) > 0
         except OSError as error:
             # What the peer wrote before it went away may say why: read it before giving up.
-            link.lost = error.strerror or str(error)
+            link.lose(error.strerror or str(error))
             self._read(link)
             self._drop(link, link.lost)
             return True
@@ -179,13 +178,11 @@ class ConnectedMesh(Mesh):
         try:
             while link.socket is not None and total < BURST:
                 if link.current is not None:
-                    got = link.socket.recv_into(link.current.view)
-                    link.current.view = link.current.view[got:]
+                    got = link.read_payload(link.current)
                     if not link.current.view:
                         self._arrived(link, link.current)
                 elif link.header_bytes < HEADER.size:
-                    got = link.socket.recv_into(memoryview(link.header)[link.header_bytes :])
-                    link.header_bytes += got
+                    got = link.read_header()
                     if link.header_bytes == HEADER.size:
                         self._header(link)
                 else:
@@ -205,7 +202,7 @@ class ConnectedMesh(Mesh):
         """Handles a complete header: that of a failure report or of a message."""
         number, whom, who, why = HEADER.unpack(link.header)
         if number == FAILURE_REPORT:
-            link.header_bytes = 0
+            link.expect_header()
             self._receive_report(who, whom, text_of(why))
         else:
             self._message(link)
@@ -223,8 +220,8 @@ class ConnectedMesh(Mesh):
 
     def _arrived(self, link: PeerConnection, receive: Receive) -> None:
         """Marks a completely received message as done."""
-        link.current, link.header_bytes = None, 0
-        receive.done = True
+        link.expect_header()
+        receive.finish()
 
     # ---- connections -----------------------------------------------------------------------------------------------
     def _link(self, peer: int) -> PeerConnection:
@@ -251,8 +248,7 @@ class ConnectedMesh(Mesh):
 
     def _attach(self, link: PeerConnection, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.socket = sock
-        link.events = link.poll_events()
+        link.attach(sock)
         self._by_fd[sock.fileno()] = link
         self._poller.register(sock, link.events)
         for who, whom, why in list(self._reports.all()):  # sending reports may add more of them
@@ -261,16 +257,14 @@ class ConnectedMesh(Mesh):
     def _drop(self, link: PeerConnection, why: str) -> None:
         """Removes a dead connection.  That is an error only while something is posted for the peer: a peer may leave
         when it is done."""
-        link.lost = link.lost or why
+        link.lose(why)
         self._gone.add(link)
         link.restart_receive()
         if link.socket is not None:
             if link.events:
                 self._poller.unregister(link.socket)
-                link.events = 0
             del self._by_fd[link.socket.fileno()]
-            link.socket.close()
-            link.socket = None
+            link.detach()
 
     def _admit_peer(self, fd: int) -> bool:
         """Handles an event of the acceptor.  Returns whether a peer has connected."""
@@ -285,7 +279,7 @@ class ConnectedMesh(Mesh):
         if link.socket is not None:  # both connected, after a timeout: the higher rank's connection stays
             self._drop(link, "")
             self._gone.discard(link)
-            link.sends = deque(send for send in link.sends if len(send.parts[0]) != HELLO.size)
+            link.withdraw_handshake()
         self._attach(link, sock)
         return True
 
@@ -386,8 +380,7 @@ class ConnectedMesh(Mesh):
         for link in self._links.values():
             if not announced and link.socket is None and not link.lost and (link.receives or link.sends):
                 self._connect(link)  # without a connection it could not hear our report
-            link.receives.clear()
-            link.sends = deque(send for send in link.sends if isinstance(send, ControlMessage) or send.begun)
+            link.withdraw()
         if not announced:
             self._send_report(self.rank, self.rank, f"gave up: {type(error).__name__}")
         if not isinstance(error, RailDown):  # a dead rail carries no reports either

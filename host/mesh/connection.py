@@ -65,6 +65,10 @@ def listen(address: str) -> socket.socket:
     return sock
 
 
+TcpSocket = socket.socket
+"""The type, where an attribute has the module's name."""
+
+
 class Send(Pending):
     """A posted message: header and payload, from which bytes are removed as the kernel takes them."""
 
@@ -137,18 +141,71 @@ class PeerConnection:
                 if parts:
                     parts[0] = parts[0][sent:]
                 else:
-                    self.sends.popleft().done = True
+                    self.sends.popleft().finish()
         except (BlockingIOError, InterruptedError):
             pass
         return total
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+    def attach(self, sock: TcpSocket) -> None:
+        """The peer is connected by this socket from here on; it is to be registered for ``events``."""
+        self.socket = sock
+        self.events = self.poll_events()
+
+    def registered(self, events: int) -> None:
+        """The poller is registered for these events now."""
+        self.events = events
+
+    def lose(self, why: str) -> None:
+        """The connection is gone; the first reason is kept."""
+        self.lost = self.lost or why
+
+    def detach(self) -> None:
+        """Closes the socket, which no poller is registered for any more."""
+        if self.socket is not None:
+            self.socket.close()
+        self.socket, self.events = None, 0
+
+    def withdraw_handshake(self) -> None:
+        """The other connection of the two stays: a handshake that has not been sent is not for it."""
+        self.sends = deque(send for send in self.sends if len(send.parts[0]) != HELLO.size)
+
+    def withdraw(self) -> None:
+        """Takes back what is posted, but for control messages and the rest of a message that has begun."""
+        self.receives.clear()
+        self.sends = deque(send for send in self.sends if isinstance(send, ControlMessage) or send.begun)
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+    def read_header(self) -> int:
+        """Reads what has come of the next header.  Returns how many bytes.  Raises OSError."""
+        assert self.socket is not None
+        got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
+        self.header_bytes += got
+        return got
+
+    def read_payload(self, receive: Receive) -> int:
+        """Reads what has come of the current message.  Returns how many bytes.  Raises OSError."""
+        assert self.socket is not None
+        got = self.socket.recv_into(receive.view)
+        receive.view = receive.view[got:]
+        return got
+
+    def expect_header(self) -> None:
+        """The next bytes are a header."""
+        self.current, self.header_bytes = None, 0
+
+    def expect_payload(self, receive: Receive) -> None:
+        """The next bytes are this message."""
+        self.current = receive
 
     def restart_receive(self) -> None:
         """Puts a partly received message back among the posted receives, because the connection ended before it was
         complete."""
         if self.current is not None and self.current.buffer is None:
             self.receives.insert(0, self.current)
-        self.current, self.header_bytes = None, 0
+        self.expect_header()
 
+    # ---- what is posted ----------------------------------------------------------------------------------------------
     def poll_events(self) -> int:
         """Poll events to register for: reading unless a header is held, writing while anything is posted."""
         held = self.current is None and self.header_bytes == HEADER.size

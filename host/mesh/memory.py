@@ -187,7 +187,8 @@ class MemoryFabric:
         assert receive is not None
         if send.call == receive.call and send.array.nbytes == receive.array.nbytes:
             receive.array.view(np.uint8)[:] = send.array.view(np.uint8)
-        send.done = receive.done = True
+        send.finish()
+        receive.finish()
         self._changed[send.peer].notify()
         self._changed[receive.peer].notify()
 

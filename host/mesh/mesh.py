@@ -50,6 +50,10 @@ class Pending:
     def __init__(self, done: bool = False) -> None:
         self.done = done
 
+    def finish(self) -> None:
+        """Its memory belongs to the caller again."""
+        self.done = True
+
 
 DONE = Pending(done=True)
 

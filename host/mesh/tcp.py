@@ -71,11 +71,11 @@ class TcpMesh(ConnectedMesh):
             raise self._fail(RankMismatch, f"rank {link.rank} is at {theirs}; expected {self._call}; {SAME_ORDER_HINT}")
         if wanted is None:
             memory = bytearray(nbytes)
-            link.current = Receive(tag, memoryview(memory), memory)
+            link.expect_payload(Receive(tag, memoryview(memory), memory))
             return
         self._check_size(link, wanted, nbytes)
         link.receives.remove(wanted)
-        link.current = wanted
+        link.expect_payload(wanted)
 
     def _arrived(self, link: PeerConnection, receive: Receive) -> None:
         super()._arrived(link, receive)
@@ -91,7 +91,7 @@ class TcpMesh(ConnectedMesh):
                 assert early.buffer is not None
                 self._check_size(link, wanted, len(early.buffer))
                 wanted.view[:] = early.buffer
-                wanted.done = True
+                wanted.finish()
                 link.receives.remove(wanted)
                 link.unexpected.remove(early)
 

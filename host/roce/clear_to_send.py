@@ -72,6 +72,21 @@ class Message(Pending):
         self.key = -1
         self.left = left
 
+    def registered(self, key: int) -> None:
+        """The peer may write to its memory with this key."""
+        self.key = key
+
+    def cut(self, pieces: int) -> None:
+        """The send leaves in so many pieces."""
+        self.left = pieces
+
+    def progress(self, count: int) -> bool:
+        """So many more pieces or bytes are done.  Returns whether all are; then the message is finished."""
+        self.left -= count
+        if not self.left:
+            self.finish()
+        return self.done
+
 
 @dataclass(eq=False)
 class PeerTransfers:

@@ -183,7 +183,7 @@ class RoceMesh(ConnectedMesh):
         self._queue_pairs.data(transfers.rank)
         for message, offset in transfers.grant():
             with self._locked():
-                message.key = self._endpoint.register(message.array.ctypes.data, message.array.nbytes)
+                message.registered(self._endpoint.register(message.array.ctypes.data, message.array.nbytes))
             self._reads[message.key] = transfers, message
             number, text = message.call
             clear = ClearToSend(
@@ -202,7 +202,7 @@ class RoceMesh(ConnectedMesh):
     def _write_data(self, transfers: PeerTransfers, message: Message, key: int) -> None:
         pairs, data = self._queue_pairs.data(transfers.rank), message.array.view(np.uint8)
         cuts = self.source_ports.split(transfers.rank, data.nbytes, lanes=self.queue_pairs, mtu=self.path_mtu)
-        message.left = len(cuts)
+        message.cut(len(cuts))
         for lane, first, last in cuts:
             self._write_to(transfers, pairs[lane], data[first:last], key, first, message)
 
@@ -269,9 +269,7 @@ class RoceMesh(ConnectedMesh):
         owner = self._writes.pop(event.id)
         if isinstance(owner, tuple):
             transfers, message = owner
-            message.left -= 1
-            if not message.left:
-                message.done = True
+            if message.progress(1):
                 transfers.sends.remove(message)
 
     def _arrived_at(self, event: EndpointEvent) -> None:
@@ -280,13 +278,11 @@ class RoceMesh(ConnectedMesh):
             self._on_clear_to_send(transfers, transfers.clear_at(event.offset))
             return
         transfers, message = self._reads[event.key]
-        message.left -= event.length
-        if message.left:
+        if not message.progress(event.length):
             return
         del self._reads[event.key]
         with self._locked():
             self._endpoint.deregister(event.key)
-        message.done = True
         transfers.receives.remove(message)
         self._grant(transfers)
 

@@ -41,6 +41,18 @@ SIGNAL_INTERVAL: Final = 0.2
 log = logging.getLogger("netfold")
 
 
+class _RunningRecord(OperationRecord):
+    """A record that is written while the operation runs."""
+
+    def carried_by(self, path: str) -> None:
+        """Adds a rail or algorithm."""
+        self.path = f"{self.path} + {path}" if self.path else path
+
+    def resent(self, packets: int) -> None:
+        """Adds packets that were sent again."""
+        self.retransmissions += packets
+
+
 class Flight:
     """The flight recorder of one rank of a job.
 
@@ -57,7 +69,7 @@ class Flight:
         self._job, self._rank, self._world = job, rank, world
         self._operations: deque[OperationRecord] = deque(maxlen=MAX_OPERATIONS)
         self.timeline = timeline
-        self.now = OperationRecord(0, "", "", "", "", 0, "", 0.0, state="done")
+        self.now = _RunningRecord(0, "", "", "", "", 0, "", 0.0, state="done")
         """The operation under way, or else the last one."""
         if folder is not None:
             _recorders.add(self)
@@ -69,7 +81,7 @@ class Flight:
     ) -> Iterator[OperationRecord]:
         """Records one operation while the context is open; an error inside marks it as failed and, with a folder,
         writes the file."""
-        self.now = operation = OperationRecord(number, group, name, op, dtype, nbytes, "", time.time())
+        self.now = operation = _RunningRecord(number, group, name, op, dtype, nbytes, "", time.time())
         self._operations.append(operation)
         begin = time.monotonic_ns()
         try:
@@ -88,11 +100,11 @@ class Flight:
 
     def count_retransmissions(self, packets: int) -> None:
         """So many packets were sent again in the operation under way."""
-        self.now.retransmissions += packets
+        self.now.resent(packets)
 
     def note(self, path: str) -> None:
         """Records which rail or algorithm carries the operation under way, or a part of it."""
-        self.now.path = f"{self.now.path} + {path}" if self.now.path else path
+        self.now.carried_by(path)
 
     def operations(self) -> list[OperationRecord]:
         """Copies of the remembered operations, the oldest first."""
