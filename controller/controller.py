@@ -142,7 +142,7 @@ class Controller:
                 pipeline.build, self.fabric.engine, path_mtu=self.fabric.path_mtu
             )
         await self._check_address_unused()
-        fixed, routing = tables.fixed(self.fabric), self.steering.base(self.fabric.graph())
+        fixed, routing = tables.fixed_entries(self.fabric), self.steering.base(self.fabric.graph())
         for target in self._targets.values():
             target.preset("fabric", fixed[target.name])
             target.preset("routes", routing.get(target.name, ()))

@@ -256,7 +256,7 @@ class Jobs:
             job.sessions = self._recovery.sessions(job.trees)
             job.streams = job.announced = self._allocator.admit(job.epoch, job.trees, groups)
             await self._installer.install(
-                job.part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in job.streams)
+                job.part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in job.streams)
             )
             job.slots = job.streams[0].slots
         except (trees.NoTree, slots.Exhausted, SwitchError) as error:

@@ -314,7 +314,7 @@ class Recovery:
                 streams = self._allocator.admit(epoch, planned, groups, like=job.streams)
             part = job.part_of(epoch)
             await self._installer.install(
-                part, tables.merge(tables.folding(self._fabric, hosts, stream) for stream in streams)
+                part, tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in streams)
             )
         except BaseException:
             self._allocator.release(epoch)

@@ -74,7 +74,7 @@ async def dry_run(fabric: Fabric, *, built: Pipeline | None = None) -> Differenc
     """What a controller that starts now would write to the switches.  Raises PipelineError and FabricError."""
     drains = Drains(fabric)
     state_file.restore(drains, fabric.state)
-    wanted = tables.merge([tables.fixed(fabric), Steering(fabric, drains).base(fabric.graph())])
+    wanted = tables.merge([tables.fixed_entries(fabric), Steering(fabric, drains).base(fabric.graph())])
     if built is None:
         built = await asyncio.to_thread(pipeline.build, fabric.engine, path_mtu=fabric.path_mtu)
     return await _gathered([_dry(switch, built, wanted.get(switch.name, ())) for switch in fabric.switches])

@@ -159,11 +159,11 @@ class Steering:
         """
         clos = Clos(self.drains.left(graph))
         spreading = [switch for switch in clos.tier if len(clos.uplinks(switch)) > 1]
-        return tables.steering(self.fabric, self.modes, self.pins(clos), spreading)
+        return tables.path_entries(self.fabric, self.modes, self.pins(clos), spreading)
 
     def base(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of routes, policies and pins of every switch in ``graph``."""
-        return tables.merge([tables.routing(self.fabric, self.routes(graph)), self.entries(graph)])
+        return tables.merge([tables.route_entries(self.fabric, self.routes(graph)), self.entries(graph)])
 
     def routes(self, graph: nx.MultiGraph[str]) -> Iterator[Route]:
         """Routes that avoid drained switches and links, and suspect uplinks where others are left.  A drained switch

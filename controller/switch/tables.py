@@ -74,7 +74,7 @@ Pin = tuple[str, str, int]
 """The key of a pin: switch, destination leaf, UDP source port."""
 
 
-def routing(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
+def route_entries(fabric: Fabric, routes: Iterable[Route]) -> BySwitch:
     """Entries of `route`, and of `uplink` for every group of equally short next hops."""
     result: BySwitch = defaultdict(list)
     groups: dict[str, dict[tuple[NextHop, ...], int]] = defaultdict(dict)
@@ -103,7 +103,7 @@ def leaf_numbers(fabric: Fabric) -> dict[str, int]:
     return {switch.name: number for number, switch in enumerate(fabric.switches, 1)}
 
 
-def steering(
+def path_entries(
     fabric: Fabric, modes: Mapping[str, Mode], pins: Mapping[Pin, int], spreading: Collection[str]
 ) -> BySwitch:
     """Entries of `policy` and `pin`, and group 0 of `uplink`, which holds a switch's uplinks by port.
@@ -129,7 +129,7 @@ def steering(
     return result
 
 
-def faults(fabric: Fabric) -> BySwitch:
+def fault_entries(fabric: Fabric) -> BySwitch:
     """Entries of `fault`, and clone sessions for the copies it makes.
 
     The faults of a link are injected where it enters a switch; towards a host, where it leaves the switch.  Payloads
@@ -163,13 +163,13 @@ def _limits(link: Link, *, corrupt: bool) -> tuple[int, ...]:
     return tuple(min(round(share * 2**32), 2**32 - 1) for share in shares)
 
 
-def congestion(fabric: Fabric) -> BySwitch:
+def congestion_entries(fabric: Fabric) -> BySwitch:
     """The default action of `congestion`: the queue length above which each switch marks packets."""
     depth = MARK_DEPTH[fabric.engine]
     return {s.name: [Entry(CONGESTION, (), MARK_ABOVE, (("depth", depth),))] for s in fabric.switches}
 
 
-def probes(fabric: Fabric) -> BySwitch:
+def probe_entries(fabric: Fabric) -> BySwitch:
     """Routes of link probes, which are addressed to all routers of a link, to the CPU port of every switch."""
     key = (("dst", (_ip(ROUTERS), 32)),)
     return {
@@ -178,12 +178,12 @@ def probes(fabric: Fabric) -> BySwitch:
     }
 
 
-def fixed(fabric: Fabric) -> BySwitch:
+def fixed_entries(fabric: Fabric) -> BySwitch:
     """All entries that depend on nothing but the fabric's description."""
-    return merge([faults(fabric), congestion(fabric), probes(fabric)])
+    return merge([fault_entries(fabric), congestion_entries(fabric), probe_entries(fabric)])
 
 
-def folding(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
+def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwitch:
     """Entries and multicast groups of one stream on the switches of its tree.  ``ranks``: the job's hosts, by rank."""
     result: BySwitch = {}
     ranks = [ranks[rank] for rank in stream.ranks]

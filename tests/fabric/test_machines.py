@@ -70,7 +70,7 @@ def test_connections_and_source_ports_tell_the_ranks_of_a_machine_apart(members:
     keys = [
         (switch, entity.identity)
         for stream in streams
-        for switch, entities in tables.folding(fabric, [fabric.host(name) for name in by_rank], stream).items()
+        for switch, entities in tables.fold_entries(fabric, [fabric.host(name) for name in by_rank], stream).items()
         for entity in entities
     ]
     assert len(set(keys)) == len(keys)

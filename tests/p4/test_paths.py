@@ -35,7 +35,7 @@ def entries(modes: dict[str, Mode] | None = None) -> list[Entry]:
     steering = Steering(FABRIC)
     steering.modes |= modes or {}
     graph = FABRIC.graph()
-    made = tables.merge([tables.routing(FABRIC, routes.plan(graph)), steering.entries(graph)])[LEAF]
+    made = tables.merge([tables.route_entries(FABRIC, routes.plan(graph)), steering.entries(graph)])[LEAF]
     return [entity for entity in made if isinstance(entity, Entry)]
 
 

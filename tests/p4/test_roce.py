@@ -91,8 +91,8 @@ class RoutedFabric(Wires):
         planned = trees.plan(graph, [host.name for host in self.hosts])
         allocator = slots.Allocator(self.engines, slots.Sizes(data=64, agreement=16), random.Random(5))
         streams = allocator.admit(allocator.open(), planned, [range(hosts)])
-        folds = [tables.folding(self.fabric, self.hosts, stream) for stream in streams] if folding else []
-        self.write(tables.merge([tables.routing(self.fabric, routes.plan(graph)), *folds]))
+        folds = [tables.fold_entries(self.fabric, self.hosts, stream) for stream in streams] if folding else []
+        self.write(tables.merge([tables.route_entries(self.fabric, routes.plan(graph)), *folds]))
         # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap
         to_right = [OURS | rank << 4 for rank in range(hosts)]
         from_left, psn = [qp | 1 for qp in to_right], 0xFFFFF0

@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         ]
         self.ends = {end: far for link in fabric.links for end, far in (link.ends, link.ends[::-1])}
         self.folds: dict[str, Fold] = {}
-        entries = tables.folding(fabric, self.hosts, stream)
+        entries = tables.fold_entries(fabric, self.hosts, stream)
         for fold in stream.tree.folds:
             one = local.LocalEngine.open(library(), cpu_port=510)
             for entity in entries[fold.switch]:

@@ -51,7 +51,7 @@ class P4Fabric(Wires):
         planned = trees.plan(self.fabric.graph(), [host.name for host in mine])
         streams = self.allocator.admit(self.allocator.open(), planned, [range(len(mine))])
         self.streams = streams = [agreed(stream) for stream in streams]
-        self.write(tables.merge(tables.folding(self.fabric, mine, stream) for stream in streams))
+        self.write(tables.merge(tables.fold_entries(self.fabric, mine, stream) for stream in streams))
         for rank, place in enumerate(members):
             self._core[place] = Core(self.hosts[place].address, len(mine), jobs._trees(streams, mine, rank))
 

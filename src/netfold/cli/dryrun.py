@@ -34,8 +34,8 @@ def plan(
     allocator = slots.Allocator([switch.name for switch in fabric.switches], sizes, random.Random(seed))
     streams = allocator.admit(allocator.open(), planned, groups)
     by_rank = [fabric.host(name) for name in ranks]
-    base = tables.merge([Steering(fabric).base(graph), tables.fixed(fabric)])
-    job = tables.merge(tables.folding(fabric, by_rank, stream) for stream in streams)
+    base = tables.merge([Steering(fabric).base(graph), tables.fixed_entries(fabric)])
+    job = tables.merge(tables.fold_entries(fabric, by_rank, stream) for stream in streams)
 
     text = ""
     if per_host > 1:

@@ -34,8 +34,8 @@ def everything() -> list[Entity]:
     allocator = slots.Allocator([s.name for s in fabric.switches], slots.SIZES["softswitch"], random.Random(1))
     streams = allocator.admit(allocator.open(), planned, [range(3)])
     parts = [Steering(fabric).base(fabric.graph()),
-             tables.fixed(fabric),
-             *(tables.folding(fabric, fabric.hosts[:3], stream) for stream in streams)]
+             tables.fixed_entries(fabric),
+             *(tables.fold_entries(fabric, fabric.hosts[:3], stream) for stream in streams)]
     return [entity for entities in tables.merge(parts).values() for entity in entities]
 
 

@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "test_tables.golden.txt"
 def entries(fabric: Fabric, ranks: list[str], streams: list[slots.Stream]) -> dict[str, list[Entity]]:
     """Everything that the streams need, by switch."""
     hosts = [fabric.host(name) for name in ranks]
-    return tables.merge(tables.folding(fabric, hosts, stream) for stream in streams)
+    return tables.merge(tables.fold_entries(fabric, hosts, stream) for stream in streams)
 
 
 @given(fabrics_and_ranks())
@@ -108,7 +108,7 @@ def test_entries_of_a_small_fabric() -> None:
 def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:
     """Each direction of a lossy link has one entry, with a seed of its own that the fabric's seed moves."""
     fabric = leafspine(2, 1, 2, loss=0.25)
-    made = tables.faults(fabric)
+    made = tables.fault_entries(fabric)
     found = [entity for part in made.values() for entity in part if isinstance(entity, Entry)]
     assert len(found) == 2 * len(fabric.links)
     assert {dict(e.params)["lose"] for e in found} == {2**30}
@@ -117,9 +117,9 @@ def test_losses_stand_where_packets_enter_switches_and_leave_to_hosts() -> None:
     outs = [(switch, e.key) for switch, part in made.items() for e in part
             if isinstance(e, Entry) and e.table == f"{tables.FAULT_OUT}.fault"]
     assert outs == [("leaf1", (("port", 1),)), ("leaf2", (("port", 1),))]
-    other = tables.faults(leafspine(2, 1, 2, loss=0.25, seed=1))
+    other = tables.fault_entries(leafspine(2, 1, 2, loss=0.25, seed=1))
     assert seeds.isdisjoint(dict(e.params)["seed"] for p in other.values() for e in p if isinstance(e, Entry))
-    certain = tables.faults(leafspine(1, 0, 1, loss=1.0))
+    certain = tables.fault_entries(leafspine(1, 0, 1, loss=1.0))
     assert all(dict(e.params)["lose"] == 2**32 - 1 for e in certain["leaf1"] if isinstance(e, Entry))
 
 
