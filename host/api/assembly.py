@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a communicator together: its plan, the mesh between the hosts, the rail that folds, and what chooses.
+"""Puts a communicator together: its plan, the mesh between the hosts, the rail that folds, and the dispatch.
 
-    join       the controller's plan, then as below; or several rails that are one
-    of_plan    a plan that is there already
+    join       with a plan from the controller, or over several rails used as one
+    of_plan    with a plan that the caller has already
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from netfold.host.api.open_mesh import open_mesh
-from netfold.host.api.work import Turns
+from netfold.host.api.work import OperationSequencer
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.membership import Membership
 from netfold.host.client.plans import MAX_WORLD, check_plan, fabric_of, path_reason, ring_order, sharing
@@ -25,7 +25,7 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.innet.fold import FoldRail
 from netfold.host.innet.parallel import ParallelFold
 from netfold.host.mesh.connection import listen
-from netfold.host.operation.coding import Coding, LaneBits, lane_bits_said
+from netfold.host.operation.coding import Coding, LaneBits, lane_bits_from_environment
 from netfold.host.operation.rail import FoldingRail
 from netfold.host.rails.joining import Joined, join_rails
 from netfold.host.rails.multirail import MultiRail
@@ -45,22 +45,22 @@ log = logging.getLogger("netfold")
 
 @dataclass(frozen=True)
 class Parts:
-    """What a communicator is made of.
+    """What a communicator consists of.
 
-    rails  several that are one, if so
+    rails  the several rails of ``join(rails=)``, else None
     """
 
     membership: Membership
     dispatch: Dispatch
-    turns: Turns
+    sequencer: OperationSequencer
     coding: Coding
     rails: MultiRail | None = None
 
     def close(self) -> None:
-        """Leaves the job and gives everything back, once; safe to call twice."""
-        if not self.turns.close():
+        """Leaves the job and releases everything, once; safe to call twice."""
+        if not self.sequencer.close():
             return
-        broken = self.turns.broken
+        broken = self.sequencer.broken
         self.membership.leave(self.dispatch.stats(), "" if broken is None else str(broken))
         self.dispatch.close()
         self.membership.close()
@@ -68,7 +68,8 @@ class Parts:
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """What a user may choose, as ``Communicator.join`` says.  Raises ValueError for what does not fit together."""
+    """A user's settings, as ``Communicator.join`` describes them.  Raises ValueError for those that do not fit
+    together."""
 
     address: str
     rail: RailName = "auto"
@@ -90,7 +91,7 @@ class JoinSettings:
             )
 
     def resolved(self) -> JoinSettings:
-        """The same, with the rail that algorithm="innet" stands for."""
+        """The same settings, with algorithm="innet" replaced by the rail that it stands for."""
         if self.rail == INNET or not self._algorithm_is_innet():
             return self
         return replace(self, rail="innet", algorithm=AUTO)
@@ -111,7 +112,8 @@ def join(
     token: str = "",
     rails: str | Sequence[RailSpec] | None = None,
 ) -> Parts:
-    """Joins a job and waits until all its ranks have; parameters and errors as of ``Communicator.join``."""
+    """Joins a job and waits until all its ranks have joined; parameters and errors are those of ``Communicator.join``.
+    """
     if not 0 <= rank < world:
         raise ValueError(f"rank={rank}, world={world}: expected 0 <= rank < world")
     if world > MAX_WORLD:
@@ -151,7 +153,7 @@ def join(
                 timeout=join_timeout,
                 token=client.token,
                 fold=settings.rail in ("auto", INNET) and not settings.helpers,
-                lane_bits=settings.lane_bits or lane_bits_said(),
+                lane_bits=settings.lane_bits or lane_bits_from_environment(),
             )
         )
         if (plan.job, plan.rank, plan.world) != (job, rank, world):
@@ -172,14 +174,14 @@ def join(
 
 
 def of_plan(plan: Plan, settings: JoinSettings, listener: socket.socket | None) -> Parts:
-    """The parts for a plan that is there already; nobody watches the rank.  Raises PlanError, ValueError,
+    """The parts for a plan that the caller has already; no controller watches the rank.  Raises PlanError, ValueError,
     TransportError."""
     check_plan(plan)
     return _of_membership(Membership(plan), settings, listener)
 
 
 def _of_membership(membership: Membership, settings: JoinSettings, listener: socket.socket | None) -> Parts:
-    """One mesh between the hosts, and the rail that folds where the plan has trees and the settings want it."""
+    """Opens one mesh between the hosts, and the rail that folds where the plan has trees and the settings want it."""
     plan, settings = membership.plan, settings.resolved()
     rail, helpers = settings.rail, settings.helpers
     coding = _coding(plan, settings.lane_bits)
@@ -223,13 +225,13 @@ def _of_membership(membership: Membership, settings: JoinSettings, listener: soc
         peers, switches=switches, always=rail == INNET, why=path_reason(plan, rail, helpers), flight=flight, me=me
     )
     log.info("%s: %s (%s)", me, dispatch.rail, dispatch.why)
-    return _checked(Parts(membership, dispatch, Turns(me, flight), coding))
+    return _checked(Parts(membership, dispatch, OperationSequencer(me, flight), coding))
 
 
 def _open_fold(
     membership: Membership, peers: Peers, settings: JoinSettings, timeline: Timeline | None, *, shared: bool
 ) -> FoldingRail:
-    """The rail over the plan's trees; ``shared``: some machines have several ranks."""
+    """Opens the rail over the plan's trees; ``shared``: some machines have several ranks."""
     plan, timeout, control = membership.plan, settings.timeout, membership.fold_control(settings.timeout)
     rail: FoldingRail
     if shared:
@@ -241,7 +243,7 @@ def _open_fold(
 
 
 def _of_rails(joined: Joined) -> Parts:
-    """Several rails that are one.  They are members of their jobs by themselves."""
+    """The parts for several rails used as one, each of which is a member of a job of its own."""
     plan, flight = joined.plan, joined.flight
     check_plan(plan)
     me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
@@ -249,16 +251,19 @@ def _of_rails(joined: Joined) -> Parts:
         joined.peers(), rails=joined.rails, why=f"asked for by rails= or {RAILS_VARIABLE}", flight=flight, me=me
     )
     joined.rails.on_change(lambda: dispatch.go_over(joined.peers()))
-    return _checked(Parts(Membership(plan), dispatch, Turns(me, flight), _coding(plan, None), joined.rails))
+    return _checked(
+        Parts(Membership(plan), dispatch, OperationSequencer(me, flight), _coding(plan, None), joined.rails)
+    )
 
 
 def _coding(plan: Plan, lane_bits: LaneBits | None) -> Coding:
-    """Of lanes, where a call says nothing else."""
-    return Coding(lane_bits or lane_bits_said(), seed=zlib.crc32(plan.job.encode()))
+    """The coding in lanes where a call asks for nothing else."""
+    return Coding(lane_bits or lane_bits_from_environment(), seed=zlib.crc32(plan.job.encode()))
 
 
 def _checked(parts: Parts) -> Parts:
-    """The same; closed, with a ValueError, where lanes as narrow as the settings want them cannot hold the sums."""
+    """The same parts; closes them and raises ValueError where lanes as narrow as the settings want cannot hold the
+    sums."""
     try:
         if parts.coding.lane_bits != 32:
             parts.dispatch.check_lanes(parts.coding.lane_bits)

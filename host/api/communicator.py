@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The communicator: what a training loop holds on to.
+"""The communicator, the object that a training loop uses.
 
     with Communicator.join("digits", rank, world, address="10.0.1.1", controller="unix:/run/netfold") as comm:
         comm.allreduce(gradient, out=gradient, op="average")
@@ -34,7 +34,7 @@ class Communicator(Group):
     """
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.dispatch, parts.turns, parts.coding)
+        super().__init__(parts.dispatch, parts.sequencer, parts.coding)
         self._parts = parts
 
     @classmethod
@@ -100,10 +100,11 @@ class Communicator(Group):
         timeout: float = 10.0,
         listener: socket.socket | None = None,
     ) -> Self:
-        """For a plan that came some other way than from a controller's job service, which then watches nobody.
+        """A communicator for a plan that comes from elsewhere than a controller's job service, which then watches no
+        rank.
 
         listener  bound TCP socket whose port stands in the plan, for all that does not fold; taken over
-        the others are as for ``join``.  Raises PlanError, TransportError, ValueError.
+        The other parameters are those of ``join``.  Raises PlanError, TransportError, ValueError.
         """
         settings = JoinSettings(address, rail, lane_bits, algorithm, helpers, timeout)
         return cls(assembly.of_plan(plan, settings, listener))
@@ -111,41 +112,42 @@ class Communicator(Group):
     # ---- what it is and does ---------------------------------------------------------------------------------------
     @property
     def plan(self) -> Plan:
-        """What the controller decided."""
+        """The plan that the controller made for this rank."""
         return self._parts.membership.plan
 
     @property
     def rail(self) -> str:
-        """The rail of what folds: "innet", or "tcp" or "roce", or "self" for a job of one rank."""
+        """Name of the rail that folds: "innet"; else "tcp" or "roce", or "self" for a job of one rank."""
         return self._parts.dispatch.rail
 
     @property
     def rails(self) -> MultiRail | None:
-        """The several rails of ``join(rails=)``: their shares, states and what is known of them; else None."""
+        """The several rails of ``join(rails=)``, with their shares, states and figures; else None."""
         return self._parts.rails
 
     def stats(self) -> RailStats:
-        """Operations, bytes, packets and retransmissions so far, in all and by tree."""
+        """Operations, bytes, packets and retransmissions so far, in total and by tree."""
         return replace(self._parts.dispatch.stats(), saturated=self._saturated)
 
     def flight(self) -> list[OperationRecord]:
-        """The last operations of this rank, groups' included, the oldest first (``flight.MAX_OPERATIONS``)."""
-        return self._parts.turns.flight.operations()
+        """The last operations of this rank, those of its groups included, the oldest first (``flight.MAX_OPERATIONS``).
+        """
+        return self._parts.sequencer.flight.operations()
 
     def explain(
         self, nbytes: int, op: ReduceOp = "sum", dtype: str = "float32", *, algorithm: str | None = None
     ) -> str:
-        """Which path an allreduce of ``nbytes`` bytes takes, and why: what each way is expected to cost, once that is
-        measured.  Sends nothing.
+        """Which path an allreduce of ``nbytes`` bytes takes, and why, with each algorithm's expected cost once that is
+        measured. Sends nothing.
 
         algorithm  what the call would ask for
         """
         return self._parts.dispatch.explain(nbytes, Reduction(op, dtype), algorithm, self._coding)
 
     def lanes(self, lane_bits: LaneBits | None = None) -> LaneBits:
-        """Bits of the lanes that a sum of floats gets where a call says ``lane_bits``: 32 where nothing folds.
+        """Width in bits of the lanes of a sum of floats where a call passes ``lane_bits``; 32 where nothing folds.
 
-        Raises ValueError for what cannot be.
+        Raises ValueError for an invalid width.
         """
         bits = replace(self._coding, lane_bits=lane_bits or self._coding.lane_bits).lane_bits
         switches = self._parts.dispatch.switches
@@ -155,12 +157,15 @@ class Communicator(Group):
         return bits
 
     def path(self, op: str = "sum", dtype: str = "float32") -> str:
-        """The rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or "roce".
-        Where nobody asked for folding, small ones may go between the hosts all the same (``explain``)."""
+        """Name of the rail that carries such an allreduce where the call names no algorithm: ``rail``, or "tcp" or
+        "roce".
+
+        With rail="auto", small tensors may go between the hosts all the same (``explain``).
+        """
         return self._parts.dispatch.path(op, dtype)
 
     def close(self) -> None:
-        """Reports totals, leaves the job and gives everything back.  Never raises for an absent controller."""
+        """Reports totals, leaves the job and releases everything.  Never raises because a controller is absent."""
         self._parts.close()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves arrays between the ranks of a group and leaves them as they are: checks, pieces, and copies at the border.
+"""The operations of a group that move arrays between ranks without changing them: checks, pieces, and copies.
 
-``Group`` has the methods, and says what each of them does.
+The methods of ``Group`` call these functions and describe them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from netfold.host.selection.peers import named
 
 
 def broadcast(ranks: Members, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
-    """See ``Group.broadcast``."""
+    """Implements ``Group.broadcast``."""
     ranks.check_rank(root, "root")
     named(algorithm, BROADCAST)
     check_writeable(array, "array")
     data = flat(array)
-    with ranks.turn("broadcast", data.nbytes, dtype=data.dtype):
+    with ranks.operation("broadcast", data.nbytes, dtype=data.dtype):
         ranks.peers.broadcast(data.view(np.uint8), root, algorithm=algorithm)
     if not np.may_share_memory(data, array):
         array[...] = data.reshape(array.shape)
@@ -42,14 +42,14 @@ def broadcast(ranks: Members, array: Array, *, root: int = 0, algorithm: str | N
 
 
 def all_gather(ranks: Members, array: Array, out: Array | None = None, *, counts: Sequence[int] | None = None) -> Array:
-    """See ``Group.all_gather``."""
+    """Implements ``Group.all_gather``."""
     array = np.asarray(array)
     rows = rows_with(array, counts, ranks.rank, ranks.size)
     result = result_of((sum(rows), *array.shape[1:]), array, out)
     pieces = pieces_of(rows, array)
     data = flat(result)
     data[pieces[ranks.rank]] = array.reshape(-1)
-    with ranks.turn("all_gather", data.nbytes, dtype=data.dtype):
+    with ranks.operation("all_gather", data.nbytes, dtype=data.dtype):
         ranks.peers.all_gather(data.view(np.uint8), in_bytes(pieces, data))
     if not np.may_share_memory(data, result):
         result[...] = data.reshape(result.shape)
@@ -59,7 +59,7 @@ def all_gather(ranks: Members, array: Array, out: Array | None = None, *, counts
 def gather(
     ranks: Members, array: Array, out: Array | None = None, *, root: int = 0, counts: Sequence[int] | None = None
 ) -> Array | None:
-    """See ``Group.gather``."""
+    """Implements ``Group.gather``."""
     ranks.check_rank(root, "root")
     array = np.asarray(array)
     rows = rows_with(array, counts, ranks.rank, ranks.size)
@@ -67,7 +67,7 @@ def gather(
     pieces = pieces_of(rows, array)
     data = np.empty(pieces[-1].stop, native(array))
     data[pieces[ranks.rank]] = array.reshape(-1)
-    with ranks.turn("gather", data.nbytes, dtype=data.dtype):
+    with ranks.operation("gather", data.nbytes, dtype=data.dtype):
         ranks.peers.gather(data.view(np.uint8), in_bytes(pieces, data), root)
     if result is not None:
         result[...] = data.reshape(result.shape)
@@ -77,7 +77,7 @@ def gather(
 def scatter(
     ranks: Members, array: Array | None, out: Array, *, root: int = 0, counts: Sequence[int] | None = None
 ) -> Array:
-    """See ``Group.scatter``."""
+    """Implements ``Group.scatter``."""
     ranks.check_rank(root, "root")
     check_writeable(out, "out")
     rows = rows_with(out, counts, ranks.rank, ranks.size)
@@ -90,7 +90,7 @@ def scatter(
             wanted = f"{data.dtype}{[sum(rows), *out.shape[1:]]}"
             raise ValueError(f"array is {array.dtype}{list(array.shape)}: expected {wanted}, all ranks' rows")
         data[:] = array.reshape(-1)
-    with ranks.turn("scatter", data.nbytes, dtype=data.dtype):
+    with ranks.operation("scatter", data.nbytes, dtype=data.dtype):
         ranks.peers.scatter(data.view(np.uint8), in_bytes(pieces, data), root)
     out[...] = data[pieces[ranks.rank]].reshape(out.shape)
     return out
@@ -104,7 +104,7 @@ def all_to_all(
     counts: Sequence[int] | None = None,
     out_counts: Sequence[int] | None = None,
 ) -> Array:
-    """See ``Group.all_to_all``."""
+    """Implements ``Group.all_to_all``."""
     array = np.asarray(array)
     given = rows_of(array, counts, ranks.size)
     if out_counts is None and len(set(given)) > 1:
@@ -116,32 +116,32 @@ def all_to_all(
     source = flat_copy(array)
     data = np.empty(result.size, source.dtype)
     to, by = in_bytes(pieces_of(given, array), data), in_bytes(pieces_of(taken, array), data)
-    with ranks.turn("all_to_all", source.nbytes, dtype=source.dtype):
+    with ranks.operation("all_to_all", source.nbytes, dtype=source.dtype):
         ranks.peers.all_to_all(source.view(np.uint8), to, data.view(np.uint8), by)
     result[...] = data.reshape(result.shape)
     return result
 
 
 def barrier(ranks: Members) -> None:
-    """See ``Group.barrier``."""
-    with ranks.turn("barrier"):
+    """Implements ``Group.barrier``."""
+    with ranks.operation("barrier"):
         ranks.peers.barrier()
 
 
 def send(ranks: Members, array: Array, peer: int, *, tag: int = 0) -> None:
-    """See ``Group.send``."""
+    """Implements ``Group.send``."""
     ranks.check_peer(peer)
     data = flat(np.asarray(array))
-    with ranks.turn("send", counted=False, nbytes=data.nbytes, dtype=data.dtype):
+    with ranks.operation("send", counted=False, nbytes=data.nbytes, dtype=data.dtype):
         ranks.peers.send(data, peer, tag)
 
 
 def receive(ranks: Members, out: Array, peer: int, *, tag: int = 0) -> Array:
-    """See ``Group.receive``."""
+    """Implements ``Group.receive``."""
     ranks.check_peer(peer)
     check_writeable(out, "out")
     data = flat(out)
-    with ranks.turn("receive", counted=False, nbytes=data.nbytes, dtype=data.dtype):
+    with ranks.operation("receive", counted=False, nbytes=data.nbytes, dtype=data.dtype):
         ranks.peers.receive(data, peer, tag)
     if not np.may_share_memory(data, out):
         out[...] = data.reshape(out.shape)

@@ -20,7 +20,7 @@ import numpy as np
 
 from netfold.host.api import data_movement
 from netfold.host.api.members import Members
-from netfold.host.api.work import Turns, Work
+from netfold.host.api.work import OperationSequencer, Work
 from netfold.host.collectives import REDUCE
 from netfold.host.operation.arrays import Array, flat_copy, pieces_of, result_of, rows_of
 from netfold.host.operation.coding import PLAIN, Coding, LaneBits, Rounding
@@ -33,22 +33,22 @@ from netfold.host.selection.peers import named
 
 T = TypeVar("T")
 SCATTERED = ("ring", INNET)
-"""Algorithms of reduce_scatter."""
+"""Names of the algorithms of reduce_scatter."""
 
 
 class Group:
     """Ranks 0 .. size-1.  Made by ``Communicator.group``; a Communicator is the group of all ranks.
 
-    dispatch  carries their reductions, and has what goes between them
-    turns     of the communicator, shared by all of its groups
-    coding    of lanes, where a call says nothing else
+    dispatch   carries the group's reductions, and has the mesh between its ranks
+    sequencer  that of the communicator, shared by all of its groups
+    coding     coding in lanes where a call asks for nothing else
     """
 
-    def __init__(self, dispatch: Dispatch, turns: Turns, coding: Coding = PLAIN) -> None:
-        self._ranks = Members(dispatch, turns)
+    def __init__(self, dispatch: Dispatch, sequencer: OperationSequencer, coding: Coding = PLAIN) -> None:
+        self._ranks = Members(dispatch, sequencer)
         self._coding = coding
         self._saturated = 0
-        """Elements of all saturating sums so far that stood at an end of the range."""
+        """Elements of all saturating sums so far that ended at an end of the range."""
 
     @property
     def rank(self) -> int:
@@ -57,12 +57,12 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._ranks.size
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Some of this group's ranks, in this order, as a group of its own.  Only they call its operations."""
-        return Group(self._ranks.dispatch.group(ranks), self._ranks.turns)
+        return Group(self._ranks.dispatch.group(ranks), self._ranks.sequencer)
 
     # ---- reductions --------------------------------------------------------------------------------------------------
     def allreduce(
@@ -105,15 +105,15 @@ class Group:
             ranks.dispatch.check_lanes(coding.lane_bits)
         ranks.dispatch.check(algorithm, reduction, coding)
         result = result_of(array.shape, array, out)
-        with ranks.turn(name, array.nbytes, reduction.op, reduction.element) as number:
+        with ranks.operation(name, array.nbytes, reduction.op, reduction.element) as number:
             saturated = ranks.dispatch.allreduce(
                 AllreduceRequest(array, result, reduction, number, coding, algorithm, feedback, name)
             )
         if saturated:
             self._saturated += saturated
             warnings.warn(
-                f"{ranks.turns.me}, {name}: {saturated} of {result.size} elements of a saturating sum stand at an end "
-                "of int32's range: their sums are lost",
+                f"{ranks.sequencer.me}, {name}: {saturated} of {result.size} elements of a saturating sum stand at an "
+                "end of int32's range: their sums are lost",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -133,7 +133,8 @@ class Group:
         feedback: Array | None = None,
         saturate: bool = False,
     ) -> Work[Array]:
-        """``allreduce`` that returns at once; several may be under way, and are done in the order of their calls."""
+        """Starts an ``allreduce`` and returns at once; several may be under way, and run in the order of their calls.
+        """
         return self.later(
             partial(
                 self.allreduce, array, out, op, dtype=dtype, algorithm=algorithm, name=name, lane_bits=lane_bits,
@@ -143,12 +144,12 @@ class Group:
         )
 
     def later(self, operation: Callable[[], T], what: str) -> Work[T]:
-        """Any operation, asynchronously: ``comm.later(lambda: comm.all_gather(x), "gathering x")``.
+        """Runs any operation asynchronously: ``comm.later(lambda: comm.all_gather(x), "gathering x")``.
 
-        operation  calls collectives of this communicator or its groups, and is called after all that was begun before
-        what       it is, for errors and the timeline
+        operation  calls collectives of this communicator or its groups; it is called after all that was started before
+        what       a name for errors and the timeline
         """
-        return self._ranks.turns.later(operation, what)
+        return self._ranks.sequencer.later(operation, what)
 
     def reduce(
         self,
@@ -170,7 +171,7 @@ class Group:
         reduction = Reduction(op, element_name(array, dtype))
         result = result_of(array.shape, array, out) if self.rank == root else None
         data = flat_copy(array)
-        with self._ranks.turn("reduce", data.nbytes, op, reduction.element):
+        with self._ranks.operation("reduce", data.nbytes, op, reduction.element):
             self._ranks.peers.reduce(storage(data), reduction, root, algorithm=algorithm)
         if result is not None:
             result[...] = data.reshape(array.shape)
@@ -188,8 +189,9 @@ class Group:
     ) -> Array:
         """This rank's rows of the reduction of every rank's array.
 
-        counts     rows of each rank; default: all alike
-        algorithm  "ring", or "innet": the switches fold all of it, and each rank keeps its rows; default: the cheaper
+        counts     rows of each rank; default: equally many
+        algorithm  "ring", or "innet": the switches fold all of it, and each rank keeps its rows; default: the
+                   cheaper one
         """
         array, ranks = np.asarray(array), self._ranks
         reduction = Reduction(op, element_name(array, dtype))
@@ -198,7 +200,7 @@ class Group:
         if named(algorithm, SCATTERED) is not None and algorithm != "ring":
             ranks.dispatch.check(algorithm, reduction, coding)
         result = result_of((rows[self.rank], *array.shape[1:]), array, out)
-        with ranks.turn("reduce_scatter", array.nbytes, op, reduction.element) as number:
+        with ranks.operation("reduce_scatter", array.nbytes, op, reduction.element) as number:
             ranks.dispatch.reduce_scatter(
                 AllreduceRequest(array, result, reduction, number, coding, algorithm), pieces_of(rows, array)
             )
@@ -206,7 +208,7 @@ class Group:
 
     # ---- moving arrays as they are -----------------------------------------------------------------------------------
     def broadcast(self, array: Array, *, root: int = 0, algorithm: str | None = None) -> Array:
-        """Fills every rank's array with the root's, in place.
+        """Fills every rank's array with that of the root, in place.
 
         algorithm  one of ``collectives.BROADCAST``; default: the cheapest
         """
@@ -228,7 +230,7 @@ class Group:
     def scatter(
         self, array: Array | None, out: Array, *, root: int = 0, counts: Sequence[int] | None = None
     ) -> Array:
-        """Fills ``out`` with this rank's rows of the root's ``array``, which the others leave out (None)."""
+        """Fills ``out`` with this rank's rows of the root's ``array``, which the other ranks do not pass (None)."""
         return data_movement.scatter(self._ranks, array, out, root=root, counts=counts)
 
     def all_to_all(
@@ -239,10 +241,10 @@ class Group:
         counts: Sequence[int] | None = None,
         out_counts: Sequence[int] | None = None,
     ) -> Array:
-        """Rows ``r`` of this rank go to rank r, rows from all ranks come back, in order of rank.
+        """Sends rows ``r`` of this rank to rank r, and returns the rows from all ranks, in order of rank.
 
-        counts      rows for each rank; default: all alike
-        out_counts  rows from each rank; default: ``counts`` were all alike, so as many
+        counts      rows for each rank; default: equally many
+        out_counts  rows from each rank; default: as many as in ``counts``, which then are all equal
         """
         return data_movement.all_to_all(self._ranks, array, out, counts=counts, out_counts=out_counts)
 

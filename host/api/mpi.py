@@ -35,7 +35,7 @@ class _InPlace:
 
 
 IN_PLACE: Final = _InPlace()
-"""In place of sendbuf: what is in recvbuf."""
+"""Passed as sendbuf: the data is in recvbuf."""
 SUM: Final[ReduceOp] = "sum"
 PROD: Final[ReduceOp] = "product"
 MAX: Final[ReduceOp] = "max"
@@ -46,7 +46,7 @@ UNSIGNED_CHAR, BYTE = np.dtype(np.uint8), np.dtype(np.uint8)
 
 
 class Request:
-    """An operation under way."""
+    """An operation that has been started."""
 
     def __init__(self, work: Work[Array]) -> None:
         self._work = work
@@ -64,7 +64,7 @@ class Request:
 
 
 class Comm:
-    """A group of ranks (all of a job: its Communicator) in MPI's words."""
+    """A group of ranks (of all ranks of a job: its Communicator) with MPI's methods."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -74,17 +74,17 @@ class Comm:
         return self.group.rank
 
     def Get_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.group.size
 
     @property
     def rank(self) -> int:
-        """As ``Get_rank``."""
+        """The same as ``Get_rank``."""
         return self.group.rank
 
     @property
     def size(self) -> int:
-        """As ``Get_size``."""
+        """The same as ``Get_size``."""
         return self.group.size
 
     def Create_group(self, ranks: Sequence[int]) -> Comm:
@@ -93,17 +93,17 @@ class Comm:
 
     # ---- reductions --------------------------------------------------------------------------------------------------
     def Allreduce(self, sendbuf: Buffer, recvbuf: Buffer, op: ReduceOp = SUM) -> None:
-        """recvbuf = sendbuf of all ranks, reduced.  Folds in the network what folds."""
+        """Fills recvbuf with the reduction of all ranks' sendbuf, folded in the network where that is possible."""
         out = _array(recvbuf, "recvbuf", write=True)
         self.group.allreduce(self._sent(sendbuf, out, out.size), out, op)
 
     def Iallreduce(self, sendbuf: Buffer, recvbuf: Buffer, op: ReduceOp = SUM) -> Request:
-        """``Allreduce`` that returns at once; neither buffer may be touched before ``Wait``."""
+        """Starts an ``Allreduce`` and returns at once; neither buffer may be touched before ``Wait``."""
         out = _array(recvbuf, "recvbuf", write=True)
         return Request(self.group.iallreduce(self._sent(sendbuf, out, out.size), out, op))
 
     def Reduce(self, sendbuf: Buffer, recvbuf: Buffer | None, op: ReduceOp = SUM, root: int = 0) -> None:
-        """The root's recvbuf = sendbuf of all ranks, reduced; elsewhere recvbuf may be None."""
+        """Fills the root's recvbuf with the reduction of all ranks' sendbuf; on other ranks recvbuf may be None."""
         if self.rank != root:
             if sendbuf is IN_PLACE:
                 raise ValueError(f"Reduce on rank {self.rank}: IN_PLACE is for the root, {root}, alone")
@@ -115,7 +115,7 @@ class Comm:
     def Reduce_scatter(
         self, sendbuf: Buffer, recvbuf: Buffer, recvcounts: Sequence[int] | None = None, op: ReduceOp = SUM
     ) -> None:
-        """recvbuf = this rank's elements of sendbuf of all ranks, reduced.
+        """Fills recvbuf with this rank's elements of the reduction of all ranks' sendbuf.
 
         recvcounts  elements for each rank; default: as many for each as recvbuf has.  IN_PLACE: recvbuf holds all
                     ranks' elements, and this rank's result at its beginning
@@ -133,23 +133,23 @@ class Comm:
         out[: mine.size] = mine
 
     def Reduce_scatter_block(self, sendbuf: Buffer, recvbuf: Buffer, op: ReduceOp = SUM) -> None:
-        """``Reduce_scatter`` with as many elements for each rank."""
+        """``Reduce_scatter`` with equally many elements for each rank."""
         self.Reduce_scatter(sendbuf, recvbuf, None, op)
 
     # ---- copies ------------------------------------------------------------------------------------------------------
     def Bcast(self, buf: Buffer, root: int = 0) -> None:
-        """Every rank's buf = the root's."""
+        """Fills every rank's buffer with that of the root."""
         self.group.broadcast(_array(buf, "buf", write=self.rank != root), root=root)
 
     def Allgather(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
-        """recvbuf = sendbuf of all ranks, in order.  IN_PLACE: this rank's part stands at its place in recvbuf."""
+        """Fills recvbuf with all ranks' sendbuf, in order.  IN_PLACE: this rank's part is at its place in recvbuf."""
         out = _array(recvbuf, "recvbuf", write=True)
         part = self._part(out, "recvbuf")
         mine = out[self.rank * part : (self.rank + 1) * part]
         self.group.all_gather(mine.copy() if sendbuf is IN_PLACE else self._sent(sendbuf, out, part), out)
 
     def Gather(self, sendbuf: Buffer, recvbuf: Buffer | None, root: int = 0) -> None:
-        """The root's recvbuf = sendbuf of all ranks, in order; elsewhere recvbuf may be None."""
+        """Fills the root's recvbuf with all ranks' sendbuf, in order; on other ranks recvbuf may be None."""
         if self.rank != root:
             self.group.gather(_array(sendbuf, "sendbuf"), root=root)
             return
@@ -159,7 +159,8 @@ class Comm:
         self.group.gather(mine.copy() if sendbuf is IN_PLACE else self._sent(sendbuf, out, part), out, root=root)
 
     def Scatter(self, sendbuf: Buffer | None, recvbuf: Buffer, root: int = 0) -> None:
-        """recvbuf = this rank's part of the root's sendbuf.  IN_PLACE as the root's recvbuf: its part stays there."""
+        """Fills recvbuf with this rank's part of the root's sendbuf.  IN_PLACE as the root's recvbuf: its part stays in
+        sendbuf."""
         if self.rank != root:
             self.group.scatter(None, _array(recvbuf, "recvbuf", write=True), root=root)
             return
@@ -169,7 +170,7 @@ class Comm:
         self.group.scatter(source, out, root=root)
 
     def Alltoall(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
-        """Part r of sendbuf goes to rank r; part r of recvbuf came from it."""
+        """Sends part r of sendbuf to rank r, and fills part r of recvbuf with what rank r sent."""
         out = _array(recvbuf, "recvbuf", write=True)
         self._part(out, "recvbuf")
         self.group.all_to_all(out.copy() if sendbuf is IN_PLACE else self._sent(sendbuf, out, out.size), out)
@@ -180,11 +181,11 @@ class Comm:
 
     # ---- between two -------------------------------------------------------------------------------------------------
     def Send(self, buf: Buffer, dest: int, tag: int = 0) -> None:
-        """To one rank, which calls ``Recv`` with a buffer of this size."""
+        """Sends to one rank, which must call ``Recv`` with a buffer of this size."""
         self.group.send(_array(buf, "buf"), dest, tag=tag)
 
     def Recv(self, buf: Buffer, source: int, tag: int = 0) -> None:
-        """From one rank, the next message with this tag; wildcards are not offered."""
+        """Receives the next message from one rank with this tag; there are no wildcards."""
         self.group.receive(_array(buf, "buf", write=True), source, tag=tag)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Comm:
         return array.size // self.size
 
     def _sent(self, sendbuf: Buffer, out: Array, size: int) -> Array:
-        """sendbuf as an array of ``size`` elements of recvbuf's dtype; recvbuf itself where it is IN_PLACE."""
+        """sendbuf as an array of ``size`` elements of recvbuf's dtype; recvbuf itself for IN_PLACE."""
         if sendbuf is IN_PLACE:
             return out
         array = _array(sendbuf, "sendbuf")
@@ -205,7 +206,7 @@ class Comm:
 
 
 def _array(buffer: Buffer, name: str, *, write: bool = False) -> Array:
-    """A buffer's memory as a flat array.  Raises TypeError and ValueError."""
+    """The memory of a buffer as a flat array.  Raises TypeError and ValueError."""
     extra: Sequence[Any] = ()
     if isinstance(buffer, list | tuple):
         buffer, *extra = buffer
@@ -228,7 +229,7 @@ def _array(buffer: Buffer, name: str, *, write: bool = False) -> Array:
 
 
 def __getattr__(name: str) -> Comm:
-    """COMM_WORLD: all ranks of the process's job, joined (``netfold.init``) at first use."""
+    """COMM_WORLD: all ranks of the process's job, which is joined at first use (``netfold.init``)."""
     if name != "COMM_WORLD":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return Comm(verbs.communicator() if verbs.is_initialized() else verbs.init())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh that a plan calls for."""
+"""Opens the mesh between the ranks of a plan."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def open_mesh(
     client: JobClient | None,
     timeline: Timeline | None = None,
 ) -> Mesh:
-    """Between all ranks: over queue pairs for rail "roce", else over TCP; in memory for a job of one rank.
+    """The mesh between all ranks: over queue pairs for rail "roce", else over TCP; in memory for a job of one rank.
 
     listener  bound TCP socket whose port stands in the plan; the mesh owns it from here on
-    Raises ValueError without one, or where $NETFOLD_OPEN_PAIRS is no number of 1 or more; TransportError.
+    Raises ValueError without one, or where $NETFOLD_OPEN_PAIRS is not an integer of 1 or more; TransportError.
     """
     if plan.world == 1:
         if listener is not None:
@@ -53,7 +53,7 @@ def open_mesh(
 
 
 def _planned(plan: Plan, client: JobClient | None) -> PlannedPaths | None:
-    """The controller's paths for this job, where it has any; all ranks get them or none."""
+    """The controller's paths for this job, where it plans any; all ranks get them or none does."""
     if client is None:
         return None
     try:

@@ -108,7 +108,7 @@ def allreduce(array: NDArray[Any], out: NDArray[Any] | None = None, op: ReduceOp
 
 
 def allgather(array: NDArray[Any]) -> NDArray[Any]:
-    """Every rank's rows, one after another; ranks may have unlike numbers of them."""
+    """Every rank's rows, one after another; ranks may have different numbers of them."""
     import numpy as np
 
     comm, array = communicator(), np.asarray(array)
@@ -119,7 +119,7 @@ def allgather(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def allgather_object(value: Any) -> list[Any]:
-    """Every rank's object, in order of rank.  They are pickled: ranks of a job run each other's code, as everywhere."""
+    """Every rank's object, in order of rank.  Objects are pickled, so ranks must trust each other's data."""
     import numpy as np
 
     mine = np.frombuffer(pickle.dumps(value), np.uint8)
@@ -129,7 +129,7 @@ def allgather_object(value: Any) -> list[Any]:
 
 
 def broadcast_object(value: Any, root_rank: int = 0) -> Any:
-    """The root's object, pickled on its way; what the others give is left alone."""
+    """The root's object, pickled for the transfer; what the other ranks pass is ignored."""
     import numpy as np
 
     comm = communicator()
@@ -142,14 +142,14 @@ def broadcast_object(value: Any, root_rank: int = 0) -> Any:
 
 
 def broadcast(array: NDArray[Any], root_rank: int = 0) -> NDArray[Any]:
-    """``Communicator.broadcast`` of the process's communicator: in place."""
+    """Fills every rank's array with that of the root, in place (``Communicator.broadcast``)."""
     return communicator().broadcast(array, root=root_rank)
 
 
 def broadcast_parameters(
     parameters: Mapping[str, NDArray[Any]] | Iterable[NDArray[Any] | tuple[str, NDArray[Any]]], root_rank: int = 0
 ) -> None:
-    """Fills every rank's arrays with the root's, in place: the same start for all.
+    """Fills every rank's arrays with the root's, in place, so that all start the same.
 
     parameters  name -> array, arrays, or pairs of name and array; in the same order on all ranks
     """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is: one operation at a time, in order, on the caller's thread or, asynchronously, on one of its own."""
+"""The order of operations: one at a time, on the caller's thread or, asynchronously, on a thread of the
+communicator."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ log = logging.getLogger("netfold")
 
 
 class Work(Generic[T]):
-    """An operation under way.  Its arrays belong to it until ``wait`` returns."""
+    """An operation that has been started.  Its arrays belong to it until ``wait`` returns."""
 
     def __init__(self, call: Callable[[], T], me: str) -> None:
         self._call = call
@@ -36,8 +37,8 @@ class Work(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """The operation's result, or its error.
 
-        timeout  seconds; default: until the operation's own timeout.  Raises CollectiveTimeout when it is over; the
-                 operation itself goes on, and may be waited for again
+        timeout  seconds; default: the operation's own timeout.  Raises CollectiveTimeout when it is over; the operation
+                 itself goes on, and may be waited for again
         """
         if not self._done.wait(timeout):
             raise CollectiveTimeout(f"{self._me}: not done within the {timeout:g} s of wait(); it goes on")
@@ -50,9 +51,10 @@ class Work(Generic[T]):
         return self._done.is_set()
 
     def add_done_callback(self, callback: Callable[[Work[T]], object]) -> None:
-        """Calls ``callback(work)`` once it is done: on the communicator's thread, or here and now where it is.
+        """Calls ``callback(work)`` once the operation is done: on the communicator's thread, or here if it is done
+        already.
 
-        What a callback raises is logged; the operation and what follows it go on.
+        What a callback raises is logged; the operation and those after it go on.
         """
         with self._lock:
             if not self._done.is_set():
@@ -80,11 +82,11 @@ class Work(Generic[T]):
             log.exception("%s: a callback failed", self._me)
 
 
-class Turns:
+class OperationSequencer:
     """The order of operations on one communicator and its groups, and the error that ended it for good.
 
-    me      who speaks in errors
-    flight  records them; default: for this object alone
+    me      job and rank, for errors
+    flight  records the operations; default: a recorder for this object alone
     """
 
     def __init__(self, me: str, flight: Flight | None = None) -> None:
@@ -98,7 +100,7 @@ class Turns:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def turn(
+    def operation(
         self, numbers: Iterator[int], group: str, name: str, nbytes: int = 0, op: str = "", dtype: object = ""
     ) -> Iterator[int]:
         """One operation; gives its number.  Waits for asynchronous ones that were begun before it.
@@ -133,7 +135,7 @@ class Turns:
             self._lock.release()
 
     def later(self, call: Callable[[], T], what: str) -> Work[T]:
-        """Runs ``call``, which takes its turn itself, after all that were begun before it."""
+        """Runs ``call``, which begins its operation itself, after all that were started before it."""
         if self._closed:
             raise Closed(f"{self.me}: the communicator was closed")
         if self._thread is None:
@@ -149,7 +151,7 @@ class Turns:
         return work
 
     def close(self) -> bool:
-        """Ends after what is under way; False where it was closed before."""
+        """Waits for what is under way, and ends.  Returns False where it was closed before."""
         if self._closed:
             return False
         if self._thread is not None and threading.current_thread() is not self._thread:

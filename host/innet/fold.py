@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail "innet": the switches fold.  The native engine over UDP sockets; see native/fold.h for what happens."""
+"""The rail "innet": the switches fold.  It runs the native engine over UDP sockets; native/fold.h describes the
+algorithm."""
 
 from __future__ import annotations
 
@@ -35,30 +36,30 @@ from netfold.wire.jobs import Plan
 log = logging.getLogger("netfold")
 
 SLICE = 0.05
-"""Seconds in native code between looks at Python's signals (Ctrl-C), the timeout, and streams that are stuck."""
+"""Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
 WATCHED_SLICE = 0.01
-"""The same where somebody watches: how soon a rail of several is found dead."""
+"""The same while the rail is watched, which bounds how soon one of several rails is found dead."""
 PATIENCE = 0.5
-"""Seconds without any new result after which a lost rank ends an operation: one that died after its last contribution
-need not."""
+"""Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
+need not end it."""
 PIECE = 1 << 28
-"""Elements of one operation at most (1 GiB): RETH's offset has 32 bits."""
+"""Largest number of elements of one operation (1 GiB), since RETH's offset has 32 bits."""
 SKB_BYTES = {1024: 2304, 4096: 8448}
-"""What the kernel charges a socket's receive buffer for one unmerged packet of a path MTU."""
+"""Path MTU -> bytes that the kernel charges a socket's receive buffer for one packet that was not merged."""
 TRIAL = Reduction("sum", "float32")
-"""What a trial reduces."""
+"""The reduction of a trial."""
 NOTHING = np.empty(0, np.float32)
 
 
 class FoldRail:
-    """Allreduce by the trees of a plan.
+    """Allreduce over the trees of a plan.
 
     address  this rank's address on the fabric: results arrive at its UDP port 4791
     timeout  seconds without any new result after which an operation gives up
-    control  the controller's end: where it says that the job has ended, PATIENCE is enough
-    timeline  is told what the native loop does, where one is asked for
+    control  talks to the controller: where it says that the job has ended, an operation ends after PATIENCE
+    timeline  records what the native loop does, where one was asked for
     shared   other sockets are open on the same address and port (``reuseport``)
-    members  ranks that fold together; default: all of the plan
+    members  number of ranks that fold together; default: all of the plan
     """
 
     name = "innet"
@@ -125,15 +126,16 @@ class FoldRail:
 
     @property
     def receiver(self) -> socket.socket:
-        """Where results arrive."""
+        """The socket at which results arrive."""
         return self._receiver
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the switches can: also with narrow lanes, and sums of int32 that saturate."""
+        """Whether the switches can make this reduction, with narrow lanes and saturating sums of int32 included."""
         return folds(reduction.op, reduction.element)
 
     def allreduce(self, request: AllreduceRequest) -> int:
-        """See ``Rail``.  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError, PlanError."""
+        """Carries a request (``Rail``).  Raises what ended the rail, CollectiveTimeout, RankMismatch, TransportError,
+        PlanError."""
         source, reduction, coding = request.source, request.reduction, request.coding
         divisor = float(self._plan.world) if reduction.op == "average" else 1.0
         with self._turn:
@@ -170,8 +172,8 @@ class FoldRail:
         self._operations, self._bytes, self._seconds = counted
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """From now on ``watch`` is called every ``WATCHED_SLICE`` while an operation waits, with the monotonic seconds
-        of its last progress; what it raises ends the operation.  None: nobody is told any more."""
+        """Calls ``watch`` every ``WATCHED_SLICE`` from now on while an operation waits, with the monotonic seconds of
+        its last progress; what it raises ends the operation.  None: stops that."""
         self._watch = watch
 
     def _drive(self, request: AllreduceRequest) -> None:
@@ -205,12 +207,13 @@ class FoldRail:
                 )
 
     def halt(self, number: int) -> None:
-        """The trees went away: stand still, and go on over others, also while no operation runs.  Returns at once."""
+        """Requests recovery round ``number``, because trees have failed; it is served even while no operation runs.
+        Returns at once."""
         if self._control.resume is not None:
             self._rounds.request(number)
 
     def _go_on(self) -> None:
-        """Over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
+        """Goes on over other trees, from what the slowest rank lacks.  Raises TreesLost, PlanError."""
         assert self._control.resume is not None
         plan = self._control.resume(self._core.missing())
         try:
@@ -223,7 +226,7 @@ class FoldRail:
         log.warning("job %r, rank %d: goes on over %s", plan.job, plan.rank, ", ".join(t.name for t in plan.trees))
 
     def settle(self, done: Callable[[], None]) -> None:
-        """Calls ``done``, on a thread of its own, once every operation that has begun is over.  Returns at once."""
+        """Calls ``done``, on a thread of its own, once every operation that has begun is finished.  Returns at once."""
 
         def wait() -> None:
             with self._turn:
@@ -233,7 +236,7 @@ class FoldRail:
         threading.Thread(target=wait, name="netfold-settle", daemon=True).start()
 
     def _serve(self) -> None:
-        """Between operations: what this rank has had long ago, others may lack."""
+        """Serves a recovery round between operations, since other ranks may lack what this rank had long ago."""
         with self._turn:
             if self._lost is not None or self._final is not None:
                 return
@@ -248,7 +251,7 @@ class FoldRail:
 
     @property
     def retransmissions(self) -> int:
-        """Contributions sent again since the rail was made."""
+        """Number of contributions sent again since the rail was made."""
         return self._core.retransmitted()
 
     def stats(self) -> RailStats:
@@ -321,7 +324,7 @@ class FoldRail:
         return CollectiveTimeout("\n".join(lines))
 
     def _waits(self) -> Waits:
-        """Queue pairs -> the lowest PSN that was sent and has no result."""
+        """Queue pair -> the lowest PSN that was sent on it and has no result."""
         waits = {}
         for index, tree in enumerate(self._plan.trees):
             for kind, stream in ((AGREEMENT, tree.agreement), (DATA, tree.data)):

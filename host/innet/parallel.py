@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rail "innet" where a machine has several ranks: NetReduce's parallel scheme (its section on many GPUs a machine).
+"""The rail "innet" where machines have several ranks: NetReduce's parallel scheme (its section on many GPUs a machine).
 
-n ranks of a machine, M bytes, window by window of shared memory:
-  reduce-scatter in the machine   each rank ends with the sum of its n-th of the window
-  fold                            it folds that with the ranks in its place on the other machines (native/fold.h)
-  all-gather in the machine       everybody takes all n pieces
+n ranks of a machine, M bytes, processed in windows of shared memory:
+
+    reduce-scatter in the machine   each rank ends with the sum of its n-th of the window
+    fold                            each rank folds that with the ranks of the same index on the other machines
+    all-gather in the machine       each rank copies all n pieces
+
 The machine's link carries M bytes each way, not n M.  While the switches fold one window, the ranks gather the one
 before and reduce the one after: folding has a thread of its own, in native code.
 
-Where shared memory is fast enough beside the machine's link (``sufficient``), that pays for certain; else who calls
-measures the links (``collectives.chooser``).
+Where shared memory is fast enough beside the machine's link (``netreduce_conditions``), this is known to be the
+fastest; otherwise the links are measured (``selection.chooser``).
 
 A result has the same bits on all ranks: each piece is summed by one rank of a machine, in order of ranks, and folded
 once.
@@ -52,7 +54,7 @@ class ParallelFold:
 
     peers    all ranks of the job: those of a machine wait for each other over its mesh
     address  of this machine on the fabric
-    timeout, control, timeline  as ``FoldRail``'s
+    timeout, control, timeline  as for ``FoldRail``
     """
 
     name = "innet"
@@ -90,7 +92,8 @@ class ParallelFold:
         self._seconds = 0.0
 
     def _bind(self, plan: Plan, address: str, timeout: float) -> FoldRail:
-        """In turn: the kernel numbers a machine's sockets in the order in which they are bound."""
+        """Binds this rank's sockets, one rank after another, since the kernel numbers a machine's sockets in that
+        order."""
         if self._local.rank == 0:
             check_free(address)  # sockets of another job would join our group, and mix up its numbers
         fold = FoldRail(
@@ -107,11 +110,11 @@ class ParallelFold:
         return fold
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether the switches can; shared memory wraps around, so that no sum saturates."""
+        """Whether the switches can make this reduction; shared memory wraps around, so that sums cannot saturate."""
         return folds(reduction.op, reduction.element) and not coding.saturate
 
     def allreduce(self, request: AllreduceRequest) -> int:
-        """See ``Rail``.  Raises what ``FoldRail`` raises, PeerLost."""
+        """Carries a request (``Rail``).  Raises what ``FoldRail`` raises, and PeerLost."""
         out = request.out
         what = f"{request.reduction.op} of {out.size} x {out.dtype}, folded on {self._local.size} ranks a machine"
         begin = time.monotonic()
@@ -130,7 +133,7 @@ class ParallelFold:
         return 0
 
     def _reduce(self, request: AllreduceRequest) -> None:
-        """Of arrays in place."""
+        """Reduces arrays in place."""
         out, reduction = request.out, request.reduction
         # an empty array still checks that all ranks agree
         windows = [request.part(cut) for cut in self._rows.windows(out.size, out.itemsize)] or [request]
@@ -156,14 +159,14 @@ class ParallelFold:
 
     @property
     def suffices(self) -> bool:
-        """NetReduce's condition: then nobody needs to measure links."""
+        """Whether NetReduce's condition holds, so that links need not be measured."""
         return bool(self._rate) and beats_ring(self._peers.size, self._local.size, 1 / self._inside.beta, self._rate)
 
     def trial(self, data: Flat, number: int) -> None:
         self._reduce(AllreduceRequest(data, data, TRIAL, number))
 
     def _heard(self) -> NetFoldError | None:
-        """What ends a fold early: the controller's news, or that this rank gave up meanwhile."""
+        """What ends a fold early: the controller's event, or that this rank gave up meanwhile."""
         return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._control.job_error()
 
     @property
@@ -187,11 +190,11 @@ class ParallelFold:
         return f"{folds}; {inside / 1e9:.3g} GB/s in a machine, {have}, more than {needed:.3g} suffices"
 
     def halt(self, number: int) -> None:
-        """As ``FoldRail``'s."""
+        """Requests a recovery round of the fold (``FoldRail.halt``)."""
         self._fold.halt(number)
 
     def settle(self, done: Callable[[], None]) -> None:
-        """As ``FoldRail``'s."""
+        """Calls ``done`` once every operation is finished (``FoldRail.settle``)."""
         self._fold.settle(done)
 
     def close(self) -> None:

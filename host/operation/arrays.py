@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as callers hand them to collectives: checked, laid flat, and cut along their first axis.
+"""The arrays that callers pass to collectives: checked, made flat, and split along their first axis.
 
 Checks raise TypeError and ValueError that name the argument, what it is, and what was expected.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-"""An array of a caller: any shape and layout."""
+"""A caller's array of any shape and layout."""
 Flat = NDArray[Any]
 """A one-dimensional, C-contiguous, aligned array in this machine's byte order."""
 
@@ -24,19 +24,19 @@ def native(array: Array) -> np.dtype[Any]:
 
 
 def flat(array: Array) -> Flat:
-    """The array's own memory where it is plain, else a copy in the machine's byte order."""
+    """The array's own memory as a flat array where it is plain, else a copy in the machine's byte order."""
     if array.flags.carray and array.dtype.isnative:  # the same as below, without its 3 us
         return array.reshape(-1)
     return np.require(array, native(array), ["C", "A"]).reshape(-1)
 
 
 def flat_copy(array: Array) -> Flat:
-    """A copy in the machine's byte order."""
+    """A flat copy in the machine's byte order."""
     return np.array(array, native(array), order="C", copy=True).reshape(-1)
 
 
 def result_of(shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
-    """``out`` where it can take a result of this shape and of ``like``'s dtype; None: a new array."""
+    """``out`` where it can hold a result of this shape and of the dtype of ``like``; None: a new array."""
     if out is None:
         return np.empty(shape, native(like))
     check_writeable(out, "out")
@@ -46,7 +46,7 @@ def result_of(shape: tuple[int, ...], like: Array, out: Array | None) -> Array:
 
 
 def check_writeable(array: Array, name: str) -> None:
-    """It is an array that can be written."""
+    """Raises TypeError or ValueError unless it is an array that can be written."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a {type(array).__name__}: expected a numpy array")
     if not array.flags.writeable:
@@ -55,14 +55,14 @@ def check_writeable(array: Array, name: str) -> None:
 
 # ---- rows: what ``size`` ranks have of an array's first axis ---------------------------------------------------------
 def counts_of(counts: Sequence[int], size: int, name: str) -> list[int]:
-    """Numbers of rows, one for each rank."""
+    """Checks numbers of rows, one for each rank."""
     if len(counts) != size or min(counts) < 0:
         raise ValueError(f"{name}={list(counts)}: expected {size} numbers of rows, one for each rank")
     return list(counts)
 
 
 def rows_of(array: Array, counts: Sequence[int] | None, size: int) -> list[int]:
-    """Rows of each rank in an array that holds all of them; without ``counts`` all have as many."""
+    """Each rank's rows in an array that holds all of them; without ``counts`` all have equally many."""
     if array.ndim == 0:
         raise ValueError("array has no axis to cut: expected one or more dimensions")
     if counts is None:
@@ -76,7 +76,7 @@ def rows_of(array: Array, counts: Sequence[int] | None, size: int) -> list[int]:
 
 
 def rows_with(array: Array, counts: Sequence[int] | None, rank: int, size: int) -> list[int]:
-    """Rows of each rank, of which ``array`` holds this rank's; without ``counts`` all have as many."""
+    """Each rank's rows, of which ``array`` holds this rank's; without ``counts`` all have equally many."""
     if array.ndim == 0:
         raise ValueError("a single number has no rows to put together: expected one or more dimensions")
     rows = [array.shape[0]] * size if counts is None else counts_of(counts, size, "counts")
@@ -86,18 +86,18 @@ def rows_with(array: Array, counts: Sequence[int] | None, rank: int, size: int) 
 
 
 def pieces_of(rows: Sequence[int], like: Array) -> list[slice]:
-    """Each rank's elements in the flat array; its rows are as wide as ``like``'s."""
+    """Each rank's elements in the flat array; rows have the width of those of ``like``."""
     width = int(np.prod(like.shape[1:], dtype=np.int64))
     return by_counts(count * width for count in rows)
 
 
 def in_bytes(pieces: Sequence[slice], data: Flat) -> list[slice]:
-    """The same pieces, counted in bytes."""
+    """The same pieces in bytes."""
     return [slice(piece.start * data.itemsize, piece.stop * data.itemsize) for piece in pieces]
 
 
 def by_counts(counts: Iterable[int]) -> list[slice]:
-    """Neighbouring slices of these lengths."""
+    """Adjacent slices of these lengths."""
     pieces, at = [], 0
     for count in counts:
         pieces.append(slice(at, at + count))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How elements become lanes of packets: what a call may ask for, and what fits together."""
+"""How elements are coded as lanes of packets: what a call may ask for, and which settings fit together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Coding:
         feedback: NDArray[Any] | None,
         saturate: bool,
     ) -> Coding:
-        """This, but for what a call on an array asks for (``Communicator.allreduce``).
+        """This coding with the settings that a call on an array asks for (``Communicator.allreduce``).
 
         Raises ValueError, TypeError.
         """
@@ -76,19 +76,19 @@ PLAIN: Final[Coding] = Coding()
 
 
 def narrows(op: str, element: str) -> bool:
-    """Whether lanes may be narrower than float32."""
+    """Whether lanes of this reduction and dtype may be narrower than 32 bits."""
     return op in ("sum", "average") and element in ("float32", *HALVES)
 
 
 def check_levels(lane_bits: int, ranks: int) -> None:
-    """Raises ValueError where lanes do not hold the sum of so many ranks."""
+    """Raises ValueError where lanes of this width cannot hold the sum of so many ranks."""
     most = (1 << (lane_bits - 1)) - 1
     if ranks > most:
         raise ValueError(f"lane_bits={lane_bits}: the sum of {ranks} ranks does not fit, at most {most} do: use 16")
 
 
-def lane_bits_said() -> LaneBits:
-    """What $NETFOLD_LANE_BITS says, or 32.  Raises ValueError."""
+def lane_bits_from_environment() -> LaneBits:
+    """The lane width that $NETFOLD_LANE_BITS sets, or 32.  Raises ValueError."""
     said = os.environ.get(LANE_BITS_VARIABLE, "32")
     for bits in get_args(LaneBits):
         if said == str(bits):
@@ -96,10 +96,10 @@ def lane_bits_said() -> LaneBits:
     raise ValueError(f"{LANE_BITS_VARIABLE}={said!r}: expected 32, 16 or 8")
 
 
-def take_back(source: NDArray[Any], feedback: NDArray[Any], element: str = "float32") -> NDArray[Any]:
-    """What is to be sent where lanes leave nothing out: the source and all that was left out before.
+def add_feedback(source: NDArray[Any], feedback: NDArray[Any], element: str = "float32") -> NDArray[Any]:
+    """The source plus the residual, for carriers that leave nothing out.
 
-    Of that, only what the element itself cannot hold stays in ``feedback``.
+    Only what the dtype itself cannot hold stays in ``feedback``.
     """
     if element not in HALVES:
         whole: NDArray[Any] = source + feedback

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A caller's request as a rail takes it, in flat arrays of elements that it knows; and the result back to the caller.
+"""Converts a caller's request to the flat arrays and dtypes that a rail takes, and its result back to the caller's
+array.
 
 Nothing is copied where the caller's arrays are plain (C-contiguous, aligned, in this machine's byte order) and their
-elements are the rail's own.  What else it takes:
+dtype is one of the rail's own.  Otherwise:
 
-    array that is not plain      one copy of the source, one of the result
-    float16, bfloat16, folded    float32 made of the source; the result rounded once from the same memory
-    feedback without narrow lanes   one copy, to which what was left out before is added
+    array that is not plain         one copy of the source, one of the result
+    float16, bfloat16, folded       float32 made of the source; the result rounded once from the same memory
+    feedback without narrow lanes   one copy, to which the residual is added
     saturating sum between hosts    int64 made of the source, which holds every sum exactly
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from netfold.host.operation.arrays import Array, flat
-from netfold.host.operation.coding import take_back
+from netfold.host.operation.coding import add_feedback
 from netfold.host.operation.half_precision import HALVES, narrow, storage, widen
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
@@ -25,22 +26,22 @@ EXACT = Reduction("sum", "int64")
 
 
 def between_hosts(request: AllreduceRequest, algorithm: str | None) -> AllreduceRequest:
-    """As the hosts reduce it: every element as it is, nothing narrowed, so that no feedback is left."""
+    """The request as the hosts reduce it: every element at full width, so that no feedback is left."""
     if request.coding.saturate:
         wide = request.source.astype(np.int64).reshape(-1)
         return replace(request, source=wide, out=wide, reduction=EXACT, algorithm=algorithm)
     source = request.source
     if request.feedback is not None:
-        source = take_back(source, request.feedback, request.reduction.element)
+        source = add_feedback(source, request.feedback, request.reduction.element)
     return replace(
         request, source=storage(flat(source)), out=storage(flat(request.out)), algorithm=algorithm, feedback=None
     )
 
 
 def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
-    """As lanes of 32 bits carry it: float32 or int32.
+    """The request as lanes of 32 bits carry it, in float32 or int32.
 
-    narrows  whether the rail has narrow lanes: only there is feedback left to it
+    narrows  whether the rail has narrow lanes: only then it gets the feedback
     """
     source, out, reduction, feedback = request.source, request.out, request.reduction, request.feedback
     half = reduction.element in HALVES
@@ -48,7 +49,7 @@ def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
         source = out = widen(source, reduction.element)
         reduction = Reduction(reduction.op, "float32")
     if feedback is not None and not (narrows and request.coding.lane_bits != 32):
-        source, feedback = take_back(source, feedback), None
+        source, feedback = add_feedback(source, feedback), None
     source = flat(source)
     if not half:
         out = _separate(out, source)
@@ -59,9 +60,9 @@ def in_lanes(request: AllreduceRequest, *, narrows: bool) -> AllreduceRequest:
 
 
 def deliver(carried: AllreduceRequest, request: AllreduceRequest) -> int:
-    """Brings the result of the carried request to the caller's array, where it is not there yet.
+    """Copies the result of the carried request to the caller's array, where it is not there already.
 
-    Returns how many elements of a saturating sum between hosts stand at an end of the range.
+    Returns how many elements of a saturating sum between hosts are at an end of the range.
     """
     out, element = request.out, request.reduction.element
     if carried.reduction.element == element:
@@ -77,9 +78,9 @@ def deliver(carried: AllreduceRequest, request: AllreduceRequest) -> int:
 
 
 def _separate(out: Array, source: Array) -> Array:
-    """``out`` itself where it is plain, and the source's memory or none of it; else new memory.
+    """``out`` itself where it is plain, and is the source's memory or does not overlap it; else new memory.
 
-    Results arrive while later contributions still leave, so that arrays must not overlap in part.
+    Results arrive while later contributions are still sent, so arrays must not overlap in part.
     """
     plain = out.flags.carray and out.dtype == source.dtype
     if plain and (source.ctypes.data == out.ctypes.data or not np.may_share_memory(source, out)):

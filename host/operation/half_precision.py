@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""float16 and bfloat16 as float32, which holds all of them exactly, and back.
+"""Conversion of float16 and bfloat16 to float32, which holds all of them exactly, and back.
 
-bfloat16 has no dtype in numpy: it is stored as uint16 and named by string, or comes as ml_dtypes.bfloat16 where that
-package is there.
+bfloat16 has no dtype in numpy: it is stored as uint16 and named by a string, or is ml_dtypes.bfloat16 where that
+package is installed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 BFLOAT16: Final = "bfloat16"
 HALVES: Final = ("float16", BFLOAT16)
 BLOCK: Final = 1 << 16
-"""Elements converted at a time: three float32 blocks stay in the cache."""
+"""Elements converted at a time, so that three float32 blocks stay in the cache."""
 
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """``dtype.name``, which numpy puts together anew each time: 5 us."""
+    """``dtype.name``, cached, since numpy takes 5 us to build it."""
     return dtype.name
 
 
 def storage(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself, or the uint16 view of an ml_dtypes.bfloat16 array: what messages and reductions work on."""
+    """The array itself, or the uint16 view of an ml_dtypes.bfloat16 array, on which messages and reductions work."""
     return array.view(np.uint16) if dtype_name(array.dtype) == BFLOAT16 else array
 
 
@@ -45,7 +45,7 @@ def widen(array: NDArray[Any], element: str) -> NDArray[np.float32]:
 def narrow(wide: NDArray[np.float32], element: str, out: NDArray[Any]) -> None:
     """Rounds to nearest even into ``out``, an array of the same shape and any layout.  NaNs stay NaNs.
 
-    element  of ``HALVES``
+    element  one of ``HALVES``
     """
     if element != BFLOAT16:
         with np.errstate(all="ignore"):  # what is too large becomes Inf

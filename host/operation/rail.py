@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rail is: something that carries an allreduce between all ranks, and can say what it did."""
+"""The interface of a rail, which carries an allreduce between all ranks, and its statistics."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ Flat = NDArray[Any]
 DTYPES: Final = (np.dtype(np.float32), np.dtype(np.int32))
 OPS: Final = frozenset(get_args(Op))
 FOLDED: Final = frozenset((*HALVES, *(dtype.name for dtype in DTYPES)))
-"""Elements whose sums the switches can make."""
+"""Names of dtypes whose reductions the switches can make."""
 
 
 @dataclass(frozen=True)
 class TreeStats:
-    """What one aggregation tree did for this rank since the communicator was made."""
+    """Counts of one aggregation tree on this rank since the communicator was made."""
 
     bytes_reduced: int = 0
     """Payload bytes of tensors, without padding."""
     packets_sent: int = 0
-    """Contributions, the repeated ones included."""
+    """Contributions, retransmissions included."""
     packets_received: int = 0
-    """Results, the repeated ones included."""
+    """Results, duplicates included."""
     retransmissions: int = 0
     timeouts: int = 0
-    """Retransmission timers that ran out; the other retransmissions were fast ones."""
+    """Retransmission timers that ran out; all other retransmissions were fast ones."""
     duplicates: int = 0
-    """Results that had already come."""
+    """Results that had already arrived."""
     ecn_marks: int = 0
-    """Results that say that some queue was long."""
+    """Results with an ECN mark, which report a long queue somewhere."""
 
 
 @dataclass(frozen=True)
 class RailStats:
-    """A rail's totals."""
+    """Totals of a rail on this rank."""
 
     operations: int = 0
     bytes_reduced: int = 0
     packets_sent: int = 0
     retransmissions: int = 0
     seconds: float = 0.0
-    """Wall-clock time inside allreduce."""
+    """Wall-clock seconds inside allreduce."""
     saturated: int = 0
-    """Elements of saturating sums that stand at an end of the range."""
+    """Elements of saturating sums that ended at an end of the range."""
     by_tree: dict[str, TreeStats] = field(default_factory=dict)
 
     def report(self, plan: Plan) -> RankReport:
-        """What the controller is told of them at the end."""
+        """These totals as the report that the controller gets at the end."""
         return RankReport(
             job=plan.job, rank=plan.rank, epoch=plan.epoch, operations=self.operations,
             bytes_reduced=self.bytes_reduced, packets_sent=self.packets_sent, retransmissions=self.retransmissions,
@@ -69,21 +69,22 @@ class RailStats:
 
 
 class Rail(Protocol):
-    """What can carry a ``AllreduceRequest``.  All ranks make the same requests in the same order, one at a time."""
+    """Anything that can carry an ``AllreduceRequest``.  All ranks make the same requests in the same order, one at a
+    time."""
 
     @property
     def name(self) -> str:
-        """As users ask for it."""
+        """The name by which users ask for it."""
 
     @property
     def narrows(self) -> bool:
-        """Whether it knows lanes narrower than 32 bits; others carry floats whole, and are given no feedback."""
+        """Whether it has lanes narrower than 32 bits; other rails carry floats at full width, and get no feedback."""
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Whether it can carry such a request, as ``conversion`` hands it over."""
+        """Whether it can carry such a request, as ``conversion`` passes it on."""
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
-        """How it would carry a tensor of ``nbytes`` bytes.  Sends nothing."""
+        """How it would carry a tensor of ``nbytes`` bytes, in words.  Sends nothing."""
 
     def allreduce(self, request: AllreduceRequest) -> int:
         """Fills ``request.out`` with the reduction of every rank's ``request.source``, both flat.
@@ -93,35 +94,37 @@ class Rail(Protocol):
 
     @property
     def retransmissions(self) -> int:
-        """Packets sent again since the rail was made; cheap."""
+        """Number of packets sent again since the rail was made; cheap to read."""
 
     def stats(self) -> RailStats:
         """Totals since the rail was made."""
 
     def close(self) -> None:
-        """Gives sockets back; safe to call twice."""
+        """Closes its sockets; safe to call twice."""
 
 
 class FoldingRail(Rail, Protocol):
     """A rail whose sums the switches make."""
 
     members: int
-    """Ranks whose lanes meet."""
+    """Number of ranks whose lanes the switches add."""
 
     @property
     def suffices(self) -> bool:
         """Whether folding is known to be the cheapest without measuring."""
 
     def trial(self, data: Flat, number: int) -> None:
-        """A sum of float32 in place, inside an operation of the ranks' mesh, for the chooser to time: not counted."""
+        """Sums float32 in place, inside an operation of the ranks' mesh, for the chooser to time; it is not counted."""
 
     def halt(self, number: int) -> None:
-        """Round ``number``: the trees went away; go on over those that the controller plans now.  Returns at once."""
+        """Starts recovery round ``number``: the trees have failed, and operations go on over those that the controller
+        plans now.  Returns at once."""
 
     def settle(self, done: Callable[[], None]) -> None:
-        """Calls ``done``, on a thread of its own, once every operation that has begun is over.  Returns at once."""
+        """Calls ``done``, on a thread of its own, once every operation that has begun is finished.  Returns at once."""
 
 
 def folds(op: str, element: str) -> bool:
-    """Whether switches can reduce it: their lanes add and compare integers, and the hosts make those of floats."""
+    """Whether switches can make this reduction: their lanes add and compare integers, which the hosts make of floats.
+    """
     return op in OPS and element in FOLDED

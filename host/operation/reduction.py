@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be reduced, and how two arrays become one.
+"""Reductions, and how two arrays are combined.
 
-Sums of bfloat16 (``halves``) go through float32 and are rounded to nearest even after every addition, as hardware does.
-
-Addition, maximum and minimum commute in value but not in the bits of NaNs and zeros, so ``Reduction`` is always given
-its operands in an order that all ranks share.
+Sums of bfloat16 (``half_precision``) go through float32 and are rounded to nearest even after every addition, as
+hardware does.  Addition, maximum and minimum commute in value but not in the bits of NaNs and zeros, so ``Reduction``
+always gets its operands in an order that all ranks share.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def element_name(array: NDArray[Any], dtype: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Reduction:
-    """An operation on elements.  Raises TypeError and ValueError where the two do not fit together."""
+    """A reduction of elements of one dtype.  Raises TypeError and ValueError where the two do not fit together."""
 
     op: ReduceOp
     element: str
@@ -63,7 +62,7 @@ class Reduction:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the arrays in memory."""
+        """The dtype of the arrays in memory."""
         return np.dtype(np.uint16) if self.element == BFLOAT16 else NATIVE[self.element]
 
     def __call__(self, first: Flat, second: Flat, out: Flat) -> None:
@@ -80,7 +79,7 @@ class Reduction:
                 narrow(wide, BFLOAT16, out[block])
 
     def finish(self, data: Flat, ranks: int) -> None:
-        """Turns the sum over all ranks into what was asked for, in place.  The same bits in, the same bits out."""
+        """Turns the sum over all ranks into the result, in place.  It depends on the bits of the sum alone."""
         if self.op != "average":
             return
         with np.errstate(all="ignore"):

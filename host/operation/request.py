@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One allreduce as a value: made once where the caller's arguments are checked, and handed on to what carries it."""
+"""One allreduce as a value: made where the caller's arguments are checked, and passed on to what carries it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from netfold.host.operation.coding import PLAIN, Coding
 from netfold.host.operation.reduction import Reduction
 
 ALLREDUCE = "allreduce"
-"""Name of a request that the caller gave none."""
+"""Name of a request to which the caller gave none."""
 
 
 class AllreduceRequest(msgspec.Struct, frozen=True):
     """What one rank asks for.  All ranks ask for the same, each with arrays of its own.
 
     source     this rank's contribution
-    out        where the result goes, of the same shape; may be the same memory as ``source``, or none of it
-    reduction  what becomes of the contributions
-    number     of the operation in its group, from 1, the same on all ranks; 0: whoever carries it counts by itself
+    out        where the result goes, of the same shape; it must be the same memory as ``source``, or not overlap it
+    reduction  what is computed of the contributions
+    number     number of the operation in its group, from 1, the same on all ranks; 0: the rail numbers it itself
     coding     how elements become lanes of packets, where switches fold them
-    algorithm  between the hosts, or "innet", where the caller names one
-    feedback   float32, as many as ``source`` has: what narrow lanes left out so far, added before and renewed
-    name       what the caller calls it; ranks may call it differently
+    algorithm  an algorithm between the hosts, or "innet", where the caller names one
+    feedback   float32, as many as ``source`` has: the residual of narrow lanes, which is added first and then replaced
+    name       what the caller calls it; it may differ between ranks
 
     Arrays have any shape and layout at first; a ``Rail`` gets them flat (``conversion``).
     """
@@ -44,11 +44,11 @@ class AllreduceRequest(msgspec.Struct, frozen=True):
 
     @property
     def in_place(self) -> bool:
-        """Whether the result takes the place of the contribution."""
+        """Whether the result overwrites the contribution."""
         return bool(self.source.ctypes.data == self.out.ctypes.data)
 
     def part(self, piece: slice, number: int | None = None) -> AllreduceRequest:
-        """The same for a piece of the flat arrays, as an operation of its own where it gets a number."""
+        """The same request for a piece of the flat arrays, as an operation of its own if it gets a number."""
         feedback = None if self.feedback is None else self.feedback[piece]
         return msgspec.structs.replace(
             self, source=self.source[piece], out=self.out[piece], feedback=feedback,

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One allreduce over several rails at once (Nezha): cut so that all finish together, whole when one of them dies.
+"""One allreduce over several rails at once (Nezha): split so that all finish together, complete even if one of them
+dies.
 
-    short   a *agreement*: one rail carries it all, whichever is predicted to be the soonest (``agreement``)
-    long    each rail carries a range, on a thread of its own (``ranges``); then a short agreement in which every rank
-            tells how many chunks each rail got done, and what the rails cost (``status``).  Chunks that some rank lacks
-            are cut over the rails that are left, in the same call
+    short   an *agreement*: one rail carries it all, the one that is predicted to be the soonest (``agreement``)
+    long    each rail carries a stripe, on a thread of its own (``striping``); then a short agreement in which every
+            rank reports how many chunks each rail got done, and what the rails cost (``rail_report``).  Chunks that
+            some rank lacks are split over the remaining rails, in the same call
 
-A rail that fails on any rank is dead on all (``state``).  It is opened again behind the scenes (``ReopenRail``); once
-it is open on all ranks, which an agreement tells too, it carries its share again (``rail_set``).  Ranks that are
-missing are named on all others (``detector``). """
+A rail that fails on any rank is dead on all (``rank_state``).  It is reopened in the background (``ReopenRail``); once
+it is open on all ranks, which an agreement reports too, it carries its share again (``rail_set``).  Missing ranks are
+named on all others (``missing_ranks``).
+"""
 
 from __future__ import annotations
 
@@ -35,23 +37,24 @@ from netfold.host.rails.shares import LONG, Estimate, Figure, RailShares, Split,
 from netfold.host.tracing.timeline import Timeline
 
 SHORT = 2 << 20
-"""Bytes of an agreement at most: its result is kept for ranks that may lack it."""
+"""Largest size of an agreement in bytes: its result is kept for ranks that may lack it."""
 LINGER = 0.3
-"""Seconds after its last agreement for which a closing rank still answers."""
+"""Seconds after its last agreement during which a closing rank still answers."""
 GAVE_UP_LINGER = 0.8
-"""The same after it gave up: whoever waits in vain asks every quarter of a second, and may wait as long for answers."""
+"""The same in seconds after the rank gave up: ranks that wait ask every quarter of a second, and may wait as long for
+answers."""
 EVERY = 400
 """Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
 FIGURING = 0.0005
 """Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
 LATE = 1.5
-"""Times the predicted seconds up to which nothing of a short call can have been sent again."""
+"""Factor of the predicted time up to which nothing of a short call can have been retransmitted."""
 WARM = 3
-"""Short calls on each rail before those that are measured."""
+"""Number of short calls on each rail before those that are measured."""
 LATENCY, RATE = (1024,) * 5, (LONG, 4 * LONG)
-"""Bytes of the calls at the start that tell what each rail costs."""
+"""Sizes in bytes of the first calls, from which each rail's cost is measured."""
 SUM = Reduction("sum", "int32")
-"""Of what the ranks tell each other."""
+"""The reduction of the ranks' reports."""
 
 log = logging.getLogger("netfold")
 
@@ -61,28 +64,28 @@ Start = Literal["hot", "cold"]
 
 @dataclass(frozen=True)
 class RailUse:
-    """What one rail did for this rank, and what is known of it."""
+    """What one rail did for this rank, and its agreed figures."""
 
     name: str
     state: State
     nbytes: int
-    """Of tensors that it carried, what failed left out."""
+    """Bytes of tensors that it carried, without those of calls that failed on it."""
     deaths: int
     latency: float
-    """Seconds, as agreed."""
+    """Agreed latency in seconds."""
     bandwidth: float | None
-    """Bytes per second, as agreed; None while nobody knows."""
+    """Agreed bandwidth in bytes per second; None while it is unknown."""
     why: str
-    """Of its last death."""
+    """Cause of its last failure."""
 
 
 @dataclass(frozen=True)
 class OutOfBand:
-    """How a rank reaches the others beside its rails.
+    """How a rank reaches the others besides its rails.
 
     state      answers for this rank
     channel    asks the others
-    job_error  what every plane's controller says has ended the job, if anything
+    job_error  returns what has ended the job on all planes, or None
     """
 
     state: RankState
@@ -92,14 +95,14 @@ class OutOfBand:
 
 @dataclass(frozen=True)
 class Policy:
-    """How rails are used and given up.  The same on all ranks, but for ``known``.
+    """How rails are used and given up; the same on all ranks, except ``known``.
 
-    start     "hot": begins with the shares that follow from ``known``, and measures, all at the start, whatever no rank
-              knows of; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
-    known     each rail's figures from an earlier run, or None; empty: of none
-    stall     seconds without progress after which a rail is taken for dead (``rail_set.STALL``)
+    start     "hot": begins with the shares that follow from ``known``, and measures at the start whatever no rank
+              knows; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
+    known     each rail's figures from an earlier run, or None; empty: none are known
+    stall     seconds without progress after which a rail counts as dead (``rail_set.STALL``)
     timeout   seconds without an answer or any progress after which a call gives up
-    overhead  seconds that a call loses by being cut, at first (``shares``)
+    overhead  initial estimate in seconds of what splitting a call costs (``shares``)
     """
 
     start: Start = "hot"
@@ -111,12 +114,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who is told what the rails do.
+    """What is called with news of the rails.
 
-    me        who speaks in errors; default: the rank
-    note      is told which rail carries what share of a call, and why
-    timeline  is told what each rail carries when, where one is asked for
-    keep      is given the rails' figures at the end, for the next run
+    me        job and rank, for errors; default: the rank
+    note      called with which rail carries what share of a call, and why
+    timeline  records what each rail carries when, where one was asked for
+    keep      called with the rails' figures at the end, to be saved for the next run
     """
 
     me: str = ""
@@ -126,12 +129,12 @@ class Listeners:
 
 
 class MultiRail:
-    """Several rails as one.  All ranks make it from like rails in the same order, and call it alike.
+    """Several rails used as one.  All ranks make it from like rails in the same order, and call it alike.
 
-    rails   one each, up; taken over
-    rank    this one's number, of ``world`` ranks
-    reopen  opens a dead rail again; None: it stays dead
-    clock   monotonic seconds, those of the rails' progress
+    rails   the rails, one each, which are up; taken over
+    rank    this rank's number, of ``world`` ranks
+    reopen  reopens a dead rail; None: it stays dead
+    clock   monotonic seconds, the clock of the rails' progress
     """
 
     narrows = False
@@ -154,7 +157,7 @@ class MultiRail:
         self.name = "+".join(names)
         self.rank, self.world = rank, world
         self.retransmissions = 0
-        """Packets sent again inside calls."""
+        """Number of packets sent again during calls."""
         self.shares = RailShares(names, join=policy.overhead)
         state, channel = out_of_band.state, out_of_band.channel
         detector = MissingRankDetector(
@@ -175,7 +178,7 @@ class MultiRail:
         self._operations = self._bytes = 0
         self._seconds = 0.0
         self._took: float | None = None
-        """Seconds of the last cut call, until told."""
+        """Seconds of the last split call, until they are reported."""
         self._owed = self._due = 0.0
         self._exchanges = 0
         self._pinned: int | None = None
@@ -188,12 +191,12 @@ class MultiRail:
 
     # ---- the rail that it is ---------------------------------------------------------------------------------------
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """What every kind of rail takes."""
+        """Whether every kind of rail can make this reduction."""
         return folds(reduction.op, reduction.element) and not coding.saturate
 
     def allreduce(self, request: AllreduceRequest) -> int:
-        """See ``Rail``.  Raises what the rails raise where all of them are down, RankMismatch, PeerLost,
-        CollectiveTimeout: with the operation, its size, the ranks that are missing, and each rail's state."""
+        """Carries a request (``Rail``).  Raises what the rails raise where all of them are down, RankMismatch, PeerLost
+        and CollectiveTimeout, with the operation, its size, the ranks that are missing, and each rail's state."""
         if self._closed:
             raise Closed("the rails were closed")
         if self._pinned is not None:
@@ -210,31 +213,34 @@ class MultiRail:
         except NetFoldError as error:
             source = request.source
             what = f"operation {request.number} ({source.size} x {source.dtype.name}, {nbytes} bytes)"
-            raise _told(error, f"{self._me}, {what}: {error}; rails: {self._rails.describe_states()}") from error
+            raise _with_context(
+                error, f"{self._me}, {what}: {error}; rails: {self._rails.describe_states()}"
+            ) from error
         self._operations += 1
         self._bytes += nbytes
         return 0
 
     @property
     def live(self) -> list[int]:
-        """Rails that are up, as all ranks agree."""
+        """Indices of the rails that are up, as all ranks agree."""
         return self._rails.live
 
     def track(self, index: int) -> WatchedRail:
-        """A rail that is up."""
+        """A rail that is up, by its index."""
         return self._rails[index]
 
     def pin(self, rail: int | None) -> None:
-        """For comparison: from now on this rail carries every call, with nothing of several rails around it, so its
-        errors are the call's; it must be up.  None: as always.  Alike on all ranks."""
+        """Lets this rail carry every call from now on, without the work around several rails, for comparison; it must
+        be up, and its errors are the call's.  None: ends that.  The same on all ranks."""
         self._pinned = rail
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Calls it whenever a rail has died or is back, on all ranks in the same operation."""
+        """Registers a function that is called whenever a rail has failed or is back, on all ranks in the same
+        operation."""
         self._rails.on_change(call)
 
     def use(self) -> list[RailUse]:
-        """Each rail's part so far."""
+        """What each rail has done so far."""
         uses = []
         for index, figure in enumerate(self.shares.figures):
             state: State = "up" if index in self.live else "down"
@@ -284,7 +290,8 @@ class MultiRail:
 
     # ---- short and long --------------------------------------------------------------------------------------------
     def _short(self, request: AllreduceRequest, split: Split) -> None:
-        """On one rail.  Whatever is done here counts beside a third of a millisecond, which such a call may take."""
+        """Carries a short call on one rail.  Such a call may take only a third of a millisecond, so little is done
+        around it."""
         agreements = self._agreements
         np.copyto(request.out, self._agree(request.source, request.reduction, split.single[0], tell=True))
         usual = split.seconds or 1.0
@@ -299,9 +306,9 @@ class MultiRail:
             self._exchange({}, live[self._exchanges % len(live)], together=True)
 
     def _agree(self, source: Flat, reduction: Reduction, rail: int, *, tell: bool = False) -> Flat:
-        """An agreement.
+        """Runs an agreement.
 
-        tell  what the rail costs: all ranks come to it together
+        tell  its duration counts as the rail's cost, since all ranks come to it together
         """
         agreements = self._agreements
         result = agreements.run(source, reduction, rail)
@@ -315,7 +322,7 @@ class MultiRail:
         return result
 
     def _long(self, request: AllreduceRequest, split: Split) -> None:
-        """A tensor in ranges.  Repeats what some rank lacks until nobody lacks anything."""
+        """Carries a tensor in stripes, and repeats what some rank lacks until no rank lacks anything."""
         source, begin, whole = request.source, self._clock(), True
         left = [slice(0, source.size)]
         while True:
@@ -348,17 +355,18 @@ class MultiRail:
         return first_line(self._rails.causes[rail])
 
     def _count(self, rail: int) -> None:
-        """What the rail has sent again since we last looked."""
+        """Counts what the rail has retransmitted since the last look."""
         resent = self._rails[rail].retransmissions if rail in self._rails.live else 0
         self.retransmissions += max(0, resent - self._resent[rail])
         self._resent[rail] = resent
 
     # ---- what the ranks tell each other ------------------------------------------------------------------------------
     def _exchange(self, parts: Mapping[int, striping.Stripe], rail: int, *, together: bool = False) -> list[int]:
-        """Tells all ranks what each has to tell: chunks done by rail, which are agreed on, returned; failures; costs.
+        """Exchanges all ranks' reports: chunks done by rail, failures, figures.  Returns the chunks that all ranks
+        have, by rail.
 
-        rail      carries it.  Dead rails are buried, reopened ones taken, shares learn
-        together  no rank comes late to it, so it says what the rail costs: not after ranges
+        rail      carries the exchange.  Dead rails are taken out of use, reopened ones restored, and shares learn
+        together  no rank comes late to it, so its duration counts as the rail's cost; not so after stripes
         """
         table = rail_report.encode(self.rank, self.world, self._rails, parts, self._estimates, self._took)
         self._took = None
@@ -384,7 +392,7 @@ class MultiRail:
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
     def _begin(self, start: Start) -> None:
-        """Agrees on what the ranks know of the rails, and measures the rest: all ranks the same."""
+        """Agrees on what the ranks know of the rails, and measures the rest, the same on all ranks."""
         self._exchange({}, self._rails.live[0])
         strange = [rail for rail in self._rails.live if self.shares.figures[rail].bandwidth is None]
         sizes = LATENCY + (RATE if start == "hot" else ())
@@ -396,8 +404,8 @@ class MultiRail:
             self._exchange({}, self._rails.live[0])
 
 
-def _told(error: NetFoldError, text: str) -> NetFoldError:
-    """The same kind of error with more to say."""
+def _with_context(error: NetFoldError, text: str) -> NetFoldError:
+    """The same kind of error with another text."""
     return type(error)(error.errno, text) if isinstance(error, TransportError) else type(error)(text)
 
 

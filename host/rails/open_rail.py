@@ -30,17 +30,17 @@ from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Join
 
 LATER = 1.0
-"""Seconds that a rail's own timeout is longer than that of all rails: who is missing is then known already."""
+"""Seconds by which a rail's own timeout is longer than that of all rails, so that missing ranks are known by then."""
 
 
 class OpenRail:
-    """A rail that has joined its job, and all that belongs to it: a ``multirail.WatchedRail``.  Raises what joining
+    """A rail that has joined its job, and all that belongs to it: a ``rail_set.WatchedRail``.  Raises what joining
     raises.
 
-    job       the rail's own, see above
-    timeout   seconds without progress after which ranks are missing
-    timeline  of the rank, where one is asked for
-    note      is told what carries the rank's other collectives
+    job       the rail's own job, see above
+    timeout   seconds without progress after which ranks count as missing
+    timeline  of the rank, where one was asked for
+    note      called with what carries the rank's other collectives
     """
 
     narrows = False
@@ -74,7 +74,7 @@ class OpenRail:
             own = None if timeline is None else timeline.part(self.name)
             mesh = (RoceMesh if spec.kind == "roce" else TcpMesh)(self.plan, listener, timeout=patience, timeline=own)
             self.others = Peers(mesh, note=note)
-            """For collectives that are not cut."""
+            """The ranks of this rail for collectives that are not split."""
             self._rail: WatchedRail = Peers(mesh, label="rail ")
             if spec.kind == "innet":
                 control = FoldControl(self._membership.job_error)  # trees that go away end the rail
@@ -96,19 +96,19 @@ class OpenRail:
             raise
 
     def job_error(self) -> NetFoldError | None:
-        """What the plane's controller says has ended the rail."""
+        """What has ended the rail's job, according to the plane's controller, or None."""
         return None if self._membership is None else self._membership.job_error()
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """See ``rail_set.WatchedRail``."""
+        """Sets the function that watches the rail (``rail_set.WatchedRail``)."""
         self._rail.watched_by(watch)
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """What the rail's kind takes."""
+        """Whether the rail's kind can make this reduction."""
         return self._rail.takes(reduction, coding)
 
     def allreduce(self, request: AllreduceRequest) -> int:
-        """See ``Rail``.  Raises RailDown where it was closed."""
+        """Carries a request (``Rail``).  Raises RailDown where the rail was closed."""
         if self._closed:
             raise RailDown(f"{self} was closed")
         return self._rail.allreduce(request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What carries a reduction: the switches, where they can and it pays, or an algorithm between the hosts."""
+"""Decides what carries a reduction: the switches, where they can and it pays, or an algorithm between the hosts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ log = logging.getLogger("netfold")
 
 
 class Dispatch:
-    """The one way of reductions, of one group of ranks.  All ranks ask alike, and get the same answer.
+    """Carries all reductions of one group of ranks.  All ranks call it alike, and get the same decisions.
 
-    hosts     the ranks, between the hosts
+    hosts     the ranks, over the mesh between the hosts
     switches  the rail that folds, where the plan has trees
-    rails     instead: several rails that are one, and choose among themselves
-    always    to fold what folds, whatever it costs
-    why       things are so, for ``explain``
-    flight    is told what carries an operation, and what was sent again in it
-    me        who speaks in warnings
+    rails     instead: several rails used as one, which choose among themselves
+    always    fold what can be folded, whatever it costs
+    why       reason for this set-up, for ``explain``
+    flight    records what carries an operation, and its retransmissions
+    me        job and rank, for warnings
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Dispatch:
         self._flight = flight
         self._me = me
         self._said_whole = hosts.size == 1 or switches is not None
-        """Whether somebody has been told that lanes are whole, or need not be."""
+        """Whether the warning that lanes are not narrowed has been logged, or is not needed."""
         if switches is not None:
             hosts.chooser.fold_by(switches.trial)
 
     @property
     def rail(self) -> str:
-        """Name of the rail of what folds; where nothing does, of what goes between the hosts."""
+        """Name of the rail that folds; without one, of the transport between the hosts."""
         return self._fold.name if self._fold else self.hosts.name
 
     def path(self, op: str, dtype: str) -> str:
@@ -73,11 +73,11 @@ class Dispatch:
         return self.rail if folds(op, dtype) else self.hosts.name
 
     def group(self, ranks: Sequence[int]) -> Dispatch:
-        """Of some of the ranks, in this order: nothing folds for them."""
+        """The dispatch of some of the ranks, in this order; nothing folds for them."""
         return Dispatch(self.hosts.group(ranks), flight=self._flight, me=self._me)
 
     def go_over(self, hosts: Peers) -> None:
-        """From now on these are the ranks between the hosts: a rail has died or is back, on all ranks in the same
+        """Replaces the ranks between the hosts, because a rail has failed or is back, on all ranks in the same
         operation, which goes on."""
         hosts.count_from(self.hosts.number)
         self.hosts = hosts
@@ -86,7 +86,7 @@ class Dispatch:
     def allreduce(self, request: AllreduceRequest) -> int:
         """Fills the caller's ``request.out``, of any layout.  May measure.
 
-        Returns how many elements of a saturating sum stand at an end of the range.
+        Returns how many elements of a saturating sum are at an end of the range.
         """
         chosen = self._choose(request)
         rail: Rail = self.hosts
@@ -123,7 +123,7 @@ class Dispatch:
 
     # ---- what can be asked for ---------------------------------------------------------------------------------------
     def check(self, algorithm: str | None, reduction: Reduction, coding: Coding) -> None:
-        """Raises ValueError for an algorithm that is not there, or cannot do this."""
+        """Raises ValueError for an algorithm that does not exist, or cannot make this reduction."""
         if algorithm != INNET:
             if algorithm is not None:
                 self.hosts.check(algorithm)
@@ -134,7 +134,7 @@ class Dispatch:
             raise ValueError(f"algorithm='innet': {reduction.op} of {reduction.element} does not fold")
 
     def check_lanes(self, lane_bits: LaneBits) -> None:
-        """Raises ValueError where lanes so narrow cannot hold the sum; says once where nothing folds."""
+        """Raises ValueError where lanes of this width cannot hold the sum; logs once where nothing folds."""
         if self.switches is not None:
             check_levels(lane_bits, self.switches.members)
         elif not self._said_whole:
@@ -145,7 +145,7 @@ class Dispatch:
             )
 
     def explain(self, nbytes: int, reduction: Reduction, algorithm: str | None, coding: Coding) -> str:
-        """Which way an allreduce takes, and why.  Sends nothing."""
+        """Which path an allreduce takes, and why.  Sends nothing."""
         op, dtype, hosts, fold = reduction.op, reduction.element, self.hosts, self._fold
         self.check(algorithm, reduction, coding)
         if algorithm not in (None, AUTO, INNET):
@@ -171,7 +171,7 @@ class Dispatch:
 
     # ---- life --------------------------------------------------------------------------------------------------------
     def stats(self) -> RailStats:
-        """Totals of both."""
+        """Totals of the folding rail and of the hosts together."""
         own = self.hosts.stats()
         if self._fold is None:
             return own
@@ -191,7 +191,7 @@ class Dispatch:
 
     # ---- choosing ----------------------------------------------------------------------------------------------------
     def _choose(self, request: AllreduceRequest) -> str | None:
-        """INNET, an algorithm between the hosts, or None for the hosts' own."""
+        """INNET, an algorithm between the hosts, or None for the hosts' own choice."""
         algorithm, coding, hosts = request.algorithm, request.coding, self.hosts
         if self._fold is None or not self._fold.takes(request.reduction, coding):
             return algorithm
@@ -205,7 +205,7 @@ class Dispatch:
         """INNET, or "ring" between the hosts.
 
         A ring moves (N-1)/N of the tensor over a link, folding all of it: the more ranks, the less that matters beside
-        the ring's N-1 steps.  Several rails have no fold of a part: there it is the ring of the first one.
+        the ring's N-1 steps.  Several rails cannot fold a part: there it is the ring of the first one.
         """
         algorithm, switches, auto = request.algorithm, self.switches, self.hosts.algorithm == AUTO
         if algorithm is None and switches is not None and switches.takes(request.reduction, request.coding):
@@ -216,7 +216,7 @@ class Dispatch:
         return algorithm or "ring"
 
     def _sure(self, lane_bits: int) -> bool:
-        """Whether what folds is folded without asking what it costs."""
+        """Whether a reduction that can be folded is folded without comparing costs."""
         if self._always or self.switches is None:
             return True
         return self.hosts.algorithm == AUTO and (lane_bits != 32 or self.switches.suffices)

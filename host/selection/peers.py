@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives of a group of ranks on flat arrays: picks an algorithm, counts operations, keeps totals.
 
-What a message's call says - the number of the operation in this group, its kind, algorithm, elements - is what all
-ranks must agree on; the first message of a rank that does not is a RankMismatch.
+The call that each message carries (the operation's number in this group, its kind, algorithm and elements) must be the
+same on all ranks; the first message of a rank where it is not raises RankMismatch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ALGORITHM_VARIABLE = "NETFOLD_ALGO"
 AUTO = "auto"
 KNOWN = (AUTO, *sorted([*ALLREDUCE, HIERARCHICAL]))
 SEGMENT = 64 << 10
-"""Bytes of a chain's segments where the links are not known."""
+"""Bytes of a chain's segments where the links have not been measured."""
 HELPED = ("byteps", "parameter_server")
 
 
@@ -88,13 +88,13 @@ class Peers:
         self.operations = 0
         self.bytes_reduced = 0
         self.seconds = 0.0
-        """Wall-clock time inside operations."""
+        """Wall-clock seconds inside operations."""
         self.note = note
         self.number = 1
-        """Of the operation that runs next, the same on all ranks."""
+        """Number of the next operation, the same on all ranks."""
 
     def count_from(self, number: int) -> None:
-        """The next operation has this number: whoever has operations elsewhere, too, counts by itself."""
+        """Sets the number of the next operation, for an owner that has operations elsewhere too."""
         self.number = number
 
     def group(self, ranks: Sequence[int]) -> Peers:
@@ -107,7 +107,7 @@ class Peers:
 
     # ---- operations --------------------------------------------------------------------------------------------------
     def allreduce(self, request: AllreduceRequest) -> int:
-        """See ``Rail``.  Its algorithm is the request's, else the group's, else the cheapest."""
+        """Carries a request (``Rail``) by the request's algorithm, else the group's, else the cheapest."""
         out, reduction = request.out, request.reduction
         if request.number:
             self.number = request.number
@@ -128,7 +128,8 @@ class Peers:
         return 0
 
     def reduce_scatter(self, data: Flat, pieces: Sequence[slice], reduction: Reduction) -> None:
-        """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` is left half done."""
+        """Leaves in ``data[pieces[rank]]`` the reduction over all ranks; the rest of ``data`` then holds partial
+        results."""
         what = f"reduce_scatter, {reduction.op} of {data.size} x {reduction.element}"
         self.note(f"{self.mesh.kind}, ring")
         self.mesh.expect("ring", ranks=self.order or ())
@@ -144,7 +145,7 @@ class Peers:
         self._run(f"all_gather of {data.size} x {data.dtype}", strand, data.nbytes)
 
     def broadcast(self, data: Flat, root: int, *, algorithm: str | None = None) -> None:
-        """Fills ``data`` with the root's.
+        """Fills ``data`` with that of the root.
 
         algorithm  one of ``collectives.BROADCAST``; default: the cheapest.  Ranks take their places by ``order``
         """
@@ -169,7 +170,7 @@ class Peers:
         self._run(f"{what} by {name}", strand, n)
 
     def reduce(self, data: Flat, reduction: Reduction, root: int, *, algorithm: str | None = None) -> None:
-        """Leaves the reduction over all ranks in the root's ``data``; the others' is left half done.
+        """Leaves the reduction over all ranks in the root's ``data``; that of the others then holds partial results.
 
         algorithm  one of ``collectives.REDUCE``; default: the cheapest
         """
@@ -199,7 +200,7 @@ class Peers:
         self._run(f"scatter from {root}, {data.dtype}", scatter.scatter(self.mesh, data, pieces, root=root), 1)
 
     def all_to_all(self, source: Flat, given: Sequence[slice], out: Flat, taken: Sequence[slice]) -> None:
-        """``out[taken[r]]`` = rank r's ``source[given[this rank]]``."""
+        """Fills ``out[taken[r]]`` with rank r's ``source[given[this rank]]``."""
         self.mesh.expect("all_to_all")
         self._run(f"all_to_all of {out.dtype}", all_to_all.all_to_all(self.mesh, source, given, out, taken), 1)
 
@@ -208,25 +209,25 @@ class Peers:
         self._run("barrier", barrier(self.mesh), 1)
 
     def send(self, data: Flat, peer: int, tag: int) -> None:
-        """Returns once ``data`` is handed to the kernel; ``peer`` calls ``receive``."""
+        """Returns once ``data`` has been handed to the kernel; ``peer`` must call ``receive``."""
         self._alone(f"message of {data.size} x {data.dtype}, tag {tag}", lambda: self.mesh.send(peer, data, tag=tag))
 
     def receive(self, into: Flat, peer: int, tag: int) -> None:
-        """Returns once the peer's next ``send`` is in ``into``, which must have its size."""
+        """Returns once the peer's next ``send``, which must have the size of ``into``, is in ``into``."""
         self._alone(f"message of {into.size} x {into.dtype}, tag {tag}", lambda: self.mesh.receive(peer, into, tag=tag))
 
     # ---- as a rail ---------------------------------------------------------------------------------------------------
     narrows = False
     retransmissions = 0
-    """The kernel's are not ours to count."""
+    """Always 0: the kernel's retransmissions are not counted."""
 
     @property
     def name(self) -> str:
-        """Of the transport between the ranks, or "self" where there is one rank alone."""
+        """Name of the transport between the ranks, or "self" where there is one rank alone."""
         return self.mesh.rail if self.size > 1 else "self"
 
     def takes(self, reduction: Reduction, coding: Coding) -> bool:
-        """Anything: hosts reduce every element, and what does not fit lanes they do not need to."""
+        """Always true: hosts reduce every dtype, and nothing is narrowed."""
         return True
 
     def describe(self, nbytes: int, lane_bits: LaneBits = 32) -> str:
@@ -234,7 +235,7 @@ class Peers:
         return self.explain(nbytes)
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """See ``Mesh.watched_by``."""
+        """Sets the mesh's ``watch`` (``Mesh.watched_by``)."""
         self.mesh.watched_by(watch)
 
     def stats(self) -> RailStats:
@@ -244,11 +245,11 @@ class Peers:
     # ---- choosing ----------------------------------------------------------------------------------------------------
     @property
     def known(self) -> tuple[str, ...]:
-        """Algorithms of allreduce that can be asked for."""
+        """Names of allreduce algorithms that can be asked for."""
         return (AUTO, *HELPED) if self.helpers else KNOWN
 
     def check(self, algorithm: str) -> str:
-        """The algorithm's name, or ValueError with those that there are."""
+        """The algorithm's name; raises ValueError with the known names for an unknown one."""
         if algorithm not in self.known:
             why = f" with helpers {list(self.helpers)}" if self.helpers else f" (argument or {ALGORITHM_VARIABLE})"
             raise ValueError(f"algorithm={algorithm!r}{why}: expected one of {', '.join(self.known)}")
@@ -267,7 +268,7 @@ class Peers:
     def choice(
         self, nbytes: int, what: str = "", *, folded: int | None = None, collective: Collective = "allreduce"
     ) -> Choice:
-        """As ``Chooser.choice``, for the operation that runs next."""
+        """The choice of ``Chooser.choice`` for the next operation."""
         return self.chooser.choice(nbytes, Call(self.number, self.label + what), folded=folded, collective=collective)
 
     def explain(self, nbytes: int, *, folded: int | None = None) -> str:
@@ -310,19 +311,20 @@ class Peers:
         return ALLREDUCE[name](self.mesh, data, reduction)
 
     def _hierarchical(self, data: Flat, reduction: Reduction) -> Strand:
-        """Ranks of one machine over shared memory, where all machines have equally many; else over TCP on it."""
+        """Hierarchical allreduce, over shared memory where all machines have equally many ranks, else over TCP within
+        the machine."""
         groups = self.machines.find()
         yield from hierarchical.allreduce(self.mesh, data, reduction, groups=groups, rows=self.machines.rows())
 
     def close(self) -> None:
-        """Gives shared memory and the mesh back."""
+        """Releases shared memory, and closes the mesh."""
         self.machines.close()
         self.mesh.close()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     @contextmanager
     def operation(self, what: str) -> Iterator[Mesh]:
-        """One more operation on the mesh, which all ranks begin alike; whoever asks keeps the totals."""
+        """One more operation on the mesh, which all ranks begin alike; the caller keeps the totals."""
         number, self.number = self.number, self.number + 1
         with self.mesh.operation(Call(number, self.label + what)):
             yield self.mesh
@@ -336,14 +338,14 @@ class Peers:
         self.seconds += time.monotonic() - begin
 
     def _alone(self, what: str, post: Callable[[], Pending]) -> None:
-        """A message between two ranks: the others do not count it, so it has no number."""
+        """A message between two ranks, which the others do not count, so it has no number."""
         with self.mesh.operation(Call(0, self.label + what)):
             self.mesh.wait([post()])
         self.operations += 1
 
 
 def named(algorithm: str | None, known: Collection[str]) -> str | None:
-    """The algorithm, where one is asked for, and it is known.  Raises ValueError."""
+    """Checks the algorithm's name, where one is given.  Raises ValueError."""
     if algorithm is not None and algorithm not in known:
         raise ValueError(f"algorithm={algorithm!r}: expected one of {', '.join(known)}")
     return algorithm

@@ -307,7 +307,7 @@ def test_two_threads_at_once_are_refused() -> None:
     with loopback_job(2) as comms:
         inside = threading.Thread(target=lambda: comms[0].barrier(), daemon=True)
         inside.start()
-        while not comms[0]._parts.turns._lock.locked():
+        while not comms[0]._parts.sequencer._lock.locked():
             pass
         with pytest.raises(Busy, match="another thread"):
             comms[0].barrier()

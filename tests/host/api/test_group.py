@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.api.group import Group
-from netfold.host.api.work import Turns
+from netfold.host.api.work import OperationSequencer
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.selection.cost import LinkCost
@@ -30,7 +30,9 @@ def on_ranks(ranks: int, work: Callable[[Group], Any], *, seed: int = 0, algorit
     """Results of ``work`` on each rank's group, over the in-memory mesh."""
 
     def one(mesh: Mesh) -> Any:
-        return work(Group(Dispatch(Peers(mesh, algorithm=algorithm, measured=SLOW)), Turns(f"rank {mesh.rank}")))
+        return work(
+            Group(Dispatch(Peers(mesh, algorithm=algorithm, measured=SLOW)), OperationSequencer(f"rank {mesh.rank}"))
+        )
 
     return values(MemoryFabric(ranks, seed=seed).run(one))
 
