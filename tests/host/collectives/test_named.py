@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from netfold.host.api.group import Group
-from netfold.host.api.work import Turns
+from netfold.host.api.work import OperationSequencer
 from netfold.host.collectives import ALLREDUCE, BROADCAST, REDUCE
 from netfold.host.mesh.mesh import Mesh
 from netfold.host.operation.arrays import Flat
@@ -65,11 +65,11 @@ def on_all(ranks: int, work: Callable[[Group], Any], **settings: Any) -> list[An
 
     def one(mesh: Mesh) -> Any:
         peers = Peers(mesh, measured=LINKS, **settings)
-        turns = Turns(f"rank {mesh.rank}")
+        sequencer = OperationSequencer(f"rank {mesh.rank}")
         try:
-            return work(Group(Dispatch(peers), turns))
+            return work(Group(Dispatch(peers), sequencer))
         finally:
-            turns.close()
+            sequencer.close()
             peers.machines.close()
 
     return values(MemoryFabric(ranks, seed=ranks).run(one))

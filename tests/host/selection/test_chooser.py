@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from netfold.host.api.group import Group
-from netfold.host.api.work import Turns
+from netfold.host.api.work import OperationSequencer
 from netfold.host.client.plans import check_plan, ring_order
 from netfold.host.collectives.flow import run
 from netfold.host.collectives.machines import find as machines
@@ -135,7 +135,7 @@ def test_helpers_add_for_the_others(name: str) -> None:
     """
 
     def one(mesh: Mesh) -> Any:
-        group = Group(Dispatch(Peers(mesh, algorithm=name, helpers=[1, 4])), Turns(f"rank {mesh.rank}"))
+        group = Group(Dispatch(Peers(mesh, algorithm=name, helpers=[1, 4])), OperationSequencer(f"rank {mesh.rank}"))
         total = group.allreduce(np.full(1000, mesh.rank, np.float32))
         mean = group.allreduce(np.full(7, mesh.rank, np.float64), op="average")
         with pytest.raises(ValueError, match=r"'ring' with helpers \[1, 4\]: expected one of auto, byteps, param"):
@@ -165,7 +165,7 @@ def test_every_ring_follows_the_order(ranks: list[int]) -> None:
     order = [0, 4, 2, 5, 1, 3]
 
     def one(mesh: Mesh) -> None:
-        everyone_ = Group(Dispatch(Peers(mesh, algorithm="ring", order=order)), Turns(f"rank {mesh.rank}"))
+        everyone_ = Group(Dispatch(Peers(mesh, algorithm="ring", order=order)), OperationSequencer(f"rank {mesh.rank}"))
         if mesh.rank not in ranks:
             return
         group = everyone_.group(ranks) if len(ranks) < mesh.size else everyone_
@@ -188,7 +188,7 @@ def test_machines_with_equally_many_ranks_share_memory(monkeypatch: pytest.Monke
 
     def one(mesh: Mesh) -> float:
         peers = Peers(mesh, algorithm="hierarchical")
-        group = Group(Dispatch(peers), Turns(f"rank {mesh.rank}"))
+        group = Group(Dispatch(peers), OperationSequencer(f"rank {mesh.rank}"))
         group.allreduce(np.ones(10))
         rows = peers.machines.rows()
         total = float(group.allreduce(np.full(100_000, mesh.rank, np.float32))[99_999])
