@@ -161,4 +161,4 @@ def test_without_the_variable_nothing_is_recorded(tmp_path: Path, monkeypatch: p
     assert SPANS[0] == "quantise"
     with loopback_job(2, rail="innet") as comms:
         on_every_rank(comms, lambda comm: comm.allreduce(np.ones(10, np.float32)))
-        assert all(comm._parts.turns.flight.timeline is None for comm in comms)
+        assert all(comm._parts.sequencer.flight.timeline is None for comm in comms)
