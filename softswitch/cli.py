@@ -118,7 +118,7 @@ def run(
             f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}",
             flush=True,
         )
-        while not done.wait(3600):  # a bound for form's sake: signals end it
+        while not done.wait(3600):  # signals end the wait, whatever its limit
             pass
     except (ListenError, EngineError, CompileError) as error:
         fail(str(error))
@@ -164,7 +164,7 @@ def stf(
     define: Defines = None,
     include: Includes = None,
 ) -> None:
-    """Run a packet test; exit status 0 where every expectation holds and nothing else came out."""
+    """Run a packet test; exit status 0 where every expectation holds and no other frame came out."""
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.stf import runner
 
@@ -258,7 +258,7 @@ def _write_p4info(path: Path, message: p4i.P4Info) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point. A first argument that is no command starts a switch, as simple_switch does."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say about a port in use, we say better
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error of a port in use is clearer than gRPC's own log
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments and arguments[0] not in (*COMMANDS, "--help", "-h"):
         arguments.insert(0, "run")

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The P4_16 compiler: P4 for v1model in, one C file and P4Info out.
 
-    driver        compile_file, compile_source, Program        cache         known programs at once
-    preprocess    #include, #define (macros), #if              diagnostics   errors that draw the line
+    driver        compile_file, compile_source, Program        cache         results of earlier compilations
+    preprocess    #include, #define (macros), #if              diagnostics   errors with the line of the source
                   (preprocess_if)
 
-    ast (ast_expr  ast_stmt)  types                            what the next rows speak of
+    ast (ast_expr  ast_stmt)  types                            the syntax tree and the types of P4
     lexer  cursor  parse_expr  parse_stmt  parse_block  parser text -> ast
     resolve  consteval  check_convert                          ast -> ast with types; implicit casts, constants folded
       check_operator  check_expr  check_call
       check_stmt  check_table  check
-    ir  program                                                what the rows below speak of
+    objects  ir  program                                       the lowered program and its representation
     lower_base  lower_expr  lower_call  lower_stmt             typed ast -> ir: side effects ordered, calls inlined,
       elaborate  lower_parser  lower_extern  lower               instances and tables made, states turned into labels
     c_text  emit_scalar  emit_wide  emit_packet                ir -> C, for runtime/softswitch.h and runtime/wide.h

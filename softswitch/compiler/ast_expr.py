@@ -44,7 +44,7 @@ class TypeSyntax(Node):
 
 @dataclass(eq=False, kw_only=True)
 class Expr(Node):
-    """type: filled by the checker; const: its value where known at compile time (int, bool or str)."""
+    """An expression; the checker sets `type`, and `const` to its value where this is known at compile time."""
 
     type: Type = None  # type: ignore[assignment]
     const: Any = None
@@ -129,7 +129,7 @@ class Arg(Node):
 
 @dataclass(eq=False)
 class CallExpr(Expr):
-    """A call or a constructor call. The checker fills `decl`, `bound` and, for generics, `type_values`."""
+    """A call or a constructor call. The checker sets `decl`, `bound` and, for generics, `type_values`."""
 
     function: Expr
     type_args: list[TypeSyntax]
@@ -137,7 +137,7 @@ class CallExpr(Expr):
     decl: Any = None
     bound: dict[str, Expr] = field(default_factory=dict)  # parameter name -> argument, in call order
     type_values: dict[str, Type] = field(default_factory=dict)
-    builtin: str = ""  # "isValid", "apply", "push_front", ... where `decl` is none
+    builtin: str = ""  # "isValid", "apply", "push_front", ... where `decl` is None
 
 
 @dataclass(eq=False)
@@ -154,7 +154,7 @@ class StructExpr(Expr):
 
 @dataclass(eq=False)
 class DontCare(Expr):
-    """`_`, or `default` in a select."""
+    """`_`, or `default` in a select expression."""
 
 
 @dataclass(eq=False)
@@ -169,6 +169,6 @@ class InvalidHeader(Expr):
 
 @dataclass(eq=False)
 class TypeExpr(Expr):
-    """A type where an expression stands: bit<8>.minSizeInBits(), or a constructor."""
+    """A type in the place of an expression: bit<8>.minSizeInBits(), or a constructor."""
 
     syntax: TypeSyntax

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of C source: names, literals, and how a P4 type is held."""
+"""Pieces of C source: names, literals, and the sizes of P4 types in C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _C_WORDS = {
 
 
 def c_name(name: str) -> str:
-    """A P4 name as a C identifier."""
+    """The C identifier for a P4 name."""
     return name + "_" if name in _C_WORDS else name
 
 

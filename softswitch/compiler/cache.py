@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what was compiled, by content: a switch that starts again on a known program does not compile it again.
+"""A cache of compiled programs by their content, so that a switch does not compile the same program twice.
 
-The key covers the preprocessed program and the compiler's own files, so nothing stale can come out. A cache that
-cannot be read or written costs time, nothing else.
+The key covers the preprocessed program and the files of the compiler, so that a result is never stale. Without a
+cache that can be read and written, compilation only takes longer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _path(preprocessed: str, name: str) -> Path:
 
 
 def load(preprocessed: str, name: str) -> tuple[str, p4i.P4Info] | None:
-    """The C source and P4Info of a program that was compiled before."""
+    """The C source and P4Info of a program that was compiled before, or None."""
     try:
         data = _path(preprocessed, name).read_bytes()
         size = int.from_bytes(data[:8], "big")
@@ -47,7 +47,7 @@ def load(preprocessed: str, name: str) -> tuple[str, p4i.P4Info] | None:
 
 
 def store(preprocessed: str, name: str, c_source: str, info: p4i.P4Info) -> None:
-    """Keeps the result; whole or not at all, also where several processes write it."""
+    """Stores a result, atomically, so that several processes may store it."""
     text = c_source.encode()
     try:
         path = _path(preprocessed, name)

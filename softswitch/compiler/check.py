@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a program: its declarations, in the order in which they stand, and parser states."""
+"""Checks a program: its declarations, in their order in the source, and parser states."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from softswitch.compiler.diagnostics import P4Error, nearest
 
 
 class Checker(TableChecker):
-    """One program's checker; after `program` the tree is typed and `globals` holds the top-level names."""
+    """The checker of one program; after `program`, the tree has types, and `globals` has the top-level names."""
 
     def program(self, program: A.SyntaxTree) -> None:
-        """Raises CompileError with every error found."""
+        """Checks the whole program. Raises CompileError with every error found."""
         for decl in program.decls:
             try:
                 self.top_level(decl)
@@ -76,7 +76,7 @@ class Checker(TableChecker):
                 raise P4Error(p.pos, f"'{p.name}' is {p.direction}: it cannot have a default value")
 
     def no_blocks(self, params: Sequence[A.Param], constructor: bool = False) -> None:
-        """Parsers and controls are arguments of constructors alone, whose parameters name their signature only."""
+        """Refuses parameters of parser or control type, which only constructors may have, as signatures."""
         for p in params:
             if not isinstance(p.type, T.Declared) or p.type.kind == "extern":
                 continue
@@ -150,7 +150,7 @@ class Checker(TableChecker):
                         self.local(local)
                     except P4Error as error:
                         self.errors.add(error)
-                        if local.name not in self.scope.names:  # later uses are not errors of their own
+                        if local.name not in self.scope.names:  # so that later uses are not reported as errors
                             self.poison(local)
                 if decl.kind == "parser":
                     self.states(decl)
@@ -271,7 +271,7 @@ class Checker(TableChecker):
 
 
 def _returns(stmt: A.Stmt) -> bool:
-    """Does every way through the statement end in `return`?  Loops and switches do not count, as in p4c."""
+    """Whether every path through a statement ends in `return`; loops and switches do not count, as in p4c."""
     match stmt:
         case A.ReturnStmt():
             return True
@@ -283,7 +283,7 @@ def _returns(stmt: A.Stmt) -> bool:
 
 
 def _reachable(states: Sequence[A.StateDecl]) -> set[str]:
-    """Names of the states that can be reached from `start`."""
+    """The names of the states that can be reached from `start`."""
     known = {s.name: s for s in states}
     found, todo = set[str](), ["start"]
     while todo:
@@ -293,6 +293,6 @@ def _reachable(states: Sequence[A.StateDecl]) -> set[str]:
         found.add(name)
         if name in known:
             state = known[name]
-            # a select in which no case matches rejects
+            # a select without a matching case rejects
             todo += [c.state for c in state.cases] if state.next_state is None else [state.next_state]
     return found

@@ -18,7 +18,7 @@ class CallChecker(ExprChecker):
     # ---- l-values -----------------------------------------------------------------------------------------------
 
     def lvalue(self, e: A.Expr) -> None:
-        """Raises unless `e` may be assigned to."""
+        """Raises P4Error unless `e` may be assigned to."""
         match e:
             case A.NameExpr(decl=A.VarDecl()):
                 return
@@ -77,7 +77,7 @@ class CallChecker(ExprChecker):
         return decl.result_type if decl.result_type is not None else T.VOID
 
     def overload(self, decls: list[A.FunctionDecl], e: A.CallExpr) -> A.FunctionDecl:
-        """The declaration that takes this call's number (and names) of arguments."""
+        """The overloaded declaration that accepts the number and names of this call's arguments."""
         names = {a.name for a in e.args if a.name is not None}
         for decl in decls:
             required = sum(p.default is None and not _optional(p) for p in decl.params)
@@ -188,7 +188,7 @@ class CallChecker(ExprChecker):
         e.type = self.specialize(decl, args) if decl.type_params else t
 
     def bind(self, e: A.CallExpr, params: Sequence[A.Param], name: str) -> None:
-        """Pairs arguments with parameters, by position or by name; defaults fill the rest."""
+        """Pairs arguments with parameters by position or by name, and adds defaults for the others."""
         bound: dict[str, A.Expr] = {}
         known = {p.name for p in params}
         if len({arg.name is None for arg in e.args}) > 1:
@@ -235,12 +235,12 @@ class CallChecker(ExprChecker):
         e.type = self.substitute(result, found)
 
     def infer(self, e: A.CallExpr, params: Sequence[A.Param], found: Bindings, name: str) -> None:
-        """Checks arguments against parameters whose types may hold variables; binds those in `found`."""
+        """Checks arguments against parameters whose types may contain variables, and binds these in `found`."""
         for p in params:
             arg = e.bound.get(p.name)
             if arg is None:
                 continue
-            # a number without a width leaves the variable open for an argument that has one
+            # a number without a width does not bind the variable, since another argument may have a width
             formal = self.substitute(p.type, {k: v for k, v in found.items() if v != T.INFINT})
             checked = self.expr(arg, None if T.has_vars(formal) else formal)
             if isinstance(checked, A.DontCare) and checked.type == T.ANY:
@@ -288,7 +288,7 @@ class CallChecker(ExprChecker):
             raise P4Error(arg.pos, f"{name}: parameter '{p.name}' is {t}, got {arg.type}") from None
 
     def check_block_arg(self, arg: A.Expr, t: T.Declared, p: A.Param, name: str) -> None:
-        """Packages and controls take parsers, controls, packages and externs by their signature."""
+        """Checks an argument that is a parser, control, package or extern against the signature of the parameter."""
         got = arg.type
         if not isinstance(got, T.Declared) or got.kind != t.kind:
             raise P4Error(arg.pos, f"{name}: parameter '{p.name}' is a {t.kind} {t}, got {got}")
@@ -301,5 +301,5 @@ class CallChecker(ExprChecker):
 
 
 def _optional(p: A.Param) -> bool:
-    """May an argument for it be left out?"""
+    """Whether an argument for the parameter may be left out."""
     return p.annotation("optional") is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions: where a value of one type is wanted and one of another is given, implicit casts become Cast nodes."""
+"""Implicit casts: where a value of another type is expected than is given, a cast node is inserted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from softswitch.compiler.resolve import Resolver
 class Converter(Resolver):
     @abstractmethod
     def expr(self, e: A.Expr, expected: T.Type | None = None) -> A.Expr:
-        """Checks one expression; `expected` helps list expressions, which have no type of their own."""
+        """Checks an expression; `expected` gives list expressions a type, which they do not have by themselves."""
 
     def constant(self, expr: A.Expr) -> int:
         checked = self.expr(expr)
@@ -23,7 +23,7 @@ class Converter(Resolver):
         return checked.const
 
     def rvalue(self, expr: A.Expr, expected: T.Type) -> A.Expr:
-        """Checks `expr` where a value of type `expected` is wanted."""
+        """Checks `expr`, and converts it to the type `expected` where it is given."""
         return self.coerce(self.expr(expr, expected), expected)
 
     def condition(self, expr: A.Expr) -> A.Expr:
@@ -33,7 +33,7 @@ class Converter(Resolver):
         return checked
 
     def coerce(self, expr: A.Expr, to: T.Type) -> A.Expr:
-        """Inserts the implicit cast from the expression's type to `to`, or says that there is none."""
+        """Inserts the implicit cast from the expression's type to `to`. Raises P4Error where there is none."""
         source = expr.type
         if source == to or to == T.ANY:
             return expr
@@ -87,7 +87,7 @@ class Converter(Resolver):
         return t
 
     def numeric(self, e: A.Expr) -> A.Expr:
-        """A serialisable enum stands for its number where a number is wanted."""
+        """Replaces a value of a serialisable enum by its number where a number is expected."""
         if isinstance(e.type, T.Enum) and e.type.base is not None:
             return self.coerce(e, e.type.base)
         return e

@@ -17,7 +17,7 @@ class ExprChecker(OperatorChecker):
     # ---- dispatch -----------------------------------------------------------------------------------------------
 
     def expr(self, e: A.Expr, expected: T.Type | None = None) -> A.Expr:
-        """Checks one expression; `expected` helps list expressions, which have no type of their own."""
+        """Checks an expression; `expected` gives list expressions a type, which they do not have by themselves."""
         if e.type is not None:
             return e
         match e:
@@ -80,7 +80,7 @@ class ExprChecker(OperatorChecker):
             raise P4Error(e.pos, f"'{e.name}' is used in its own declaration")
 
     def type_named(self, e: A.Expr) -> T.Type | None:
-        """The type that an expression names, or None if it is a value."""
+        """The type that an expression names, or None where it is a value."""
         if isinstance(e, A.TypeExpr):
             return self.resolve(e.syntax)
         if isinstance(e, A.NameExpr):
@@ -220,7 +220,7 @@ class ExprChecker(OperatorChecker):
 
     @abstractmethod
     def check_call(self, e: A.CallExpr) -> None:
-        """check_call.py"""
+        """Checks a call; defined in check_call.py."""
 
 
 def _member_const(value: A.Expr, name: str) -> int | bool | None:

@@ -102,7 +102,7 @@ class OperatorChecker(Converter):
             raise P4Error(e.pos, f"'{e.op}' needs operands of one type, got {e.left.type} and {e.right.type}")
 
     def equalize(self, e: A.BinaryExpr) -> None:
-        """Brings the sides of == and != to one type."""
+        """Converts the operands of == and != to one type."""
         if e.left.type != e.right.type:
             if self.assignable(e.left.type, e.right.type) and not isinstance(e.left, A.ListExpr | A.StructExpr):
                 e.right = self.coerce(e.right, e.left.type)

@@ -15,7 +15,7 @@ from softswitch.compiler.diagnostics import Errors, P4Error, nearest
 class StmtChecker(CallChecker):
     def __init__(self, errors: Errors) -> None:
         super().__init__(errors)
-        self.result: T.Type | None = None  # of the function that is being checked
+        self.result: T.Type | None = None  # result type of the function that is being checked
         self.loops = 0
 
     @abstractmethod
@@ -24,10 +24,10 @@ class StmtChecker(CallChecker):
 
     @abstractmethod
     def poison(self, decl: A.Decl) -> None:
-        """Declares what could not be checked, so that its uses say nothing more."""
+        """Declares a name whose declaration had an error, so that its uses are not reported as well."""
 
     def checked(self, stmt: A.Stmt) -> None:
-        """Checks a statement and goes on after an error in it."""
+        """Checks a statement, and continues after an error in it."""
         try:
             self.stmt(stmt)
         except P4Error as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Type checking of tables: keys and what they are compared with, actions and their arguments, entries, properties."""
+"""Type checking of tables: keys and their match kinds, actions and their arguments, entries, properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TABLE_PROPERTIES = {
 
 class TableChecker(StmtChecker):
     def keyset(self, keys: list[A.Expr], types: Sequence[T.Type]) -> list[A.Expr]:
-        """Checks the keys of a select case or an entry against the types that they are compared with."""
+        """Checks the keys of a select case or of an entry against the types that they are compared with."""
         at = keys[0].pos
         if len(keys) == len(types) == 1 and isinstance(keys[0], A.ListExpr):
             keys = keys[0].items
@@ -128,9 +128,9 @@ class TableChecker(StmtChecker):
         return self.check_args(params, call.bound, decl.name)
 
     def action_use(self, e: A.Expr, table: A.TableDecl, unless: str) -> A.ActionRef:
-        """The action of an entry or default_action: gives the parameters without direction their values.
+        """Checks the action of an entry or default_action, which gives the parameters without direction their values.
 
-        unless: the annotation in the table's list that keeps the action from being used here.
+        unless: the annotation in the table's list that forbids the action here.
         """
         decl, args, _ = self.action_decl(e)
         listed = next((r for r in table.actions if r.decl is decl), None)
@@ -156,7 +156,7 @@ class TableChecker(StmtChecker):
 
 
 def _same(a: A.Expr, b: A.Expr) -> bool:
-    """Are two checked expressions the same, as far as their syntax tells?"""
+    """Whether two checked expressions have the same syntax."""
     if a.const is not None or b.const is not None:
         return bool(a.const == b.const)
     match a, b:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on values known at compile time, in Python's unbounded integers; the caller wraps to the type's width."""
+"""Operators on values known at compile time, as unbounded integers; the caller wraps them to the type's width."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class ConstError(Exception):
 
 
 def saturate(value: int, t: Bits) -> int:
-    """Nearest value that `t` holds."""
+    """The nearest value of type `t`."""
     low = -(1 << (t.width - 1)) if t.signed else 0
     high = (1 << (t.width - t.signed)) - 1
     return min(max(value, low), high)
 
 
 def binary(op: str, a: int, b: int, t: Type) -> int | bool:
-    """`a op b` for integers of type `t` (`==` and relatives give a bool)."""
+    """`a op b` for integers of type `t`; comparisons give a bool. Raises ConstError."""
     fixed = t if isinstance(t, Bits) else None
     match op:
         case "+":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the parser stands in its tokens, and which names it knows as types."""
+"""The parser's position in its tokens, and the names that it knows as types."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RESERVED = {
     "select", "string", "struct", "switch", "table", "this", "transition", "true", "tuple", "typedef", "value_set",
     "varbit", "void",
 }
-"""Words that cannot be names. (`apply`, `key`, `type`, `state`... can.)"""
+"""Words that cannot be names, unlike `apply`, `key`, `type`, `state`..."""
 
 
 class Cursor:
-    """A place in a list of tokens that ends with one of kind "end"."""
+    """A position in a list of tokens, whose last one has the kind "end"."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
@@ -68,14 +68,14 @@ class Cursor:
         return self.take()
 
     def type_name(self) -> Token:
-        """The name in a type's declaration, known as a type from here on."""
+        """Takes the name in the declaration of a type, which is known as a type from here on."""
         token = self.name()
         self.type_names.add(token.text)
         return token
 
     @contextlib.contextmanager
     def scope(self, names: Iterable[str]) -> Iterator[None]:
-        """Makes type parameters known as types for a while."""
+        """Makes type parameters known as types while the block runs."""
         added = [n for n in names if n not in self.type_names]
         self.type_names.update(added)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where something stands in a P4 program, and errors that draw it.
+"""Positions in a P4 program, and errors that show them.
 
 fold.p4:12:9: error: no field 'dstAddr' in header ethernet_t; did you mean 'dst'?
    12 |     hdr.eth.dstAddr = 0;
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Pos:
-    """A place in the source: 1-based line and column, length in characters, and the whole line for drawing."""
+    """A place in the source: 1-based line and column, length in characters, and the whole line."""
 
     file: str
     line: int
@@ -31,7 +31,7 @@ NOWHERE = Pos("<builtin>", 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One message about one place."""
+    """A message about a place in the source."""
 
     pos: Pos
     message: str
@@ -48,7 +48,7 @@ class Diagnostic:
 
 
 class P4Error(Exception):
-    """A mistake in the program, on its way to the nearest place that can go on with the rest."""
+    """An error in the program; it is caught where checking can continue with the rest."""
 
     def __init__(self, pos: Pos, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class P4Error(Exception):
 
 
 class CompileError(Exception):
-    """The program was refused; `diagnostics` lists every error found and str() draws them."""
+    """The program has errors; `diagnostics` lists them, and str() shows them with their lines."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = list(diagnostics)
@@ -65,26 +65,26 @@ class CompileError(Exception):
 
 @dataclass
 class Errors:
-    """Collects errors so that one run reports them all; stops after `limit`, beyond which they are echoes."""
+    """Collects errors, so that one run reports all; stops after `limit`, since later ones are mostly follow-ups."""
 
     limit: int = 20
     found: list[Diagnostic] = field(default_factory=list)
 
     def add(self, error: P4Error) -> None:
-        """Keeps an error (once) and gives up when there are too many."""
+        """Adds an error, once. Raises CompileError when there are too many."""
         if error.diagnostic not in self.found:
             self.found.append(error.diagnostic)
         if len(self.found) >= self.limit:
             self.stop_if_any()
 
     def stop_if_any(self) -> None:
-        """Raises CompileError where an error was found."""
+        """Raises CompileError where any error was found."""
         if self.found:
             raise CompileError(sorted(self.found, key=lambda d: (d.pos.file, d.pos.line, d.pos.col)))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing."""
+    """The text `; did you mean 'x'?` with the known name closest to a misspelt one, or no text."""
     import difflib
 
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

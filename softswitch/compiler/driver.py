@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler's front door.
+"""The entry points of the compiler.
 
     program = compile_file(Path("p4src/netfold.p4"))
     program.c_source, program.p4info, program.preprocessed
@@ -21,7 +21,7 @@ from softswitch.compiler import cache
 from softswitch.compiler.diagnostics import CompileError, Diagnostic, Errors, P4Error, Pos
 from softswitch.compiler.preprocess import preprocess, read
 
-# The passes are imported where they run: a program that is known needs none, and they take longer than all else then.
+# The passes are imported where they run: a cached program needs none of them, and their import would take longest.
 if TYPE_CHECKING:
     from softswitch.compiler.program import LoweredProgram as Lowered
 
@@ -64,7 +64,7 @@ def compile_source(
 ) -> Program:
     """Compiles P4_16 text; `name` is its file name in messages and for relative includes."""
     preprocessed = preprocess(text, name, include=include, defines=defines)
-    # The passes recurse over the program's nesting; Python's frames for that live on the heap.
+    # The passes recurse over the nesting of the program; Python keeps their frames on the heap.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
     known = cache.load(preprocessed, name)
     if known is not None:
@@ -82,7 +82,7 @@ def compile_source(
 
 
 def _lower(preprocessed: str, name: str) -> Lowered:
-    """Front and middle: text to IR."""
+    """Runs the passes from text to IR."""
     from softswitch.compiler.check import Checker
     from softswitch.compiler.lower import lower
     from softswitch.compiler.parser import parse

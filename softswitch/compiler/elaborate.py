@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instances: from `main` down, every control, parser, extern and table gets its object and its control-plane name."""
+"""Instances: from `main` on, makes the object of every control, parser, extern and table, with its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_CELLS = 1 << 26
 
 @dataclass(eq=False)
 class BlockInstance:
-    """A parser or control: its name, and what its constructor parameters and local instances stand for."""
+    """An instance of a parser or control: its name, and the values of constructor parameters and local instances."""
 
     decl: A.BlockDecl
     name: str
@@ -31,7 +31,7 @@ class BlockInstance:
 
 
 def control_plane_name(prefix: str, decl: A.Decl) -> str:
-    """Fully qualified name; @name("x") replaces the last part, @name(".x") all of it."""
+    """The fully qualified name; @name("x") replaces its last part, @name(".x") all of it."""
     name = decl.name
     note = decl.annotation("name")
     if note is not None and note.args and isinstance(note.args[0], A.StrLit):
@@ -48,7 +48,7 @@ class Elaboration(StmtLowering):
         self.taken: dict[tuple[type, str], A.Decl] = {}  # by kind and control-plane name
 
     def instantiate(self, decl: Any, call: A.CallExpr, name: str) -> Any:
-        """What `Type(arguments) name` makes."""
+        """Makes the instance that `Type(arguments) name` declares."""
         t = call.type
         assert isinstance(t, T.Declared)
         if t.kind == "extern":
@@ -83,7 +83,7 @@ class Elaboration(StmtLowering):
         return block
 
     def take_name(self, name: str, decl: A.Decl) -> None:
-        """The control plane must be able to tell tables from tables and actions from actions by their names."""
+        """Registers a control-plane name. Raises P4Error where another object of the same kind has it."""
         first = self.taken.setdefault((type(decl), name), decl)
         if first is not decl:
             raise P4Error(decl.pos, f"the control plane's name '{name}' is also that of the one at {first.pos}")
@@ -97,13 +97,13 @@ class Elaboration(StmtLowering):
         return known if known is not None else e
 
     def checked_number(self, e: A.Expr) -> int:
-        """An integer in an annotation."""
+        """The value of an integer in an annotation."""
         if not isinstance(e, A.IntLit):
             raise P4Error(e.pos, "expected an integer")
         return e.value
 
     def number(self, e: A.Expr) -> int:
-        """A constructor argument or property that is an integer."""
+        """The value of a constructor argument or property that is an integer."""
         value = self.expr(e)
         if not isinstance(value, ir.Const):
             raise P4Error(e.pos, "expected a value known at compile time")
@@ -218,7 +218,7 @@ class Elaboration(StmtLowering):
 
     @abstractmethod
     def no_action(self) -> A.ActionDecl:
-        """lower.py"""
+        """The declaration of NoAction; defined in lower.py."""
 
     def action_data(self, action: ActionObject, ref: A.ActionRef) -> list[int]:
         values = []
@@ -284,7 +284,7 @@ class Elaboration(StmtLowering):
             return self.number(entry.priority)
         note = next((a for a in entry.annotations if a.name == "priority" and a.args), None)
         if note is not None and isinstance(note.args[0], A.IntLit):
-            return -note.args[0].value  # the annotation counts the other way: the smallest wins
+            return -note.args[0].value  # with the annotation, the smallest priority wins
         return None
 
     def match_value(self, e: A.Expr, key: Key) -> tuple[int, int]:
@@ -312,7 +312,7 @@ class Elaboration(StmtLowering):
 
 
 def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> list[int]:
-    """Priorities of entries, larger wins; those not given continue from the entry before, as the language says."""
+    """Priorities of entries, larger wins; entries without one continue from the one before (P4_16 specification)."""
     out: list[int] = []
     for i, given in enumerate(explicit):
         if given is not None:
@@ -328,7 +328,7 @@ def _priorities(explicit: list[int | None], largest_wins: bool, delta: int) -> l
 
 
 def _external(e: A.MemberExpr) -> str:
-    """A field's name for the control plane."""
+    """The name of a field for the control plane."""
     t = e.base.type
     if isinstance(t, T.Struct):
         note = next(f for f in t.decl.fields if f.name == e.name).annotation("name")
@@ -338,7 +338,7 @@ def _external(e: A.MemberExpr) -> str:
 
 
 def _text(e: A.Expr) -> str:
-    """A key expression as p4c writes it into names."""
+    """The text of a key expression, as p4c writes it into names."""
     match e:
         case A.NameExpr():
             return e.name

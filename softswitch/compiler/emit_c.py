@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One C file for one program: types, the tables that describe it to the runtime, and its seven functions."""
+"""Writes the C file of a program: types, the description for the runtime, and seven functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNATURES = {
 
 
 def emit(program: LoweredProgram, ids: Ids) -> str:
-    """The program's C source. Raises P4Error for the few things that only show here."""
+    """The C source of a program. Raises P4Error for the few errors that only this pass can find."""
     return _Emitter(program, ids).run()
 
 
@@ -209,7 +209,7 @@ class _Emitter(StmtEmitter):
         return f"{{ {c_string(r.name)}, {self.ids.of(r)}u, {r.size}, {width(r.type)}, {stride(r.type)} }}"
 
     def array_info(self, c: ExternObject) -> str:
-        """Of a counter or meter, direct or not."""
+        """The C initialiser that describes a counter or meter."""
         size = c.size or (c.table.size if c.table else 0)
         return f"{{ {c_string(c.name)}, {self.ids.of(c)}u, {size}, {_UNIT[c.unit]}, {self.table_index(c)} }}"
 
@@ -274,7 +274,7 @@ def _index(x: ExternObject | None) -> int:
 
 
 def _data(values: list[int], action: ActionObject) -> bytes:
-    """Action data in the runtime's byte form."""
+    """Encodes action data in the byte form of the runtime."""
     out = b""
     for value, (_, t) in zip(values, action.params, strict=True):
         out += value.to_bytes((width(t) + 7) // 8, "big")
@@ -308,7 +308,7 @@ def _targets(body: list[ir.Instruction]) -> Iterable[str]:
 
 
 def _without_unused(lines: list[str], exit_label: str) -> list[str]:
-    """Leaves out the results of tables that nothing asks for, and the exit label where nothing goes there."""
+    """Removes unused results of tables, and the exit label where no goto leads to it."""
     count = Counter(_words(lines))
     results = re.compile(r"\s*(\w+) = \w+\.(hit|action);")
     return [

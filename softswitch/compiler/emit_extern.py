@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C for ir.Extern: the runtime's operations (runtime/softswitch.h), one method each, named op_<operation>."""
+"""C for ir.Extern: a method op_<operation> for each operation of the runtime (runtime/softswitch.h)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from softswitch.compiler.types import Bits, Varbit
 class ExternEmitter(PacketEmitter):
     def __init__(self) -> None:
         super().__init__()
-        self.function = Function("")  # whose body is being written
+        self.function = Function("")  # the function whose body is being written
 
     def extern(self, s: ir.Extern) -> None:
         if self.function.name == "deparse" and s.op in ("log", "assert_failed", "digest"):
-            # the frame is half built: nothing may be reported until it is finished (runtime/switch.h)
+            # the frame is incomplete: nothing may be reported until it is finished (runtime/switch.h)
             raise P4Error(s.pos, "log_msg, assert, assume and digest are not supported in a deparser")
         getattr(self, f"op_{s.op}")(s)
 
@@ -100,7 +100,7 @@ class ExternEmitter(PacketEmitter):
             self.line(f"{self.lv(s.out)} = ss_hash(sw, {algorithm}, {buffer}, {n});")
 
     def ones_complement(self, s: ir.Extern, payload: bool) -> None:
-        """csum16 without laying the fields out as bytes: each counts by the place of its last bit in a 16-bit word."""
+        """csum16 without packing fields into bytes: each is added at the position of its last bit in a 16-bit word."""
         assert s.out is not None
         bits = sum(width(v.type) for v in s.args)
         if payload and (bits + 7) // 8 % 2:
@@ -189,12 +189,12 @@ class ExternEmitter(PacketEmitter):
 
 
 def cell_type(t: ir.Type) -> str:
-    """The C type of a register cell of up to 128 bits."""
+    """The C type of a register cell with up to 128 bits."""
     w = width(t)
     return "ss_u128" if w > 64 else next(f"uint{size}_t" for size in (8, 16, 32, 64) if w <= size)
 
 
 def stride(t: ir.Type) -> int:
-    """Bytes a register cell takes."""
+    """Bytes of a register cell."""
     w = width(t)
     return next((size // 8 for size in (8, 16, 32, 64, 128) if w <= size), 8 * limbs(w))

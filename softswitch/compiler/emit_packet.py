@@ -2,8 +2,8 @@
 """C for bit strings: headers out of and into packets, and fields packed for keys, hashes, checksums and digests.
 
 Fields are handled in groups that begin and end at byte borders. A group of up to 128 bits is one load and some
-shifts; a wide field between byte borders is a run of byte-swapped limbs; only a wide field that shares a byte with
-its neighbour takes the slow path bit string by bit string.
+shifts; a wide field between byte borders is a row of byte-swapped limbs; only a wide field that shares a byte with a
+neighbour takes the slow path, which handles bit strings one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from softswitch.compiler.types import BOOL, Bits, Varbit
 
 @dataclass
 class FieldGroup:
-    """Neighbouring fields from byte `at`; `aligned` where they end at a byte border too and fit a scalar or are one."""
+    """Neighbouring fields from byte `at` on; `aligned` where they also end at a byte border and fit a scalar."""
 
     at: int
     bits: int
@@ -161,7 +161,7 @@ class PacketEmitter(WideEmitter):
         return at
 
     def table_key(self, keys: Sequence[ir.Value]) -> str:
-        """The byte form as 64-bit words, zeros behind it, made in registers: the name of the array."""
+        """Writes a key in byte form as 64-bit words, padded with zeros, and returns the name of the array."""
         key = self.fresh("key")
         sizes = [(width(k.type) + 7) // 8 for k in keys]
         self.line(f"uint64_t {key}[{max(1, (sum(sizes) + 7) // 8)}] = {{ 0 }};")
@@ -188,7 +188,7 @@ class PacketEmitter(WideEmitter):
             at += size
 
     def field_list(self, values: Sequence[ir.Value]) -> tuple[str, str]:
-        """Packs a list of fields into a buffer of its own: (pointer, size in bytes); varbits make the size dynamic."""
+        """Packs a list of fields into a new buffer: (pointer, size in bytes); with varbits the size is dynamic."""
         total = sum(t.width if isinstance(t := v.type, Varbit) else width(t) for v in values)
         buffer = self.fresh("b")
         self.line(f"uint8_t {buffer}[{(total + 7) // 8 + 16}];")
@@ -221,7 +221,7 @@ class PacketEmitter(WideEmitter):
     def header_parts(
         self, rec: ir.RecordType, text: str
     ) -> tuple[list[tuple[str, ir.Type]], Varbit | None, str, list[tuple[str, ir.Type]]]:
-        """Leaves before the varbit, the varbit's type and C name, and the leaves after it."""
+        """The leaves before the varbit, the type and C name of the varbit, and the leaves after it."""
         before: list[tuple[str, ir.Type]] = []
         after: list[tuple[str, ir.Type]] = []
         varbit: Varbit | None = None
@@ -271,7 +271,7 @@ class PacketEmitter(WideEmitter):
         set_valid(header)
 
     def check_room(self, header: ir.LValue, leaves: Sequence[ir.LValue]) -> None:
-        """Hook: may the header's bytes not fit?"""
+        """Writes the check that the header fits into the output; defined in emit_stmt.py."""
 
     def emit_header(self, header: ir.LValue) -> None:
         rec = header.type

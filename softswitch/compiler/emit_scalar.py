@@ -13,7 +13,7 @@ from softswitch.compiler.types import BOOL, Bits, Varbit
 
 
 class ScalarEmitter(ABC):
-    """Writes the body of one C function: `lines` grows; `file_level` holds what must stand before all functions."""
+    """Writes the body of one C function to `lines`; `file_level` has what must precede all functions."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -55,7 +55,7 @@ class ScalarEmitter(ABC):
         return f"bool {name}"
 
     def constant(self, value: int, w: int) -> str:
-        """A file-level array that holds a wide constant."""
+        """The name of a file-level array with a wide constant."""
         key = (value, w)
         if key not in self.constants:
             name = f"wide_{len(self.constants)}"
@@ -87,7 +87,7 @@ class ScalarEmitter(ABC):
 
     @abstractmethod
     def pointer(self, e: ir.Value) -> str:
-        """The limbs of a wide value (emit_wide.py)."""
+        """A pointer to the limbs of a wide value; defined in emit_wide.py."""
 
     # ---- scalars ------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class ScalarEmitter(ABC):
         return f"((ss_u128){u64(high)} << 64 | {u64(low)})" if high else f"(ss_u128){u64(low)}"
 
     def x(self, e: ir.Value) -> str:
-        """A C expression for a bool or a value of up to 128 bits, normalised; may write statements before."""
+        """A C expression for a bool or a normalised value of up to 128 bits; may write statements before it."""
         match e:
             case ir.Const():
                 if e.type == BOOL:

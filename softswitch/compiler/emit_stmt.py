@@ -16,7 +16,7 @@ MAX_STEPS = 1 << 16  # backward jumps a packet may make in one stage
 
 
 def has_header(t: ir.Type) -> bool:
-    """Does copying a value of this type need the rules for validity?"""
+    """Whether a value of this type contains headers, whose validity copying must respect."""
     match t:
         case ir.StackType():
             return True
@@ -31,7 +31,7 @@ class StmtEmitter(ExternEmitter):
         self.errors = errors
         self.shown: Pos | None = None
         self.targets: set[str] = set()
-        self.may_overflow = False  # may the headers of this program not fit in front of the payload?
+        self.may_overflow = False  # whether the headers of this program may not fit in front of the payload
 
     def stmts(self, body: list[ir.Instruction]) -> None:
         for stmt in body:
@@ -39,7 +39,7 @@ class StmtEmitter(ExternEmitter):
             self.stmt(stmt)
 
     def show(self, pos: Pos) -> None:
-        """A comment that names the P4 line, where it changes."""
+        """Writes a comment with the P4 line, where it has changed."""
         if pos.line and (self.shown is None or (pos.file, pos.line) != (self.shown.file, self.shown.line)):
             self.shown = pos
             self.line(f"/* {pos.file.replace('*/', '')}:{pos.line} */")
@@ -95,7 +95,7 @@ class StmtEmitter(ExternEmitter):
             raise P4Error(where, f"header {rec.p4} has {rec.bits} bits; only whole bytes can be extracted or emitted")
 
     def check_room(self, header: ir.LValue, leaves: Sequence[ir.LValue]) -> None:
-        """The output has room for what was parsed and SS_MAX_ADDED bytes more (runtime/softswitch.h)."""
+        """Checks that the header fits: the output has room for what was parsed and SS_MAX_ADDED bytes more."""
         if self.function.name != "deparse" or not self.may_overflow:
             return
         assert isinstance(header.type, ir.RecordType)
@@ -141,7 +141,7 @@ class StmtEmitter(ExternEmitter):
         self.line(f"ss_w_copy({text}, {self.pointer(src)}, {limbs(width(dst.type))});")
 
     def copy(self, dst: ir.LValue, src: ir.LValue) -> None:
-        """A struct, header, union or stack. An invalid header makes the target invalid and leaves its fields (BMv2)."""
+        """Copies a struct, header, union or stack. An invalid header invalidates the target, not its fields (BMv2)."""
         t = dst.type
         packet = any(isinstance(r := ir.root(x), ir.Var) and r.storage == "packet" for x in (dst, src))
         if isinstance(t, ir.StackType):
@@ -204,7 +204,7 @@ class StmtEmitter(ExternEmitter):
         self.line(f"{text} = ({text} & {self.scalar_const(hole, w)}) | ({value} << {s.lo});")
 
     def set_valid(self, header: ir.LValue, valid: bool, *, fresh: bool = True) -> None:
-        """fresh: setValid() on an invalid header zeroes its fields, as BMv2's add_header does."""
+        """Writes setValid() or setInvalid(); fresh: an invalid header gets zero fields, as by BMv2's add_header."""
         text = self.lv(header)
         if not valid:
             count = self.count_length(header, text, "-")
@@ -218,7 +218,7 @@ class StmtEmitter(ExternEmitter):
         self.invalidate_siblings(header)
 
     def count_length(self, header: ir.LValue, text: str, sign: str) -> str:
-        """BMv2's packet_length in egress counts headers that were made valid or invalid."""
+        """Adjusts packet_length in egress for headers that become valid or invalid, as BMv2 does."""
         root, rec = ir.root(header), header.type
         if not isinstance(root, ir.Var) or root.storage != "state" or not isinstance(rec, ir.RecordType):
             return ""
@@ -273,7 +273,7 @@ class StmtEmitter(ExternEmitter):
         self.validate(s.dst)
 
     def validate(self, lv: ir.LValue) -> None:
-        """Marks all headers in a value valid."""
+        """Makes all headers in a value valid."""
         match lv.type:
             case ir.RecordType() as rec:
                 if rec.kind == "header":
@@ -323,7 +323,7 @@ class StmtEmitter(ExternEmitter):
 
 
 def emitted_bytes(body: list[ir.Instruction]) -> int:
-    """The most bytes that a deparser's statements can write, without loops; more than any limit where it loops."""
+    """The most bytes that the statements of a deparser can write; more than any limit where they loop."""
     total = 0
     for s in body:
         match s:
@@ -341,7 +341,7 @@ def emitted_bytes(body: list[ir.Instruction]) -> int:
 
 
 def _bare(text: str) -> str:
-    """Without one pair of parentheses around the whole."""
+    """The text without a pair of parentheses around all of it."""
     if text.startswith("(") and text.endswith(")"):
         depth = 0
         for i, ch in enumerate(text):
@@ -352,7 +352,7 @@ def _bare(text: str) -> str:
 
 
 def _limbwise(e: ir.Value) -> bool:
-    """Does limb i of the result depend on limbs up to i of the operands alone, read before it is written?"""
+    """Whether limb i of the result depends only on limbs up to i of operands, which are read before it is written."""
     match e:
         case ir.LValue() | ir.Const():
             return True
@@ -368,7 +368,7 @@ def _limbwise(e: ir.Value) -> bool:
 
 
 def _reads(e: ir.Value, var: ir.Value) -> bool:
-    """Does the expression read (part of) this variable?"""
+    """Whether the expression reads this variable or a part of it."""
     match e:
         case ir.LValue():
             return ir.root(e) is var

@@ -15,7 +15,7 @@ from softswitch.compiler.types import BOOL, Bits
 
 class WideEmitter(ScalarEmitter):
     def pointer(self, e: ir.Value) -> str:
-        """The limbs of a wide value: where it is stored, or a temporary."""
+        """A pointer to the limbs of a wide value: where it is stored, or a temporary."""
         if isinstance(e, ir.LValue):
             return self.lv(e)
         if isinstance(e, ir.Const):
@@ -28,7 +28,7 @@ class WideEmitter(ScalarEmitter):
         return name
 
     def wide(self, e: ir.Value, dst: str) -> None:
-        """Statements that compute a wide value into `dst`, which shares no storage with operands that are moved."""
+        """Writes statements that compute a wide value into `dst`, which must not overlap operands that are moved."""
         w = width(e.type)
         n = limbs(w)
         match e:
@@ -74,7 +74,7 @@ class WideEmitter(ScalarEmitter):
         elif t.signed:
             self.line(f"ss_w_sar({dst}, {a}, {t.width}, {by});")
         elif isinstance(e.b, ir.Const) and 0 < e.b.value < 64:
-            r = e.b.value  # an inner loop without a test for the last limb vectorises
+            r = e.b.value  # an inner loop without a test for the last limb can be vectorised
             self.line(f"for (int i = 0; i < {n - 1}; i++) {dst}[i] = {a}[i] >> {r} | {a}[i + 1] << {64 - r};")
             self.line(f"{dst}[{n - 1}] = {a}[{n - 1}] >> {r};")
         else:
@@ -146,7 +146,7 @@ class WideEmitter(ScalarEmitter):
         self.trim(dst, w)
 
     def limb(self, e: ir.Value, body: list[str], carries: list[str]) -> str:
-        """Limb i of a value; `body` are statements inside the loop that it needs before."""
+        """An expression for limb i of a value; statements that it needs before, in the loop, are added to `body`."""
         match e:
             case ir.Const():
                 w = width(e.type)
@@ -167,7 +167,7 @@ class WideEmitter(ScalarEmitter):
             case ir.BinaryOp(op="+" | "-"):
                 a, b = self.limb(e.a, body, carries), self.limb(e.b, body, carries)
                 if e.op == "+" and top_bits_clear(e.a) and top_bits_clear(e.b):
-                    return f"({a} + {b})"  # no carry can leave a limb: lanes that are added within masks
+                    return f"({a} + {b})"  # no carry can leave a limb, as where lanes are added within masks
                 return self.carried("ss_addc" if e.op == "+" else "ss_subb", a, b, body, carries)
         return f"{self.pointer(e)}[i]"
 
@@ -179,7 +179,7 @@ class WideEmitter(ScalarEmitter):
 
 
 def top_bits_clear(e: ir.Value) -> bool:
-    """Is bit 63 of every limb of this value known to be zero?"""
+    """Whether bit 63 of every limb of this value is known to be zero."""
     match e:
         case ir.Const():
             return all(not e.value >> (64 * i + 63) & 1 for i in range(limbs(width(e.type))))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The typed intermediate representation between P4 and C: types, expressions, statements. What has them: program.py.
+"""The typed intermediate representation between P4 and C: types, values and instructions.
 
-Everything is inlined: a program is six straight functions over a packet's state. Expressions have no side effects;
-calls, short circuits with effects and copy-in/copy-out have become statements, in the order that P4 prescribes.
+Everything is inlined: a program (program.py) is six functions on the state of a packet. Values have no side effects;
+calls, short circuits with effects and copy-in/copy-out have become instructions, in the order that P4 prescribes.
 Control flow is `if`, labels and gotos. `str()` of a node prints it (`softswitch compile --dump-ir`).
 """
 
@@ -21,7 +21,7 @@ from softswitch.compiler.types import BOOL, Basic, Bits, Varbit
 
 @dataclass(eq=False)
 class RecordType:
-    """A struct, header or union; `name` is its C name, `p4` the one in the source."""
+    """A struct, header or union; `name` is its C name, `p4` its name in the source."""
 
     kind: str  # "struct", "header", "union"
     name: str
@@ -33,7 +33,7 @@ class RecordType:
 
     @property
     def bits(self) -> int:
-        """Size of a header's fixed part."""
+        """Bits of the fixed part of a header."""
         return sum(bits_of(t) for t in self.fields.values())
 
 
@@ -52,7 +52,7 @@ Type = Bits | Basic | Varbit | RecordType | StackType
 
 
 def bits_of(t: Type) -> int:
-    """Bits on the wire; a varbit counts 0."""
+    """Bits of a value in a packet, without varbits."""
     match t:
         case Bits():
             return t.width
@@ -70,7 +70,7 @@ def is_scalar(t: Type) -> bool:
 
 
 def scalar_fields(t: RecordType) -> Iterator[tuple[tuple[str, ...], Type]]:
-    """Paths and types of a record's leaves, nested structs unfolded."""
+    """The paths and types of a record's leaves, in nested structs as well."""
     for name, f in t.fields.items():
         if isinstance(f, RecordType) and f.kind == "struct":
             for path, leaf in scalar_fields(f):
@@ -89,7 +89,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Const(Value):
-    """The value as an unsigned number of the type's width."""
+    """A constant, as an unsigned number of the type's width."""
 
     value: int
 
@@ -104,7 +104,7 @@ class LValue(Value):
 
 @dataclass(frozen=True, eq=False)
 class Var(LValue):
-    """A variable; storage "state" lives as long as the packet, "packet" is a member of ss_packet, "local" a C local."""
+    """A variable; storage "state" lasts as long as the packet, "packet" is a member of ss_packet, "local" a C local."""
 
     name: str
     storage: str = "local"
@@ -124,7 +124,7 @@ class Field(LValue):
 
 @dataclass(frozen=True, eq=False)
 class StackElement(LValue):
-    """An element of a stack; out of range it is a scratch element of its own."""
+    """An element of a stack; an index out of range gives a separate scratch element."""
 
     base: LValue
     index: Value
@@ -135,7 +135,7 @@ class StackElement(LValue):
 
 @dataclass(frozen=True, eq=False)
 class NextIndex(LValue):
-    """A stack's nextIndex."""
+    """The nextIndex of a stack."""
 
     base: LValue
 
@@ -238,7 +238,7 @@ class Assign(Instruction):
 
 @dataclass(eq=False)
 class Deposit(Instruction):
-    """dst[lo + width of src - 1 : lo] = src"""
+    """Assigns to a slice: dst[lo + width of src - 1 : lo] = src."""
 
     dst: LValue
     lo: int
@@ -250,7 +250,7 @@ class Deposit(Instruction):
 
 @dataclass(eq=False)
 class Zero(Instruction):
-    """All zero, headers invalid."""
+    """Sets a variable to zero, with headers invalid."""
 
     dst: LValue
 
@@ -269,7 +269,7 @@ class SetValid(Instruction):
 
 @dataclass(eq=False)
 class Shift(Instruction):
-    """push_front(count), or pop_front(-count)."""
+    """push_front(count) of a stack, or pop_front(-count) where the count is negative."""
 
     stack: LValue
     count: int
@@ -295,7 +295,7 @@ class Label(Instruction):
 
 @dataclass(eq=False)
 class Goto(Instruction):
-    """`counted`: may go backwards; counted against a bound, so that no packet runs for ever."""
+    """A jump; `counted` where it may go backwards, so that the number of such jumps of a packet is limited."""
 
     name: str
     counted: bool = False
@@ -306,7 +306,7 @@ class Goto(Instruction):
 
 @dataclass(eq=False)
 class Extract(Instruction):
-    """Header from the packet; `size` is the varbit's size in bits."""
+    """Extracts a header from the packet; `size` is the size of its varbit in bits."""
 
     header: LValue
     size: Value | None
@@ -351,7 +351,7 @@ class Emit(Instruction):
 
 @dataclass(eq=False)
 class ActionCase:
-    """What one action of a table does: `params` are its locals, filled from the entry in this order."""
+    """The code of one action of a table; `params` are locals that are set from the entry in this order."""
 
     params: list[Var]
     body: list[Instruction]
@@ -359,7 +359,7 @@ class ActionCase:
 
 @dataclass(eq=False)
 class Apply(Instruction):
-    """Looks the keys up, runs the entry's action. hit: bool; run: number of the action in the table's list."""
+    """Looks keys up and runs the entry's action. hit: bool; run: number of the action in the table's list."""
 
     table: TableObject
     keys: list[Value]
@@ -376,7 +376,7 @@ class Apply(Instruction):
 
 @dataclass(eq=False)
 class Extern(Instruction):
-    """A call of the runtime. `op` says which (see emit_extern.py); `out` receives its result."""
+    """A call of an operation `op` of the runtime (emit_extern.py), whose result goes to `out`."""
 
     op: str
     out: LValue | None

@@ -11,7 +11,7 @@ from softswitch.compiler.diagnostics import P4Error, Pos
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """kind: "id" (keywords too), "int", "str", "op", "end"; `value` of an int is (value, width or None, signed)."""
+    """A token; kind: "id" (also keywords), "int", "str", "op", "end"; value of an int: (value, width or None, signed)."""
 
     kind: str
     text: str
@@ -26,7 +26,7 @@ class Token:
         return Pos(self.file, self.line, self.col, max(1, len(self.text)), self.source)
 
     def touches(self, other: Token) -> bool:
-        """No white space between this token and the one after it: `> >` is not a shift."""
+        """Whether there is no white space between this token and the one after it: `> >` is not a shift."""
         return self.line == other.line and self.col + len(self.text) == other.col
 
 
@@ -46,7 +46,7 @@ _BASES = {"x": 16, "b": 2, "o": 8, "d": 10}
 
 
 def lex(text: str) -> list[Token]:
-    """All tokens, ended by one of kind "end". Raises P4Error at a string or number that is none."""
+    """Splits a text into tokens; the last has the kind "end". Raises P4Error at an invalid string or number."""
     out: list[Token] = []
     file, number = "<text>", 0
     for line in text.split("\n"):
@@ -62,7 +62,7 @@ def lex(text: str) -> list[Token]:
             if match is None:
                 if line[at] == '"':
                     raise P4Error(Pos(file, number, at + 1, 1, line), "a string that does not end")
-                # no token of P4, yet annotations may hold anything: the parser refuses it elsewhere
+                # not a token of P4, but allowed in annotations; the parser refuses it elsewhere
                 out.append(Token("op", line[at], file, number, at + 1, line))
                 at += 1
                 continue
@@ -82,7 +82,7 @@ def lex(text: str) -> list[Token]:
 
 
 def _number(token: Token) -> tuple[int, int | None, bool]:
-    """(value, width or None, signed) of a literal such as 8w0xff."""
+    """Parses a literal such as 8w0xff to (value, width or None, signed)."""
     text = token.text
     width: int | None = None
     signed = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline: from a checked program's `main` to the six functions of LoweredProgram."""
+"""Lowers a checked program: from its `main` to the six functions of a LoweredProgram."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARAMS = [["packet", "hdr", "meta", "standard"], ["hdr", "meta"], ["hdr", "meta
 
 
 def lower(program: A.SyntaxTree, checker: Checker, source: str) -> LoweredProgram:
-    """Raises P4Error for what has no meaning on v1model, or is not supported."""
+    """Lowers a program. Raises P4Error for what has no meaning on v1model, or is not supported."""
     return _Lowering(program, checker, source).run()
 
 
@@ -89,7 +89,7 @@ class _Lowering(ExternLowering):
         self.collect_field_lists(meta_type, (), [])
 
     def collect_field_lists(self, t: T.Type, path: tuple[str, ...], outer: list[int]) -> None:
-        """Paths of the user metadata that carry @field_list(n)."""
+        """Collects the paths of the user metadata with an annotation @field_list(n)."""
         if not isinstance(t, T.Struct) or t.kind != "struct":
             for number in outer:
                 self.program.field_lists.setdefault(number, []).append(path)
@@ -136,7 +136,7 @@ class _Lowering(ExternLowering):
         if frame.returned:
             self.emit(ir.Label(frame.label))
 
-    # ---- calls that need the whole ------------------------------------------------------------------------------
+    # ---- calls that need the whole program -----------------------------------------------------------------------
 
     def type_vars(self, decl: A.FunctionDecl) -> list[T.TypeVar]:
         return [self.checker.variable(p) for p in decl.type_params]
@@ -152,7 +152,7 @@ class _Lowering(ExternLowering):
         block: Any = None
         if isinstance(base, A.NameExpr) and base.decl is not None:
             block = self.bindings.get(id(base.decl))
-        else:  # Control.apply(...): an instance without a name of its own
+        else:  # Control.apply(...): an instance without a name
             call = A.CallExpr(base, [], [], pos=e.pos, type=base.type, decl=e.decl, builtin="new")
             block = self.instantiate(None, call, control_plane_name(self.block_name, e.decl))
         if not isinstance(block, BlockInstance):
@@ -196,7 +196,7 @@ class _Lowering(ExternLowering):
         return ApplyResult(table, hit, run)
 
     def action_case(self, action: ActionObject) -> ir.ActionCase:
-        """An action of a table: data from the entry, other arguments as bound in the table's list."""
+        """The code of an action of a table: data from the entry, other arguments as bound in the table's list."""
         params = []
         for p in action.decl.params:
             if not p.direction:

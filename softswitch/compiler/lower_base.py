@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all of lowering works with: the program as it grows, the statements at hand, names, and types."""
+"""The state that all lowering passes share: the program so far, the instructions being written, names, and types."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MAX_STATEMENTS = 200_000
 
 
 class ApplyResult:
-    """What table.apply() gives."""
+    """The result of table.apply()."""
 
     def __init__(self, table: TableObject, hit: ir.Var, run: ir.Var) -> None:
         self.table, self.hit, self.run = table, hit, run
 
 
 class Lowering:
-    """State of one lowering run."""
+    """The state of lowering one program."""
 
     def __init__(self, specialize: Callable[[Any, tuple[T.Type, ...]], T.Type], source: str) -> None:
         self.program = LoweredProgram(source)
         self.function = Function("")
         self.out: list[ir.Instruction] = []
         self.bindings: dict[int, Any] = {}  # id(declaration) -> l-value, constant, instance
-        self.types: dict[T.TypeVar, T.Type] = {}  # of the generic that is being lowered
+        self.types: dict[T.TypeVar, T.Type] = {}  # type arguments of the generic function that is being lowered
         self.substitute = T.Substitution(specialize)
         self.records: dict[Any, ir.RecordType] = {}
         self.names: dict[str, int] = {"state": 1, "to": 1, "from": 1}  # parameters of the C functions
@@ -40,7 +40,7 @@ class Lowering:
         self.emitted = 0
         self.in_parser = False
         self.known: dict[int, ir.LValue] = {}  # places already found, by id(syntax): the left of `op=`
-        self.temps: set[int] = set()  # ids of variables that nothing but the one use sees
+        self.temps: set[int] = set()  # ids of variables that are used only once
 
     # ---- output -------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Lowering:
             self.out = outer
 
     def unique(self, name: str) -> str:
-        """A C identifier that nothing else has."""
+        """A C identifier that is not used yet."""
         n = self.names.get(name, 0)
         self.names[name] = n + 1
         return f"{name}_{n}" if n else f"{name}_"
@@ -71,7 +71,7 @@ class Lowering:
         return var
 
     def temp(self, value: ir.Value, name: str = "t") -> ir.Var:
-        """The value, saved in a new variable."""
+        """Saves a value in a new variable."""
         var = self.local(name, value.type)
         self.temps.add(id(var))
         self.emit(ir.Assign(var, value))
@@ -80,7 +80,7 @@ class Lowering:
     # ---- types --------------------------------------------------------------------------------------------------
 
     def actual(self, t: T.Type) -> T.Type:
-        """A checked type with the generics' parameters replaced, and typedef-like wrappers opened."""
+        """A checked type with the parameters of generics replaced, and `type` declarations resolved."""
         t = self.substitute(t, self.types)
         while isinstance(t, T.NewType):
             t = t.base

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From typed syntax to IR: calls, which are inlined with copy-in and copy-out.
 
-An argument is handed over by reference where nothing can tell the difference; otherwise it is copied into a local of
-the callee and, for out and inout, copied back afterwards: also on the way of `exit`.
+An argument is passed by reference where this makes no difference; otherwise it is copied into a local of the callee
+and, for out and inout, copied back afterwards, also when the callee exits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from softswitch.compiler.objects import TableObject
 
 @dataclass
 class Frame:
-    """One inlined call: where `return` goes, what it yields, and what must be copied back."""
+    """One inlined call: the label for `return`, the variable for its value, and what must be copied back."""
 
     label: str
     result: ir.Var | None = None
@@ -39,15 +39,15 @@ class CallLowering(ExprLowering):
         self.loops: list[tuple[str, str]] = []  # labels of break and continue
         self.exit_label = ""
         self.in_action = False
-        self.place: ir.LValue = ir.Var(U32, "")  # what the last slice that became a target is part of
+        self.place: ir.LValue = ir.Var(U32, "")  # the variable that contains the last slice used as a target
 
     @abstractmethod
     def stmt(self, s: A.Stmt) -> None:
-        """lower_stmt.py"""
+        """Defined in lower_stmt.py."""
 
     @abstractmethod
     def target(self, e: A.Expr) -> ir.LValue | Callable[[ir.Value], None]:
-        """lower_stmt.py"""
+        """Defined in lower_stmt.py."""
 
     def call(self, e: A.CallExpr) -> Any:
         outer, self.pos = self.pos, e.pos if e.pos.line else self.pos
@@ -66,7 +66,7 @@ class CallLowering(ExprLowering):
         if e.builtin:
             return self.header_method(e)
         if isinstance(e.decl, A.ActionDecl):
-            if not self.in_action:  # p4c shows these to the control plane; those called by actions vanish in them
+            if not self.in_action:  # p4c shows these to the control plane, but not actions that are called by actions
                 self.program.actions.setdefault(self.bindings[id(e.decl)], e.decl)
             return self.inline(e.decl.params, e.bound, e.decl.body, outer_names=True)
         if isinstance(e.decl, A.FunctionDecl) and e.decl.body is not None:
@@ -75,15 +75,15 @@ class CallLowering(ExprLowering):
 
     @abstractmethod
     def apply_table(self, table: TableObject) -> ApplyResult:
-        """lower.py"""
+        """Defined in lower.py."""
 
     @abstractmethod
     def apply_block(self, e: A.CallExpr) -> None:
-        """lower.py"""
+        """Defined in lower.py."""
 
     @abstractmethod
     def call_extern(self, e: A.CallExpr) -> Any:
-        """lower_extern.py"""
+        """Defined in lower_extern.py."""
 
     def call_function(self, e: A.CallExpr) -> ir.Value | None:
         decl: A.FunctionDecl = e.decl
@@ -108,13 +108,13 @@ class CallLowering(ExprLowering):
 
     @abstractmethod
     def type_vars(self, decl: A.FunctionDecl) -> list[T.TypeVar]:
-        """lower.py"""
+        """Defined in lower.py."""
 
     def inline(
         self, params: Sequence[A.Param], bound: dict[str, A.Expr], body: A.BlockStmt | Callable[[], None], *,
         result: ir.Var | None = None, types: dict[T.TypeVar, T.Type] | None = None, outer_names: bool = False,
     ) -> None:
-        """Runs `body` with the arguments bound. outer_names: the body sees variables other than its parameters."""
+        """Inlines `body` with its arguments. outer_names: whether the body sees variables other than its parameters."""
         frame = Frame(self.unique("return"), result)
         values = self.pass_arguments(params, bound, frame, body if outer_names else None)
         self.bindings.update(values)
@@ -143,7 +143,7 @@ class CallLowering(ExprLowering):
     def pass_arguments(
         self, params: Sequence[A.Param], bound: dict[str, A.Expr], frame: Frame, body: Any
     ) -> dict[int, Any]:
-        """Evaluates arguments from left to right; returns what each parameter is bound to."""
+        """Evaluates arguments from left to right and returns what each parameter is bound to."""
         args = [(p, bound[p.name]) for p in params if p.name in bound]
         values: dict[int, Any] = {}
         written: list[ir.LValue] = []  # what out and inout arguments name
@@ -204,7 +204,7 @@ class CallLowering(ExprLowering):
         return values
 
     def copy_in(self, p: A.Param, arg: A.Expr, target: Any, frame: Frame) -> ir.Var:
-        """A local for an out or inout parameter, copied back when the call ends."""
+        """Makes a local for an out or inout parameter, which is copied back when the call ends."""
         var = self.local(p.name, self.type(p.type if not T.has_vars(p.type) else arg.type, p.pos))
         if p.direction == "inout":
             self.emit(ir.Assign(var, target if isinstance(target, ir.LValue) else self.expr(arg)))
@@ -219,12 +219,12 @@ class CallLowering(ExprLowering):
         return target
 
     def clear_out(self, target: ir.LValue) -> None:
-        """An out parameter begins with its headers invalid and the rest (by BMv2's custom) zero."""
+        """Initialises an out parameter: headers are invalid, and the rest is zero, as in BMv2."""
         if not ir.is_scalar(target.type):
             self.emit(ir.Zero(target))
 
     def mentions(self, body: Any, target: ir.LValue) -> bool:
-        """Does an action's body name the variable that `target` is part of?"""
+        """Whether the body of an action names the variable that `target` is part of."""
         if body is None:
             return False
         var = ir.root(target)
@@ -263,7 +263,7 @@ class CallLowering(ExprLowering):
 
 
 def _overlap(a: ir.LValue, b: ir.LValue) -> bool:
-    """May the two share storage?"""
+    """Whether two l-values may share storage."""
     if ir.root(a) is not ir.root(b):
         return False
     pa, pb = _path(a), _path(b)
@@ -284,7 +284,7 @@ def _path(lv: ir.Value) -> list[str | int | None]:
 
 
 def names_in(node: Any) -> list[A.NameExpr]:
-    """Every name used in a piece of syntax, those in called actions included."""
+    """All names that are used in a piece of syntax, also in the actions that it calls."""
     found: list[A.NameExpr] = []
     seen: set[int] = set()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From typed syntax to IR: l-values and expressions.
 
-Lowering an expression returns a tree without effects; whatever has effects (calls, table applications, lookahead) was
+Lowering an expression returns a value without effects; whatever has effects (calls, table applications, lookahead) was
 appended to `self.out` before. Where an operand on the right has effects, the one on the left is saved first.
 Values of struct, header and stack type are always l-values: a variable of the program or a temporary.
 """
@@ -23,7 +23,7 @@ _PURE = {"isValid", "minSizeInBits", "minSizeInBytes", "maxSizeInBits", "maxSize
 
 
 def has_effects(e: Any) -> bool:
-    """May evaluating this change anything, or emit statements?"""
+    """Whether evaluating this may change anything, or emit instructions."""
     if e is None or getattr(e, "const", None) is not None:
         return False
     match e:
@@ -49,10 +49,10 @@ def has_effects(e: Any) -> bool:
 
 
 class ExprLowering(Lowering, ABC):
-    """Expressions."""
+    """Lowers expressions."""
 
     def scalar_const(self, e: A.Expr) -> ir.Const | None:
-        """The compile-time value, if there is one."""
+        """The value of an expression that is known at compile time, or None."""
         if isinstance(e.const, bool):
             return TRUE if e.const else FALSE
         if isinstance(e.const, int):
@@ -100,14 +100,14 @@ class ExprLowering(Lowering, ABC):
 
     @abstractmethod
     def call(self, e: A.CallExpr) -> Any:
-        """lower_call.py"""
+        """Lowers a call; defined in lower_call.py."""
 
     @abstractmethod
     def store(self, dst: ir.LValue, e: A.Expr) -> None:
-        """lower_stmt.py"""
+        """Lowers an assignment; defined in lower_stmt.py."""
 
     def saved(self, e: A.Expr, *later: Any) -> ir.Value:
-        """Lowers `e`; if something evaluated later has effects, its value is taken now."""
+        """Lowers `e`, and saves its value where something that is evaluated later has effects."""
         value = self.expr(e)
         if isinstance(value, ir.Const) or not any(map(has_effects, later)):
             return value
@@ -251,7 +251,7 @@ class ExprLowering(Lowering, ABC):
         return self.bin(op, left, right, self.type(e.type, e.pos))
 
     def divide(self, op: str, left: ir.Value, right: ir.Value, e: A.BinaryExpr) -> ir.Value:
-        """Targets cannot divide; a power of two known at compile time is a shift or a mask, as in p4c."""
+        """Division by a constant power of two becomes a shift or a mask, as in p4c; targets cannot divide otherwise."""
         if isinstance(right, ir.Const) and right.value and right.value & (right.value - 1) == 0:
             t = left.type
             if op == "/":
@@ -290,7 +290,7 @@ class ExprLowering(Lowering, ABC):
         return result
 
     def equal(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """Equality of two values of any one type."""
+        """The equality of two values of the same type."""
         t = a.type
         match t:
             case ir.StackType():
@@ -317,7 +317,7 @@ class ExprLowering(Lowering, ABC):
         return same
 
     def valid(self, header: ir.Value) -> ir.Value:
-        """isValid(); a union is valid when one of its headers is."""
+        """isValid() of a header, or of a union, which is valid when one of its headers is."""
         assert isinstance(header, ir.LValue)
         if isinstance(header.type, ir.RecordType) and header.type.kind == "union":
             found: ir.Value = FALSE
@@ -329,7 +329,7 @@ class ExprLowering(Lowering, ABC):
     # ---- flattening ---------------------------------------------------------------------------------------------
 
     def flatten(self, e: A.Expr) -> list[ir.Value]:
-        """The leaves of a struct, header, tuple or list, in order; varbits stay whole."""
+        """The leaves of a struct, header, tuple or list, in order; a varbit is one leaf."""
         if isinstance(e, A.ListExpr):
             return [leaf for item in e.items for leaf in self.flatten(item)]
         if isinstance(e, A.StructExpr):
@@ -344,7 +344,7 @@ class ExprLowering(Lowering, ABC):
 
 
 def leaves(value: ir.Value) -> list[ir.Value]:
-    """The scalars and varbits that a value is made of."""
+    """The scalars and varbits that a value consists of."""
     match value.type:
         case ir.RecordType() as rec:
             assert isinstance(value, ir.LValue)

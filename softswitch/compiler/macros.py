@@ -14,7 +14,7 @@ _TOKEN = re.compile(
     r"""|(?P<op><<|>>|<=|>=|==|!=|&&|\|\||.)""",
     re.VERBOSE,
 )
-_MAX_EXPANSION = 200_000  # tokens a line may grow to: a macro bomb is refused, not chewed on
+_MAX_EXPANSION = 200_000  # tokens that a line may expand to; more are refused, since macros can grow exponentially
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Macro:
 
 
 def tokens(text: str) -> list[str]:
-    """Splits one line into preprocessing tokens, white space included."""
+    """Splits a line into preprocessing tokens, including white space."""
     return [m.group() for m in _TOKEN.finditer(text)]
 
 
 class Macros:
-    """The macros that are defined at a place in the text."""
+    """The macros that are defined at some place in the text."""
 
     def __init__(self, defines: Mapping[str, str]) -> None:
         self.defined = {k: Macro(None, tuple(tokens(v))) for k, v in defines.items()}
 
     def define(self, rest: str, pos: Pos) -> None:
-        """What stands behind #define."""
+        """Defines a macro by the text after #define."""
         match = re.match(r"([A-Za-z_]\w*)(\(([^)]*)\))?(.*)", rest, re.DOTALL)
         if not match:
             raise P4Error(pos, "expected #define NAME or #define NAME(parameters)")
@@ -44,7 +44,7 @@ class Macros:
         self.defined[name] = Macro(names, tuple(tokens(body.strip())))
 
     def call_is_open(self, pieces: list[str]) -> bool:
-        """Does a function-like macro's argument list go on in the next line?"""
+        """Whether the argument list of a function-like macro continues on the next line."""
         for i, piece in enumerate(pieces):
             macro = self.defined.get(piece)
             if macro and macro.params is not None:
@@ -54,7 +54,7 @@ class Macros:
         return False
 
     def expand(self, pieces: Sequence[str], pos: Pos, hidden: frozenset[str]) -> list[str]:
-        """Replaces macros; `hidden` are those being expanded, which C leaves alone."""
+        """Replaces macros, except those in `hidden`, which are being expanded, as in C."""
         out: list[str] = []
         i = 0
         while i < len(pieces):

@@ -15,7 +15,7 @@ from softswitch.compiler.types import Basic, Bits
 
 @dataclass(eq=False)
 class ActionObject:
-    """An action as a table lists it; the parameters are those that entries give."""
+    """An action in the list of a table; its parameters are those that entries set."""
 
     name: str
     decl: Any
@@ -33,7 +33,7 @@ class Key:
 
 @dataclass(eq=False)
 class ConstEntry:
-    """A const entry: (value, mask or high end) for each key."""
+    """A const entry of a table; its keys are (value, mask or high end)."""
 
     keys: list[tuple[int, int]]
     priority: int
@@ -66,14 +66,14 @@ class TableObject:
 
 @dataclass(eq=False)
 class ExternObject:
-    """An instance of an extern; `index` counts within its kind as the runtime does (direct ones with indirect)."""
+    """An instance of an extern; `index` is its number within its kind, direct and indirect ones together."""
 
     kind: str
     name: str
     decl: Any
     index: int
     size: int = 0
-    type: Any = None  # of a register's cells
+    type: Any = None  # type of a register's cells
     unit: str = "packets"
     table: TableObject | None = None
     algorithm: int = 0
@@ -97,7 +97,7 @@ class ValueSet:
 
 @dataclass(eq=False)
 class Digest:
-    """`digest<T>()`: the struct's leaves, as (path, type)."""
+    """A digest: the leaves of its struct, as (path, type)."""
 
     name: str
     index: int

@@ -27,7 +27,7 @@ _COUNTER = {
     "packets_and_bytes": p4i.CounterSpec.BOTH,
 }
 _METER = {"packets": p4i.MeterSpec.PACKETS, "bytes": p4i.MeterSpec.BYTES}
-# Annotations that P4Info says in fields of its own.
+# Annotations for which P4Info has fields.
 _SELECTOR = ("max_group_size", "selector_size_semantics", "max_member_weight")
 _SPOKEN = {"name", "id", "tableonly", "hidden", "alias", "p4runtime_translation", *_SELECTOR}
 
@@ -98,7 +98,7 @@ class _Maker:
                 message.annotations.append(f"@{note.name}{args}")
 
     def table(self, table: TableObject) -> None:
-        self.info.type_info.SetInParent()  # p4c writes it wherever a type was looked at
+        self.info.type_info.SetInParent()  # p4c writes this for every type that it has looked at
         m = self.info.tables.add()
         self.preamble(m.preamble, self.ids.of(table), table.name, table.decl)
         keys = [k for k in table.keys if k.match != "selector"]
@@ -138,7 +138,7 @@ class _Maker:
         m.has_initial_entries = bool(table.entries)
 
     def bits_and_type(self, field: Any, declared: T.Type, lowered: ir.Type) -> None:
-        """Width, and the name of a `type` with @p4runtime_translation, which may also change the width."""
+        """The width of a field, and the name of its `type` with @p4runtime_translation, which may change the width."""
         self.info.type_info.SetInParent()
         bits = ir.bits_of(lowered)
         if isinstance(declared, T.Enum) and declared.base is not None:
@@ -153,7 +153,7 @@ class _Maker:
         field.bitwidth = bits
 
     def new_type(self, t: T.NewType) -> int | None:
-        """Lists a `type` and returns the width that @p4runtime_translation gives it (0: a string), if any."""
+        """Adds a `type`, and returns the width that @p4runtime_translation gives it (0: a string), if any."""
         spec = self.info.type_info.new_types[t.name]
         note = t.decl.annotation("p4runtime_translation")
         if note is not None and len(note.args) == 2:
@@ -189,7 +189,8 @@ class _Maker:
         m = self.info.actions.add()
         self.preamble(m.preamble, self.ids.action(name), name, decl)
         listed = any(a.decl is decl for t in self.program.tables for a in t.actions)
-        params = [p for p in decl.params if not p.direction and listed]  # called directly, it takes no data
+        # an action that is only called takes no data from the control plane
+        params = [p for p in decl.params if not p.direction and listed]
         for p, number in zip(params, numbers(params), strict=True):
             message = m.params.add(id=number, name=p.name)
             self.annotations(message, p.annotations)
@@ -228,7 +229,7 @@ class _Maker:
                 self.preamble(profile.preamble, id_, x.name, x.decl)
 
     def selector_size(self, profile: Any, x: ExternObject) -> None:
-        """@max_group_size, @selector_size_semantics, @max_member_weight: fields of their own."""
+        """Sets the fields for @max_group_size, @selector_size_semantics and @max_member_weight."""
         notes = {n.name: n.args[0] for n in getattr(x.decl, "annotations", None) or [] if n.args}
         size, semantics, weight = (notes.get(n) for n in _SELECTOR)
         if isinstance(size, A.IntLit):
@@ -241,7 +242,7 @@ class _Maker:
             profile.sum_of_weights.SetInParent()
 
     def data_type(self, spec: p4t.P4DataTypeSpec, t: T.Type) -> None:
-        """A type of data (of a register or digest), with the structs that it names."""
+        """Describes the type of a register or digest, with the structs that it contains."""
         self.info.type_info.SetInParent()
         match t:
             case T.Bits(signed=False):
@@ -307,7 +308,7 @@ class _Maker:
 
 
 def _leaves(t: T.Struct, path: str = "") -> Iterable[tuple[str, T.Type, A.FieldDecl]]:
-    """Fields of a header with nested structs unfolded: (dotted name, type, declaration)."""
+    """The fields of a header, also in nested structs: (dotted name, type, declaration)."""
     for f in t.decl.fields:
         inner = t.fields[f.name]
         if isinstance(inner, T.Struct):

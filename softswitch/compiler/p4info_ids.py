@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids and aliases of what the control plane sees, the same that p4c gives.
+"""Ids and aliases of the objects that the control plane sees, the same as p4c's.
 
 An id is the kind's prefix and 24 bits of Jenkins' one-at-a-time hash of the fully qualified name, or what @id says.
 An alias is the shortest suffix of the name's parts that no other name ends in. Source: P4Runtime specification,
@@ -83,7 +83,7 @@ class Ids:
         for i in range(len(parts) - 1, -1, -1):
             if self.suffixes.get(tuple(parts[i:])) == 1:
                 return ".".join(parts[i:])
-        return name  # a controller header: its name is the annotation's, its id that of the type
+        return name  # a controller header has the name of its annotation, and the id of its type
 
 
 def _kind(x: Any) -> str:
@@ -116,7 +116,7 @@ def _explicit_id(decl: Any) -> int | None:
 
 
 def numbers(nodes: list[Any]) -> list[int]:
-    """Ids of fields or parameters: from @id, the others counting from 1 over what is free."""
+    """Ids of fields or parameters: those of @id, and for the others the free numbers from 1 on."""
     given = [_explicit_id(n) for n in nodes]
     taken = {g for g in given if g is not None}
     out = []

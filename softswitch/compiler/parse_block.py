@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of what parsers and controls are made of: states, value sets, tables."""
+"""Parsing of the parts of parsers and controls: states, value sets, tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BlockParser(StmtParser):
         self.accept(";")
 
     def keyset(self) -> list[A.Expr]:
-        """One key, or a parenthesised tuple of keys."""
+        """Parses one key, or a tuple of keys in parentheses."""
         mark = self.i
         if self.accept("("):
             keys = [self.key_expression()]

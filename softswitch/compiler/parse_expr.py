@@ -24,7 +24,7 @@ _BINARY: list[tuple[str, ...]] = [
 
 
 class ExprParser(Cursor):
-    """Everything up to expressions."""
+    """Parses annotations, types and expressions."""
 
     # ---- annotations --------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ class ExprParser(Cursor):
                     text.append(token.text)
                 end = self.i
                 self.i = start
-                # Annotations hold anything; those that we read hold expressions.
+                # Annotations may contain anything; those with a known meaning contain expressions.
                 with contextlib.suppress(P4Error):
                     parsed = [] if start == end else self.expressions(close)
                     args = parsed if self.i == end else []
@@ -58,7 +58,7 @@ class ExprParser(Cursor):
     # ---- types --------------------------------------------------------------------------------------------------
 
     def try_type(self) -> A.TypeSyntax | None:
-        """A type, or None (and no token taken)."""
+        """Parses a type; returns None, and takes no token, where there is none."""
         mark = self.i
         try:
             return self.type()
@@ -105,7 +105,7 @@ class ExprParser(Cursor):
         return result
 
     def width(self) -> A.Expr:
-        """bit<8> or bit<(expression)>; a bare comparison or shift could not be told from the closing bracket."""
+        """Parses the width in bit<8> or bit<(expression)>; the parentheses tell `>` from the closing bracket."""
         return self.binary(8)
 
     def type_args(self) -> list[A.TypeSyntax]:
@@ -117,7 +117,7 @@ class ExprParser(Cursor):
         return args
 
     def is_type(self, syntax: A.TypeSyntax) -> bool:
-        """Do we know that this is a type?"""
+        """Whether this is known to be a type."""
         if syntax.kind == "name":
             return syntax.name in self.type_names
         if syntax.kind == "stack":
@@ -125,7 +125,7 @@ class ExprParser(Cursor):
         return True
 
     def call_type_args(self) -> list[A.TypeSyntax]:
-        """Reads `<T, ...>` where it stands before a call's parenthesis; else takes nothing."""
+        """Parses `<T, ...>` in front of the parenthesis of a call; else takes no token."""
         if not self.at("<"):
             return []
         mark = self.i
@@ -158,7 +158,7 @@ class ExprParser(Cursor):
         return condition
 
     def binary_op(self, level: int) -> Token | None:
-        """Takes an operator of this level; `>` `>` written together is a shift, and `>` `>=` is `>>=`."""
+        """Takes an operator of this level; adjacent `>` `>` are a shift, and `>` `>=` are `>>=`."""
         token = self.token
         if token.text == ">" and token.kind == "op":
             after = self.peek(1)
@@ -194,7 +194,7 @@ class ExprParser(Cursor):
         return self.postfix()
 
     def cast(self) -> A.Expr | None:
-        """`(type) operand`, or None where the parenthesis holds an expression."""
+        """Parses `(type) operand`; None where the parentheses contain an expression."""
         mark = self.i
         pos = self.take().pos
         syntax = self.try_type()
@@ -316,7 +316,7 @@ class ExprParser(Cursor):
         raise self.unexpected("an expression")
 
     def braces(self) -> A.Expr:
-        """{a, b}, {f = a, g = b}, {#}, {...}"""
+        """Parses {a, b}, {f = a, g = b}, {#} or {...}."""
         pos = self.expect("{").pos
         if self.accept("#"):
             self.expect("}")

@@ -19,7 +19,7 @@ class StmtParser(ExprParser):
         return A.ConstDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
 
     def local_declaration(self, notes: list[A.Annotation]) -> A.Decl | None:
-        """A constant, variable or instance; None where what follows is none of them."""
+        """Parses a constant, variable or instance; None where the next tokens are none of them."""
         if self.at("const"):
             return self.const(notes)
         syntax = self.try_type()
@@ -33,7 +33,7 @@ class StmtParser(ExprParser):
         return A.VarDecl(pos=name.pos, name=name.text, annotations=notes, syntax=syntax, value=value)
 
     def instance(self, syntax: A.TypeSyntax, notes: list[A.Annotation]) -> A.InstanceDecl:
-        """Type(arguments) name; from the parenthesis on."""
+        """Parses `Type(arguments) name;` from the parenthesis on."""
         args = self.arguments()
         name = self.name()
         if self.at("="):
@@ -86,7 +86,7 @@ class StmtParser(ExprParser):
         return stmt
 
     def declares(self) -> bool:
-        """Is what follows `Type name` or `Type(arguments) name`, rather than an assignment or call?"""
+        """Whether the next tokens are `Type name` or `Type(arguments) name`, not an assignment or call."""
         mark = self.i
         syntax = self.try_type()
         try:
@@ -104,7 +104,7 @@ class StmtParser(ExprParser):
             self.i = mark
 
     def simple_statement(self) -> A.Stmt:
-        """An assignment or a call, without the semicolon."""
+        """Parses an assignment or a call, without the semicolon."""
         target = self.expression()
         token = self.token
         if token.text == "=":

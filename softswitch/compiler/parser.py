@@ -14,7 +14,7 @@ from softswitch.compiler.parse_expr import BASE_TYPES
 
 
 def parse(text: str, errors: Errors) -> A.SyntaxTree:
-    """Parses preprocessed text. Errors are collected; raises CompileError at the end if there were any."""
+    """Parses preprocessed text. Errors are collected; raises CompileError at the end where there were any."""
     try:
         parser = _Parser(lex(text))
     except P4Error as error:
@@ -40,7 +40,7 @@ class _Parser(BlockParser):
         return decls
 
     def skip_declaration(self, start: int) -> None:
-        """To just behind the `;` or `}` that ends the declaration that began at token `start`."""
+        """Skips to the end, `;` or `}`, of the declaration that began at token `start`."""
         self.i = start
         depth = 0
         while self.token.kind != "end":
@@ -167,7 +167,7 @@ class _Parser(BlockParser):
         return method
 
     def prototype(self, notes: list[A.Annotation]) -> A.FunctionDecl:
-        """result name<type parameters>(parameters)"""
+        """Parses `result name<type parameters>(parameters)`."""
         result = self.type()
         name = self.name()
         type_params = self.type_params()

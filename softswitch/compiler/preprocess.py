@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C preprocessor that P4 programs use: #include, #define (with # and ##), #if and relatives, -I and -D.
 
-The result is one self-contained text. `#line N "file"` marks in it keep positions true, so an error in it is
-reported where the programmer wrote it, also when the text was sent to a switch on another machine.
+The result is one self-contained text. Lines `#line N "file"` in it keep the positions of the source, so that errors
+are reported there, also after the text was sent to a switch on another machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _DIRECTIVE = re.compile(r"\s*#\s*(\w+)?(.*)", re.DOTALL)
 _MAX_INCLUDE_DEPTH = 64
 
 INCLUDE_DIR = Path(__file__).resolve().parent.parent / "include"
-"""Where core.p4 and v1model.p4 are."""
+"""The folder with core.p4 and v1model.p4."""
 
 
 @dataclass
 class _OpenIf:
-    """One open #if: whether its current branch is read, and whether an earlier branch was."""
+    """An open #if: whether its current branch is read, and whether an earlier branch was."""
 
     pos: Pos
     outer: bool
@@ -35,7 +35,7 @@ class _OpenIf:
 
 
 def preprocess(text: str, name: str, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None) -> str:
-    """Expands `text` (called `name` in messages and for relative includes). Raises CompileError."""
+    """Expands `text`; `name` is its file name in messages and for relative includes. Raises CompileError."""
     run = _Preprocessor(include, defines or {})
     try:
         run.file(text, name, 0)
@@ -45,7 +45,7 @@ def preprocess(text: str, name: str, *, include: Sequence[Path] = (), defines: M
 
 
 def strip_comments(text: str) -> str:
-    """Replaces comments by a blank, keeping line ends and columns."""
+    """Replaces comments by blanks, so that lines and columns stay the same."""
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
@@ -108,7 +108,7 @@ class _Preprocessor:
             raise P4Error(conditions[-1].pos, "#if without #endif")
 
     def put(self, line: str, file: str, number: int, following: int) -> None:
-        """Writes a line so that the lexer sees it at `file`:`number`."""
+        """Adds a line, and marks that it is from `file`:`number` where the lexer would not know."""
         if not line.strip():
             return
         if self.at[0] == file and 0 <= number - self.at[1] < 4:
@@ -134,7 +134,7 @@ class _Preprocessor:
                     text = path.read_text()
                 except (OSError, UnicodeDecodeError) as error:
                     raise P4Error(pos, f"cannot read {path}: {error}") from None
-                # The library's files keep a short name: the result must not depend on where we are installed.
+                # The library's files have short names: the result must not depend on where softswitch is installed.
                 shown = f"<{wanted}>" if place == INCLUDE_DIR else str(path)
                 self.file(text, shown, depth + 1)
                 return
@@ -143,7 +143,7 @@ class _Preprocessor:
     # ---- directives ---------------------------------------------------------------------------------------------
 
     def condition(self, word: str, rest: str, stack: list[_OpenIf], pos: Pos) -> bool:
-        """Handles the #if family; true if it was one."""
+        """Handles #if and its relatives; returns whether the directive was one of them."""
         if word in ("if", "ifdef", "ifndef"):
             outer = not stack or stack[-1].active
             defined = rest.split(" ")[0] in self.macros.defined
@@ -187,7 +187,7 @@ class _Preprocessor:
 
 
 def read(path: Path) -> str:
-    """A program's text. Raises CompileError where it cannot be read."""
+    """The text of a program. Raises CompileError where it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:

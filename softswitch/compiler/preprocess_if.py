@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The value of an #if expression: C's integer operators, macros already replaced."""
+"""The value of an #if expression with C's integer operators, after macros were replaced."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from softswitch.compiler.objects import Digest, ExternObject, TableObject, Value
 
 @dataclass(eq=False)
 class Function:
-    """One stage; `exit` is the label at its end, where `exit` and parser errors go."""
+    """The function of one stage; `exit` is the label at its end, to which `exit` and parser errors go."""
 
     name: str
     locals: list[ir.Var] = field(default_factory=list)
@@ -34,13 +34,13 @@ class LoweredProgram:
     actions: dict[str, Any] = field(default_factory=dict)  # control-plane name -> ast.ActionDecl
     field_lists: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)  # @field_list -> paths in user metadata
     controller_headers: list[Any] = field(default_factory=list)  # types.Struct
-    annotations: list[Any] = field(default_factory=list)  # of the package
+    annotations: list[Any] = field(default_factory=list)  # annotations of the package
 
     def objects(self, kind: str) -> list[ExternObject]:
         return self.externs.setdefault(kind, [])
 
     def dump(self) -> str:
-        """The whole program as text."""
+        """The whole program as text, for `softswitch compile --dump-ir`."""
         lines: list[str] = []
         for rec in self.records:
             fields = "; ".join(f"{t} {n}" for n, t in rec.fields.items())

@@ -16,7 +16,7 @@ Bindings = dict[T.TypeVar, T.Type]
 
 
 class Scope:
-    """Names of one block; an overloaded function's name stands for the list of its declarations."""
+    """The names of one block; the name of an overloaded function has a list of declarations."""
 
     def __init__(self, parent: Scope | None) -> None:
         self.parent = parent
@@ -38,11 +38,11 @@ class Scope:
 
 
 class Resolver(ABC):
-    """Base of the checker: what a name means, what a type as written means."""
+    """Resolves names to declarations, and types in the source to types."""
 
     def __init__(self, errors: Errors) -> None:
         self.errors = errors
-        self.where = ""  # what is being checked: "parser", "control", "action", "function"
+        self.where = ""  # kinds of the enclosing declarations: "parser", "control", "action", "function"
         self.globals = Scope(None)
         self.scope = self.globals
         self.error_names: list[str] = []
@@ -91,7 +91,7 @@ class Resolver(ABC):
         """The value of an expression that must be an integer known at compile time."""
 
     def resolve(self, syntax: A.TypeSyntax) -> T.Type:
-        """The type that is written there."""
+        """The type that this syntax denotes. Raises P4Error."""
         match syntax.kind:
             case "bit" | "int" | "varbit":
                 assert syntax.width is not None
@@ -156,7 +156,7 @@ class Resolver(ABC):
         return self.variables.setdefault(id(param), T.TypeVar(param.name))
 
     def specialize(self, decl: Any, args: tuple[T.Type, ...]) -> T.Type:
-        """The declared type with these type arguments; the same object for the same arguments."""
+        """A declared type with these type arguments; the same object for the same arguments."""
         key = (id(decl), args)
         if key in self.made:
             return self.made[key]
@@ -202,7 +202,7 @@ class Resolver(ABC):
     # ---- inference ----------------------------------------------------------------------------------------------
 
     def unify(self, formal: T.Type, actual: T.Type, found: Bindings) -> bool:
-        """Binds the variables of `formal` (keys of `found`... or new ones) so that it becomes `actual`."""
+        """Binds the variables of `formal` in `found` so that it becomes `actual`."""
         match formal:
             case T.TypeVar():
                 known = found.get(formal)
@@ -237,7 +237,7 @@ class Resolver(ABC):
         return actual == T.ANY or self.assignable(formal, actual)
 
     def unify_signature(self, formal: T.Declared, actual: T.Type, found: Bindings) -> bool:
-        """A parser or control passed where one of type `formal` is wanted: its parameters tell the variables."""
+        """Binds variables by the parameters of a parser or control that is passed for one of type `formal`."""
         if not isinstance(actual, T.Declared) or actual.kind != formal.kind:
             return False
         want, have = formal.decl.params, actual.decl.params
@@ -249,7 +249,7 @@ class Resolver(ABC):
         )
 
     def assignable(self, to: T.Type, source: T.Type) -> bool:
-        """Does a value of type `source` convert to `to` without a cast being written?"""
+        """Whether a value of type `source` is converted to `to` without an explicit cast."""
         if to == source or source == T.ANY or to == T.ANY:
             return True
         if source == T.INFINT:
@@ -274,5 +274,5 @@ class Resolver(ABC):
 
 
 def _forward(decl: A.BlockDecl | A.ExternDecl) -> bool:
-    """A declaration without a body, that a later one may complete."""
+    """Whether this is a declaration without a body, which a later one may complete."""
     return decl.is_type if isinstance(decl, A.BlockDecl) else not decl.methods

@@ -9,12 +9,12 @@ from typing import Any
 
 
 class Type:
-    """Any P4 type; str() gives it as a programmer would write it."""
+    """Any P4 type; str() gives its P4 syntax."""
 
 
 @dataclass(frozen=True)
 class Basic(Type):
-    """bool, int (unbounded), string, error, match_kind, void, and the type of `_`."""
+    """One of bool, int (unbounded), string, error, match_kind, void, and the type of `_`."""
 
     name: str
 
@@ -29,7 +29,7 @@ ANY = Basic("_")
 
 @dataclass(frozen=True)
 class Bits(Type):
-    """bit<width> or int<width>."""
+    """The type bit<width> or int<width>."""
 
     width: int
     signed: bool = False
@@ -38,7 +38,7 @@ class Bits(Type):
         return f"{'int' if self.signed else 'bit'}<{self.width}>"
 
     def wrap(self, value: int) -> int:
-        """The value modulo 2^width, in this type's range."""
+        """The value modulo 2^width, in the range of this type."""
         value &= (1 << self.width) - 1
         return value - (1 << self.width) if self.signed and value >> (self.width - 1) else value
 
@@ -61,7 +61,7 @@ class Tuple(Type):
 
 @dataclass(frozen=True)
 class Record(Type):
-    """The type of {a = 1, b = 2} before it is known which struct is meant."""
+    """The type of {a = 1, b = 2} as long as its struct is not known."""
 
     fields: tuple[tuple[str, Type], ...]
 
@@ -79,7 +79,7 @@ class ListOf(Type):
 
 @dataclass(frozen=True)
 class Stack(Type):
-    """A header stack, or an array of anything else."""
+    """A header stack, or another array."""
 
     item: Type
     size: int
@@ -98,7 +98,7 @@ class TypeVar(Type):
 
 @dataclass(eq=False)
 class Struct(Type):
-    """A struct, header or header_union (`kind`); one object for each set of type arguments."""
+    """A struct, header or header_union (`kind`); there is one object for each set of type arguments."""
 
     kind: str
     name: str
@@ -112,7 +112,7 @@ class Struct(Type):
 
 @dataclass(eq=False)
 class Enum(Type):
-    """`members` maps names to numbers: the order of declaration, or the given values where there is a `base`."""
+    """An enum; `members` maps names to numbers: positions, or the declared values where there is a `base`."""
 
     name: str
     members: dict[str, int]
@@ -125,7 +125,7 @@ class Enum(Type):
 
 @dataclass(eq=False)
 class NewType(Type):
-    """`type base name;`: like its base, yet another type."""
+    """`type base name;`: a distinct type with the values of its base."""
 
     name: str
     base: Type
@@ -137,7 +137,7 @@ class NewType(Type):
 
 @dataclass(eq=False)
 class Declared(Type):
-    """An extern, parser, control, package, action or table as the type of what it makes (`kind`)."""
+    """The type of an instance of an extern, parser, control, package, action or table (`kind`)."""
 
     kind: str
     name: str
@@ -151,7 +151,7 @@ class Declared(Type):
 
 @dataclass(frozen=True)
 class OfTable(Type):
-    """What belongs to one table: kind "result" of apply(), or "actions", the type of action_run."""
+    """A type of one table: kind "result" is that of apply(), and "actions" that of action_run."""
 
     kind: str
     table: Any
@@ -169,7 +169,7 @@ def is_numeric(t: Type) -> bool:
 
 
 def fields_of(t: Type) -> list[tuple[str, Type]] | None:
-    """Fields of a struct-like type, tuples included; None for other types."""
+    """The fields of a struct-like type or tuple; None for other types."""
     match t:
         case Struct():
             return list(t.fields.items())
@@ -181,7 +181,7 @@ def fields_of(t: Type) -> list[tuple[str, Type]] | None:
 
 
 class Substitution:
-    """Replaces type variables; declared types are re-made through `specialize(decl, args)`."""
+    """Replaces type variables; declared types are specialised by `specialize(decl, args)`."""
 
     def __init__(self, specialize: Callable[[Any, tuple[Type, ...]], Type]) -> None:
         self.specialize = specialize
@@ -208,7 +208,7 @@ class Substitution:
 
 
 def parts(t: Type) -> Iterator[Type]:
-    """The types that `t` is made of."""
+    """The types that `t` consists of."""
     match t:
         case Tuple():
             yield from t.items
@@ -229,7 +229,7 @@ def has_infint(t: Type) -> bool:
 
 
 def width_of(t: Type) -> int | None:
-    """Bits in a value of fixed size; None where the size is not fixed."""
+    """Bits of a value of this type; None where its size is not fixed."""
     match t:
         case Bits():
             return t.width
@@ -250,7 +250,7 @@ def width_of(t: Type) -> int | None:
 
 
 def sizes(t: Type) -> tuple[int, int]:
-    """Smallest and largest size in bits (varbit and header unions vary)."""
+    """The smallest and the largest size in bits, which differ for varbits and header unions."""
     match t:
         case Varbit():
             return 0, t.width

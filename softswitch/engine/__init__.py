@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The switch engine: control-plane operations as plain values, and the ways to a switch that runs them."""
+"""The switch engine: control-plane operations as plain values, and the transports to a switch that executes them."""

@@ -12,12 +12,12 @@ from softswitch.engine.errors import InvalidArgument
 
 
 def width(bits: int) -> int:
-    """Bytes that a field of so many bits takes in byte form."""
+    """Bytes of a field with so many bits."""
     return (bits + 7) // 8
 
 
 def pack_fields(values: Sequence[int], bits: Sequence[int], what: str) -> bytes:
-    """Integers to byte form. Raises InvalidArgument where one does not fit or their number is wrong."""
+    """Encodes integers. Raises InvalidArgument where one does not fit its field, or their number is wrong."""
     if len(values) != len(bits):
         raise InvalidArgument(f"{what}: expected {len(bits)} values, got {len(values)}")
     for i, (value, size) in enumerate(zip(values, bits, strict=True)):
@@ -27,7 +27,7 @@ def pack_fields(values: Sequence[int], bits: Sequence[int], what: str) -> bytes:
 
 
 def unpack_fields(data: bytes, bits: Sequence[int]) -> list[int]:
-    """Byte form to integers."""
+    """Decodes integers."""
     values, at = [], 0
     for size in bits:
         values.append(int.from_bytes(data[at : at + width(size)], "big"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control protocol's bytes (runtime/control.h): requests out of values, values out of replies."""
+"""The binary control protocol (runtime/control.h): encodes requests, and decodes replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSERT, MODIFY, DELETE = 0, 1, 2
 
 
 class Op(IntEnum):
-    """Requests, numbered as in control.h."""
+    """Kinds of requests, with the numbers of control.h."""
 
     INFO = 1
     RESET = 2
@@ -60,13 +60,13 @@ class Op(IntEnum):
 
 
 class Reader:
-    """Reads a reply from front to back."""
+    """Decodes a reply from its beginning to its end."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def unpack(self, layout: str) -> tuple[int, ...]:
-        """The next values of a `struct` layout."""
+        """The next values, in a layout of the module `struct`."""
         values = struct.unpack_from(layout, self._data, self._at)
         self._at += struct.calcsize(layout)
         return values
@@ -79,22 +79,22 @@ class Reader:
         return self._data[self._at - n : self._at]
 
     def text(self) -> str:
-        """The next string: a length of 2 bytes, then UTF-8."""
+        """The next string: a length in 2 bytes, then UTF-8."""
         (n,) = self.unpack("<H")
         return self.take(n).decode()
 
     def rest(self) -> bytes:
-        """What is left."""
+        """The bytes that have not been read."""
         return self.take(len(self._data) - self._at)
 
 
 def request(op: Op, body: bytes = b"") -> bytes:
-    """One request of a batch: its length, what it asks for, and its body."""
+    """Encode one request of a batch: its length, its kind, and its body."""
     return struct.pack("<IH", len(body) + 2, op) + body
 
 
 def split(data: bytes) -> Iterator[bytes | EngineError]:
-    """The replies of a batch, in order: the body of each, or the error that it stands for."""
+    """Yield the replies to a batch in order: the body of each, or the error that it reports."""
     at = 0
     while at < len(data):
         size, status = struct.unpack_from("<IH", data, at)
@@ -104,7 +104,7 @@ def split(data: bytes) -> Iterator[bytes | EngineError]:
 
 
 def write_kind(kind: str) -> int:
-    """The number of "insert", "modify" or "delete".  Raises InvalidArgument."""
+    """The number of the kind of write "insert", "modify" or "delete".  Raises InvalidArgument."""
     try:
         return {"insert": INSERT, "modify": MODIFY, "delete": DELETE}[kind]
     except KeyError:
@@ -112,7 +112,7 @@ def write_kind(kind: str) -> int:
 
 
 def identity(table: TableInfo, key: bytes, mask: bytes, priority: int) -> bytes:
-    """What tells an entry from others of its table.  Raises InvalidArgument for a key or mask of another length."""
+    """Encode what identifies an entry of its table.  Raises InvalidArgument for a key or mask of a wrong length."""
     if len(key) != table.key_bytes or len(mask) != table.key_bytes:
         raise InvalidArgument(f"table {table.name}: expected a key and mask of {table.key_bytes} bytes, "
                               f"got {len(key)} and {len(mask)}")
@@ -120,7 +120,7 @@ def identity(table: TableInfo, key: bytes, mask: bytes, priority: int) -> bytes:
 
 
 def table_write(what: int, entry: Entry) -> bytes:
-    """The request that inserts, modifies or deletes an entry; ``what`` as of `write_kind`."""
+    """The request that inserts, modifies or deletes an entry; ``what`` is a number of `write_kind`."""
     body = struct.pack("<BI", what, entry.table.index)
     body += identity(entry.table, entry.key, entry.mask, entry.priority)
     if what != DELETE:
@@ -129,7 +129,7 @@ def table_write(what: int, entry: Entry) -> bytes:
 
 
 def pack_do(do: Do) -> bytes:
-    """What an entry does: an action with its data, a member or a group of the table's profile."""
+    """Encode what an entry does: an action with its data, or a member or group of the table's profile."""
     match do:
         case DoAction(action, params):
             return struct.pack("<BI", 0, action) + params
@@ -140,7 +140,7 @@ def pack_do(do: Do) -> bytes:
 
 
 def direct(table: TableInfo, entry: Entry | None) -> bytes:
-    """Names the direct cell of an entry; None: of the default action."""
+    """Encode which direct cell is meant: that of an entry, or (None) that of the default action."""
     head = struct.pack("<IB", table.index, entry is None)
     return head if entry is None else head + identity(table, entry.key, entry.mask, entry.priority)
 
@@ -151,7 +151,7 @@ def read_handle(reply: bytes) -> int:
 
 
 def read_entry(reader: Reader, table: TableInfo) -> Entry:
-    """An entry of this table, with its counters and meter as they are now."""
+    """Decode an entry of this table with its present counter and meter."""
     handle, priority, kind, action, size = reader.unpack("<QiBII")
     key, mask = reader.take(table.key_bytes), reader.take(table.key_bytes)
     params = reader.take(size)
@@ -162,20 +162,20 @@ def read_entry(reader: Reader, table: TableInfo) -> Entry:
 
 
 def pack_meter(config: MeterConfig | None) -> bytes:
-    """A meter's configuration; None: every packet is green."""
+    """Encode the configuration of a meter; None: every packet is green."""
     if config is None:
         return struct.pack("<B4Q", 0, 0, 0, 0, 0)
     return struct.pack("<B4Q", 1, config.cir, config.cburst, config.pir, config.pburst)
 
 
 def read_meter(reader: Reader) -> MeterConfig | None:
-    """The opposite of `pack_meter`."""
+    """Decode what `pack_meter` encodes."""
     present, *rates = reader.unpack("<B4Q")
     return MeterConfig(*rates) if present else None
 
 
 def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
-    """Pairs of numbers below 2^32: replicas, or members with weights.  Raises InvalidArgument."""
+    """Encode pairs of numbers below 2^32: replicas, or members with weights.  Raises InvalidArgument."""
     try:
         return struct.pack("<I", len(pairs)) + b"".join(struct.pack("<II", a, b) for a, b in pairs)
     except struct.error as error:
@@ -183,19 +183,19 @@ def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
 
 
 def read_pairs(reader: Reader) -> tuple[tuple[int, int], ...]:
-    """The opposite of `pack_pairs`."""
+    """Decode what `pack_pairs` encodes."""
     (n,) = reader.unpack("<I")
     flat = reader.unpack(f"<{2 * n}I")
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def one_id(ident: int | None) -> bytes:
-    """Asks for one member, group or session; None: for all."""
+    """Encode which member, group or session is asked for; None: all of them."""
     return struct.pack("<BI", ident is not None, ident or 0)
 
 
 def chunks(first: int, n: int, size: int) -> Iterator[tuple[int, int]]:
-    """(first, count) of pieces of at most ``size`` cells.  Raises InvalidArgument for negative numbers."""
+    """Yield (first, count) of ranges of at most ``size`` cells.  Raises InvalidArgument for negative numbers."""
     if first < 0 or n < 0:
         raise InvalidArgument(f"first {first} and n {n} must not be negative")
     for at in range(first, first + n, size):
@@ -203,7 +203,7 @@ def chunks(first: int, n: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def read_info(r: Reader) -> ProgramInfo:
-    """What the loaded program has: tables, externs, errors, as linked into it."""
+    """Decode the description of the loaded program: its tables, externs and errors."""
     def keys() -> tuple[KeyField, ...]:
         (n,) = r.unpack("<I")
         return tuple(KeyField(r.text(), *_kind_bits(r)) for _ in range(n))

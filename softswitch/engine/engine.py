@@ -71,7 +71,7 @@ _PAGE = 1024
 
 
 class Engine:
-    """One running switch program."""
+    """The control plane of one running switch program."""
 
     def __init__(self, transport: Transport) -> None:
         self._channel = Channel(transport)
@@ -90,10 +90,10 @@ class Engine:
         on_end: Callable[[str], None] | None = None,
         timeout: float = 10.0,
     ) -> Engine:
-        """Speaks to a switch process through a connected stream socket, which the engine then owns.
+        """Connects to a switch process by a connected stream socket, which the engine owns from then on.
 
-        on_event runs on the engine's reader thread and must not call the engine; on_end(reason) likewise, once, when
-        the switch goes away by itself. Every call answers or raises within `timeout` seconds.
+        on_event runs on the engine's reader thread and must not call the engine. So does on_end(reason), once, when
+        the switch ends by itself. Every call returns or raises within `timeout` seconds.
         """
         return cls(OverSocket(sock, on_event=on_event, on_end=on_end, timeout=timeout))
 
@@ -112,7 +112,7 @@ class Engine:
     # ---- names ---------------------------------------------------------------------------------------------
 
     def table(self, which: str | int) -> TableInfo:
-        """The table of this control-plane name or p4info id; likewise the others below."""
+        """The table of this control-plane name or p4info id. Raises InvalidArgument, as the following methods do."""
         return find(self.info.tables, "table", which)
 
     def register(self, which: str | int) -> RegisterInfo:
@@ -142,7 +142,10 @@ class Engine:
     # ---- tables --------------------------------------------------------------------------------------------
 
     def insert(self, entry: Entry) -> int:
-        """Adds an entry and returns its handle. AlreadyExists, ResourceExhausted, NotFound (member or group)..."""
+        """Adds an entry and returns its handle.
+
+        Raises AlreadyExists, ResourceExhausted, NotFound (member or group), PermissionDenied, InvalidArgument.
+        """
         return read_handle(self._channel.one(table_write(INSERT, entry)))
 
     def modify(self, entry: Entry) -> int:
@@ -154,36 +157,36 @@ class Engine:
         self._channel.one(table_write(DELETE, entry))
 
     def write_entries(self, kind: str, entries: Sequence[Entry]) -> list[int | EngineError]:
-        """Many inserts, modifies or deletes ("insert", "modify", "delete") at once: a handle or an error for each."""
+        """Writes entries at once; ``kind`` is "insert", "modify" or "delete". Returns a handle or an error for each."""
         what = write_kind(kind)
         replies = self._channel.many([table_write(what, entry) for entry in entries])
         return [reply if isinstance(reply, EngineError) else read_handle(reply) for reply in replies]
 
     def entries(self, table: TableInfo) -> Iterator[Entry]:
-        """All entries of a table, const ones included, page by page."""
+        """Reads all entries of a table page by page, const ones included."""
         for reader in self._channel.pages(Op.TABLE_READ, struct.pack("<I", table.index), b"\0"):
             yield read_entry(reader, table)
 
     def entry(self, table: TableInfo, key: bytes, mask: bytes, priority: int = 0) -> Entry:
-        """One entry. Raises NotFound."""
+        """Reads one entry. Raises NotFound."""
         tail = b"\1" + struct.pack("<i", priority) + key + mask
         pages = self._channel.pages(Op.TABLE_READ, struct.pack("<I", table.index), tail)
         (found,) = [read_entry(reader, table) for reader in pages]
         return found
 
     def clear(self, table: TableInfo) -> None:
-        """Removes every entry. PermissionDenied where they are const."""
+        """Removes every entry. Raises PermissionDenied where they are const."""
         self._channel.one(request(Op.TABLE_CLEAR, struct.pack("<I", table.index)))
 
     def default(self, table: TableInfo) -> Default:
-        """The default action."""
+        """Reads the default action of a table."""
         reader = Reader(self._channel.one(request(Op.DEFAULT_READ, struct.pack("<I", table.index))))
         action, packets, octets = reader.unpack("<IQQ")
         meter = read_meter(reader)
         return Default(DoAction(action, reader.rest()), Count(packets, octets), meter)
 
     def set_default(self, table: TableInfo, do: DoAction | None) -> None:
-        """Sets the default action, or (None) restores the program's. PermissionDenied where it is const."""
+        """Sets the default action; None: that of the program. Raises PermissionDenied where it is const."""
         body = b"\0" if do is None else struct.pack("<BI", 1, do.action) + do.params
         self._channel.one(request(Op.DEFAULT_WRITE, struct.pack("<I", table.index) + body))
 
@@ -193,21 +196,21 @@ class Engine:
         self._channel.one(request(Op.DIRECT_COUNTER, direct(table, entry) + cell))
 
     def write_direct_meter(self, table: TableInfo, entry: Entry | None, config: MeterConfig | None) -> None:
-        """Sets (None: unsets) the direct meter of an entry, or (entry None) of the default action."""
+        """Configures the direct meter of an entry, or (entry None) of the default action; config None: unmetered."""
         self._channel.one(request(Op.DIRECT_METER, direct(table, entry) + pack_meter(config)))
 
     # ---- action profiles -----------------------------------------------------------------------------------
 
     def write_member(self, kind: str, profile: ProfileInfo, member: int, table: TableInfo | None = None,
                      do: DoAction | None = None) -> None:
-        """Inserts, modifies or deletes a member; do.action indexes the actions of `table`, one of the profile's."""
+        """Inserts, modifies or deletes a member; do.action is an index in `table`, which uses the profile."""
         body = struct.pack("<BII", write_kind(kind), profile.index, member)
         if table is not None and do is not None:
             body += struct.pack("<II", table.index, do.action) + do.params
         self._channel.one(request(Op.MEMBER_WRITE, body))
 
     def members(self, profile: ProfileInfo, member: int | None = None) -> list[Member]:
-        """All members, or one (NotFound where it is not there)."""
+        """Reads all members of a profile, or one. Raises NotFound."""
         found = []
         for reader in self._channel.pages(Op.MEMBER_READ, struct.pack("<I", profile.index), one_id(member)):
             ident, action_id, size = reader.unpack("<III")
@@ -222,7 +225,7 @@ class Engine:
         self._channel.one(request(Op.GROUP_WRITE, body))
 
     def groups(self, profile: ProfileInfo, group: int | None = None) -> list[Group]:
-        """All groups, or one (NotFound where it is not there)."""
+        """Reads all groups of a selector, or one. Raises NotFound."""
         found = []
         for reader in self._channel.pages(Op.GROUP_READ, struct.pack("<I", profile.index), one_id(group)):
             ident, max_size = reader.unpack("<II")
@@ -232,7 +235,7 @@ class Engine:
     # ---- counters, meters, registers -----------------------------------------------------------------------
 
     def read_counter(self, counter: MeteringInfo, first: int = 0, n: int | None = None) -> list[Count]:
-        """n cells (default: the rest) from `first`. Raises OutOfRange."""
+        """Reads n cells (default: the rest) from `first` on. Raises OutOfRange."""
         cells: list[Count] = []
         for at, size in chunks(first, counter.size - first if n is None else n, _PAGE):
             data = self._channel.one(request(Op.COUNTER_READ, struct.pack("<IQI", counter.index, at, size)))
@@ -246,7 +249,7 @@ class Engine:
             self._channel.one(request(Op.COUNTER_WRITE, struct.pack("<IQI", counter.index, first + at, size) + body))
 
     def read_meter(self, meter: MeteringInfo, first: int = 0, n: int | None = None) -> list[MeterConfig | None]:
-        """Configurations of n cells (default: the rest) from `first`; None: passes all as green."""
+        """Reads the configurations of n cells (default: the rest) from `first` on; None: every packet is green."""
         cells: list[MeterConfig | None] = []
         for at, size in chunks(first, meter.size - first if n is None else n, _PAGE):
             reader = Reader(self._channel.one(request(Op.METER_READ, struct.pack("<IQI", meter.index, at, size))))
@@ -260,7 +263,7 @@ class Engine:
             self._channel.one(request(Op.METER_WRITE, struct.pack("<IQI", meter.index, first + at, size) + body))
 
     def read_register(self, register: RegisterInfo, first: int = 0, n: int | None = None) -> list[int]:
-        """n cells (default: the rest) from `first`, as unsigned integers."""
+        """Reads n cells (default: the rest) from `first` on, as unsigned integers."""
         size = width(register.bits)
         cells: list[int] = []
         page = max(1, BATCH // size)
@@ -286,12 +289,12 @@ class Engine:
     # ---- replication ---------------------------------------------------------------------------------------
 
     def write_multicast(self, kind: str, group: Multicast) -> None:
-        """Inserts, modifies or deletes a multicast group; ids 1 and up."""
+        """Inserts, modifies or deletes a multicast group; ids begin at 1."""
         body = struct.pack("<BI", write_kind(kind), group.group)
         self._channel.one(request(Op.MULTICAST_WRITE, body + (b"" if kind == "delete" else pack_pairs(group.replicas))))
 
     def multicasts(self, group: int | None = None) -> list[Multicast]:
-        """All multicast groups, or one (NotFound where it is not there)."""
+        """Reads all multicast groups, or one. Raises NotFound."""
         found = []
         for reader in self._channel.pages(Op.MULTICAST_READ, b"", one_id(group)):
             (ident,) = reader.unpack("<I")
@@ -306,7 +309,7 @@ class Engine:
         self._channel.one(request(Op.CLONE_WRITE, body))
 
     def clone_sessions(self, session: int | None = None) -> list[CloneSession]:
-        """All clone sessions, or one (NotFound where it is not there)."""
+        """Reads all clone sessions, or one. Raises NotFound."""
         found = []
         for reader in self._channel.pages(Op.CLONE_READ, b"", one_id(session)):
             ident, truncate_to, group = reader.unpack("<III")
@@ -314,12 +317,12 @@ class Engine:
         return found
 
     def write_value_set(self, value_set: ValueSetInfo, members: Sequence[tuple[bytes, bytes]]) -> None:
-        """Replaces all members; each is (key, mask) in byte form (entities.pack_key(value_set.keys, ...))."""
+        """Replaces all members; each is (key, mask) in byte form (program_info.pack_key(value_set.keys, ...))."""
         body = struct.pack("<II", value_set.index, len(members)) + b"".join(key + mask for key, mask in members)
         self._channel.one(request(Op.VALUE_SET_WRITE, body))
 
     def read_value_set(self, value_set: ValueSetInfo) -> list[tuple[bytes, bytes]]:
-        """All members as (key, mask) in byte form."""
+        """Reads all members as (key, mask) in byte form."""
         size = sum(width(key.bits) for key in value_set.keys)
         pages = self._channel.pages(Op.VALUE_SET_READ, struct.pack("<I", value_set.index), b"")
         return [(reader.take(size), reader.take(size)) for reader in pages]
@@ -331,14 +334,14 @@ class Engine:
         self._channel.one(request(Op.PACKET_OUT, frame))
 
     def reset(self) -> None:
-        """Everything as at the start: entries, defaults, groups, sessions, registers, counters, meters, statistics."""
+        """Restores the state of a new switch: entries, defaults, groups, sessions, externs, statistics."""
         self._channel.one(request(Op.RESET))
 
     def stats(self) -> Stats:
-        """What happened to frames."""
+        """Reads the statistics of frames."""
         return Stats(*struct.unpack("<13Q", self._channel.one(request(Op.STATS))))
 
 
 def read_idle_entry(event: Event, info: ProgramInfo) -> Entry:
-    """The entry that an IDLE event reports."""
+    """Decodes the entry that an IDLE event reports."""
     return read_entry(Reader(event.data), info.tables[event.id])

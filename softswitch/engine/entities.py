@@ -16,7 +16,7 @@ NO_PORT = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DoAction:
-    """Run an action (index in the table's list) with parameters in byte form."""
+    """Runs an action (its index in the table's list) with parameters in byte form."""
 
     action: int
     params: bytes = b""
@@ -24,14 +24,14 @@ class DoAction:
 
 @dataclass(frozen=True)
 class DoMember:
-    """Run what a member of the table's action profile says."""
+    """Runs the action of a member of the table's action profile."""
 
     member: int
 
 
 @dataclass(frozen=True)
 class DoGroup:
-    """Run what the member says that the selector picks from a group."""
+    """Runs the action of the member that the selector picks from a group."""
 
     group: int
 
@@ -49,7 +49,7 @@ class Count:
 
 @dataclass(frozen=True)
 class MeterConfig:
-    """Two-rate three-colour meter (RFC 2698): rates in units a second, bursts in units."""
+    """A two-rate three-colour meter (RFC 2698): rates in units a second, bursts in units."""
 
     cir: int
     cburst: int
@@ -59,7 +59,7 @@ class MeterConfig:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table entry; (table, key, mask, priority) identifies it. The last five are read only."""
+    """A table entry, which (table, key, mask, priority) identify; the last four fields are results of reading."""
 
     table: TableInfo
     key: bytes
@@ -90,7 +90,7 @@ class Default:
 
 @dataclass(frozen=True)
 class Member:
-    """A member of an action profile; the action by p4info id, because tables number their actions differently."""
+    """A member of an action profile; its action has the p4info id, since each table numbers its actions itself."""
 
     member: int
     action_id: int
@@ -116,7 +116,7 @@ class Multicast:
 
 @dataclass(frozen=True)
 class CloneSession:
-    """Where clones go: (port, instance) replicas, and those of a multicast group where `group` is not 0."""
+    """A clone session: (port, instance) replicas, and those of a multicast group where `group` is not 0."""
 
     session: int
     replicas: tuple[tuple[int, int], ...]
@@ -125,7 +125,7 @@ class CloneSession:
 
 
 class EventKind(IntEnum):
-    """What a switch reports by itself; the numbers of ss_event_kind."""
+    """Kinds of events that a switch reports; the numbers are those of ss_event_kind."""
 
     PACKET_IN = 1
     DIGEST = 2
@@ -136,7 +136,7 @@ class EventKind(IntEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """A report: `id` is the ingress port, digest index, table index or port; now_us counts from the switch's start."""
+    """An event: `id` is the ingress port, digest index, table index or port; now_us counts from the switch's start."""
 
     kind: EventKind
     id: int

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 
 class EngineError(Exception):
-    """A switch refused a request; subclasses name the kind with P4Runtime's words, `code` is the gRPC status code."""
+    """A switch refused a request; subclasses have the names of P4Runtime's errors, `code` is the gRPC status code."""
 
     code = 2
 
 
 class InvalidArgument(EngineError):
-    """A request that no state of the switch could honour: unknown object, malformed key, value out of range."""
+    """The request is wrong whatever the state of the switch: unknown object, malformed key, value out of range."""
 
     code = 3
 
 
 class NotFound(EngineError):
-    """The entry, member, group or session is not there."""
+    """The entry, member, group or session does not exist."""
 
     code = 5
 
 
 class AlreadyExists(EngineError):
-    """An entry with the same identity is there already."""
+    """An entry with the same identity exists already."""
 
     code = 6
 
@@ -41,7 +41,7 @@ class ResourceExhausted(EngineError):
 
 
 class FailedPrecondition(EngineError):
-    """The switch's present state forbids it: a member that entries still use, a packet-out without CPU port."""
+    """The switch's present state does not allow it: a member that entries use, a packet-out without CPU port."""
 
     code = 9
 
@@ -53,13 +53,13 @@ class OutOfRange(EngineError):
 
 
 class Unimplemented(EngineError):
-    """The switch does not do this."""
+    """The switch does not support this."""
 
     code = 12
 
 
 class Internal(EngineError):
-    """The switch broke its own rules, or died."""
+    """The switch violated its protocol, or its process ended."""
 
     code = 13
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled program and the runtime, as a library for this process or as an executable of its own."""
+"""Links a compiled program with the runtime: as a library for this process, or as an executable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CORE = ("pipeline.c", "tables.c", "entries.c", "profiles.c", "state.c", "pre.c",
 
 
 class Compiled(Protocol):
-    """What the compiler hands over (softswitch.compiler.driver.Program)."""
+    """The result of the compiler (softswitch.compiler.driver.Program)."""
 
     @property
     def c_source(self) -> str:
@@ -40,7 +40,7 @@ def build(
     source = program if isinstance(program, str | Path) else program.c_source
     own: list[cc.Source] = [source, *(RUNTIME / file for file in extra)]
     core = [RUNTIME / file for file in CORE]
-    # Lanes and byte swaps as vectors: -O3 and the machine's own instructions make a fold a third faster than -O2.
+    # With -O3 and the machine's own vector instructions, a fold is a third faster than with -O2.
     def link(sources: Sequence[cc.Source], kind: cc.Kind, name: str, libs: Sequence[str] = ()) -> Path:
         return cc.build(
             sources, kind=kind, name=name, include=[RUNTIME], flags=["-g", "-O3", *flags],

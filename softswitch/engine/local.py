@@ -18,7 +18,7 @@ from softswitch.engine.transport import InProcess
 
 
 class LocalEngine(Engine):
-    """An Engine whose switch lives in this process: frames go in and come out by call, and the test owns the clock."""
+    """An Engine whose switch runs in this process: frames enter and leave by calls, and the caller sets the clock."""
 
     @classmethod
     def open(cls, program: Compiled | str | Path, *, cpu_port: int | None = None, seed: int = 1) -> LocalEngine:
@@ -35,14 +35,14 @@ class LocalEngine(Engine):
         self._local = transport
         self._frames: list[tuple[int, bytes]] = []
         self.events: list[Event] = []
-        """Reports so far, in order; the caller may clear it."""
+        """Events so far, in order; the caller may clear the list."""
         super().__init__(transport)
 
     def __enter__(self) -> LocalEngine:
         return self
 
     def inject(self, port: int, frame: bytes, *, now_us: int | None = None) -> list[tuple[int, bytes]]:
-        """Runs one frame through the switch: the (port, frame) pairs that leave, in order; reports go to `events`."""
+        """Runs one frame through the switch and returns the (port, frame) pairs that leave; events go to `events`."""
         if now_us is not None:
             self.advance(now_us)
         if not 0 <= port <= 511:
@@ -52,11 +52,11 @@ class LocalEngine(Engine):
 
     @property
     def now_us(self) -> int:
-        """The switch's clock, microseconds since its start."""
+        """Microseconds of the switch's clock since its start."""
         return self._local.now_us
 
     def advance(self, now_us: int) -> int | None:
-        """Sets the clock (microseconds since the start) and reports idle entries; the time of the next one, if any."""
+        """Sets the clock (microseconds since the start), reports idle entries, and returns when the next one is due."""
         if now_us < self._local.now_us:
             raise InvalidArgument(f"time goes back from {self._local.now_us} to {now_us} us")
         self._local.now_us = now_us
@@ -65,13 +65,13 @@ class LocalEngine(Engine):
         return due
 
     def take(self) -> list[tuple[int, bytes]]:
-        """Frames that left since the last call (after packet_out, say)."""
+        """The frames that have left since the last call, for example after packet_out."""
         self._collect()
         frames, self._frames = self._frames, []
         return frames
 
     def limit_output(self, frames: int = 0xFFFFFFFF, depth: int = 0) -> None:
-        """Has queues take only so many frames until the next take(), and report `depth` frames queued."""
+        """Lets queues take only so many frames until the next take(), and report `depth` frames as queued."""
         self._local.limit(frames, depth)
 
     def _collect(self) -> None:

@@ -20,7 +20,7 @@ from softswitch.engine.errors import InvalidArgument
 
 
 class MatchKind(IntEnum):
-    """How a key field is compared; the numbers of ss_match."""
+    """How a key field is compared; the numbers are those of ss_match."""
 
     EXACT = 0
     LPM = 1
@@ -30,7 +30,7 @@ class MatchKind(IntEnum):
 
 
 class Unit(IntEnum):
-    """What a counter or meter counts; the numbers of ss_unit."""
+    """What a counter or meter counts; the numbers are those of ss_unit."""
 
     PACKETS = 0
     BYTES = 1
@@ -52,13 +52,13 @@ class KeyField:
 
     @property
     def any(self) -> tuple[int, int]:
-        """The (value, mask) that every packet matches; exact fields have none."""
+        """The (value, mask) that every packet matches. Raises InvalidArgument for an exact field, which has none."""
         if self.match is MatchKind.EXACT:
             raise InvalidArgument(f"key field {self.name} is exact and must be given")
         return (0, self.ones if self.match is MatchKind.RANGE else 0)
 
     def prefix(self, value: int, length: int) -> tuple[int, int]:
-        """The (value, mask) of value/length."""
+        """The (value, mask) of the prefix value/length. Raises InvalidArgument."""
         if not 0 <= length <= self.bits:
             raise InvalidArgument(f"key field {self.name}: prefix length {length} is not within 0..{self.bits}")
         mask = self.ones & ~((1 << (self.bits - length)) - 1)
@@ -66,21 +66,21 @@ class KeyField:
 
 
 def pack_key(keys: Sequence[KeyField], fields: Sequence[tuple[int, int]], what: str) -> tuple[bytes, bytes]:
-    """(value, mask) pairs to the key and mask in byte form."""
+    """Encodes (value, mask) pairs as key and mask in byte form. Raises InvalidArgument."""
     bits = [key.bits for key in keys]
     return (pack_fields([value for value, _ in fields], bits, f"{what} key"),
             pack_fields([mask for _, mask in fields], bits, f"{what} mask"))
 
 
 def unpack_key(keys: Sequence[KeyField], key: bytes, mask: bytes) -> list[tuple[int, int]]:
-    """The inverse of pack_key."""
+    """Decodes what `pack_key` encodes."""
     bits = [field.bits for field in keys]
     return list(zip(unpack_fields(key, bits), unpack_fields(mask, bits), strict=True))
 
 
 @dataclass(frozen=True)
 class ActionInfo:
-    """An action of one table; `index` is its place in the table's list."""
+    """An action of one table; `index` is its position in the table's list."""
 
     index: int
     name: str
@@ -88,17 +88,17 @@ class ActionInfo:
     param_bits: tuple[int, ...]
 
     def pack(self, values: Sequence[int]) -> bytes:
-        """Parameters to byte form."""
+        """Encodes parameters in byte form. Raises InvalidArgument."""
         return pack_fields(values, self.param_bits, f"action {self.name}")
 
     def unpack(self, params: bytes) -> list[int]:
-        """Parameters from byte form."""
+        """Decodes parameters from byte form."""
         return unpack_fields(params, self.param_bits)
 
 
 @dataclass(frozen=True)
 class Named:
-    """An object of the program: place in its list, p4info id, control-plane name."""
+    """An object of the program: its position in its list, control-plane name, and p4info id."""
 
     index: int
     name: str
@@ -107,7 +107,7 @@ class Named:
 
 @dataclass(frozen=True)
 class TableInfo(Named):
-    """A table; profile, direct_counter and direct_meter are indices or -1."""
+    """A table; profile, direct_counter and direct_meter are indices of these objects, or -1."""
 
     size: int
     keys: tuple[KeyField, ...]
@@ -121,24 +121,27 @@ class TableInfo(Named):
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of a key in byte form."""
+        """Length of a key in byte form."""
         return sum(width(key.bits) for key in self.keys)
 
     @property
     def has_priority(self) -> bool:
-        """True where entries may overlap, so that priority decides."""
+        """Whether entries may overlap, so that their priority decides."""
         return any(key.match in (MatchKind.TERNARY, MatchKind.RANGE, MatchKind.OPTIONAL) for key in self.keys)
 
     def pack_key(self, fields: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
-        """(value, mask) pairs to the key and mask in byte form."""
+        """Encodes (value, mask) pairs as key and mask in byte form. Raises InvalidArgument."""
         return pack_key(self.keys, fields, f"table {self.name}")
 
     def unpack_key(self, key: bytes, mask: bytes) -> list[tuple[int, int]]:
-        """The inverse of pack_key."""
+        """Decodes what `pack_key` encodes."""
         return unpack_key(self.keys, key, mask)
 
     def action(self, name: str | int) -> ActionInfo:
-        """The action of this control-plane name (its last part is enough where unique) or p4info id."""
+        """The action of this control-plane name (its last part is enough where unique) or p4info id.
+
+        Raises InvalidArgument where there is none, or several.
+        """
         if isinstance(name, int):
             found = [action for action in self.actions if action.id == name]
         else:
@@ -169,7 +172,7 @@ class MeteringInfo(Named):
 
 @dataclass(frozen=True)
 class ProfileInfo(Named):
-    """An action profile, or an action selector where `selector`."""
+    """An action profile; an action selector where `selector` is true."""
 
     size: int
     selector: bool
@@ -178,7 +181,7 @@ class ProfileInfo(Named):
 
 @dataclass(frozen=True)
 class DigestInfo(Named):
-    """A digest's field widths."""
+    """A digest, with the widths of its fields in bits."""
 
     field_bits: tuple[int, ...]
 
@@ -214,7 +217,7 @@ _Object = TypeVar("_Object", bound=Named)
 
 
 def by_name(things: Iterable[_Thing], name: str) -> list[_Thing]:
-    """Things called `name`, or, where none is, those whose name ends in .name."""
+    """The objects called `name`, or, where there is none, those whose name ends in .name."""
     things = list(things)
     return [t for t in things if t.name == name] or [t for t in things if t.name.endswith("." + name)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ways to a switch's control plane: a library in this process, or a switch process behind a stream socket."""
+"""The transports to a switch's control plane: a library in this process, and a switch process behind a socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from softswitch.engine.entities import NO_PORT, Event, EventKind
 from softswitch.engine.errors import EngineError, EngineTimeout, Internal
 
 MESSAGE_MAX = 1 << 20
-"""Bytes of the longest message either way (SS_MESSAGE_MAX)."""
+"""Bytes of the longest message in either direction (SS_MESSAGE_MAX)."""
 
 _REQUEST, _REPLY, _EVENT = 1, 2, 3
 _RECORD = struct.Struct("<BIQI")
@@ -26,14 +26,14 @@ class Transport(Protocol):
     """Carries one request batch to the switch and its replies back."""
 
     def exchange(self, batch: bytes) -> bytes:
-        """The replies to a batch of at most MESSAGE_MAX - 16 bytes. Raises EngineTimeout or Internal."""
+        """Exchanges a batch of at most MESSAGE_MAX - 16 bytes for its replies. Raises EngineTimeout or Internal."""
 
     def close(self) -> None:
-        """Lets the switch go; further calls raise Internal."""
+        """Closes the connection; further calls raise Internal."""
 
 
 class InProcess:
-    """A switch library (runtime/capture.c holds the far end) with frames in and out by function call."""
+    """A switch in a library (runtime/capture.c is its other end), with frames in and out by function call."""
 
     def __init__(self, library: Path, *, cpu_port: int | None, seed: int) -> None:
         self._lib = lib = ctypes.CDLL(str(library))
@@ -58,7 +58,7 @@ class InProcess:
         if not self._capture:
             raise Internal(f"{library}: cannot open the switch: {(why.value or b'no reason given').decode()}")
         self._reply = ctypes.create_string_buffer(MESSAGE_MAX)
-        self._lock = threading.Lock()      # the switch is single-threaded, and ctypes lets go of the interpreter's lock
+        self._lock = threading.Lock()      # the switch is single-threaded, and ctypes releases the interpreter's lock
         self.now_us = 0
 
     def exchange(self, batch: bytes) -> bytes:
@@ -74,14 +74,14 @@ class InProcess:
             self._lib.ss_capture_receive(self._capture, port, frame, len(frame), self.now_us)
 
     def tick(self) -> int | None:
-        """Reports idle entries; the time (us) of the next one, if any."""
+        """Reports idle entries, and returns when the next one is due, in microseconds, if any."""
         with self._lock:
             self._alive()
             due = int(self._lib.ss_capture_tick(self._capture, self.now_us))
         return None if due == 0xFFFFFFFFFFFFFFFF else due
 
     def limit(self, frames: int, depth: int) -> None:
-        """Lets only so many frames out between two takes, and reports `depth` as every queue's depth."""
+        """Lets only so many frames leave between two takes, and reports `depth` as the depth of every queue."""
         with self._lock:
             self._alive()
             self._lib.ss_capture_limit(self._capture, frames, depth)
@@ -118,8 +118,8 @@ class InProcess:
 class OverSocket:
     """A switch process behind a connected stream socket (control.h has the framing).
 
-    A thread reads; `on_event` runs on it and must not wait for the switch. `on_end` is called once when the other side
-    goes away without `close` having been called.
+    A thread reads from the socket; `on_event` runs on it and must not wait for the switch. `on_end` is called once when
+    the switch closes the connection before `close` has been called.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class OverSocket:
         self._ended: str | None = None
         self._closing = False
         sock.setblocking(True)
-        # A stopped switch must not block a sender for ever; the reader needs no bound, closing wakes it.
+        # A stopped switch must not block a sender forever; the reader needs no limit, since closing wakes it.
         seconds = int(timeout)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO,
                         struct.pack("ll", seconds, int((timeout - seconds) * 1e6)))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The switch's P4Runtime server: one concept a module, from the gRPC border to the native process.
+"""The switch's P4Runtime server, from the gRPC service to the native process, with one concept in each module.
 
-server        the gRPC service: who may call, which pipeline answers, how errors travel
+server        the gRPC service: who may call, which pipeline answers, how errors are reported
 arbitration   controllers, roles and election ids: who is primary
-config        the pipeline's life: verify, save, commit, reconcile
+config        forwarding pipelines: verify, save, commit, reconcile
 program       P4 source text -> executable and p4info, cached
 process       the native switch process: start, ports, crash report
 schema        p4info and the running program side by side
 bytestrings   canonical byte strings (P4Runtime 8.4)
 entities      Write and Read: which module serves which entity
-tables, profiles, arrays, replication, value_sets, digests    the entities
+tables, profiles, one_shot, arrays, replication, value_sets, digests    the entities
 packet_io     packet-in and packet-out metadata
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions with their parameters (P4Runtime 9.1.2): ActionSchema messages <-> byte form."""
+"""Actions with their parameters (P4Runtime 9.1.2), between Action messages and byte form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from softswitch.p4runtime.schema import ActionSchema, TableSchema
 
 
 def decode_params(action: ActionSchema, message: p4r.Action) -> bytes:
-    """Parameters in byte form. Raises InvalidArgument, OutOfRange."""
+    """Decodes the parameters of an action to byte form. Raises InvalidArgument, OutOfRange."""
     values: dict[int, int] = {}
     for param in message.params:
         known = action.params.get(param.param_id)
@@ -42,7 +42,7 @@ def encode_action(action: ActionSchema, params: bytes, message: p4r.Action) -> N
 
 
 def decode_table_action(table: TableSchema, message: p4r.Action, *, default: bool = False) -> DoAction:
-    """An action that an entry of the table, or its default, may run."""
+    """Decodes an action that an entry of the table, or its default action, may run. Raises InvalidArgument."""
     known = table.actions.get(message.action_id)
     if known is None:
         raise InvalidArgument(f"table {table.name} has no action with id {message.action_id:#010x}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controllers of a switch: for each role, the one with the highest election id is primary (P4Runtime 5).
+"""The controllers of a switch: for each role, the one with the highest election id is primary (P4Runtime 5).
 
-Plain state without sockets: a Session is given messages to send through its `send`.
+This is plain state without sockets: messages to a controller go to the `send` of its Session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Send = Callable[[p4r.StreamMessageResponse], None]
 
 
 def election_number(message: p4r.Uint128) -> int:
-    """The 128-bit number; 0 (also: unset) never makes a primary."""
+    """The 128-bit number of an election id; 0, also where it is unset, never makes a primary."""
     return message.high << 64 | message.low
 
 
@@ -32,21 +32,22 @@ class Session:
 
 
 class Arbitration:
-    """Who may write."""
+    """Decides which controller of each role is primary, and may write."""
 
     def __init__(self, device_id: int) -> None:
         self._device_id = device_id
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._highest: dict[str, int] = {}  # election ids seen, by role: a primary that left leaves the bar
+        self._highest: dict[str, int] = {}
+        """The highest election id of each role so far, which counts also after its controller has left."""
 
     def check_device(self, device_id: int) -> None:
-        """Raises NotFound."""
+        """Raises NotFound for the id of another device."""
         if device_id != self._device_id:
             raise NotFound(f"no device {device_id} here: this is device {self._device_id}")
 
     def update(self, session: Session, message: p4r.MasterArbitrationUpdate) -> None:
-        """Places a session, or places it anew, and tells all whom it concerns.
+        """Registers a session, or registers it again, and notifies all controllers that this concerns.
 
         Raises NotFound, InvalidArgument, FailedPrecondition: its stream must then end.
         """
@@ -69,7 +70,7 @@ class Arbitration:
             self._tell(role, session, before)
 
     def leave(self, session: Session) -> None:
-        """The stream has ended."""
+        """Removes a session whose stream has ended, and notifies the other controllers of its role."""
         with self._lock:
             if session not in self._sessions:
                 return
@@ -98,7 +99,7 @@ class Arbitration:
             return session.role is not None and self._primary(session.role) is session
 
     def primaries(self) -> list[Session]:
-        """Of all roles: who hears of packets, digests and idle entries."""
+        """The primary controllers of all roles, which receive packets, digests and idle notifications."""
         with self._lock:
             roles = {s.role for s in self._sessions if s.role is not None}
             return [p for p in (self._primary(role) for role in sorted(roles)) if p is not None]
@@ -109,7 +110,7 @@ class Arbitration:
         return best if best is not None and best.election_id >= self._highest.get(role, 0) else None
 
     def _tell(self, role: str, changed: Session | None, before: Session | None) -> None:
-        """All of the role where the primary changed, else only the one that asked."""
+        """Notifies all controllers of the role where the primary has changed, else only the one that asked."""
         primary = self._primary(role)
         for session in self._sessions:
             if session.role == role and (primary is not before or session is changed):

@@ -18,7 +18,7 @@ _A = TypeVar("_A", MeteringInfo, RegisterInfo)
 
 
 def _cells(array: _A, message: p4r.CounterEntry | p4r.MeterEntry | p4r.RegisterEntry) -> range:
-    """The cells that a message names: one, or all where it has no index."""
+    """The cells that a message addresses: one, or all where it has no index."""
     if not message.HasField("index"):
         return range(array.size)
     index = message.index.index
@@ -42,7 +42,7 @@ def _asked(one: _A | None, every: Sequence[_A]) -> Sequence[_A]:
 
 
 def write_counter(context: Context, kind: str, message: p4r.CounterEntry) -> None:
-    """Sets one cell, or all.  Raises InvalidArgument, OutOfRange."""
+    """Sets one cell of a counter, or all.  Raises InvalidArgument, OutOfRange."""
     counter = context.schema.counter(message.counter_id)
     _only_modify(kind, f"counter {counter.name}")
     count = decode_count(message.data, counter.name)
@@ -51,7 +51,7 @@ def write_counter(context: Context, kind: str, message: p4r.CounterEntry) -> Non
 
 
 def read_counters(context: Context, asked: p4r.CounterEntry) -> Iterator[p4r.Entity]:
-    """The cells that are asked for.  Raises InvalidArgument, OutOfRange."""
+    """Reads the requested cells of counters.  Raises InvalidArgument, OutOfRange."""
     one = context.schema.counter(asked.counter_id) if asked.counter_id else None
     for counter in _asked(one, list(context.schema.counters.values())):
         for page in _pages(_cells(counter, asked)):
@@ -64,7 +64,7 @@ def read_counters(context: Context, asked: p4r.CounterEntry) -> Iterator[p4r.Ent
 
 
 def write_meter(context: Context, kind: str, message: p4r.MeterEntry) -> None:
-    """Configures one cell, or all; with no configuration all packets are green.  Raises InvalidArgument, OutOfRange."""
+    """Configures one cell, or all; no configuration: all packets are green.  Raises InvalidArgument, OutOfRange."""
     meter = context.schema.meter(message.meter_id)
     _only_modify(kind, f"meter {meter.name}")
     config = decode_meter(message.config, meter.name) if message.HasField("config") else None
@@ -73,7 +73,7 @@ def write_meter(context: Context, kind: str, message: p4r.MeterEntry) -> None:
 
 
 def read_meters(context: Context, asked: p4r.MeterEntry) -> Iterator[p4r.Entity]:
-    """The cells that are asked for.  Raises InvalidArgument, OutOfRange."""
+    """Reads the requested cells of meters.  Raises InvalidArgument, OutOfRange."""
     one = context.schema.meter(asked.meter_id) if asked.meter_id else None
     for meter in _asked(one, list(context.schema.meters.values())):
         for page in _pages(_cells(meter, asked)):
@@ -87,7 +87,7 @@ def read_meters(context: Context, asked: p4r.MeterEntry) -> Iterator[p4r.Entity]
 
 
 def write_register(context: Context, kind: str, message: p4r.RegisterEntry) -> None:
-    """Sets one cell, or all.  Raises InvalidArgument, OutOfRange."""
+    """Sets one cell of a register, or all.  Raises InvalidArgument, OutOfRange."""
     register = context.schema.register(message.register_id)
     _only_modify(kind, f"register {register.name}")
     if message.data.WhichOneof("data") != "bitstring":
@@ -101,7 +101,7 @@ def write_register(context: Context, kind: str, message: p4r.RegisterEntry) -> N
 
 
 def read_registers(context: Context, asked: p4r.RegisterEntry) -> Iterator[p4r.Entity]:
-    """The cells that are asked for.  Raises InvalidArgument, OutOfRange."""
+    """Reads the requested cells of registers.  Raises InvalidArgument, OutOfRange."""
     one = context.schema.register(asked.register_id) if asked.register_id else None
     for register in _asked(one, list(context.schema.registers.values())):
         for page in _pages(_cells(register, asked)):

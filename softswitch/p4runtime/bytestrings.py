@@ -7,12 +7,12 @@ from softswitch.engine.errors import InvalidArgument, OutOfRange
 
 
 def encode(value: int) -> bytes:
-    """The shortest form; zero is one zero byte."""
+    """Encodes a number in its shortest form; zero is one zero byte."""
     return value.to_bytes((value.bit_length() + 7) // 8 or 1, "big")
 
 
 def decode(data: bytes, bits: int, what: str) -> int:
-    """Raises InvalidArgument where empty and OutOfRange where the value needs more than `bits`."""
+    """Decodes a number. Raises InvalidArgument for no bytes, and OutOfRange for a value of more than `bits` bits."""
     if not data:
         raise InvalidArgument(f"{what}: a byte string must not be empty; zero is one zero byte")
     value = int.from_bytes(data, "big")

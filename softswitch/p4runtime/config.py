@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forwarding pipeline's life: verify, save, commit, reconcile (P4Runtime 7), and what runs now.
+"""The forwarding pipeline: verify, save, commit, reconcile (P4Runtime 7), and the program that runs now.
 
-A new program starts beside the old one, with its ports silent, and takes over only when it stands: whatever is
-wrong with it leaves the old one untouched.
+A new program starts beside the old one, with its ports closed, and takes over only when it is ready: an error leaves
+the old program as it was.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _Request = p4r.SetForwardingPipelineConfigRequest
 
 @dataclass
 class Pipeline:
-    """A program that runs, and how it came."""
+    """A running program, and the configuration that it came from."""
 
     config: p4r.ForwardingPipelineConfig
     built: Built
     process: SwitchProcess
     context: Context
     ports_up: dict[int, bool] = field(default_factory=dict)
-    """As the process has told so far."""
+    """The state of ports that the process has reported so far."""
 
     def close(self) -> None:
         self._tell_losses()
@@ -45,7 +45,7 @@ class Pipeline:
         self.process.close()
 
     def _tell_losses(self) -> None:
-        """What ports lost must not go unsaid."""
+        """Logs the frames that ports have lost."""
         try:
             ports = self.process.ports()
         except EngineError:
@@ -64,7 +64,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who hears from the running pipeline. All are called on threads of their own and must not block."""
+    """The receivers of a pipeline's events. Each is called on another thread and must not block."""
 
     on_event: Callable[[Pipeline, Event], None]
     on_digest: Callable[[p4r.DigestList], None]
@@ -89,7 +89,7 @@ class Configuration:
                 self._running = None
 
     def running(self) -> Pipeline:
-        """Raises FailedPrecondition where no program was pushed yet, Internal where it died."""
+        """The running pipeline. Raises FailedPrecondition where there is none, Internal where its process ended."""
         pipeline = self._running
         if pipeline is None:
             raise FailedPrecondition(
@@ -101,11 +101,11 @@ class Configuration:
 
     @property
     def config(self) -> p4r.ForwardingPipelineConfig | None:
-        """As it was pushed."""
+        """The configuration as the controller pushed it."""
         return self._running.config if self._running is not None else None
 
     def apply(self, action: int, config: p4r.ForwardingPipelineConfig) -> None:
-        """One SetForwardingPipelineConfig. Raises EngineError; the running pipeline then goes on as before."""
+        """Executes one SetForwardingPipelineConfig. Raises EngineError, and leaves the running pipeline unchanged."""
         with self._lock:
             if action == _Request.VERIFY:
                 self._verify(config)
@@ -137,7 +137,7 @@ class Configuration:
         return built
 
     def _prepare(self, config: p4r.ForwardingPipelineConfig, built: Built) -> Pipeline:
-        """Starts a program, ports still silent."""
+        """Starts a program with its ports closed."""
         made: list[Pipeline] = []
 
         def event(e: Event) -> None:
@@ -171,7 +171,7 @@ class Configuration:
         self._running = new
 
     def _reconcile(self, config: p4r.ForwardingPipelineConfig) -> None:
-        """Keeps entries and counts: the same program simply goes on; another one gets all that it has a place for."""
+        """Keeps entries and counts: the same program continues, another one gets all state that it has objects for."""
         built = self._verify(config)
         old = self._running
         if old is None or old.process.death is not None:
@@ -202,7 +202,7 @@ def _copy(config: p4r.ForwardingPipelineConfig) -> p4r.ForwardingPipelineConfig:
 
 
 def _everything(context: Context) -> Iterator[tuple[int, p4r.Entity]]:
-    """All state of a pipeline as updates, in an order in which they can be written."""
+    """The whole state of a pipeline as updates, in an order in which they can be written."""
     insert, modify = p4r.Update.INSERT, p4r.Update.MODIFY
 
     def ask(kind: int, *wanted: p4r.Entity) -> Iterator[tuple[int, p4r.Entity]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the entity modules work on: a running pipeline's engine and schema, and what only P4Runtime knows."""
+"""What the entity modules work on: the engine and schema of a running pipeline, and state of P4Runtime alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Identity = tuple[int, bytes, bytes, int]
 
 @dataclass
 class Context:
-    """Lives as long as the pipeline runs."""
+    """The state of one running pipeline."""
 
     schema: Schema
     engine: Engine
     digests: Digests
     metadata: dict[Identity, bytes] = field(default_factory=dict)
-    """TableEntry.metadata, which the switch itself has no use for."""
+    """TableEntry.metadata, which is kept for controllers; the switch does not use it."""
     group_metadata: dict[int, bytes] = field(default_factory=dict)
-    """MulticastGroupEntry.metadata, likewise."""
+    """MulticastGroupEntry.metadata, which is kept for controllers as well."""
     one_shot: OneShotSets = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests (P4Runtime 9.7, 16.3): values from the data plane, gathered into lists, each once until acknowledged."""
+"""Digests (P4Runtime 9.7, 16.3): values from the data plane, collected in lists, each once until acknowledged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from softswitch.engine.program_info import DigestInfo
 from softswitch.p4runtime import bytestrings
 
 _LIST_MAX = 10_000
-"""Values in a list at most, where the client sets no limit."""
+"""Values in a list at most where the client sets no limit."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class _Stream:
 
 
 class Digests:
-    """Gathers values and hands complete lists to `send`; one thread sends lists whose time has come."""
+    """Collects values and passes complete lists to `send`; a thread sends lists whose time-out has expired."""
 
     def __init__(
         self, send: Callable[[p4r.DigestList], None], *, clock: Callable[[], float] = time.monotonic
@@ -44,7 +44,7 @@ class Digests:
         self._thread: threading.Thread | None = None
 
     def describe(self, infos: dict[int, DigestInfo], p4info: p4i.P4Info) -> None:
-        """Tells what the digests look like; before the first event."""
+        """Sets the types of the digests; must be called before the first event."""
         self._types = p4info.type_info
         specs = {d.preamble.id: d.type_spec for d in p4info.digests}
         self._schemas = {ident: (info, specs[ident]) for ident, info in infos.items()}
@@ -95,7 +95,7 @@ class Digests:
     # ---- data plane and controller -------------------------------------------------------------------------
 
     def receive(self, index: int, data: bytes) -> None:
-        """A value from the data plane; `index` is the engine's."""
+        """Takes a value from the data plane; `index` is the number of the digest in the engine."""
         ident = next((i for i, (info, _) in self._schemas.items() if info.index == index), None)
         ready = None
         with self._changed:
@@ -117,7 +117,7 @@ class Digests:
             self._send(ready)
 
     def acknowledge(self, ack: p4r.DigestListAck) -> None:
-        """Values of an acknowledged list may be reported again."""
+        """Acknowledges a list, whose values may be reported again from then on. Raises NotFound."""
         with self._changed:
             stream = self._streams.get(ack.digest_id)
             if stream is None or stream.unacknowledged.pop(ack.list_id, None) is None:
@@ -125,7 +125,7 @@ class Digests:
 
     @staticmethod
     def _forget_old(stream: _Stream, now: float) -> None:
-        """Without acknowledgement within the time allowed, a list counts as lost."""
+        """Forgets lists that were not acknowledged in time; their values may be reported again."""
         limit = stream.config.ack_timeout_ns / 1e9
         for number in [n for n, (at, _) in stream.unacknowledged.items() if now - at >= limit]:
             del stream.unacknowledged[number]
@@ -161,7 +161,7 @@ class Digests:
 
 
 def _fill(data: p4d.P4Data, spec: p4t.P4DataTypeSpec, values: Iterator[bytes], types: p4t.P4TypeInfo) -> None:
-    """Lays the flat field values out in the shape of the digest's P4 type."""
+    """Fills the message with the values of the fields, in the structure of the digest's P4 type."""
     kind = spec.WhichOneof("type_spec")
     if kind == "struct":
         data.struct.SetInParent()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct counters and meters: those that hang on table entries (P4Runtime 9.3, 9.4)."""
+"""Direct counters and meters, which belong to table entries (P4Runtime 9.3, 9.4)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _direct_target(context: Context, message: p4r.TableEntry, kind: str, what: s
 
 
 def write_direct_counter(context: Context, kind: str, message: p4r.DirectCounterEntry) -> None:
-    """Sets an entry's counter.  Raises InvalidArgument, NotFound."""
+    """Sets the counter of an entry.  Raises InvalidArgument, NotFound."""
     table, entry = _direct_target(context, message.table_entry, kind, "direct counter")
     if table.info.direct_counter < 0:
         raise InvalidArgument(f"table {table.name} has no direct counter")
@@ -37,7 +37,7 @@ def write_direct_counter(context: Context, kind: str, message: p4r.DirectCounter
 
 
 def write_direct_meter(context: Context, kind: str, message: p4r.DirectMeterEntry) -> None:
-    """Configures an entry's meter.  Raises InvalidArgument, NotFound."""
+    """Configures the meter of an entry.  Raises InvalidArgument, NotFound."""
     table, entry = _direct_target(context, message.table_entry, kind, "direct meter")
     if table.info.direct_meter < 0:
         raise InvalidArgument(f"table {table.name} has no direct meter")
@@ -66,7 +66,7 @@ def _encode_target(table: TableSchema, entry: Entry | Default, message: p4r.Tabl
 
 
 def read_direct_counters(context: Context, asked: p4r.DirectCounterEntry) -> Iterator[p4r.Entity]:
-    """Of one entry, of a table's, or of all.  Raises InvalidArgument, NotFound."""
+    """Reads the counters of one entry, of one table, or of all tables.  Raises InvalidArgument, NotFound."""
     for table, entry in _direct_reads(context, asked.table_entry, "direct_counter"):
         entity = p4r.Entity()
         _encode_target(table, entry, entity.direct_counter_entry.table_entry)
@@ -75,7 +75,7 @@ def read_direct_counters(context: Context, asked: p4r.DirectCounterEntry) -> Ite
 
 
 def read_direct_meters(context: Context, asked: p4r.DirectMeterEntry) -> Iterator[p4r.Entity]:
-    """Of one entry, of a table's, or of all.  Raises InvalidArgument, NotFound."""
+    """Reads the meters of one entry, of one table, or of all tables.  Raises InvalidArgument, NotFound."""
     for table, entry in _direct_reads(context, asked.table_entry, "direct_meter"):
         entity = p4r.Entity()
         _encode_target(table, entry, entity.direct_meter_entry.table_entry)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write and Read: one update or entity after another, each to the module that serves it."""
+"""Write and Read: passes each update or entity to the module that serves it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SERVED: dict[str, tuple[_Write, _Read]] = {
 
 
 def _unpack(entity: p4r.Entity) -> tuple[str, Any]:
-    """The kind of an entity and its message; the replication engine's two kinds count as kinds of their own."""
+    """The kind of an entity and its message; the replication engine's two kinds of entries are kinds of their own."""
     kind = entity.WhichOneof("entity")
     if kind is None:
         raise InvalidArgument("the entity is empty: expected a table entry, or another kind of p4.v1.Entity")
@@ -47,9 +47,9 @@ def _unpack(entity: p4r.Entity) -> tuple[str, Any]:
 
 
 def write(context: Context, updates: Iterable[p4r.Update]) -> list[EngineError | None]:
-    """Executes updates in order, whatever fails; an error or None for each.
+    """Executes updates in order, also after one has failed, and returns an error or None for each.
 
-    Table writes of one kind that follow each other go to the switch in one batch.
+    Consecutive table writes of one kind go to the switch in one batch.
     """
     updates = list(updates)
     results: list[EngineError | None] = []
@@ -86,7 +86,7 @@ def _write_one(context: Context, kind: str | None, update: p4r.Update) -> Engine
 
 
 def read(context: Context, asked: Iterable[p4r.Entity]) -> Iterator[p4r.Entity]:
-    """All entities that match. Raises EngineError; NotFound where one is named that is not there (tables: nothing)."""
+    """Reads all entities that match. Raises EngineError, as NotFound for what does not exist (no table entry)."""
     for entity in asked:
         kind, message = _unpack(entity)
         if kind == "table_entry":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Match fields (P4Runtime 9.1.1): FieldMatch messages <-> the engine's (value, mask) pairs."""
+"""Match fields (P4Runtime 9.1.1), between FieldMatch messages and the engine's (value, mask) pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from softswitch.p4runtime import bytestrings
 
 
 def decode_match(key: KeyField, match: p4r.FieldMatch, what: str) -> tuple[int, int]:
-    """A FieldMatch as the engine's (value, mask). Raises InvalidArgument, OutOfRange."""
+    """Decodes a FieldMatch to the engine's (value, mask). Raises InvalidArgument, OutOfRange."""
     kind = match.WhichOneof("field_match_type")
     wanted = key.match.name.lower()
     if kind != wanted:
@@ -46,7 +46,7 @@ def decode_match(key: KeyField, match: p4r.FieldMatch, what: str) -> tuple[int, 
 
 
 def encode_match(field_id: int, key: KeyField, value: int, mask: int) -> p4r.FieldMatch | None:
-    """The inverse; None where the field matches everything and is therefore left out."""
+    """Encodes a FieldMatch; None where the field matches everything and is therefore left out."""
     match = p4r.FieldMatch(field_id=field_id)
     if key.match is MatchKind.EXACT:
         match.exact.value = bytestrings.encode(value)

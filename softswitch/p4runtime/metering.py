@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counter cells and meter configurations as messages (P4Runtime 9.3, 9.4)."""
+"""Messages for counter cells and meter configurations (P4Runtime 9.3, 9.4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from softswitch.engine.errors import InvalidArgument
 
 
 def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:
-    """Raises InvalidArgument: rates and bursts must be positive and the peak at least the committed one."""
+    """Decodes a configuration. Raises InvalidArgument unless rates and bursts are positive and peak >= committed."""
     if message.eburst:
         raise InvalidArgument(f"{what}: eburst belongs to single-rate meters; this one has two rates")
     rates = (message.cir, message.cburst, message.pir, message.pburst)
@@ -22,18 +22,18 @@ def decode_meter(message: p4r.MeterConfig, what: str) -> MeterConfig:
 
 
 def encode_meter(config: MeterConfig, message: p4r.MeterConfig) -> None:
-    """Fills the message in."""
+    """Fills the message with a configuration."""
     message.cir, message.cburst, message.pir, message.pburst = config.cir, config.cburst, config.pir, config.pburst
 
 
 def encode_count(count: Count, message: p4r.CounterData) -> None:
-    """Fills the message in, also where both counts are 0."""
+    """Fills the message with counts, also where both are 0."""
     message.packet_count, message.byte_count = count.packets, count.bytes
     message.SetInParent()
 
 
 def decode_count(message: p4r.CounterData, what: str) -> Count:
-    """Packets and bytes.  Raises InvalidArgument for negative ones; ``what`` names the counter."""
+    """Decodes packets and bytes.  Raises InvalidArgument for negative counts; ``what`` names the counter."""
     if message.packet_count < 0 or message.byte_count < 0:
         raise InvalidArgument(f"{what}: expected counts of 0 or more, got {message.packet_count} packets and "
                               f"{message.byte_count} bytes")

@@ -16,17 +16,21 @@ FIRST_ID = 1 << 31
 
 
 class OneShotSets:
-    """Action sets written with their entry: each becomes a group of members of its own, gone with the entry."""
+    """Action sets that were written with an entry: each is a group with members of its own, deleted with the entry."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._next = FIRST_ID
-        self._sets: dict[tuple[int, int], p4r.ActionProfileActionSet] = {}  # (table id, group) -> as it was written
+        self._sets: dict[tuple[int, int], p4r.ActionProfileActionSet] = {}
+        """By (table id, group), the action set as it was written."""
         self._members: dict[tuple[int, int], list[int]] = {}
         self._tables: dict[int, TableSchema] = {}
 
     def create(self, table: TableSchema, message: p4r.ActionProfileActionSet) -> DoGroup:
-        """Members and group for an action set, not yet used by an entry."""
+        """Makes the members and the group of an action set, which no entry uses yet.
+
+        Raises InvalidArgument, ResourceExhausted, Unimplemented, and what the engine raises.
+        """
         profile = table.profile
         assert profile is not None
         actions = message.action_profile_actions
@@ -64,7 +68,7 @@ class OneShotSets:
         return DoGroup(group)
 
     def of_entry(self, entry: Entry) -> Do | None:
-        """The action set that the entry now in the switch uses, if any."""
+        """The action set that the entry in the switch uses now, if any."""
         try:
             do = self._engine.entry(entry.table, entry.key, entry.mask, entry.priority).do
         except NotFound:
@@ -72,7 +76,7 @@ class OneShotSets:
         return do if isinstance(do, DoGroup) and do.group >= FIRST_ID else None
 
     def abandon(self, do: Do) -> None:
-        """Frees the members and the group of an action set that no entry uses (any longer)."""
+        """Deletes the members and the group of an action set that no entry uses."""
         if not isinstance(do, DoGroup) or do.group not in self._tables:
             return
         table = self._tables.pop(do.group)
@@ -84,7 +88,7 @@ class OneShotSets:
         del self._sets[table.id, do.group]
 
     def describe(self, table: TableSchema, do: DoGroup, message: p4r.TableAction) -> bool:
-        """Writes the action set as the client gave it; False where `do` is an ordinary group."""
+        """Fills the message with the action set as the client wrote it; False where `do` is an ordinary group."""
         stored = self._sets.get((table.id, do.group))
         if stored is None:
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets between controller and data plane: metadata fields <-> the bits of the controller header (P4Runtime 16.1)."""
+"""Packets between controller and data plane: metadata fields and the bits of the controller header (P4Runtime 16.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from softswitch.p4runtime.schema import ControllerHeader
 
 
 def encode_packet_in(header: ControllerHeader, frame: bytes) -> p4r.PacketIn:
-    """A frame that left through the CPU port: its packet_in header becomes metadata."""
+    """Encodes a frame that has left by the CPU port: its packet_in header becomes metadata."""
     size = header.bits // 8
     if len(frame) < size:  # the program did not emit its packet_in header
         return p4r.PacketIn(payload=frame)
@@ -25,7 +25,7 @@ def encode_packet_in(header: ControllerHeader, frame: bytes) -> p4r.PacketIn:
 
 
 def decode_packet_out(header: ControllerHeader, message: p4r.PacketOut) -> bytes:
-    """The frame to put into the pipeline: metadata become its packet_out header. Raises InvalidArgument, OutOfRange."""
+    """Decodes the frame for the pipeline: metadata become its packet_out header. Raises InvalidArgument, OutOfRange."""
     given: dict[int, bytes] = {}
     known = {ident for ident, _, _ in header.fields}
     for metadata in message.metadata:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports that go down or come back, on the stream of the primary controllers.
+"""Notifies the primary controllers, on their streams, of ports that go down or come back.
 
-P4Runtime has no message for it (gNMI has); `StreamMessageResponse.other` is its place for what it does not say (16.6).
-There it is a google.protobuf.Struct, which every client can read and may ignore: {"port": 3, "up": false}.
+P4Runtime has no message for this (gNMI has one); `StreamMessageResponse.other` is meant for extensions (16.6). It holds
+a google.protobuf.Struct, which every client can read and may ignore: {"port": 3, "up": false}.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from google.protobuf.struct_pb2 import Struct
 
 
 def encode(port: int, *, up: bool) -> p4r.StreamMessageResponse:
-    """The message that a port is up or down."""
+    """Encodes the message that a port is up or down."""
     status = Struct()
     status.update({"port": port, "up": up})
     message = p4r.StreamMessageResponse()

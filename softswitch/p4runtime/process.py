@@ -6,8 +6,8 @@
     process.start()                       # ports begin to receive
     process.close()
 
-When the native part dies by itself, `death` says how (signal, and the frame that was in the pipeline), the text goes to
-the log, `on_death` is called once, and every engine call raises Internal.
+When the native process ends by itself, `death` has the reason (signal, and the frame that was in the pipeline), which
+is logged as well; `on_death` is called once, and every engine call raises Internal.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from softswitch.engine.errors import EngineError, Internal
 log = logging.getLogger(__name__)
 
 SOURCES = ("segment.c", "pcap.c", "port.c", "channel.c", "io.c", "main.c")
-"""The runtime's files that make a process of a program, besides linking.CORE."""
+"""Files of the runtime, besides linking.CORE, that make a program an executable."""
 
 START_TIMEOUT = 10.0
-"""Seconds that a new process has to answer its first request."""
+"""Seconds within which a new process must answer its first request."""
 
 _STOP_TIMEOUT = 3.0
 _OP_START, _OP_PORTS = 100, 101
@@ -53,11 +53,11 @@ class Port:
 
 @dataclass(frozen=True)
 class Settings:
-    """What does not change with the program.
+    """Settings that are independent of the program.
 
     queue   frames that may wait at each port
-    join    neighbours of one flow leave as super-packets (where the kernel can)
-    vnet    super-packets are understood at all
+    join    whether neighbouring frames of one flow leave as super-packets, where the kernel supports it
+    vnet    whether super-packets are supported at all
     pcap    directory for capture files, or None
     """
 
@@ -72,7 +72,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class PortState:
-    """A port as the process sees it; counts are frames after cutting and before joining."""
+    """State and statistics of a port; frames are counted after super-packets are split and before they are joined."""
 
     number: int
     interface: str
@@ -94,7 +94,7 @@ class PortState:
 
 
 class _ProcessEngine(Engine):
-    """An engine that also knows the requests to the process itself (runtime/io.h)."""
+    """An engine that can also send requests about the process itself (runtime/io.h)."""
 
     def start_ports(self) -> None:
         self._channel.one(struct.pack("<IH", 2, _OP_START))
@@ -117,12 +117,12 @@ class _ProcessEngine(Engine):
         return found
 
 
-# The kernel ends the child when the thread that started it ends (PR_SET_PDEATHSIG): one lasting thread starts all.
+# The kernel ends a child when the thread that started it ends (PR_SET_PDEATHSIG), so one permanent thread starts all.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="softswitch-spawn")
 
 
 class SwitchProcess:
-    """A running native switch; ports are silent until start()."""
+    """A running native switch; its ports are closed until start()."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class SwitchProcess:
         on_event: Callable[[Event], None] | None = None,
         on_death: Callable[[str], None] | None = None,
     ) -> None:
-        """Raises Internal, saying why, where the process cannot start: an interface is missing, no permission..."""
+        """Raises Internal with the reason where the process cannot start: a missing interface, no permission..."""
         self.death: str | None = None
         self._on_death = on_death
         self._closing = False
@@ -167,11 +167,11 @@ class SwitchProcess:
 
     @property
     def pid(self) -> int:
-        """Of the native process."""
+        """The number of the native process."""
         return self._child.pid
 
     def start(self) -> None:
-        """Lets frames in."""
+        """Opens the ports."""
         assert isinstance(self.engine, _ProcessEngine)
         self.engine.start_ports()
 
@@ -187,7 +187,7 @@ class SwitchProcess:
         self._stop()
 
     def _stop(self) -> None:
-        """It ends by itself once its socket is closed; one that hangs is killed."""
+        """Waits for the process, which ends once its socket is closed; one that hangs is killed."""
         try:
             self._child.wait(_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -205,7 +205,7 @@ class SwitchProcess:
                     log.error("switch process %d: %s", self._child.pid, text)
 
     def _ended(self, why: str) -> None:
-        """The control socket broke without our doing (runs on the engine's reader thread)."""
+        """Records why the process ended by itself; called on the engine's reader thread when the socket breaks."""
         if self._closing:
             return
         self._stop()

@@ -28,7 +28,7 @@ def _action(context: Context, profile: ProfileInfo, message: p4r.Action) -> tupl
 
 
 def write_member(context: Context, kind: str, message: p4r.ActionProfileMember) -> None:
-    """Raises InvalidArgument, AlreadyExists, NotFound, and what the engine says of members in use."""
+    """Writes a member. Raises InvalidArgument, AlreadyExists, NotFound, and FailedPrecondition for one in use."""
     profile = context.schema.profile(message.action_profile_id)
     ident = _visible(message.member_id, "member")
     if kind == "delete":
@@ -39,7 +39,7 @@ def write_member(context: Context, kind: str, message: p4r.ActionProfileMember) 
 
 
 def read_members(context: Context, asked: p4r.ActionProfileMember) -> Iterator[p4r.Entity]:
-    """One member, or all, of one profile, or all."""
+    """Reads one member or all members, of one profile or of all."""
     for profile in _asked(context, asked.action_profile_id):
         for member in context.engine.members(profile, asked.member_id or None):
             if member.member >= one_shot.FIRST_ID:
@@ -52,7 +52,7 @@ def read_members(context: Context, asked: p4r.ActionProfileMember) -> Iterator[p
 
 
 def write_group(context: Context, kind: str, message: p4r.ActionProfileGroup) -> None:
-    """Raises InvalidArgument, Unimplemented for members that watch ports, AlreadyExists, NotFound."""
+    """Writes a group. Raises InvalidArgument, AlreadyExists, NotFound, Unimplemented for members that watch ports."""
     profile = context.schema.profile(message.action_profile_id)
     if not profile.selector:
         raise InvalidArgument(f"action profile {profile.name} has no selector, so no groups")
@@ -73,7 +73,7 @@ def write_group(context: Context, kind: str, message: p4r.ActionProfileGroup) ->
 
 
 def read_groups(context: Context, asked: p4r.ActionProfileGroup) -> Iterator[p4r.Entity]:
-    """One group, or all, of one selector, or all."""
+    """Reads one group or all groups, of one selector or of all."""
     for profile in _asked(context, asked.action_profile_id):
         if not profile.selector:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P4 source text -> executable and p4info. Both are cached, so that a switch whose program is known starts at once."""
+"""Makes an executable and p4info of P4 source text. Both are cached, so that a known program starts at once."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from softswitch.engine.linking import build
 from softswitch.p4runtime.process import SOURCES
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
-"""Flags for a build that stops at the first error of memory or arithmetic (tests, bug hunts)."""
+"""Compiler flags for a build that stops at the first error of memory or arithmetic, for debugging."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A program that can run."""
+    """A program that is ready to run."""
 
     executable: Path
     p4info: p4i.P4Info
 
 
 class Builder(Protocol):
-    """Makes a program of what a controller pushed as p4_device_config."""
+    """Builds a program from the p4_device_config that a controller has pushed."""
 
     def __call__(self, device_config: bytes) -> Built:
-        """Raises InvalidArgument where it is no valid program, with the compiler's messages."""
+        """Builds the program. Raises InvalidArgument, with the compiler's messages, for one that is not valid."""
 
 
 class Compiler:
@@ -66,14 +66,14 @@ class Compiler:
     def file(
         self, path: Path, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
     ) -> p4r.ForwardingPipelineConfig:
-        """What to push for a P4 file. Raises CompileError, InvalidArgument, EngineError."""
+        """The configuration to push for a P4 file. Raises CompileError, InvalidArgument, EngineError."""
         from softswitch.compiler.preprocess import preprocess, read
 
         text = preprocess(read(path), str(path), include=include, defines=defines).encode()
         return p4r.ForwardingPipelineConfig(p4info=self(text).p4info, p4_device_config=text)
 
     def _key(self, text: str) -> str:
-        """Text, flags, C compiler, and everything in this package: a newer softswitch compiles anew."""
+        """The cache key: text, flags, C compiler, and this package's files, so that a newer softswitch recompiles."""
         digest = hashlib.sha256(text.encode() + b"\0" + " ".join(self._flags).encode() + b"\0")
         digest.update(f"{os.environ.get('SOFTSWITCH_CC')}\0{os.environ.get('PATH')}\0".encode())
         root = Path(__file__).resolve().parent.parent
@@ -96,7 +96,7 @@ class Compiler:
 
 
 def build_executable(c_source: str | Path, *, flags: Sequence[str] = ("-g",), cache_dir: Path | None = None) -> Path:
-    """Compiled program, runtime and packet I/O as one executable. Raises EngineError where the C compiler fails."""
+    """Builds one executable of a program, the runtime and packet I/O. Raises EngineError where the C compiler fails."""
     try:
         return build(c_source, extra=SOURCES, kind="exe", name="switch", flags=flags, cache_dir=cache_dir)
     except cc.BuildError as error:
@@ -108,12 +108,12 @@ def _recall(known: Path) -> Built | None:
         path, _, p4info = known.read_bytes().partition(b"\0")
         executable = Path(path.decode())
         return Built(executable, p4i.P4Info.FromString(p4info)) if executable.is_file() else None
-    except Exception:  # not there, or written by a process that was killed: compile anew
+    except Exception:  # missing, or written by a process that was killed: compile again
         return None
 
 
 def _remember(known: Path, built: Built) -> None:
-    with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+    with contextlib.suppress(OSError):  # without a writable cache, builds only take longer
         handle, temporary = tempfile.mkstemp(dir=known.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(str(built.executable).encode() + b"\0" + built.p4info.SerializeToString())

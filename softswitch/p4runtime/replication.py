@@ -42,7 +42,7 @@ def _fill(message: p4r.Replica, port: int, instance: int) -> None:
 
 
 def write_group(context: Context, kind: str, message: p4r.MulticastGroupEntry) -> None:
-    """Raises InvalidArgument, AlreadyExists, NotFound."""
+    """Writes a multicast group. Raises InvalidArgument, AlreadyExists, NotFound."""
     group = message.multicast_group_id
     if not 0 < group < 1 << GROUP_BITS:
         raise InvalidArgument(f"multicast group {group} is not within 1..{(1 << GROUP_BITS) - 1}")
@@ -54,7 +54,7 @@ def write_group(context: Context, kind: str, message: p4r.MulticastGroupEntry) -
 
 
 def read_groups(context: Context, asked: p4r.MulticastGroupEntry) -> Iterator[p4r.Entity]:
-    """One multicast group, or all, with their metadata."""
+    """Reads one multicast group or all, with their metadata."""
     for group in context.engine.multicasts(asked.multicast_group_id or None):
         entity = p4r.Entity()
         found = entity.packet_replication_engine_entry.multicast_group_entry
@@ -66,7 +66,10 @@ def read_groups(context: Context, asked: p4r.MulticastGroupEntry) -> Iterator[p4
 
 
 def write_session(context: Context, kind: str, message: p4r.CloneSessionEntry) -> None:
-    """Raises InvalidArgument, Unimplemented for another class of service, AlreadyExists, NotFound."""
+    """Writes a clone session.
+
+    Raises InvalidArgument, AlreadyExists, NotFound, Unimplemented for a class of service.
+    """
     session = message.session_id
     what = f"clone session {session}"
     if not 0 < session < 1 << SESSION_BITS:
@@ -80,7 +83,7 @@ def write_session(context: Context, kind: str, message: p4r.CloneSessionEntry) -
 
 
 def read_sessions(context: Context, asked: p4r.CloneSessionEntry) -> Iterator[p4r.Entity]:
-    """One clone session, or all."""
+    """Reads one clone session or all."""
     for session in context.engine.clone_sessions(asked.session_id or None):
         entity = p4r.Entity()
         found = entity.packet_replication_engine_entry.clone_session_entry

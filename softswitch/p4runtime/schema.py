@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""p4info and the running program side by side: what each id means, and where the engine has it."""
+"""p4info beside the running program: what each id means, and its index in the engine."""
 
 from __future__ import annotations
 
@@ -78,18 +78,18 @@ class TableSchema:
 
 @dataclass(frozen=True)
 class ControllerHeader:
-    """packet_in or packet_out: the metadata of a controller header, (id, name, bits) in wire order."""
+    """The controller header packet_in or packet_out: its metadata as (id, name, bits), in wire order."""
 
     fields: tuple[tuple[int, str, int], ...]
 
     @property
     def bits(self) -> int:
-        """Bits of the whole header; a multiple of 8."""
+        """Bits of the whole header, a multiple of 8."""
         return sum(bits for _, _, bits in self.fields)
 
 
 class Schema:
-    """Everything that a P4Runtime message can name, by id. An unknown id is InvalidArgument, as BMv2 has it."""
+    """Everything that a P4Runtime message can refer to, by id. An unknown id raises InvalidArgument, as in BMv2."""
 
     def __init__(self, p4info: p4i.P4Info, engine: Engine) -> None:
         """Raises Internal where the compiler's p4info and program do not fit together."""
@@ -111,7 +111,7 @@ class Schema:
         self.packet_out = headers.get("packet_out", ControllerHeader(()))
 
     def table(self, ident: int) -> TableSchema:
-        """Raises InvalidArgument, as the ones below."""
+        """A table. Raises InvalidArgument for an unknown id, as the following methods do."""
         return _get(self.tables, ident, "table")
 
     def counter(self, ident: int) -> MeteringInfo:
@@ -139,7 +139,7 @@ class Schema:
         return _get(self.value_sets, ident, "value set")
 
     def table_of_profile(self, profile: ProfileInfo) -> TableSchema:
-        """A table that uses the profile: its action list is the profile's."""
+        """A table that uses the profile, whose actions are those of the profile."""
         for table in self.tables.values():
             if table.info.profile == profile.index:
                 return table
@@ -192,7 +192,7 @@ def _get(things: dict[int, _T], ident: int, what: str) -> _T:
 
 
 def differences(given: p4i.P4Info, ours: p4i.P4Info) -> list[str]:
-    """What a client's p4info says otherwise than the program it comes with, where that changes what messages mean."""
+    """How a client's p4info differs from that of its program, where this changes the meaning of messages."""
     found = []
     for kind in (
         "tables",

@@ -6,9 +6,9 @@
     ...
     server.close()
 
-Errors travel as the specification says (P4Runtime 12): a Write that fails in part is UNKNOWN with one p4.v1.Error
-an update in grpc-status-details-bin; everything else is a plain gRPC status. When the native process dies, streams
-end with INTERNAL and calls answer INTERNAL, with the reason, until a pipeline is pushed again.
+Errors are reported as the specification demands (P4Runtime 12): a Write that fails in part is UNKNOWN, with one
+p4.v1.Error for each update in grpc-status-details-bin; everything else is a plain gRPC status. When the native process
+ends by itself, streams end with INTERNAL, and calls return INTERNAL with the reason until a pipeline is pushed again.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ MESSAGE_MAX = 64 << 20
 """Bytes of the longest gRPC message: a pipeline, or a batch of many thousand entries."""
 
 MAX_STREAMS = 32
-"""Controllers at a time; each holds a thread."""
+"""Controllers at the same time; each needs a thread."""
 
 READ_CHUNK = 512
 """Entities in one ReadResponse."""
 
 _STREAM_QUEUE = 10_000
-"""Messages that may wait for a controller; then packet-ins are lost, counted in the log."""
+"""Messages that may wait for a controller; beyond that packet-ins are dropped, and their number is logged."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -62,7 +62,7 @@ class ListenError(Exception):
 
 
 class _Outbox:
-    """Messages for one controller, from any thread; reading it blocks until there is one or it is closed."""
+    """The messages for one controller, from any thread; iterating waits for the next message, or until it is closed."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[p4r.StreamMessageResponse | None] = queue.SimpleQueue()
@@ -87,7 +87,7 @@ class _Outbox:
 
 
 class Server(p4r_grpc.P4RuntimeServicer):
-    """One switch: P4Runtime in front, a native process behind."""
+    """The P4Runtime server of one switch, which runs in a native process."""
 
     def __init__(self, *, device_id: int, settings: Settings, builder: Builder) -> None:
         self._arbitration = Arbitration(device_id)
@@ -105,10 +105,10 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._grpc = grpc.server(self._threads, options=options)
         p4r_grpc.add_P4RuntimeServicer_to_server(self, self._grpc)
 
-    # ---- life ----------------------------------------------------------------------------------------------
+    # ---- starting and stopping ----------------------------------------------------------------------------
 
     def listen(self, *addresses: str) -> list[int]:
-        """Starts to serve on HOST:PORT or unix:PATH addresses; the ports (1 for unix). Raises ListenError."""
+        """Serves on HOST:PORT or unix:PATH addresses; returns their ports (1 for unix). Raises ListenError."""
         bound = []
         for address in addresses:
             try:
@@ -132,17 +132,17 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._configuration.close()
 
     def push(self, config: p4r.ForwardingPipelineConfig) -> None:
-        """Sets a pipeline from inside (a program named on the command line). Raises EngineError."""
+        """Sets a pipeline without a controller, for a program on the command line. Raises EngineError."""
         with self._writing:
             self._configuration.apply(p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT, config)
 
     def ports(self) -> list[PortState]:
-        """Ports of the running pipeline. Raises EngineError."""
+        """The ports of the running pipeline. Raises EngineError."""
         return self._configuration.running().process.ports()
 
     @property
     def pid(self) -> int:
-        """Of the native process. Raises EngineError where there is none."""
+        """The number of the native process. Raises EngineError where there is none."""
         return self._configuration.running().process.pid
 
     # ---- from the data plane -------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def _on_event(self, pipeline: Pipeline, event: Event) -> None:
         try:
             self._report(pipeline, event)
-        except Exception:  # the thread that reads reports reads replies too: it must live
+        except Exception:  # an exception must not end the thread, which also reads replies
             log.exception("a report of the switch could not be passed on: %s", event.kind.name)
 
     def _report(self, pipeline: Pipeline, event: Event) -> None:
@@ -194,7 +194,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def SetForwardingPipelineConfig(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
-        """Loads, keeps or starts a program."""
+        """Loads, saves or starts a program."""
         try:
             self._arbitration.check_device(request.device_id)
             self._arbitration.check_write(_role(request), request.election_id)
@@ -226,7 +226,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         return response
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:
-        """A batch of updates, each on its own."""
+        """Executes a batch of updates, each independently of the others."""
         try:
             self._arbitration.check_device(request.device_id)
             self._arbitration.check_write(_role(request), request.election_id)
@@ -235,7 +235,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
                                     f"{p4r.WriteRequest.Atomicity.Name(request.atomicity)}")
             with self._writing:
                 results = entities.write(self._configuration.running().context, request.updates)
-                self._configuration.running()  # died while it worked: say so rather than list the consequences
+                self._configuration.running()  # the process ended meanwhile: report that rather than its consequences
         except EngineError as error:
             _abort(context, error)
         if any(results):
@@ -243,7 +243,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         return p4r.WriteResponse()
 
     def Read(self, request: p4r.ReadRequest, context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
-        """Everything that is asked for, in pieces."""
+        """Reads everything that is asked for, in several messages."""
         try:
             self._arbitration.check_device(request.device_id)
             response = p4r.ReadResponse()
@@ -262,7 +262,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def StreamChannel(
         self, requests: Iterable[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
-        """A controller's stream: arbitration, packets, digests."""
+        """The stream of a controller: arbitration, packets, digests."""
         outbox = _Outbox()
         if len(self._outboxes) >= MAX_STREAMS:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} controllers are connected already")
@@ -293,7 +293,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         outbox.close()
 
     def _stream_message(self, request: p4r.StreamMessageRequest, session: Session) -> None:
-        """Raises EngineError only for what must end the stream."""
+        """Handles one message of a stream. Raises EngineError only for what must end the stream."""
         kind = request.WhichOneof("update")
         if kind == "arbitration":
             self._arbitration.update(session, request.arbitration)
@@ -319,7 +319,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
             session.send(error)
 
     def _tell_ports(self, session: Session) -> None:
-        """A new primary learns which ports are down; it hears of what changes, and of all when a program starts."""
+        """Notifies a new primary of the ports that are down; later it receives changes."""
         if not self._arbitration.is_primary(session):
             return
         try:
@@ -348,7 +348,7 @@ def _abort(context: grpc.ServicerContext, error: EngineError) -> NoReturn:
 
 
 def _abort_updates(context: grpc.ServicerContext, results: list[EngineError | None]) -> NoReturn:
-    """UNKNOWN, and in the details one p4.v1.Error an update, OK for those that worked."""
+    """Ends the call with UNKNOWN and, in its details, a p4.v1.Error for each update, OK for those that succeeded."""
     status = rpc_status.Status(code=rpc_code.UNKNOWN)
     for error in results:
         detail = p4r.Error(space="ALL-sswitch-p4org")

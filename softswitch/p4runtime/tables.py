@@ -24,7 +24,7 @@ KINDS = {p4r.Update.INSERT: "insert", p4r.Update.MODIFY: "modify", p4r.Update.DE
 
 
 def decode_key(table: TableSchema, message: p4r.TableEntry) -> tuple[bytes, bytes, int]:
-    """(key, mask, priority) of an entry."""
+    """Decodes (key, mask, priority) of an entry. Raises InvalidArgument, OutOfRange."""
     given: dict[int, tuple[int, int]] = {}
     for match in message.match:
         field = table.fields.get(match.field_id)
@@ -94,7 +94,7 @@ def _const_guard(table: TableSchema) -> None:
 
 
 def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
-    """An entry to insert, modify or delete."""
+    """Decodes an entry to insert, modify or delete. Raises EngineError."""
     table = context.schema.table(message.table_id)
     _const_guard(table)
     key, mask, priority = decode_key(table, message)
@@ -121,7 +121,7 @@ def decode_entry(context: Context, kind: str, message: p4r.TableEntry) -> Entry:
 
 
 def write_entries(context: Context, kind: str, messages: list[p4r.TableEntry]) -> list[EngineError | None]:
-    """Many writes of one kind; an error or None for each. Default actions go one by one."""
+    """Executes writes of one kind and returns an error or None for each; default actions are written one by one."""
     results: list[EngineError | None] = [None] * len(messages)
     ready: list[tuple[int, Entry]] = []
     for i, message in enumerate(messages):
@@ -145,7 +145,7 @@ def flush_entries(
     ready: list[tuple[int, Entry]],
     results: list[EngineError | None],
 ) -> None:
-    """Sends decoded entries in one batch and does what an entry brings along."""
+    """Writes decoded entries in one batch, then their metadata, counters and meters."""
     before = [
         context.one_shot.of_entry(entry) if kind != "insert" and entry.table.profile >= 0 else None
         for _, entry in ready
@@ -190,7 +190,7 @@ def _write_default(context: Context, kind: str, message: p4r.TableEntry) -> None
 
 
 def _write_direct(context: Context, table: TableInfo, entry: Entry | None, message: p4r.TableEntry) -> None:
-    """The meter and counter that come with an entry (None: the default action); without meter it is unmetered."""
+    """Writes the meter and counter of an entry, or (None) of the default action; without a meter it is unmetered."""
     if table.direct_meter >= 0:
         given = message.HasField("meter_config")
         config = decode_meter(message.meter_config, table.name) if given else None
@@ -200,7 +200,7 @@ def _write_direct(context: Context, table: TableInfo, entry: Entry | None, messa
 
 
 def encode_key(table: TableSchema, entry: Entry, message: p4r.TableEntry) -> None:
-    """Fills table id, match and priority: what identifies an entry."""
+    """Fills in what identifies an entry: table id, match and priority."""
     message.table_id = table.id
     pairs = entry.fields
     for field in table.fields.values():
@@ -214,7 +214,7 @@ def encode_key(table: TableSchema, entry: Entry, message: p4r.TableEntry) -> Non
 def encode_entry(
     context: Context, table: TableSchema, entry: Entry, asked: p4r.TableEntry, message: p4r.TableEntry
 ) -> None:
-    """Fills a whole TableEntry; counters, meters and times where `asked` has them set."""
+    """Fills in a whole TableEntry; counters, meters and times only where they are set in `asked`."""
     encode_key(table, entry, message)
     _encode_do(context, table, entry.do, message.action)
     message.controller_metadata = entry.cookie
@@ -227,7 +227,7 @@ def encode_entry(
 
 
 def encode_idle(context: Context, table: TableSchema, entry: Entry, message: p4r.TableEntry) -> None:
-    """An entry as its idle notification shows it: all but counters and meters."""
+    """Fills in an entry for its idle notification, without counters and meters."""
     encode_entry(context, table, entry, p4r.TableEntry(time_since_last_hit=p4r.TableEntry.IdleTimeout()), message)
 
 
@@ -239,15 +239,15 @@ def _encode_direct(table: TableSchema, entry: Entry | Default, asked: p4r.TableE
 
 
 def asked_tables(context: Context, ident: int) -> list[TableSchema]:
-    """The table of this id; 0: all.  Raises InvalidArgument."""
+    """The table of this id, or all tables for 0.  Raises InvalidArgument."""
     return [context.schema.table(ident)] if ident else list(context.schema.tables.values())
 
 
 def asked_entries(context: Context, table: TableSchema, asked: p4r.TableEntry) -> Iterator[Entry]:
-    """The entries that a read names: one by its match, or all with the given priority, metadata and action."""
+    """The entries that a read selects: one by its match, or all with the given priority, metadata and action."""
     if asked.match:
         key, mask, priority = decode_key(table, asked)
-        with contextlib.suppress(NotFound):  # BMv2 answers a read of what is not there with nothing, and so do we
+        with contextlib.suppress(NotFound):  # like BMv2, a read of an entry that does not exist returns nothing
             yield context.engine.entry(table.info, key, mask, priority)
         return
     for entry in context.engine.entries(table.info):
@@ -259,7 +259,7 @@ def asked_entries(context: Context, table: TableSchema, asked: p4r.TableEntry) -
 
 
 def read_entries(context: Context, asked: p4r.TableEntry) -> Iterator[p4r.Entity]:
-    """TableEntry reads; with is_default_action the default instead of the entries."""
+    """Reads table entries, or the default action where is_default_action is set."""
     if asked.table_id == 0 and asked.match:
         raise InvalidArgument("a read with a match must name its table")
     for table in asked_tables(context, asked.table_id):

@@ -14,7 +14,7 @@ from softswitch.p4runtime.matches import decode_match, encode_match
 
 
 def write(context: Context, kind: str, message: p4r.ValueSetEntry) -> None:
-    """Replaces all members of a set.  Raises InvalidArgument, ResourceExhausted."""
+    """Replaces all members of a value set.  Raises InvalidArgument, ResourceExhausted."""
     value_set = context.schema.value_set(message.value_set_id)
     what = f"value set {value_set.name}"
     if kind != "modify":
@@ -36,7 +36,7 @@ def write(context: Context, kind: str, message: p4r.ValueSetEntry) -> None:
 
 
 def read(context: Context, asked: p4r.ValueSetEntry) -> Iterator[p4r.Entity]:
-    """One set, or all, with their members."""
+    """Reads one value set or all, with their members."""
     schema = context.schema
     for value_set in [schema.value_set(asked.value_set_id)] if asked.value_set_id else schema.value_sets.values():
         entity = p4r.Entity()

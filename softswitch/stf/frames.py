@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def matches(pattern: str, exact: bool, frame: bytes) -> bool:
-    """Whether a frame is what a pattern (hex digits and *) describes; without `exact` it may be longer."""
+    """Whether a frame matches a pattern of hex digits and *; without `exact` it may be longer."""
     got = frame.hex()
     if len(got) < len(pattern) or (exact and len(got) > len(pattern)):
         return False
@@ -13,7 +13,7 @@ def matches(pattern: str, exact: bool, frame: bytes) -> bool:
 
 
 def draw_difference(pattern: str | None, exact: bool, frame: bytes, *, width: int = 16) -> str:
-    """Both frames as hexdumps, line under line, with a ^ under every nibble that is wrong, missing or too much."""
+    """Draw both frames as hexdumps, line by line, with a ^ under every nibble that is wrong, missing or superfluous."""
     got, lines = frame.hex(), []
     end = max(len(pattern or ""), len(got))
     for at in range(0, end, 2 * width):

@@ -5,7 +5,7 @@
     print(report)                 # what differs, as a hexdump with the differing nibbles marked
     report.passed                 # every expectation held and no other frame came out
 
-A frame passes the switch at once, in this process; expectations are compared at the end, port by port, in order.
+A frame passes the switch in this process, without delay; expectations are compared at the end, port by port, in order.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from softswitch.stf.script import (
 from softswitch.stf.values import any_value, by_ending, field_index, field_value
 
 PACKET_US = 1000
-"""Time between two packets, microseconds."""
+"""Microseconds between two packets."""
 WAIT_US = 1_000_000
-"""What `wait` waits, microseconds of the switch's clock."""
+"""Microseconds of the switch's clock that `wait` waits."""
 
 _COMPARE = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
             ">=": operator.ge}
@@ -50,7 +50,7 @@ _LABELLED = "$"
 
 @dataclass
 class Report:
-    """What a test showed; `failures` says what was wrong, each with file and line, `notes` what *_read printed."""
+    """The result of a test: `failures`, each with file and line, and `notes`, which *_read commands have printed."""
 
     name: str
     sent: int = 0

@@ -67,7 +67,7 @@ class Packet(Statement):
 
 @dataclass(frozen=True)
 class Expect(Statement):
-    """pattern: hex digits and *, or None where any frame will do."""
+    """`expect`: a frame that leaves a port; pattern: hex digits and *, or None where any frame is accepted."""
 
     port: int
     pattern: str | None
@@ -76,7 +76,7 @@ class Expect(Statement):
 
 @dataclass(frozen=True)
 class NoPacket(Statement):
-    """`no_packet`: no frame may be left."""
+    """`no_packet`: no frame may come out unexpectedly."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RemoveAll(Statement):
 
 @dataclass(frozen=True)
 class CheckCounter(Statement):
-    """check: (packets or bytes, comparison, number), or None where the counter must merely be there."""
+    """`check_counter`; check: (packets or bytes, comparison, number), or None where the counter only has to exist."""
 
     counter: str
     index: str
@@ -126,12 +126,12 @@ _CHECK = re.compile(
 
 
 def number(text: str) -> int:
-    """An integer in any of the notations, without *."""
+    """Parse an integer in any of the notations, without *."""
     return int(text, 0) if not text.isdecimal() else int(text)
 
 
 def parse(text: str, name: str = "<stf>") -> list[Statement]:
-    """All statements of a test. Raises StfSyntaxError."""
+    """Parse all statements of a test. Raises StfSyntaxError."""
     return list(_statements(text, name))
 
 

@@ -18,7 +18,7 @@ _Thing = TypeVar("_Thing", bound=Named | ActionInfo)
 
 
 def by_ending(things: Sequence[_Thing], name: str, kind: str) -> _Thing:
-    """The thing of this name; else the one whose name ends so (after a dot if possible), as p4c's runner has it."""
+    """The object of this name, else the only one whose name ends so (after a dot if possible), as in p4c's runner."""
     found = by_name(things, name) or [thing for thing in things if thing.name.endswith(name)]
     if len(found) != 1:
         have = ", ".join(thing.name for thing in things) or "none"
@@ -27,7 +27,7 @@ def by_ending(things: Sequence[_Thing], name: str, kind: str) -> _Thing:
 
 
 def field_index(table: TableInfo, name: str) -> int:
-    """Which key field is meant: its name, its last part, NAME$1 for NAME[1], $valid or valid for $valid$."""
+    """The index of a key field: by its name or last part; NAME$1 stands for NAME[1], $valid or valid for $valid$."""
     wanted = re.sub(r"\$(\d+)", r"[\1]", name)
     if wanted == "valid" or wanted.endswith((".valid", "$valid")):
         wanted = re.sub(r"\$?valid$", "$valid$", wanted)
@@ -42,6 +42,7 @@ def field_index(table: TableInfo, name: str) -> int:
 
 
 def any_value(key: KeyField) -> tuple[int, int]:
+    """The (value, mask) of a field that a test does not mention: anything, or 0 where it is exact."""
     return (0, key.ones) if key.match is MatchKind.EXACT else key.any
 
 
@@ -70,7 +71,7 @@ def field_value(key: KeyField, text: str) -> tuple[int, int]:
 
 
 def _mask(text: str, key: KeyField) -> int:
-    """A ternary value's mask covers the digits that are written, no more: 0x1 leaves the bits above the digit open."""
+    """The mask of a ternary value covers the digits that are written: 0x1 leaves the bits above its digit open."""
     if text.isdecimal():
         return key.ones
     full = {"x": "f", "b": "1", "o": "7"}[text[1].lower()]
@@ -78,7 +79,7 @@ def _mask(text: str, key: KeyField) -> int:
 
 
 def rates(args: Sequence[str]) -> MeterConfig:
-    """simple_switch_CLI's RATE:BURST RATE:BURST, committed first, rates in units a microsecond."""
+    """Parse simple_switch_CLI's RATE:BURST RATE:BURST, committed first, with rates in units a microsecond."""
     if len(args) != 2 or any(":" not in arg for arg in args):
         raise InvalidArgument(f"expected RATE:BURST RATE:BURST, got {' '.join(args)}")
     (cir, cburst), (pir, pburst) = (arg.split(":") for arg in args)
