@@ -11,7 +11,7 @@ from softswitch.compiler.diagnostics import P4Error, Pos
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token; kind: "id" (or keyword), "int", "str", "op", "end"; an int has the value (value, width or None, signed)."""
+    """A token; kind: "id" (or keyword), "int", "str", "op", "end"; an int has (value, width or None, signed)."""
 
     kind: str
     text: str
