@@ -38,8 +38,8 @@ from netfold.bench.commands.allreduce import READY_SECONDS, size
 from netfold.bench.ranks.rails import Announcement, OpenCommand, OpenResult, SumsCommand, SumsResult
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError, bits_per_second
-from netfold.host.rails.multirail import Start
 from netfold.host.rails.planes import RAILS_VARIABLE
+from netfold.host.rails.policy import Start
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, KNOWN
 from netfold.topo import sandbox
 from netfold.topo.failures import FabricFailed

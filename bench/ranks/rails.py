@@ -17,7 +17,8 @@ import numpy as np
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.rails.joining import START_VARIABLE
-from netfold.host.rails.multirail import MultiRail, RailUse, Start, State
+from netfold.host.rails.multirail import MultiRail, RailUse, State
+from netfold.host.rails.policy import Start
 from netfold.host.selection.calibration import COST_VARIABLE
 
 

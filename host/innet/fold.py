@@ -49,6 +49,7 @@ SKB_BYTES = {1024: 2304, 4096: 8448}
 TRIAL = Reduction("sum", "float32")
 """The reduction of a trial."""
 NOTHING = np.empty(0, np.float32)
+"""Array of a request that was never made: before the first operation there is nothing to go on with."""
 
 
 class FoldRail:

@@ -25,7 +25,7 @@ PAUSE = 0.002
 
 
 class Agreements:
-    """Runs agreements on one rank.  Parameters as of ``MultiRail``.
+    """Runs agreements on one rank.  Parameters as of ``MultiRail`` and ``policy``.
 
     quickest  returns the rail to use where the chosen one has failed
     """

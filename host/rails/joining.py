@@ -12,10 +12,11 @@ import numpy as np
 
 from netfold.host.errors import NetFoldError
 from netfold.host.mesh.connection import listen
-from netfold.host.rails.multirail import Listeners, MultiRail, OutOfBand, Policy, Start
+from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import TcpOutOfBand, cookie
 from netfold.host.rails.planes import RailSpec
+from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy, Start
 from netfold.host.rails.rail_set import STALL
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.reopening import BackgroundReopening
@@ -104,11 +105,11 @@ def join_rails(
         _meet(channel, rails, rank, world)
         multi = MultiRail(
             rails, rank, world, OutOfBand(state, channel, job_error),
-            policy=Policy(
+            policy=RailPolicy(
                 start=start, known=known if known is not None and len(known) == len(rails) else (), stall=stall,
                 timeout=timeout,
             ),
-            listeners=Listeners(
+            listeners=RailListeners(
                 me=f"job {job!r}, rank {rank} of {world}", note=flight.note, timeline=timeline, keep=keep
             ),
             reopen=reopen,

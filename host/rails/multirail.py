@@ -31,10 +31,10 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.agreement import Agreements
 from netfold.host.rails.missing_ranks import MissingRankDetector
-from netfold.host.rails.rail_set import STALL, RailSet, ReopenRail, WatchedRail
-from netfold.host.rails.rank_state import OutOfBandChannel, RankState, first_line
-from netfold.host.rails.shares import LONG, Estimate, Figure, RailShares, Split, show_seconds
-from netfold.host.tracing.timeline import Timeline
+from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
+from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
+from netfold.host.rails.rank_state import first_line
+from netfold.host.rails.shares import LONG, Estimate, RailShares, Split, show_seconds
 
 SHORT = 2 << 20
 """Largest size of an agreement in bytes: its result is kept for ranks that may lack it."""
@@ -59,7 +59,6 @@ SUM = Reduction("sum", "int32")
 log = logging.getLogger("netfold")
 
 State = Literal["up", "down"]
-Start = Literal["hot", "cold"]
 
 
 @dataclass(frozen=True)
@@ -77,55 +76,6 @@ class RailUse:
     """Agreed bandwidth in bytes per second; None while it is unknown."""
     why: str
     """Cause of its last failure."""
-
-
-@dataclass(frozen=True)
-class OutOfBand:
-    """How a rank reaches the others besides its rails.
-
-    state      answers for this rank
-    channel    asks the others
-    job_error  returns what has ended the job on all planes, or None
-    """
-
-    state: RankState
-    channel: OutOfBandChannel
-    job_error: Callable[[], NetFoldError | None] = lambda: None
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How rails are used and given up; the same on all ranks, except ``known``.
-
-    start     "hot": begins with the shares that follow from ``known``, and measures at the start whatever no rank
-              knows; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
-    known     each rail's figures from an earlier run, or None; empty: none are known
-    stall     seconds without progress after which a rail counts as dead (``rail_set.STALL``)
-    timeout   seconds without an answer or any progress after which a call gives up
-    overhead  initial estimate in seconds of what splitting a call costs (``shares``)
-    """
-
-    start: Start = "hot"
-    known: Sequence[Figure | None] = ()
-    stall: float = STALL
-    timeout: float = 10.0
-    overhead: float = 0.0003
-
-
-@dataclass(frozen=True)
-class Listeners:
-    """What is called with news of the rails.
-
-    me        job and rank, for errors; default: the rank
-    note      called with which rail carries what share of a call, and why
-    timeline  records what each rail carries when, where one was asked for
-    keep      called with the rails' figures at the end, to be saved for the next run
-    """
-
-    me: str = ""
-    note: Callable[[str], None] = lambda path: None
-    timeline: Timeline | None = None
-    keep: Callable[[list[Figure]], None] = lambda figures: None
 
 
 class MultiRail:
@@ -146,8 +96,8 @@ class MultiRail:
         world: int,
         out_of_band: OutOfBand,
         *,
-        policy: Policy = Policy(),
-        listeners: Listeners = Listeners(),
+        policy: RailPolicy = DEFAULT_POLICY,
+        listeners: RailListeners = NO_LISTENERS,
         reopen: ReopenRail | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

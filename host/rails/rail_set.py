@@ -62,7 +62,7 @@ class Fenced(RailDown):
 
 
 class RailSet:
-    """The rails of one rank.  Parameters as of ``MultiRail``."""
+    """The rails of one rank.  Parameters as of ``MultiRail`` and ``policy``."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ def missing_chunks(stripes: Mapping[int, Stripe], done: Sequence[int], source: F
 
 
 class StripeThreads:
-    """The threads that carry stripes, one for each rail.  Parameters as of ``MultiRail``."""
+    """The threads that carry stripes, one for each rail.  Parameters as of ``MultiRail`` and ``policy``."""
 
     def __init__(
         self, rails: RailSet, state: RankState, *, timeline: Timeline | None = None,

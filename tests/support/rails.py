@@ -18,7 +18,8 @@ from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
-from netfold.host.rails.multirail import Listeners, MultiRail, OutOfBand, Policy
+from netfold.host.rails.multirail import MultiRail
+from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy
 from netfold.host.rails.rail_set import RailReopening, WatchedRail
 from netfold.host.rails.rank_state import Answer, Question, RankState
 
@@ -199,8 +200,8 @@ def on_ranks(world: int, call: Callable[[int], T], within: float = 30.0) -> list
 class Ranks:
     """The MultiRails of all ranks over fake planes.
 
-    options  as of ``Policy``; ``known_by``: each rank's own ``known``; ``keep``; ``note``: called with rank and path;
-             ``charges``: of each rail, called with the bytes that it has carried
+    options  as of ``RailPolicy``; ``known_by``: each rank's own ``known``; ``keep``; ``note``: called with rank and
+             path; ``charges``: of each rail, called with the bytes that it has carried
     """
 
     def __init__(self, planes: Sequence[Plane], **options: Any) -> None:
@@ -225,8 +226,8 @@ class Ranks:
                     for i, (plane, charge) in enumerate(zip(planes, charges, strict=True))
                 ],
                 rank, self.world, OutOfBand(states[rank], self.channels),
-                policy=Policy(known=known.get(rank, ()), **options),
-                listeners=Listeners(keep=keep, note=lambda path: note(rank, path)),
+                policy=RailPolicy(known=known.get(rank, ()), **options),
+                listeners=RailListeners(keep=keep, note=lambda path: note(rank, path)),
                 reopen=reopen(rank),
             )
 

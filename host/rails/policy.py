@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a ``MultiRail`` is told besides its rails: how to use them, how to reach the other ranks, whom to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from netfold.host.errors import NetFoldError
+from netfold.host.rails.rail_set import STALL
+from netfold.host.rails.rank_state import OutOfBandChannel, RankState
+from netfold.host.rails.shares import Figure
+from netfold.host.tracing.timeline import Timeline
+
+Start = Literal["hot", "cold"]
+
+
+@dataclass(frozen=True)
+class OutOfBand:
+    """How a rank reaches the others besides its rails.
+
+    state      answers for this rank
+    channel    asks the others
+    job_error  returns what has ended the job on all planes, or None
+    """
+
+    state: RankState
+    channel: OutOfBandChannel
+    job_error: Callable[[], NetFoldError | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class RailPolicy:
+    """How rails are used and given up; the same on all ranks, except ``known``.
+
+    start     "hot": begins with the shares that follow from ``known``, and measures at the start whatever no rank
+              knows; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
+    known     each rail's figures from an earlier run, or None; empty: none are known
+    stall     seconds without progress after which a rail counts as dead (``rail_set.STALL``)
+    timeout   seconds without an answer or any progress after which a call gives up
+    overhead  initial estimate in seconds of what splitting a call costs (``shares``)
+    """
+
+    start: Start = "hot"
+    known: Sequence[Figure | None] = ()
+    stall: float = STALL
+    timeout: float = 10.0
+    overhead: float = 0.0003
+
+
+@dataclass(frozen=True)
+class RailListeners:
+    """What is called with news of the rails.
+
+    me        job and rank, for errors; default: the rank
+    note      called with which rail carries what share of a call, and why
+    timeline  records what each rail carries when, where one was asked for
+    keep      called with the rails' figures at the end, to be saved for the next run
+    """
+
+    me: str = ""
+    note: Callable[[str], None] = lambda path: None
+    timeline: Timeline | None = None
+    keep: Callable[[list[Figure]], None] = lambda figures: None
+
+
+DEFAULT_POLICY: Final = RailPolicy()
+NO_LISTENERS: Final = RailListeners()
