@@ -3,7 +3,7 @@
 
     unshare --net python tests/support/fold.py ENGINE FOLDER
 
-Prints one JSON object a check (`{"check": ..., "ok": true}`); any other end is a failure.
+Prints one JSON object for each check (`{"check": ..., "ok": true}`); any other end is a failure.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from netfold.wire.roce import LaneOperation, Opcode
 
 RANKS = 3
 USUAL = {"data": LaneOperation.SUM32, "agreement": LaneOperation.MAX32}
-"""What a kind of stream mostly does."""
+"""Kind of stream -> its usual lane operation."""
 WAIT = 30.0
-"""Seconds for a packet that must come."""
+"""Seconds within which a packet must come."""
 Lanes = tuple[int, ...]
 
 
 def plug(fabric: Fabric) -> None:
-    """A veth pair for every host: v1.. into the switch, h1.. for us."""
+    """Makes a veth pair for every host: v1.. go to the switch, h1.. are the test's."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     for n in range(1, len(fabric.hosts) + 1):
         subprocess.run(["ip", "link", "add", f"v{n}", "type", "veth", "peer", "name", f"h{n}"], check=True)
@@ -50,7 +50,7 @@ def plug(fabric: Fabric) -> None:
 
 
 def command(engine: Engine, fabric: Fabric) -> list[str]:
-    """The switch's command line."""
+    """The command line of the switch."""
     switch = fabric.switches[0]
     ports = [word for n in range(1, len(fabric.hosts) + 1) for word in ("-i", f"{n}@v{n}")]
     if engine == "bmv2":
@@ -61,7 +61,7 @@ def command(engine: Engine, fabric: Fabric) -> list[str]:
 
 
 def ones_sum(data: bytes) -> int:
-    """The Internet checksum's sum, folded: 0xffff where a checksum is in place and right."""
+    """The ones' complement sum of the Internet checksum, folded: 0xffff where a checksum is present and right."""
     total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -92,7 +92,7 @@ class Wire:
         self, rank: int, kind: str, psn: int, lanes: Lanes, opcode: Opcode = Opcode.WRITE_MIDDLE,
         *, operation: LaneOperation | None = None, corrupt: bool = False, ecn: int = roce.ECN_ECT0,
     ) -> None:
-        """One contribution."""
+        """Sends one contribution."""
         stream, host = self.stream(rank, kind), self.fabric.hosts[rank]
         operation = USUAL[kind] if operation is None else operation
         bth = roce.BTH.pack(opcode, 0, roce.PKEY, stream.peer_qp + operation, psn)
@@ -109,7 +109,7 @@ class Wire:
     async def receive(
         self, rank: int, kind: str, psn: int, operation: LaneOperation | None = None
     ) -> tuple[Lanes, int]:
-        """The result of this PSN, checked down to the last header field; its lanes and ECN bits."""
+        """Receives the result of this PSN and checks every header field.  Returns its lanes and ECN bits."""
         stream, host, before = self.stream(rank, kind), self.fabric.hosts[rank], self.fabric.hosts[rank - 1]
         async with asyncio.timeout(WAIT):
             while True:
@@ -131,7 +131,7 @@ class Wire:
         return struct.unpack("!256I", packet[start:-4]), packet[1] & 3
 
     async def silence(self, rank: int, seconds: float = 0.2) -> bool:
-        """True where nothing comes from the switch."""
+        """Whether nothing comes from the switch."""
         try:
             async with asyncio.timeout(seconds):
                 while (await asyncio.get_running_loop().sock_recv(self.sockets[rank], 4096))[6:12] != self.mac:
@@ -142,22 +142,22 @@ class Wire:
 
 
 def total(rows: list[Lanes]) -> Lanes:
-    """What a data stream must give."""
+    """The expected result of a data stream."""
     return tuple(sum(column) & 0xFFFFFFFF for column in zip(*rows, strict=True))
 
 
 def highest(rows: list[Lanes]) -> Lanes:
-    """What an agreement stream must give."""
+    """The expected result of an agreement stream."""
     return tuple(max(column) for column in zip(*rows, strict=True))
 
 
 def done(check: str) -> None:
-    """Report a check that held."""
+    """Reports a check that passed."""
     print(json.dumps({"check": check, "ok": True}), flush=True)
 
 
 async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> None:
-    """All of them, one after another, each on PSNs of its own."""
+    """Runs all checks one after another, each on PSNs of its own."""
     plans = await asyncio.gather(*(
         controller.jobs.join(Join("j", RANKS, rank, fabric.hosts[rank].address, "10.0.0.1:1", roce.PATH_MTU))
         for rank in range(RANKS)
@@ -233,7 +233,7 @@ async def checks(fabric: Fabric, controller: Controller, rng: random.Random) -> 
 
 
 async def main(engine: Engine, folder: Path) -> None:
-    """Everything up, all checks, everything down."""
+    """Starts everything, runs all checks, and ends everything."""
     fabric = leafspine(1, 0, RANKS, engine=engine, rundir=folder)
     plug(fabric)
     with (folder / "switch.log").open("wb") as log:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native hosts on the compiled program, in process: the controller's own entries, frames as they stand on a wire."""
+"""Native hosts on the compiled program within one process, with the controller's own entries and real frames."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class P4Fabric(Wires):
 
     @property
     def cores(self) -> list[Core]:
-        """By host."""
+        """Host -> its core."""
         return [self._core[place] for place in range(len(self.hosts))]
 
     def admit(
         self, members: Sequence[int], agreed: Callable[[Stream], Stream] = lambda stream: stream
     ) -> None:
-        """A job of these hosts, which have no other any more; ``agreed`` may change its streams before anybody hears of
+        """Admits a job of these hosts, which then have no other; ``agreed`` may change its streams before anybody uses
         them."""
         mine = [self.hosts[place] for place in members]
         planned = trees.plan(self.fabric.graph(), [host.name for host in mine])
@@ -56,20 +56,20 @@ class P4Fabric(Wires):
             self._core[place] = Core(self.hosts[place].address, len(mine), jobs._trees(streams, mine, rank))
 
     def drain(self, rank: int, source: str) -> None:
-        """Frames as the host's kernel makes them of a core's runs."""
+        """The frames that the host's kernel would make of a core's runs."""
         while out := self._core[rank].send(self.network.now):
             for ip_id, payload in enumerate(out.packets()):
                 self.send(rank, ip_id, payload, out.source_port, out.destination)
 
     def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
-        """A result, or what stands in for one."""
+        """Passes a result to a host's core."""
         self._core[rank].receive(payload, self.network.now, marked=marked)
 
 
 def reduce(
     fabric: P4Fabric, sources: Sequence[NDArray[Any]], number: int, *, op: Op = "sum", coding: Coding = PLAIN
 ) -> list[NDArray[Any]]:
-    """One allreduce of every host, each in its job."""
+    """Runs one allreduce on every host, each in its job."""
     outs = [np.empty_like(source) for source in sources]
     calls = [[Call(s, o, 1.0, number, op, coding)] for s, o in zip(sources, outs, strict=True)]
     for _ in run(fabric, calls):  # type: ignore[arg-type]  # has what run() uses

@@ -3,7 +3,7 @@
 
     unshare --net python tests/support/links.py ENGINE FOLDER
 
-Prints one JSON object a check (`{"check": ..., "ok": true}`); any other end is a failure.
+Prints one JSON object for each check (`{"check": ..., "ok": true}`); any other end is a failure.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from netfold.rpc import rpc
 from netfold.wire import operator
 
 BOUND = 60.0
-"""Seconds for what must happen."""
+"""Seconds within which everything must happen."""
 TRAVEL = 3.0
-"""Seconds for a probe to be heard; what has not come by then is lost."""
+"""Seconds within which a probe must arrive; a later one counts as lost."""
 
 
 def interface(end: str) -> str:
-    """Of a switch's port."""
+    """Name of the interface of a switch's port."""
     return end.replace(":", "-eth")
 
 
 def plug(fabric: Fabric) -> None:
-    """A veth pair for every link between switches."""
+    """Makes a veth pair for every link between switches."""
     for link in fabric.links:
         if link.b.startswith("spine"):
             a, b = interface(link.a), interface(link.b)
@@ -47,7 +47,7 @@ def plug(fabric: Fabric) -> None:
 
 
 def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
-    """A switch's command line."""
+    """The command line of a switch."""
     switch = fabric.switch(name)
     ends = [end for link in fabric.links if link.b.startswith("spine") for end in link.ends if end.node == name]
     ports = [word for end in ends for word in ("-i", f"{end.port}@{interface(str(end))}")]
@@ -60,7 +60,8 @@ def command(engine: Engine, fabric: Fabric, name: str) -> list[str]:
 
 
 async def rounds(controller: Controller, number: int, *, pulled: str = "") -> set[str]:
-    """Probe so many times, each time until every link has answered but the pulled one; the links that are down."""
+    """Probes so many times, each time until every link but the pulled one has answered.  Returns the links that are
+    down."""
     liveness, links = controller.liveness, controller.fabric.links
     for _ in range(number):
         await liveness.check()
@@ -73,7 +74,7 @@ async def rounds(controller: Controller, number: int, *, pulled: str = "") -> se
 
 
 async def wiring(controller: Controller, expected: list[tuple[str, str]]) -> Cables:
-    """Asks where cables lead until the answer is whole: a machine that stands still may miss a probe."""
+    """Asks where cables lead until the answer is complete, since a machine that stands still may miss a probe."""
     async with asyncio.timeout(BOUND):
         while True:
             cables = await rpc.call(controller.fabric.jobs, f"{operator.SERVICE}/Wiring", AskWiring(), Cables, BOUND)
@@ -85,12 +86,12 @@ async def wiring(controller: Controller, expected: list[tuple[str, str]]) -> Cab
 
 
 def done(check: str) -> None:
-    """Report a check that held."""
+    """Reports a check that passed."""
     print(json.dumps({"check": check, "ok": True}), flush=True)
 
 
 async def checks(controller: Controller) -> None:
-    """All of them."""
+    """Runs all checks."""
     misses = controller.fabric.misses
     assert await rounds(controller, 3 * misses) == set(), "links that work were found down"
     done("probes arrive over every link")
@@ -108,7 +109,7 @@ async def checks(controller: Controller) -> None:
 
 
 async def miswired(fabric: Fabric) -> None:
-    """A controller whose file has the leaves' cables the other way round than they are."""
+    """A controller whose file has the leaves' cables swapped."""
     ends = {"spine1:1": "spine1:2", "spine1:2": "spine1:1"}
     links = tuple(msgspec.structs.replace(link, b=ends.get(link.b, link.b)) for link in fabric.links)
     told = msgspec.structs.replace(fabric, links=links, jobs=f"{fabric.jobs}2")
@@ -123,7 +124,7 @@ async def miswired(fabric: Fabric) -> None:
 
 
 async def main(engine: Engine, folder: Path) -> None:
-    """Everything up, all checks, everything down."""
+    """Starts everything, runs all checks, and ends everything."""
     fabric = msgspec.structs.replace(leafspine(2, 1, 2, engine=engine, rundir=folder), probe=0)
     plug(fabric)
     running = []

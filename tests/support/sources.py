@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks contribute to a fold over the slot model, and what that cost."""
+"""Contributions of ranks to a fold over the slot model, and the cost of folding them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def floats(world: int, size: int, seed: int) -> list[NDArray[Any]]:
 
 
 def retransmissions(fabric: Fabric) -> int:
-    """Of all ranks."""
+    """Number of packets that all ranks have sent again."""
     return sum(
         core.state(tree, kind).counters.retransmitted
         for core in fabric.cores

@@ -22,17 +22,17 @@ if TYPE_CHECKING:  # Mininet may be absent
     from netfold.topo.net import Network
 
 BOUND: Final = 150.0
-"""Seconds for all of it: what never comes is an error by then, and a machine that stands still for long is none."""
+"""Seconds within which everything must happen, long enough for a machine that stands still now and then."""
 LOOK: Final = 0.1
-"""Seconds between looks at what the controller tells nobody by itself."""
+"""Seconds between looks at state for which the controller has no events."""
 PATIENCE: Final = 70
 """`Fabric.misses` for such tests: a link that ranks suspect gets a probe each 30 ms, and a machine that stands still
-for 2 s must not cost a round that nobody asked for."""
+for 2 s must not cause a recovery round."""
 ELEMENTS: Final = {"softswitch": 60_000, "bmv2": 8_000}
 
 
 class Steady:
-    """``each`` host of the network has so many ranks."""
+    """Runs so many ranks on ``each`` host of the network."""
 
     def __init__(self, network: Network, *, seed: int, each: int = 1) -> None:
         self._network = network
@@ -53,7 +53,7 @@ class Steady:
         self._lines.close()
 
     def go_on(self) -> None:
-        """Wait until rank 0 has ended operations that began after this call.  Raises RankFailed."""
+        """Waits until rank 0 has finished operations that began after this call.  Raises RankFailed."""
         now, seen = time.monotonic(), 0
         for rank, line in self._lines:
             if rank == 0:
@@ -63,19 +63,19 @@ class Steady:
         raise AssertionError("all ranks have ended before they were told to")
 
     def until(self, what: str, seen: Callable[[Status], bool]) -> Status:
-        """Wait until the controller's status is so.  ``what``: in words, for the error."""
+        """Waits until the controller's status fulfils a condition.  ``what``: the condition in words, for the error."""
         while not seen(status := self._network.status()):
             assert time.monotonic() < self._until, f"not seen in {BOUND:g} s: {what}; it is {status}"
             time.sleep(LOOK)
         return status
 
     def all_up(self) -> None:
-        """Wait until every switch and link is."""
+        """Waits until every switch and link is up."""
         self.until("all switches and links up",
                    lambda status: all(part.up for part in (*status.switches, *status.links)))
 
     def round(self, number: int) -> JobStatus:
-        """Wait until the job has got its trees for the so-many-th time since its start, and its ranks go on."""
+        """Waits until the job has had this many recovery rounds since its start, and its ranks go on."""
         def over(status: Status) -> bool:
             last = status.jobs[0].round
             return last is not None and last.number >= number and last.took is not None
@@ -87,7 +87,7 @@ class Steady:
         return job
 
     def end(self) -> list[dict[str, Any]]:
-        """Tell the ranks that it is enough; what each says then."""
+        """Tells the ranks to end.  Returns what each of them reports."""
         self._enough.touch()
         said = [json.loads(line) for _, line in self._lines]
         ends = [end for end in said if "rail" in end]

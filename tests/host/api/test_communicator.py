@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joining, the arrays that a communicator takes, the verbs, and what it says when it cannot."""
+"""Joining, the arrays that a communicator takes, the verbs, and the errors of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.ports import wait_for
 
 
 class JobServer:
-    """A job service for tests, in threads: gathers ranks, plans over a loopback switch, keeps what it is told."""
+    """A job service for tests, on threads: gathers ranks, plans over a loopback switch, and records reports."""
 
     def __init__(self, where: str, *, reason: str = "", answer: Callable[[Plan], Any] = lambda plan: plan) -> None:
         self.where = where
@@ -109,7 +109,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., JobServer]]:
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Results or exceptions of calls made at once."""
+    """Runs calls at the same time.  Returns their results or exceptions."""
     with futures.ThreadPoolExecutor(len(calls)) as pool:
         done = [pool.submit(call) for call in calls]
         return [f.exception(60) or f.result() for f in done]
@@ -117,7 +117,7 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
 
 # ---- joining -------------------------------------------------------------------------------------------------------
 def test_ranks_join_fold_report_and_leave(serve: Callable[..., JobServer]) -> None:
-    """The whole life: plans from the controller, an allreduce, totals and goodbye at the end."""
+    """The whole life of a job: plans from the controller, an allreduce, totals and leaving at the end."""
     server, net = serve(), subnet()
 
     def life(rank: int) -> Any:
@@ -136,7 +136,8 @@ def test_ranks_join_fold_report_and_leave(serve: Callable[..., JobServer]) -> No
 
 
 def test_without_a_tree_the_ring_takes_over_loudly(serve: Callable[..., JobServer]) -> None:
-    """A plan without trees: a warning with the controller's reason, and the same results over TCP."""
+    """With a plan without trees there is a warning with the controller's reason, and the results are the same over TCP.
+    """
     server, net = serve(reason="spine1 has 12 slots left"), subnet()
 
     def life(rank: int) -> Any:
@@ -150,21 +151,21 @@ def test_without_a_tree_the_ring_takes_over_loudly(serve: Callable[..., JobServe
 
 
 def test_innet_without_a_tree_is_refused() -> None:
-    """rail="innet" means no fallback: the controller's reason is the error."""
+    """rail="innet" never falls back: the controller's reason is the error."""
     bare = Plan("j", 1, 0, 2, [Peer(0, "a", "a:1"), Peer(1, "b", "b:1")], [], "no folding here")
     with pytest.raises(PlanError, match=r"no folding here.*rail='auto'"):
         Communicator.of_plan(bare, address="127.0.0.1", rail="innet")
 
 
 def test_missing_ranks_are_named_by_the_controllers_refusal(serve: Callable[..., JobServer]) -> None:
-    """A join that is never complete ends within its timeout, with the controller's words."""
+    """A join that never completes ends within its timeout, with the controller's reason."""
     server = serve()
     with pytest.raises(JoinRefused, match=r"job 'j', rank 0 of 3.*ranks \[1, 2\] did not join"):
         Communicator.join("j", 0, 3, address=f"{subnet()}.1", controller=server.where, join_timeout=0.2)
 
 
 def test_a_rank_that_joins_twice_is_refused(serve: Callable[..., JobServer]) -> None:
-    """ALREADY_EXISTS comes through as JoinRefused."""
+    """The controller's ALREADY_EXISTS becomes JoinRefused."""
     server, net = serve(), subnet()
     server.joins[1] = Join("j", 3, 1, f"{net}.2", f"{net}.2:1", 1024)
     with pytest.raises(JoinRefused, match="rank 1 of 'j' is here already"):
@@ -172,34 +173,34 @@ def test_a_rank_that_joins_twice_is_refused(serve: Callable[..., JobServer]) -> 
 
 
 def test_a_controller_out_of_reach_is_named(tmp_path: Path) -> None:
-    """Nobody at the address: JoinRefused with the address and what to look at."""
+    """Where nobody listens, JoinRefused has the address and what to check."""
     with pytest.raises(JoinRefused, match=r"nobody answers at unix:.*netfold status"):
         Communicator.join("j", 0, 2, address=f"{subnet()}.1", controller=f"unix:{tmp_path}/none", join_timeout=0.2)
 
 
 def test_no_controller_at_all_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither argument nor environment: the error names both."""
+    """Without argument and environment variable the error names both."""
     monkeypatch.delenv("NETFOLD_CONTROLLER", raising=False)
     with pytest.raises(JoinRefused, match="NETFOLD_CONTROLLER"):
         Communicator.join("j", 0, 2, address="127.0.0.1")
 
 
 def test_a_plan_for_somebody_else_is_refused(serve: Callable[..., JobServer]) -> None:
-    """A controller that mixes joins up does not lead a rank astray."""
+    """A plan for another rank or job is refused."""
     server = serve(reason="x", answer=lambda plan: msgspec.structs.replace(plan, job="other"))
     with pytest.raises(PlanError, match=r"asked to be rank 0 of 1, the plan .* is for job 'other'"):
         Communicator.join("j", 0, 1, address=f"{subnet()}.1", controller=server.where)
 
 
 def test_an_answer_that_is_no_plan_is_refused(serve: Callable[..., JobServer]) -> None:
-    """Another version's answer is an error about versions, not about JSON."""
+    """An answer of another version is an error about versions, not about JSON."""
     server = serve(reason="x", answer=lambda plan: {"job": "j"})
     with pytest.raises(NetFoldError, match=r"different versions|no plan"):
         Communicator.join("j", 0, 1, address=f"{subnet()}.1", controller=server.where)
 
 
 def plan(**changes: Any) -> Plan:
-    """A sound plan of rank 0 of 2, but for the changes to its data stream."""
+    """A valid plan of rank 0 of 2, with changes to its data stream."""
     sound: dict[str, Any] = {"peer": "127.0.0.2", "peer_qp": 8, "qp": 16, "source_port": 50000, "psn": 0, "slots": 64}
     tree = RankTree(
         "t", changes.pop("weight", 1.0), RankStream(**{**sound, **changes}), RankStream(**{**sound, "qp": 24})
@@ -222,7 +223,7 @@ def plan(**changes: Any) -> Plan:
     ],
 )
 def test_plans_that_contradict_themselves_are_refused(changes: dict[str, Any], words: str) -> None:
-    """Each field is checked before a socket is opened, and named."""
+    """Each field is checked and named before a socket is opened."""
     check_plan(plan())
     with pytest.raises(PlanError, match=words):
         check_plan(plan(**changes))
@@ -231,7 +232,7 @@ def test_plans_that_contradict_themselves_are_refused(changes: dict[str, Any], w
 # ---- arrays --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "uint32", "object"])
 def test_other_dtypes_are_refused_by_name(dtype: str) -> None:
-    """The error says what came and what is supported; nothing was sent."""
+    """The error says what came and what is supported, and nothing is sent."""
     with loopback_job(1) as (comm,):
         with pytest.raises(TypeError, match=f"array of {dtype}, .*expected one of float32, float64"):
             comm.allreduce(np.zeros(3, dtype))
@@ -239,7 +240,8 @@ def test_other_dtypes_are_refused_by_name(dtype: str) -> None:
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
-    """Unknown operation, average of integers, an out of another kind: errors at the border, communicator intact."""
+    """An unknown reduction, an average of integers and an unsuitable ``out`` are refused, and the communicator stays
+    usable."""
     with loopback_job(1) as (comm,):
         x = np.zeros(3, np.float32)
         with pytest.raises(ValueError, match="op='xor'"):
@@ -264,7 +266,7 @@ def _reduce(x: NDArray[Any], comm: Communicator) -> NDArray[Any]:
 
 
 def test_arrays_of_any_layout_go_through_a_copy() -> None:
-    """Strided, transposed, Fortran, big-endian, read-only sources; strided and overlapping results."""
+    """Strided, transposed, Fortran, big-endian and read-only sources work, and strided and overlapping results."""
     with loopback_job(2) as comms:
         base = np.arange(600, dtype=np.float32).reshape(20, 30)
         frozen = base.copy()
@@ -303,7 +305,7 @@ def test_barrier_waits_for_the_last_rank() -> None:
 
 
 def test_two_threads_at_once_are_refused() -> None:
-    """The second caller gets Busy; the first one's operation goes on."""
+    """The second caller gets Busy, and the first one's operation goes on."""
     with loopback_job(2) as comms:
         inside = threading.Thread(target=lambda: comms[0].barrier(), daemon=True)
         inside.start()
@@ -355,7 +357,7 @@ def test_verbs_follow_the_environment(serve: Callable[..., JobServer], monkeypat
 
 
 def test_verbs_name_what_the_environment_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing or senseless variable is named."""
+    """A missing or invalid variable is named."""
     for name in (variable for launcher in environment.LAUNCHERS.values() for variable in launcher):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match=r"which rank is this, of how many.*RANK=None"):
@@ -376,8 +378,8 @@ def test_importing_netfold_is_light() -> None:
 
 
 def test_what_was_routed_here_is_no_result() -> None:
-    """A switch without entries for the job routes the neighbour's contribution to us, with our queue pair on it: its
-    TTL tells, it never gets into a sum, and the error says so."""
+    """A switch without entries for the job routes the neighbour's contribution to this rank's queue pair: its TTL shows
+    that, it never enters a sum, and the error says so."""
     with loopback_job(2, ttl=roce.RESULT_TTL - 1) as comms, futures.ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(comm.allreduce, np.ones(300, np.int32)) for comm in comms]
         rails = [cast(FoldRail, comm._parts.dispatch.switches) for comm in comms]

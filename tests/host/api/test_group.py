@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives as a communicator offers them: arrays of any kind, asynchronous, in groups, refused at the border."""
+"""The collectives that a communicator offers: arrays of any kind, asynchronous, in groups, refused before sending."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOW = Measured(LinkCost(1e-4, 1e-8), 1.0)
 
 
 def on_ranks(ranks: int, work: Callable[[Group], Any], *, seed: int = 0, algorithm: str = "ring") -> list[Any]:
-    """Results of ``work`` on each rank's group, over the in-memory mesh."""
+    """Results of ``work`` on each rank's group, over the mesh in memory."""
 
     def one(mesh: Mesh) -> Any:
         return work(
@@ -38,7 +38,7 @@ def on_ranks(ranks: int, work: Callable[[Group], Any], *, seed: int = 0, algorit
 
 
 def rows(rank: int, count: int) -> np.ndarray[Any, Any]:
-    """Rows of two that say where they come from."""
+    """Rows of two elements that show which rank they come from."""
     return np.stack([np.full(count, rank), np.arange(count)], axis=1)
 
 
@@ -48,7 +48,7 @@ def rows(rank: int, count: int) -> np.ndarray[Any, Any]:
     counts=st.lists(st.integers(0, 5), min_size=1, max_size=6), root=st.integers(0, 5), seed=st.integers(0, 2**32)
 )
 def test_rows_of_unlike_number_go_where_they_belong(counts: list[int], root: int, seed: int) -> None:
-    """all_gather, gather, scatter and reduce_scatter with counts, against numpy."""
+    """all_gather, gather, scatter and reduce_scatter with counts equal numpy's results."""
     ranks, root = len(counts), root % len(counts)
     whole = np.concatenate([rows(rank, count) for rank, count in enumerate(counts)])
 
@@ -70,7 +70,7 @@ def test_rows_of_unlike_number_go_where_they_belong(counts: list[int], root: int
 @settings(max_examples=20, deadline=None)
 @given(ranks=st.integers(1, 6), seed=st.integers(0, 2**32))
 def test_all_to_all_moves_rows(ranks: int, seed: int) -> None:
-    """With counts both ways, and with as many rows for all."""
+    """With counts in both directions, and with equally many rows for all ranks."""
     counts = np.random.default_rng(seed).integers(0, 4, (ranks, ranks)).tolist()
 
     def work(group: Group) -> None:
@@ -87,7 +87,7 @@ def test_all_to_all_moves_rows(ranks: int, seed: int) -> None:
 
 @pytest.mark.parametrize("root", [0, 2])
 def test_broadcast_and_reduce_take_any_layout(root: int) -> None:
-    """Strided, transposed, big-endian, 0-d, empty; bools too where nothing is added."""
+    """Strided, transposed, big-endian, 0-d and empty arrays work, and booleans where nothing is added."""
 
     def work(group: Group) -> None:
         base = np.arange(24.0).reshape(4, 6) * (group.rank == root)
@@ -107,7 +107,7 @@ def test_broadcast_and_reduce_take_any_layout(root: int) -> None:
 
 
 def test_bfloat16_goes_by_name() -> None:
-    """uint16 arrays with dtype="bfloat16" are added as what they hold."""
+    """uint16 arrays with dtype="bfloat16" are added as the values that they represent."""
     ones = as_bfloat16(np.array([1.0, 2.0, -0.5], np.float32))
 
     def work(group: Group) -> None:
@@ -142,7 +142,7 @@ def test_bfloat16_goes_by_name() -> None:
 def test_mistakes_are_refused_before_anything_is_sent(
     call: Callable[[Group], Any], error: type[Exception], message: str
 ) -> None:
-    """Each names what was expected; the group works on."""
+    """Each error says what was expected, and the group stays usable."""
 
     def work(group: Group) -> float:
         with pytest.raises(error, match=message):
@@ -155,7 +155,7 @@ def test_mistakes_are_refused_before_anything_is_sent(
 # ---- over sockets ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rail", ["innet", "tcp"])
 def test_a_communicator_offers_all_collectives(rail: Any) -> None:
-    """Folding or not: what the switches cannot do goes over TCP, and explain() says so."""
+    """Whether or not it folds, what switches cannot do goes over TCP, and explain() says so."""
 
     def work(comm: Communicator) -> None:
         x = np.full(1000, comm.rank + 1.0)
@@ -186,7 +186,7 @@ def test_a_communicator_offers_all_collectives(rail: Any) -> None:
 
 
 def test_asynchronous_operations_keep_their_order() -> None:
-    """Several in flight at once, waited for in any order; a synchronous one after them comes after them."""
+    """Several are under way and waited for in any order, and a synchronous one comes after them."""
 
     def work(comm: Communicator) -> list[float]:
         works = [comm.iallreduce(np.full(3000, i + comm.rank, np.float64)) for i in range(8)]
@@ -201,7 +201,8 @@ def test_asynchronous_operations_keep_their_order() -> None:
 
 
 def test_callbacks_come_once_the_work_is_done() -> None:
-    """In the order in which they were added, also where it is done already or failed; one that raises harms nobody."""
+    """They come in the order in which they were added, also for work that is done or failed; one that raises stops
+    nothing."""
     with loopback_job(2, rail="tcp", timeout=60) as comms:
         called: list[object] = []
         work = comms[0].iallreduce(np.ones(3))
@@ -223,7 +224,7 @@ def test_callbacks_come_once_the_work_is_done() -> None:
 
 
 def test_waiting_is_bounded_and_errors_come_out_of_wait() -> None:
-    """wait(timeout) gives up alone; the operation's own timeout ends it, named; later calls repeat that error."""
+    """wait(timeout) gives up alone; the operation's own timeout ends it with an error that later calls raise again."""
     with loopback_job(2, rail="tcp", timeout=60) as comms:
         work = comms[0].iallreduce(np.ones(10))
         with pytest.raises(CollectiveTimeout, match=r"sum of 10 x float64: not done within the 0.01 s of wait"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Communicator.allreduce takes and says about lanes: widths, feedback, saturation, maxima; on every rail."""
+"""What Communicator.allreduce accepts and reports about lanes on every rail: widths, feedback, saturation, maxima."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same(results: list[Any]) -> NDArray[Any]:
 
 @pytest.mark.parametrize("bits", [16, 8])
 def test_narrow_lanes_halve_and_quarter_the_packets(bits: Any) -> None:
-    """The same packets as for 16 / bits of the elements, and an error of at most one level a rank."""
+    """There are as many packets as for bits / 32 of the elements, and the error is at most one level a rank."""
     x = np.sin(np.arange(256 * 64, dtype=np.float32))
     with loopback_job(3) as comms:
         out = same(on_every_rank(comms, lambda comm: comm.allreduce(x * (comm.rank + 1), lane_bits=bits)))
@@ -42,7 +42,8 @@ def test_narrow_lanes_halve_and_quarter_the_packets(bits: Any) -> None:
 
 
 def test_a_communicators_own_width_is_for_float_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """$NETFOLD_LANE_BITS narrows sums and averages of float32; a call may say 32; integers and maxima stay whole."""
+    """$NETFOLD_LANE_BITS narrows sums and averages of float32; a call may ask for 32, and integers and maxima are not
+    narrowed."""
     monkeypatch.setenv("NETFOLD_LANE_BITS", "8")
     x = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
     with loopback_job(2) as comms:
@@ -62,7 +63,7 @@ def test_a_communicators_own_width_is_for_float_sums_alone(monkeypatch: pytest.M
 @pytest.mark.parametrize("rail", RAILS)
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_with_feedback_the_sum_over_time_is_the_sum_of_all(rail: RailName, bits: Any) -> None:
-    """Ten sums with what they still owe are ten times the exact sum; whatever carries them, whole lanes owe nothing."""
+    """Ten sums and the residual are ten times the exact sum on every rail; lanes of 32 bits leave no residual."""
     x = np.random.default_rng(2).standard_normal(700).astype(np.float32)
 
     def train(comm: Communicator) -> NDArray[Any]:
@@ -81,7 +82,7 @@ def test_with_feedback_the_sum_over_time_is_the_sum_of_all(rail: RailName, bits:
 
 @pytest.mark.parametrize("rail", RAILS)
 def test_saturation_is_counted_and_warned_of(rail: RailName) -> None:
-    """Sums beyond int32 stop at its ends on any rail; every rank says how many, and keeps count."""
+    """Sums beyond int32 stop at its ends on any rail; every rank warns how many there are, and counts them."""
     big, small = 2**31 - 1, -(2**31)
     rows = [np.array([big, small, 5, big, 7], np.int32), np.array([1, -1, 6, -2, -7], np.int32)]
     expected = [big, small, 11, big if rail == "innet" else big - 2, 0]
@@ -101,7 +102,7 @@ def test_saturation_is_counted_and_warned_of(rail: RailName) -> None:
 @pytest.mark.parametrize("rail", RAILS)
 @pytest.mark.parametrize("op", ["max", "min"])
 def test_maxima_are_the_same_on_every_rail(rail: RailName, op: Any) -> None:
-    """int32 at its ends, floats with NaN and infinities: numpy's answer, folded or not."""
+    """For int32 at its ends, and floats with NaN and infinities, results equal numpy's, folded or not."""
     ints = [np.array([2**31 - 1, -(2**31), 0, -1], np.int32), np.array([-(2**31), -(2**31), -1, -2], np.int32)]
     floats = [
         np.array([1, -np.inf, np.nan, -1.5, 0], np.float32), np.array([np.inf, -2, 1, -1.25, -1e-45], np.float32)
@@ -115,7 +116,7 @@ def test_maxima_are_the_same_on_every_rail(rail: RailName, op: Any) -> None:
 
 
 def test_ranks_that_ask_for_other_widths_learn_it() -> None:
-    """The signature names both widths on both ranks."""
+    """The error names both widths on both ranks."""
     with loopback_job(2) as comms:
         ask: list[Any] = [16, 8]
         errors = on_every_rank(comms, lambda comm: comm.allreduce(np.ones(9, np.float32), lane_bits=ask[comm.rank]))
@@ -124,7 +125,7 @@ def test_ranks_that_ask_for_other_widths_learn_it() -> None:
 
 
 def test_what_is_not_folded_goes_whole_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Over TCP narrow lanes are not: no error, one line in the log."""
+    """Over TCP nothing is narrowed: that is one line in the log, and no error."""
     x = np.linspace(0, 1, 999, dtype=np.float32)
     with caplog.at_level(logging.WARNING, "netfold"), loopback_job(2, rail="tcp") as comms:
         for _ in range(2):
@@ -144,7 +145,7 @@ def test_what_is_not_folded_goes_whole_and_says_so_once(caplog: pytest.LogCaptur
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_is_sent(options: dict[str, Any], words: str) -> None:
-    """The error names what was expected and what came, and the communicator goes on."""
+    """The error says what was expected and what came, and the communicator stays usable."""
     x = np.ones(5, np.float32)
     with loopback_job(2) as comms:
         with pytest.raises(ValueError, match=words):
@@ -166,7 +167,8 @@ def as_half(values: NDArray[np.float32], element: str) -> NDArray[Any]:
 
 @pytest.mark.parametrize("element", HALVES)
 def test_halves_fold_as_float32_and_are_rounded_once(element: str) -> None:
-    """A sum of halves in the network is the exact one, rounded once; maxima are exact; in place, strided and empty."""
+    """A sum of float16 or bfloat16 in the network is the exact one, rounded once; maxima are exact; in place, strided
+    and empty."""
     rng = np.random.default_rng(3)
     mine = [as_half(rng.standard_normal((5, 301)).astype(np.float32), element) for _ in range(3)]
     wide = [widen(x, element).astype(np.float64) for x in mine]
@@ -198,7 +200,7 @@ def test_halves_fold_as_float32_and_are_rounded_once(element: str) -> None:
 @pytest.mark.parametrize("element", HALVES)
 def test_feedback_of_halves_keeps_what_they_cannot_hold(rail: RailName, element: str) -> None:
     """Ten sums of halves are ten times the exact sum but for the results' own rounding, on 16 bits in the network and
-    whole over TCP; Inf leaves no residual."""
+    without narrowing over TCP; Inf leaves no residual."""
     x = as_half(np.random.default_rng(4).standard_normal(700).astype(np.float32), element)
     exact = 20 * widen(x, element).astype(np.float64)
 
@@ -219,7 +221,8 @@ def test_feedback_of_halves_keeps_what_they_cannot_hold(rail: RailName, element:
 
 @pytest.mark.parametrize("element", HALVES)
 def test_every_half_widens_and_narrows_to_itself(element: str) -> None:
-    """All 65,536 patterns survive, NaNs as NaNs; rounding is to nearest even, and beyond the range is Inf."""
+    """All 65,536 patterns survive, NaNs as NaNs; rounding is to nearest even, and values beyond the range become Inf.
+    """
     bits = np.arange(1 << 16, dtype=np.uint16)
     halves = bits.view(np.float16) if element == "float16" else bits
     wide = widen(halves, element)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI's words: every method against what MPI says it does, in place and not, and buffers that cannot be."""
+"""The MPI-style methods: every one against MPI's definition, in place and not, and buffers that are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANKS = 3
 
 
 def everywhere(work: Callable[[MPI.Comm], Any], *, rail: Any = "tcp") -> list[Any]:
-    """Every rank's result."""
+    """The result of every rank."""
     with loopback_job(RANKS, rail=rail) as comms:
         results = on_every_rank(comms, lambda comm: work(MPI.Comm(comm)))
     for result in results:
@@ -31,7 +31,7 @@ def everywhere(work: Callable[[MPI.Comm], Any], *, rail: Any = "tcp") -> list[An
 
 @pytest.mark.parametrize("rail", ["tcp", "innet"])
 def test_allreduce_in_place_and_not(rail: str) -> None:
-    """Sums fold where there is a fabric; IN_PLACE takes what is in recvbuf; Iallreduce is done after Wait."""
+    """Sums fold where there is a fabric; IN_PLACE uses what is in recvbuf; Iallreduce is done after Wait."""
 
     def work(comm: MPI.Comm) -> None:
         send, total = np.full((2, 5), comm.rank, np.float32), np.empty((2, 5), np.float32)
@@ -50,7 +50,7 @@ def test_allreduce_in_place_and_not(rail: str) -> None:
 
 
 def test_reductions_to_one_and_to_parts() -> None:
-    """Reduce, Reduce_scatter with and without counts, and in place."""
+    """Reduce and Reduce_scatter work with and without counts, and in place."""
 
     def work(comm: MPI.Comm) -> None:
         mine = np.arange(6.0) + comm.rank
@@ -76,7 +76,7 @@ def test_reductions_to_one_and_to_parts() -> None:
 
 
 def test_copies() -> None:
-    """Bcast, Allgather, Gather, Scatter, Alltoall, Send and Recv; other buffers than numpy's."""
+    """Bcast, Allgather, Gather, Scatter, Alltoall, Send and Recv work, also with buffers other than numpy's."""
 
     def work(comm: MPI.Comm) -> None:
         rank = comm.rank
@@ -137,7 +137,7 @@ def test_copies() -> None:
 def test_buffers_that_cannot_be_are_refused(
     call: Callable[[MPI.Comm], None], error: type[Exception], says: str
 ) -> None:
-    """Before anything is sent: the communicator stays usable."""
+    """They are refused before anything is sent, and the communicator stays usable."""
     with loopback_job(RANKS, rail="tcp") as comms:
         with pytest.raises(error, match=says):
             call(MPI.Comm(comms[0]))

@@ -20,11 +20,11 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.testing.loopback import loopback_job, on_every_rank
 
 MOST = 6
-"""Python frames between the user's call and what sends, both left out."""
+"""Largest number of Python frames between the user's call and what sends, both not counted."""
 
 
 def user(comm: Communicator) -> Any:
-    """A training step as a user writes it."""
+    """A training step as users write it."""
     return comm.allreduce(np.ones(100, np.float32))
 
 
@@ -47,7 +47,7 @@ def frames_below(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> l
 
 
 def test_few_frames_lie_between_a_call_and_the_native_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the switches fold: the border, the choice, the rail, its loop, and the binding of the engine."""
+    """Where the switches fold, they are the checks, the choice, the rail, its loop, and the binding of the engine."""
     stacks = frames_below(monkeypatch, Io, "run")
     with loopback_job(2, rail="innet") as comms:
         on_every_rank(comms, user)
@@ -56,7 +56,7 @@ def test_few_frames_lie_between_a_call_and_the_native_engine(monkeypatch: pytest
 
 
 def test_few_frames_lie_between_a_call_and_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the hosts: the border, the choice, the ranks' algorithm, and what drives it."""
+    """Between the hosts, they are the checks, the choice, the ranks' algorithm, and what drives it."""
     monkeypatch.setenv("NETFOLD_ALGO", "ring")
     stacks = frames_below(monkeypatch, TcpMesh, "wait")
     with loopback_job(2, rail="tcp") as comms:
@@ -84,7 +84,7 @@ def test_the_engine_works_on_the_callers_own_arrays(monkeypatch: pytest.MonkeyPa
 
 
 def request(source: Any, out: Any, **options: Any) -> AllreduceRequest:
-    """A request for the sum of float32 or what ``options`` say."""
+    """A request for the sum of float32, or as ``options`` say."""
     options.setdefault("reduction", Reduction("sum", source.dtype.name))
     return AllreduceRequest(source, out, **options)
 
@@ -96,7 +96,7 @@ def same(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_plain_arrays_are_not_copied(dtype: str) -> None:
-    """Neither between the hosts nor in lanes; the result needs no delivery."""
+    """They are copied neither between the hosts nor in lanes, and the result needs no delivery."""
     asked = request(np.ones((3, 4), dtype), np.zeros((3, 4), dtype))
     for carried in (between_hosts(asked, None), in_lanes(asked, narrows=True)):
         assert same(carried.source, asked.source)
@@ -129,14 +129,14 @@ def test_a_result_that_is_not_plain_is_delivered() -> None:
 
 
 def test_arrays_that_overlap_in_part_are_kept_apart_in_lanes() -> None:
-    """Results arrive while contributions still leave: they must not be written into these."""
+    """Results arrive while contributions are still sent, and must not overwrite them."""
     memory = np.zeros(12, np.int32)
     asked = request(memory[:8], memory[4:])
     assert not np.may_share_memory(in_lanes(asked, narrows=True).out, memory)
 
 
 def test_feedback_is_left_to_narrow_lanes_alone() -> None:
-    """A rail that carries floats whole sends what was left out before, and owes nothing any more."""
+    """A rail that carries floats at full width sends the residual too, so that none is left."""
     for narrows, bits, left in ((True, 16, True), (True, 32, False), (False, 16, False)):
         feedback = np.full(5, 0.5, np.float32)
         asked = request(np.ones(5, np.float32), np.zeros(5, np.float32), feedback=feedback, coding=Coding(bits))
@@ -147,7 +147,7 @@ def test_feedback_is_left_to_narrow_lanes_alone() -> None:
 
 
 def test_saturating_sums_between_hosts_are_exact_and_counted() -> None:
-    """They are carried as int64, and cut to int32's range where the result is delivered."""
+    """They are carried as int64, and clipped to int32's range where the result is delivered."""
     asked = request(np.array([5, -5, 1], np.int32), np.zeros(3, np.int32), coding=Coding(saturate=True))
     carried = between_hosts(asked, "ring")
     assert (carried.reduction.element, carried.algorithm) == ("int64", "ring")
