@@ -39,13 +39,16 @@ control Replica(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
         size = REPLICAS;
     }
 
-    Icrc() icrc_new;
+    Icrc()  icrc_new;
+    bit<32> icrc = 0;
     apply {
         if (sm.instance_type == REPLICATED) {
             meta.child = sm.egress_rid;
         }
         if (replica.apply().hit) {
-            icrc_new.apply(hdr, hdr.icrc.crc);
+            // not into hdr.icrc.crc at once: p4c would copy all headers first, since the call reads and writes `hdr`
+            icrc_new.apply(hdr, icrc);
+            hdr.icrc.crc = icrc;
         }
     }
 }

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from softswitch.p4runtime.process import Port
 
 COMMANDS = ("run", "compile", "stf", "version")
+HELP_COLUMNS = 120
+"""Columns of --help in a pipe or file."""
 
 app = typer.Typer(
     add_completion=False,
@@ -262,4 +264,5 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments and arguments[0] not in (*COMMANDS, "--help", "-h"):
         arguments.insert(0, "run")
-    app(arguments)
+    # a pipe or file has no width: --help and usage errors are the same there whatever COLUMNS says
+    app(arguments, terminal_width=None if sys.stdout.isatty() else HELP_COLUMNS)

@@ -64,12 +64,14 @@ def test_tables_in_a_pipe_are_the_same_in_every_shell_and_whole() -> None:
     assert "\u2026" not in unset
 
 
-@pytest.mark.parametrize("arguments", [
-    ["plan", "--topo", "leafspine,2,2,4", "--entries"], ["--help"], ["plan", "--help"], ["plan", "--no-such-option"],
+@pytest.mark.parametrize(("module", "arguments"), [
+    ("netfold.cli", ["plan", "--topo", "leafspine,2,2,4", "--entries"]), ("netfold.cli", ["--help"]),
+    ("netfold.cli", ["plan", "--help"]), ("netfold.cli", ["plan", "--no-such-option"]),
+    ("softswitch", ["run", "--help"]),
 ])
-def test_commands_in_a_pipe_print_the_same_in_every_shell(arguments: list[str]) -> None:
+def test_commands_in_a_pipe_print_the_same_in_every_shell(module: str, arguments: list[str]) -> None:
     """Plans, help and usage errors."""
-    command = [sys.executable, "-m", "netfold.cli", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     narrow, wide, unset = (printed(command, columns) for columns in ("40", "200", None))
     assert narrow == wide == unset
     assert unset
