@@ -84,7 +84,7 @@ def run(
     define: Defines = None,
     include: Includes = None,
 ) -> None:
-    """Run a switch until it is told to stop (SIGINT, SIGTERM)."""
+    """Run a switch until SIGINT or SIGTERM."""
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.engine.errors import EngineError
     from softswitch.p4runtime.process import Settings

@@ -130,8 +130,8 @@ def _measure(network: Network, spec: RecoverySpec, fault: Fault) -> Pause:
         "leaf": lambda: do.restart("leaf1"),
         "return": lambda: do.kill("spine1"),
     }
-    halves = 2 if fault == "return" else 1
-    work = RecoveryTask(spec.elements, BEFORE + halves * spec.after)
+    phases = 2 if fault == "return" else 1
+    work = RecoveryTask(spec.elements, BEFORE + phases * spec.after)
     command = [sys.executable, "-m", "netfold.bench.ranks.recovery", msgspec.json.encode(work).decode()]
     ranks = network.launch(command, job=fault)
     results: list[RecoveryResult] = []

@@ -125,7 +125,7 @@ class ExternLowering(ParserLowering):
             raise P4Error(e.pos, f"log_msg: {message.count('{}')} places for {len(values)} values")
         self.emit(ir.Extern("log", None, values, message))
 
-    # ---- packet fate --------------------------------------------------------------------------------------------
+    # ---- drop, clone, resubmit, recirculate ------------------------------------------------------------------
 
     def on_mark_to_drop(self, e: A.CallExpr) -> None:
         target: ir.Value = self.standard

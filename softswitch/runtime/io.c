@@ -88,8 +88,8 @@ static void watch(ss_io *io, int fd, uint32_t key, uint32_t events) {
 
 static void tell_port(ss_io *io, ss_port *p) {
     uint8_t up = p->up;
-    if (p->told && p->told_up == p->up) return;
-    p->told = true, p->told_up = p->up;
+    if (p->reported && p->reported_up == p->up) return;
+    p->reported = true, p->reported_up = p->up;
     ss_channel_event(&io->channel, SS_EVENT_PORT, p->number, io->now_us, &up, 1);
 }
 
@@ -235,11 +235,11 @@ void ss_io_close(ss_io *io) {
     close(io->epoll), close(io->netlink), close(io->timer);
 }
 
-/* What the control plane was too slow to read is told once it reads again. */
-static void confess(ss_io *io) {
-    uint64_t lost = io->channel.lost_events - io->told_lost;
+/* Reports how many events were lost because the control plane read too slowly, once it reads again. */
+static void report_lost_events(ss_io *io) {
+    uint64_t lost = io->channel.lost_events - io->reported_lost;
     if (!lost || ss_channel_unsent(&io->channel)) return;
-    io->told_lost = io->channel.lost_events;
+    io->reported_lost = io->channel.lost_events;
     tell(io, "%llu reports (packet-in, digest, log) lost: the control plane did not keep up", (unsigned long long)lost);
     ss_channel_write(&io->channel);
 }
@@ -275,7 +275,7 @@ void ss_io_run(ss_io *io) {
         }
         flush_all(io, retry);
         ss_channel_write(&io->channel);
-        confess(io);
+        report_lost_events(io);
         uint32_t now = channel_interest(io);
         if (now != interest) watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
     }

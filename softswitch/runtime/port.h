@@ -32,7 +32,7 @@ typedef struct ss_port {
     int index; /* of the interface, or 0 */
     uint32_t mtu;
     bool up, started;
-    bool told, told_up; /* what the control plane thinks of it */
+    bool reported, reported_up; /* whether the control plane was told of the port, and its state then */
     bool vnet, join;    /* socket speaks virtio_net_hdr; neighbours are joined */
     bool bulky;         /* super-packets came last */
     ss_tx_state tx;

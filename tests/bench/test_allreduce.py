@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold bench allreduce`: its words, its arithmetic, and a small run of the whole."""
+"""`netfold bench allreduce`: its options, its arithmetic, and a small run of all of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
-    """As nccl-tests' -b, -e and -f."""
+    """Options mean the same as -b, -e and -f of nccl-tests."""
     assert allreduce.spec(**DEFAULTS).sizes == (1 << 20, 4 << 20, 16 << 20)
     assert allreduce.spec(**{**DEFAULTS, "begin": "100", "end": "2k", "factor": 5}).sizes == (100, 500)
 
@@ -46,13 +46,13 @@ def test_sizes_go_from_begin_to_end_by_the_factor() -> None:
     ("algorithms", ",", "expected at least one"),
 ])
 def test_words_that_cannot_be_are_refused_by_name(option: str, value: object, says: str) -> None:
-    """Before anything is started."""
+    """An option with a wrong value is refused, by its name, before anything is started."""
     with pytest.raises(ValueError, match=says):
         allreduce.spec(**{**DEFAULTS, option: value})
 
 
 def test_the_link_is_charged_what_an_algorithm_must_move() -> None:
-    """M folded, less in narrow lanes; 2 (N-1)/N M otherwise."""
+    """A link must carry M where switches fold, less in narrow lanes, and 2 (N-1)/N M otherwise."""
     assert allreduce.least_bytes("innet", 8, 800, 32) == 800
     assert allreduce.least_bytes("innet", 8, 800, 16) == 400
     assert allreduce.least_bytes("gloo", 8, 800, 16) == 1400
@@ -60,7 +60,7 @@ def test_the_link_is_charged_what_an_algorithm_must_move() -> None:
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
 def test_wrong_sums_are_counted(bits: int) -> None:
-    """Elements beyond the bound of the lanes' format, and NaN; a sum within it is right."""
+    """Elements beyond the error bound of the lanes and NaN are wrong; sums within it are right."""
     setup = RankSetup(3, ["innet"], lane_bits=bits, seed=5)
     parts = [allreduce_rank.data(5, number, 1000) for number in range(3)]
     out = np.sum(parts, axis=0, dtype=np.float32)
@@ -71,7 +71,7 @@ def test_wrong_sums_are_counted(bits: int) -> None:
 
 
 def test_what_folds_on_an_address_shares_its_port() -> None:
-    """UDP 4791 is one communicator's: the chooser and folding by name are the same one where both are asked for."""
+    """An address has one UDP port 4791, so that folding by name and the chooser share a communicator."""
     both = RankSetup(4, ["innet", "auto"])
     assert allreduce_rank._kind("auto", both) == allreduce_rank._kind("innet", both)
     beside = RankSetup(4, ["auto", "ring"])
@@ -84,7 +84,7 @@ def test_what_folds_on_an_address_shares_its_port() -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.without("torch")
 def test_a_small_run_measures_every_algorithm(tmp_path: Path) -> None:
-    """Each on the engine it belongs to, sums right, rows as documented; gloo where torch is installed."""
+    """Every algorithm has a row as documented, on the engine that it belongs to, with right sums."""
     names = ["innet", "roce", "ring", "ring@bridge", "gloo"]
     out = tmp_path / "rows.json"
     done = subprocess.run(

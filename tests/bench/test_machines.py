@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold bench machines`: what it refuses before a fabric comes up.  Its ways are measured, not tested."""
+"""`netfold bench machines`: what it refuses before a fabric starts; the schemes have tests of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netfold.cli.common import CANNOT
 
 
 def test_sizes_are_megabytes_of_whole_elements() -> None:
-    """int32 tensors: four bytes an element, rounded down."""
+    """An element of int32 has four bytes; sizes are rounded down to whole elements."""
     assert elements_of("1,0.0000099,8") == [250_000, 2, 2_000_000]
 
 

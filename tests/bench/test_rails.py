@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold bench rails`: its options, its figures, and one small run of the whole."""
+"""`netfold bench rails`: its options, its figures, and one small run of all of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def test_options_become_sizes_rates_and_cuts() -> None:
-    """Sizes grow by the factor; parts of a call are numbers; no cut is possible too."""
+    """Sizes grow by the factor, and parts of a call are numbers; there may be no cut at all."""
     wanted = spec(**OPTIONS)
     assert wanted.sizes == (4096, 65536, 1 << 20)
     assert (wanted.rates, wanted.cuts, wanted.cut_bytes) == (("100mbit", "50mbit"), (0.5,), 2 << 20)
@@ -46,7 +46,7 @@ def test_what_cannot_be_is_refused_by_name(option: str, value: str, message: str
 
 
 def test_figures_are_medians_of_the_turns_own_ratios() -> None:
-    """A machine that is slow for a while changes no ratio."""
+    """A ratio compares neighbouring turns, so that a machine that is slow for a while does not change it."""
     row = _row(100, [[1.0, 2.0, 0.8], [10.0, 20.0, 8.0], [1.0, 2.0, 0.9]], 0, "")
     assert row.single == [1.0, 2.0]
     assert row.together == pytest.approx(0.9)
@@ -56,7 +56,7 @@ def test_figures_are_medians_of_the_turns_own_ratios() -> None:
 
 
 def test_the_best_rail_is_one_rail() -> None:
-    """Two noisy rails are no better than one: nobody knows before which will be the better."""
+    """The best rail is the one with the best median, not the faster one of each turn."""
     row = _row(100, [[1.0, 2.0, 1.5], [2.0, 1.0, 1.5], [1.6, 1.5, 1.5], [1.4, 1.5, 1.5], [1.5, 1.5, 1.5]], 0, "")
     assert row.of_best == pytest.approx(1.0)
     assert row.quartiles == [pytest.approx(1.5 / 1.6), pytest.approx(1.5 / 1.4)]
@@ -67,7 +67,7 @@ def test_the_best_rail_is_one_rail() -> None:
 @pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
 def test_a_small_run_measures_cuts_and_writes_rows(tmp_path: Path) -> None:
-    """Three starts, both rails alone and together, a plane cut and used again, nothing wrong."""
+    """The report has three starts, both rails alone and together, and a plane that failed; all sums are right."""
     file = tmp_path / "rails.json"
     command = [
         sys.executable, "-m", "netfold.cli", "bench", "rails", "-b", "64K", "-e", "64K", "--rounds", "1",

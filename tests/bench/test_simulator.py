@@ -26,7 +26,7 @@ from support.topo import in_sandbox, undisturbed
 
 @pytest.mark.parametrize("workload", ["all-to-all", "ring", "halving-doubling"])
 def test_flows_are_those_of_the_simulator(workload: str) -> None:
-    """All tasks in their order; the ports name the spines that the placement gave, and all are used alike."""
+    """Flows are the tasks in their order; source ports stand for the spines of the placement, equally often."""
     fabric = leafspine(2, 2, 8, rate="50mbit")
     topology = of_fabric(fabric, delay=1e-6)
     work = COLLECTIVES[workload](range(8), 1 << 20)
@@ -45,7 +45,7 @@ def test_flows_are_those_of_the_simulator(workload: str) -> None:
 
 
 def test_flows_that_cannot_be_replayed_are_refused() -> None:
-    """Pieces that are neither the whole flow nor equal parts over all uplinks."""
+    """A flow must be whole or in equal parts over all uplinks; other pieces are refused."""
     fabric = leafspine(2, 3, 4, rate="50mbit")
     topology = of_fabric(fabric, delay=1e-6)
     with pytest.raises(ValueError, match="expected it whole, or over all 3 uplinks"):
@@ -55,7 +55,7 @@ def test_flows_that_cannot_be_replayed_are_refused() -> None:
 @pytest.mark.timeout(200)
 @in_sandbox(timeout=180)
 def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: Path) -> None:
-    """All-to-all, pinned: bytes on each directed link within a tenth; acknowledgements and repeats are the rest."""
+    """Bytes of a pinned all-to-all on each directed link differ by a tenth at most, for ACKs and retransmissions."""
     pytest.importorskip("mininet.net", reason=needs.reason("mininet"))
     from netfold.topo.net import Network
 
@@ -95,7 +95,7 @@ def test_every_link_of_a_real_fabric_carries_what_the_simulator_says(tmp_path: P
     ("--size", "0", "1 KB for each host"), ("--rate", "fast", "expected a rate"),
 ])
 def test_what_cannot_be_compared_is_refused_before_anything_starts(option: str, value: str, says: str) -> None:
-    """Status 2 and one line."""
+    """A wrong option ends with status 2 and one line."""
     result = CliRunner().invoke(app, ["bench", "simulator", option, value])
     assert (result.exit_code, result.output.startswith("netfold: bench simulator: ")) == (2, True)
     assert says in result.output

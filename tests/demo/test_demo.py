@@ -27,7 +27,7 @@ SPEC = train.TrainingSpec(data="", steps=4, hidden=(16,), batch=64)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """scikit-learn's digits, as ranks load them."""
+    """The digits of scikit-learn, as ranks load them."""
     pytest.importorskip("sklearn", reason=needs.reason("scikit-learn"))
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
     train.save_digits(path)
@@ -71,7 +71,7 @@ def test_shares_of_a_batch_add_up_to_it(data: Path, world: int) -> None:
 
 
 def test_every_epoch_sees_every_sample_once(data: Path) -> None:
-    """Batches run on over the end of an epoch."""
+    """Each epoch uses every sample once, also where a batch spans two epochs."""
     digits = train.load_digits(data)
     trainer = train.Trainer(msgspec.structs.replace(SPEC, batch=100), digits, 0, 1, None)
     seen = np.concatenate([trainer._batch() for _ in range(len(digits.x))])
@@ -81,7 +81,7 @@ def test_every_epoch_sees_every_sample_once(data: Path) -> None:
 
 
 def test_training_alone_is_repeatable_and_learns(data: Path) -> None:
-    """The same bits twice, another seed's differ, and most digits are told after 30 steps."""
+    """Two trainings give the same bits, another seed gives others, and most digits are recognised after 30 steps."""
     spec = msgspec.structs.replace(SPEC, data=str(data), steps=30, hidden=(64,), batch=256)
     (first, _, accuracy), (second, _, _) = train.train_single_process(spec), train.train_single_process(spec)
     assert train.digest(first) == train.digest(second)
@@ -91,7 +91,7 @@ def test_training_alone_is_repeatable_and_learns(data: Path) -> None:
 
 
 def test_test_samples_are_not_trained_on(data: Path) -> None:
-    """Train and test set are all samples, split."""
+    """Every sample is either in the training set or in the test set."""
     digits = train.load_digits(data)
     with np.load(data) as file:
         everything = file["x"]
@@ -108,7 +108,7 @@ def link(a: str, b: str, there: int, back: int, lost: int) -> LinkStatus:
 
 
 def test_traffic_of_a_phase_is_the_difference_of_two_looks() -> None:
-    """Bytes there and back and losses, link by link; hosts' links alone count for the mean."""
+    """Bytes and losses of each link are differences; only links of hosts count for the mean."""
     before = report.traffic([link("leaf1:1", "h1:0", 100, 50, 1), link("leaf1:2", "spine1:1", 7, 7, 0)])
     after = report.traffic([link("leaf1:1", "h1:0", 400, 150, 3), link("leaf1:2", "spine1:1", 9007, 7, 0)])
     phase = report.difference(before, after)
@@ -124,7 +124,7 @@ def test_traffic_of_a_phase_is_the_difference_of_two_looks() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (38_444, "38.4 kB"), (2.5e6, "2.5 MB"), (3e11, "300 GB")],
 )
 def test_sizes_read_well(count: float, text: str) -> None:
-    """Three digits and a unit."""
+    """Sizes have three digits and a unit."""
     assert report.size(count) == text
 
 
@@ -135,13 +135,13 @@ def shown(record: report.DemoReport) -> str:
 
 
 def test_different_weights_are_shouted() -> None:
-    """Not a quiet cell in a table."""
+    """Different weights are printed in capitals, since they are an error."""
     assert "NOT EQUAL" in shown(a_report(final_weights_equal=False))
     assert "equal, bit for bit" in shown(a_report())
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
-    """Neither a zero nor a blank stands for a missing ring or gloo."""
+    """The table says so where ring or gloo were not measured, instead of a zero or a blank."""
     record = a_report(
         ring_bytes_per_host_link=None,
         times=[{"way": "in the network", "seconds": 0.01}, {"way": "gloo", "seconds": None, "problem": "no torch"}],
@@ -163,7 +163,7 @@ def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     seed=st.integers(0, 2**31),
 )
 def test_pictures_are_svg_with_everything_inside(leaves: int, spines: int, hosts: int, seed: int) -> None:
-    """Well-formed; every node is named once; no line leaves the canvas, none is without width."""
+    """The SVG is well-formed, names every node once, and each line has a width and is inside the canvas."""
     fabric = leafspine(leaves, spines, hosts + leaves)
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 10**9, (len(fabric.links), 2)).tolist()
@@ -186,7 +186,7 @@ def test_pictures_are_svg_with_everything_inside(leaves: int, spines: int, hosts
 
 
 def test_the_busier_direction_is_the_thicker_line() -> None:
-    """Up in one colour, down in the other, whichever end of the link is named first."""
+    """Each direction has its colour, whichever end of the link is named first, and the busier one is thicker."""
     fabric = leafspine(1, 1, 1)
     loads = [report.LinkBytes("leaf1:1", "h1:0", 10, 1000, 0, 0, 0),
              report.LinkBytes("leaf1:2", "spine1:1", 500, 20, 0, 0, 0)]
@@ -202,7 +202,7 @@ def test_the_busier_direction_is_the_thicker_line() -> None:
 
 
 def test_every_tier_has_a_row_and_what_is_down_or_drained_its_mark() -> None:
-    """Three tiers lie above each other; a switch has a frame, a link a dashed line, in the mark's colour."""
+    """Three tiers are above each other; a marked switch has a frame, and a marked link a dashed line."""
     fabric = threetier(2, 1, 2, 2, 4)
     loads = [report.LinkBytes(link.a, link.b, 1, 1, 0, 0, 0) for link in fabric.links]
     marked = picture.draw(fabric, loads, "", report.size, down=["spine1", fabric.links[0].a], drained=["spine2"])
@@ -221,7 +221,7 @@ def test_every_tier_has_a_row_and_what_is_down_or_drained_its_mark() -> None:
 def test_what_is_not_installed_is_named_with_its_remedy(
     package: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything starts, in one line."""
+    """A missing package is named in one line, before anything starts."""
     monkeypatch.setattr(demo, "_installed", lambda name: name != package)
     monkeypatch.setattr(demo.sandbox, "enter", lambda: pytest.fail("went on without it"))
     assert demo.demo() == 1

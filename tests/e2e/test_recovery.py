@@ -61,7 +61,7 @@ def test_sums_stay_exact_whatever_is_cut_killed_and_restarted(engine: Engine, tm
 
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
-def test_a_cable_that_swallows_is_found_by_the_ranks_alone(engine: Engine, tmp_path: Path) -> None:
+def test_a_link_that_drops_silently_is_found_by_the_ranks_alone(engine: Engine, tmp_path: Path) -> None:
     """No port tells of it and nobody probes: ranks whose repeats bring nothing have it looked at, and go on over the
     other spine, exact."""
     with Network(fabric_of(engine, probe=0), logs=tmp_path / "logs") as network, Steady(network, seed=6) as steady:

@@ -69,7 +69,7 @@ def test_without_matplotlib_the_data_are_written_and_the_extra_is_named(
 
 @pytest.mark.usefixtures("small")
 def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
-    """A run can be repeated."""
+    """Two runs with the same seed give the same rows."""
     rows = []
     for name in "ab":
         run(Comparison(**SMALL), out=tmp_path / name, jobs=1, echo=lambda _: None)
@@ -78,7 +78,7 @@ def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    """A typing error does not start a sweep."""
+    """A misspelt name is refused before anything is simulated, and the message has the known names."""
     with pytest.raises(ValueError, match="no scheme is called ecpm; there are ethereal, netfold"):
         Comparison(schemes=["ecpm"])
     with pytest.raises(ValueError, match="a number of links of 0: expected 1 or more"):
@@ -125,7 +125,7 @@ def _square(x: int) -> int:
 
 
 def test_sweeps_keep_order_and_follow_the_users_configuration() -> None:
-    """In order, whatever backend joblib is configured for; other processes by default."""
+    """Results come in order with any backend of joblib; the default is other processes."""
     joblib = pytest.importorskip("joblib", reason=needs.reason("joblib"))
     assert list(sweep(_square, range(5), jobs=1)) == [0, 1, 4, 9, 16]
     with joblib.parallel_config("threading", n_jobs=2):
@@ -134,7 +134,7 @@ def test_sweeps_keep_order_and_follow_the_users_configuration() -> None:
 
 @pytest.mark.parametrize("name", ["threading", "loky"])
 def test_sweeps_run_on_the_engine_that_was_asked_for(name: str) -> None:
-    """In order, on joblib's threads and processes; clusters have the same way in."""
+    """Results come in order on joblib's threads and processes."""
     pytest.importorskip("joblib", reason=needs.reason("joblib"))
     with engine(name):
         assert list(sweep(_square, range(6), jobs=2)) == [0, 1, 4, 9, 16, 25]
@@ -142,7 +142,7 @@ def test_sweeps_run_on_the_engine_that_was_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["spark", "dask", "dask="])
 def test_engines_that_there_are_not_are_refused(name: str) -> None:
-    """By name, with those that there are."""
+    """An unknown engine is refused, and the message has the known ones."""
     with pytest.raises(ValueError, match="expected loky, threading, dask=HOST:PORT"), engine(name):
         pass
 
@@ -151,7 +151,7 @@ def test_engines_that_there_are_not_are_refused(name: str) -> None:
 def test_an_engine_that_is_not_installed_says_what_to_install(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a traceback of imports."""
+    """The error says which package to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda module: None if module == package else object())
     with pytest.raises(EngineError, match=f"pip install {package}"), engine(name):
         pass
@@ -159,7 +159,7 @@ def test_an_engine_that_is_not_installed_says_what_to_install(
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_a_ray_cluster_that_is_not_there_is_not_waited_for(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself tries for minutes: it is not even asked."""
+    """The address is tried first, since Ray itself would try for minutes."""
     pytest.importorskip("joblib", reason=needs.reason("joblib"))
     monkeypatch.setattr("importlib.util.find_spec", lambda module: object())
     for module in ("ray", "ray.util", "ray.util.joblib"):
@@ -174,7 +174,7 @@ def test_a_ray_cluster_that_is_not_there_is_not_waited_for(scheme: str, monkeypa
 
 @pytest.mark.usefixtures("small")
 def test_several_links_break_the_papers_first(tmp_path: Path) -> None:
-    """As many different cables as asked for, each number with rows of its own; healthy runs are not repeated."""
+    """The given number of different cables break, and each number has its rows; healthy runs are not repeated."""
     topology = FABRICS["leaf-spine"]()
     few, more = (broken(topology, n, seed=1) for n in (2, 5))
     assert few[0] == more[0] == BROKEN

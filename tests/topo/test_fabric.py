@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fabrics in Mininet: what is built, and what is said when it cannot be."""
+"""Fabrics in Mininet: what is built, and the errors where it cannot be."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def impostor(tmp_path: Path, words: tuple[str, ...], grpc: str) -> Impostor:
 
 
 def test_missing_mininet_names_the_package_to_install() -> None:
-    """Without Mininet the import says what to type."""
+    """The error of a missing Mininet names the package to install."""
     with pytest.raises(MininetMissing, match="apt install mininet"):
         MininetFinder(["/nowhere"]).find_spec("mininet")
 
@@ -108,7 +108,7 @@ def test_interface_names_that_linux_cannot_have_are_refused() -> None:
 
 @in_sandbox()
 def test_a_failing_command_is_shown(tmp_path: Path) -> None:
-    """What failed, its status, and what it said."""
+    """The error of a failed command has its description, status and output."""
     node = mininet.Mininet(controller=None, build=False).addHost("h1")
     with pytest.raises(wiring.WiringError, match=r"testing failed with status \d+:\n(.|\n)*no-such-interface"):
         wiring.execute(node, "ip link show no-such-interface", "testing")
@@ -162,7 +162,7 @@ def test_mininets_own_command_brings_the_fabric_up(tmp_path: Path) -> None:
 
 
 def test_a_missing_switch_binary_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is built."""
+    """A missing switch program is named, with what to do, before anything is built."""
     monkeypatch.setattr(sys, "prefix", "/nowhere")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(switches.SwitchFailed, match=r"softswitch is neither in .* nor on PATH: .*make setup"):
@@ -173,7 +173,7 @@ def test_a_missing_switch_binary_is_named_with_what_to_do(monkeypatch: pytest.Mo
 
 @in_sandbox()
 def test_a_switch_that_ends_shows_its_status_command_and_log(tmp_path: Path) -> None:
-    """The three things that one needs."""
+    """The error of a switch that has ended has its status, its command line, and the end of its log."""
     switch = impostor(tmp_path, ("sh", "-c", "echo no such program >&2; exit 3"), "127.0.0.1:50051")
     switch.start([])
     with pytest.raises(switches.SwitchFailed) as caught:
@@ -187,7 +187,7 @@ def test_a_switch_that_ends_shows_its_status_command_and_log(tmp_path: Path) -> 
 
 @in_sandbox()
 def test_a_switch_that_never_answers_is_given_up_in_time(tmp_path: Path) -> None:
-    """The bound holds, and the process can still be stopped."""
+    """Waiting for a switch has a limit, after which its process can still be stopped."""
     switch = impostor(tmp_path, Impostor.words, "127.0.0.1:50051")
     switch.start([])
     with pytest.raises(switches.SwitchFailed, match=r"did not answer within 0\.5 s"):
@@ -198,7 +198,7 @@ def test_a_switch_that_never_answers_is_given_up_in_time(tmp_path: Path) -> None
 
 
 def test_all_switches_are_asked_to_end_before_one_is_waited_for() -> None:
-    """Those that have ended, or never began, are left alone."""
+    """All running switches get a signal first; those that have ended, or never started, get none."""
     asked: list[str] = []
 
     def switch(name: str, status: int | None) -> Any:
@@ -212,7 +212,7 @@ def test_all_switches_are_asked_to_end_before_one_is_waited_for() -> None:
 
 @in_sandbox()
 def test_a_port_in_use_names_its_holder(tmp_path: Path) -> None:
-    """Somebody else listens where the switch should: the error says who."""
+    """The error of an address in use names the process that listens there."""
     with socket.create_server(("127.0.0.1", 50051)):
         switch = impostor(tmp_path, ("sh", "-c", "echo address already in use >&2; exit 2"), "127.0.0.1:50051")
         switch.start([])
@@ -234,13 +234,13 @@ def ranks_of(*commands: str, tmp_path: Path) -> net.Ranks:
 
 
 def test_lines_of_all_ranks_come_as_they_are_said(tmp_path: Path) -> None:
-    """Whole lines, each with its rank."""
+    """Output comes in whole lines, each with its rank."""
     ranks = ranks_of("echo a; echo b", "printf 'c\\nd\\n'", tmp_path=tmp_path)
     assert sorted(ranks.lines(within=20)) == [(0, "a"), (0, "b"), (1, "c"), (1, "d")]
 
 
 def test_a_failing_rank_ends_the_others_and_shows_its_log(tmp_path: Path) -> None:
-    """Nobody waits for ranks whose peer is dead."""
+    """When one rank fails, the others are ended, and the error has the end of its log."""
     ranks = ranks_of("exec sleep 600", "echo broken >&2; exit 4", tmp_path=tmp_path)
     with pytest.raises(net.RankFailed, match=r"rank 1 on h2 ended with status 4\n.*\n    broken"):
         ranks.wait(within=20)
@@ -248,7 +248,7 @@ def test_a_failing_rank_ends_the_others_and_shows_its_log(tmp_path: Path) -> Non
 
 
 def test_ranks_that_take_too_long_are_ended_and_named(tmp_path: Path) -> None:
-    """The bound holds for silent ranks, too."""
+    """The limit holds for ranks without output as well, and the error names them."""
     ranks = ranks_of("exec sleep 600", "true", tmp_path=tmp_path)
     assert ranks.processes[1].wait(30) == 0
     with pytest.raises(net.RankFailed, match=r"after 0\.5 s the ranks 0 \(h1\) had not ended"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fabrics side by side from the command line: their forms, the rails of a job on them, one run of the whole."""
+"""Several planes from the command line: their forms, the rails of a job on them, and a run on two planes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ with netfold.init() as comm:
 @pytest.mark.needs("namespaces", "mininet")
 @pytest.mark.timeout(150)
 def test_a_program_runs_over_two_planes(tmp_path: Path) -> None:
-    """Exact sums; the flight recorder says which rail carried what share and why; the timeline has rows for each."""
+    """Sums are exact, the flight recorder has each rail's share and why, and the timeline has rows for each rail."""
     command = [
         *NETFOLD, "run", "--topo", "dual,leafspine,1,0,2", "--rate", "100mbit", "--rails", "innet@a+tcp@b", "--",
         "env", f"NETFOLD_TIMELINE={tmp_path / 'trace.json'}", "NETFOLD_RAIL_STALL=2", sys.executable, "-c", PROGRAM,

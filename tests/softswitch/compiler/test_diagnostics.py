@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of programs that it refuses: place, the line drawn, what was expected."""
+"""The errors of programs with mistakes: their place, the line of the source, and what was expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def errors(source: str) -> CompileError:
 
 
 def test_error_draws_the_line_with_a_caret() -> None:
-    """File, line and column, then the line, then a caret under the very word."""
+    """An error has file, line and column, the line itself, and a caret under the word."""
     text = str(errors(program(HEADERS, "hdr.o.aa = 1;")))
 
     assert re.search(r"bad\.p4:\d+:15: error: no field 'aa' in header out_t; did you mean 'a'\?\n", text)
@@ -30,7 +30,7 @@ def test_error_draws_the_line_with_a_caret() -> None:
 
 
 def test_several_errors_are_reported_in_one_run() -> None:
-    """One mistake does not hide the next, and each is said once."""
+    """One mistake does not hide the next, and each is reported once."""
     found = errors(program(HEADERS, "hdr.o.a = hdr.i.b;\nnothing = 1;\nhdr.o.a = true;")).diagnostics
 
     assert [d.message for d in found] == [
@@ -77,7 +77,7 @@ def test_syntax_errors_of_several_declarations() -> None:
     ],
 )
 def test_mistake_is_named(body: str, says: str) -> None:
-    """Each mistake in a control body has its own words."""
+    """Each mistake in the body of a control has its own message."""
     assert re.search(says, errors(program(HEADERS, body)).diagnostics[0].message)
 
 
@@ -104,14 +104,14 @@ def test_mistake_in_a_declaration_is_named(locals_: str, says: str) -> None:
 
 
 def test_header_of_part_bytes_is_refused() -> None:
-    """A packet is bytes: extracting 9 bits is refused by name, not rounded."""
+    """A header that is no whole number of bytes is refused by its name."""
     source = program("header in_t { bit<9> a; }\nheader out_t { bit<8> a; }\n", "")
 
     assert "header in_t has 9 bits; only whole bytes" in errors(source).diagnostics[0].message
 
 
 def test_other_architectures_are_refused_by_name() -> None:
-    """A program for another target is told so."""
+    """A program for another architecture is refused with its name."""
     source = "package Switch(); \nSwitch() main;"
 
     assert "architecture Switch is not supported" in errors(source).diagnostics[0].message

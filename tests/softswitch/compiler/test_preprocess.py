@@ -46,7 +46,7 @@ def test_expansion(text: str, want: str) -> None:
 
 
 def test_definitions_from_outside() -> None:
-    """-D gives macros their values."""
+    """Definitions from the command line give macros their values."""
     assert expand("#if N >= 3\nN\n#endif", N="4") == "4"
 
 
@@ -85,7 +85,7 @@ def test_library_is_always_found() -> None:
     ],
 )
 def test_mistakes_are_placed(text: str, says: str) -> None:
-    """Every complaint has a file and a line."""
+    """Every error has a file and a line."""
     with pytest.raises(CompileError) as caught:
         preprocess(text, "t.p4")
 
@@ -94,7 +94,7 @@ def test_mistakes_are_placed(text: str, says: str) -> None:
 
 
 def test_self_inclusion_is_refused(tmp_path: Path) -> None:
-    """A file that includes itself ends in an error, not in a full memory."""
+    """A file that includes itself is an error, and does not exhaust memory."""
     (tmp_path / "a.p4").write_text('#include "a.p4"\n')
 
     with pytest.raises(CompileError, match="does the file include itself"):
@@ -102,7 +102,7 @@ def test_self_inclusion_is_refused(tmp_path: Path) -> None:
 
 
 def test_macro_bomb_is_refused() -> None:
-    """Exponential macros are cut off."""
+    """Macros that grow exponentially are an error."""
     lines = ["#define M0 x x"] + [f"#define M{i} M{i - 1} M{i - 1}" for i in range(1, 30)]
 
     with pytest.raises(CompileError, match="expands to more than"):

@@ -62,7 +62,7 @@ def test_known_program_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_generated_c_names_the_p4_lines() -> None:
-    """A person can follow the C back to the source."""
+    """The generated C has comments with the lines of the P4 source."""
     source = compile_file(NETFOLD).c_source
 
     assert re.search(r"/\* .*fold\.p4:\d+ \*/", source)
@@ -108,7 +108,7 @@ HEADERS = "header in_t { bit<8> a; bit<8> b; bit<16> c; }\nheader out_t { bit<8>
     ],
 )
 def test_statements(locals_: str, body: str, want: str) -> None:
-    """One behaviour each, on the frame 01 02 1234."""
+    """Each case is one behaviour of statements, on the frame 01 02 1234."""
     source = program(HEADERS, body, locals_=locals_)
 
     assert run(source, [bytes.fromhex("01021234")]) == [bytes.fromhex(want)]
@@ -138,7 +138,7 @@ def test_deparser_never_writes_past_its_room() -> None:
 
 
 def test_deep_nesting_compiles_and_bottomless_nesting_is_refused() -> None:
-    """Long sums and nested parentheses are fine; what cannot be handled is refused, never a crash."""
+    """Deep nesting compiles, and nesting beyond the limit is refused without a crash."""
     long_sum = program(HEADERS, "hdr.o.a = " + " + ".join(["hdr.i.a"] * 700) + ";")
 
     assert run(long_sum, [bytes.fromhex("01021234")])[0][0] == 700 % 256

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `softswitch` command: starting, stopping, and saying clearly why it cannot start."""
+"""The `softswitch` command: starting, stopping, and errors that say why it cannot start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def running(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str
 
 
 def children(pid: int) -> list[int]:
-    """Of all threads of a process; one that ends while we look has none."""
+    """Child processes of all threads of a process; none where it has ended meanwhile."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -91,7 +91,7 @@ def test_without_program_it_waits_for_one(tmp_path: Path) -> None:
 
 
 def test_killed_it_leaves_no_native_process(program: Path, tmp_path: Path) -> None:
-    """Even SIGKILL takes the child along."""
+    """The native process ends also when the command is killed by SIGKILL."""
     with running(program, "--grpc-server-addr", f"unix:{tmp_path}/s") as (process, _):
         (pid,) = children(process.pid)
         handle = os.pidfd_open(pid)
@@ -117,7 +117,7 @@ CANNOT_START = {
 
 @pytest.mark.parametrize("name", CANNOT_START)
 def test_what_keeps_it_from_starting_is_named(name: str) -> None:
-    """Exit status 2 and one line that says what to change; no traceback."""
+    """The command ends with status 2 and one line that says what to change, without a traceback."""
     arguments, said = CANNOT_START[name]
     done = softswitch("run", *arguments)
     assert done.returncode == 2
@@ -126,7 +126,7 @@ def test_what_keeps_it_from_starting_is_named(name: str) -> None:
 
 
 def test_a_port_in_use_is_named() -> None:
-    """The address is in the message."""
+    """The message has the address that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = softswitch("--no-p4", "--grpc-server-addr", address)
@@ -135,7 +135,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_a_program_with_errors_is_drawn(program: Path) -> None:
-    """File, line and column of the mistake."""
+    """The message has file, line and column of the mistake."""
     program.write_text(basic().replace("s.egress_spec = port;", "s.egress_spec = nothing;"))
     for arguments in ([str(program)], ["compile", str(program)]):
         done = softswitch(*arguments)
@@ -146,7 +146,7 @@ def test_a_program_with_errors_is_drawn(program: Path) -> None:
 
 
 def test_compile_writes_what_is_asked_for(program: Path, tmp_path: Path) -> None:
-    """p4info as text and binary, the C, the text to push; what is pushed compiles again."""
+    """`compile` writes p4info as text and binary, the C source, and the preprocessed program, which compiles again."""
     c, text, binary, source = (tmp_path / name for name in ("a.c", "a.txtpb", "a.bin", "pushed.p4"))
     assert softswitch("compile", program, "-o", c, "--p4info", text, "--preprocessed", source).returncode == 0
     assert softswitch("compile", source, "--p4info", binary).returncode == 0
@@ -160,7 +160,7 @@ def test_compile_writes_what_is_asked_for(program: Path, tmp_path: Path) -> None
 
 
 def test_stf_says_whether_a_packet_test_passes(program: Path, tmp_path: Path) -> None:
-    """Exit status 0 where all expectations hold, 1 where one does not."""
+    """The exit status is 0 where all expectations hold, and 1 where one does not."""
     entry = "add I.dmac h.ethernet.dst:0x020000000001 I.forward(port:3)\n"
     test = tmp_path / "test.stf"
     frame = "020000000001 020000000002 1234 00"
@@ -172,6 +172,6 @@ def test_stf_says_whether_a_packet_test_passes(program: Path, tmp_path: Path) ->
 
 
 def test_version_and_help() -> None:
-    """Both answer at once."""
+    """Version and help are printed without a program."""
     assert softswitch("version").stdout.startswith("softswitch ")
     assert "compile" in softswitch("--help").stdout

@@ -49,7 +49,7 @@ ALL_GROUPS = p4r.Entity(action_profile_group=p4r.ActionProfileGroup())
 
 
 def test_members_and_groups_live_and_die_in_order(client: Client) -> None:
-    """What is in use cannot go; what is not there cannot be used."""
+    """Members and groups in use cannot be deleted, and those that do not exist cannot be used."""
     use_group, use_member = p4r.TableAction(action_profile_group_id=7), p4r.TableAction(action_profile_member_id=1)
     assert client.codes((INSERT, group(7, (1, 1)))) == [NOT_FOUND]
     client.write((INSERT, member(1)), (INSERT, member(2, 2)), (INSERT, group(7, (1, 1), (2, 3))))
@@ -81,13 +81,13 @@ def test_members_and_groups_live_and_die_in_order(client: Client) -> None:
     ids=["weight 0", "member twice", "group 0", "member 0", "hidden id"],
 )
 def test_bad_members_and_groups_are_refused(client: Client, wrong: p4r.Entity, code: int) -> None:
-    """Weights, identities and duplicates are checked."""
+    """Wrong weights, ids and duplicates are refused."""
     client.write((INSERT, member(1)))
     assert client.codes((INSERT, wrong)) == [code]
 
 
 def test_one_shot_action_sets_bring_and_take_their_members(client: Client) -> None:
-    """They read back as written, leave no member behind, and no member is ever seen."""
+    """Action sets read back as written; their members are never visible, and are deleted with the entry."""
 
     def one_shot(*ports: int) -> p4r.TableAction:
         message = p4r.TableAction()
@@ -114,7 +114,7 @@ def counter(index: int | None, packets: int = 0, octets: int = 0) -> p4r.Entity:
 
 
 def test_counters_are_written_and_read_one_and_all(client: Client) -> None:
-    """No index means every cell, no id every counter."""
+    """A read without an index returns every cell, and one without an id every counter."""
     client.write((MODIFY, counter(3, 5, 500)))
     assert client.read(counter(3)) == [counter(3, 5, 500)]
     cells = client.read(counter(None))
@@ -147,7 +147,7 @@ def test_meters_are_configured_and_reset(client: Client) -> None:
 
 @pytest.mark.parametrize(("register", "value"), [(SUMS, 0xFFFFFFFF), (WIDE, (1 << 100) - 2)])
 def test_registers_are_read_and_written(client: Client, register: int, value: int) -> None:
-    """Unlike BMv2's; values of any width, canonical."""
+    """Registers can be read and written, unlike BMv2's, with canonical values of any width."""
 
     def cell(index: int, content: int) -> p4r.Entity:
         message = p4r.RegisterEntry(register_id=register, index=p4r.Index(index=index))
@@ -172,7 +172,7 @@ def multicast(ident: int, *replicas: tuple[int, int], metadata: bytes = b"") -> 
 
 
 def test_multicast_groups_are_written_and_read(client: Client) -> None:
-    """Both ways to name a port are taken; duplicates and impossible numbers are not."""
+    """Both fields for a port are accepted; duplicates and impossible numbers are refused."""
     client.write((INSERT, multicast(5, (1, 0), (1, 1), (2, 7), metadata=b"m")), (INSERT, multicast(6)))
     everything = p4r.Entity()
     everything.packet_replication_engine_entry.multicast_group_entry.SetInParent()
@@ -194,7 +194,7 @@ def test_multicast_groups_are_written_and_read(client: Client) -> None:
 
 
 def test_clone_sessions_are_written_and_read(client: Client) -> None:
-    """Replicas and truncation length."""
+    """Clone sessions read back with their replicas and truncation length."""
 
     def session(ident: int, *ports: int, length: int = 0, service: int = 0) -> p4r.Entity:
         entity = p4r.Entity()

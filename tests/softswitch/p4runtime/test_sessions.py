@@ -72,7 +72,7 @@ def test_bad_arbitration_ends_the_stream(election: int, device: int, code: grpc.
 
 
 def test_a_stream_starts_with_arbitration() -> None:
-    """Anything else is FAILED_PRECONDITION."""
+    """A first message other than arbitration is FAILED_PRECONDITION."""
     with serving() as (_, address), Client(address) as client:
         stream = client.stream()
         stream.send(p4r.StreamMessageRequest(packet=p4r.PacketOut(payload=b"x")))
@@ -129,7 +129,7 @@ def test_packets_go_out_and_come_in() -> None:
 
 
 def test_a_bad_packet_out_gets_a_stream_error() -> None:
-    """The stream goes on; the error carries the packet."""
+    """The stream continues after an error message that contains the packet."""
     with primary() as (_, _client, stream):
         bad = p4r.PacketOut(payload=b"x", metadata=[p4r.PacketMetadata(metadata_id=9, value=b"\1")])
         stream.send(p4r.StreamMessageRequest(packet=bad))
@@ -162,7 +162,7 @@ def test_digests_are_gathered_and_repeated_only_after_their_acknowledgement() ->
 
 
 def test_a_digest_list_that_does_not_fill_comes_when_its_time_is_up() -> None:
-    """max_timeout_ns bounds the wait."""
+    """A list that is not full is sent after max_timeout_ns."""
     config = p4r.DigestEntry.Config(max_timeout_ns=20_000_000, max_list_size=100)
     with primary() as (_, client, stream):
         client.write((INSERT, p4r.Entity(digest_entry=p4r.DigestEntry(digest_id=0x17000001, config=config))))
@@ -244,15 +244,15 @@ def _until_the_end(stream: Stream) -> None:
 
 
 def test_closing_the_server_ends_the_process() -> None:
-    """Nothing is left behind."""
+    """The native process ends with the server."""
     with primary() as (server, _client, _stream):
         pid = server.pid
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @in_own_network
-def test_primaries_hear_of_ports() -> None:
-    """Of all when a program starts, of changes, and who becomes primary later, of those that are down."""
+def test_primaries_are_notified_of_ports() -> None:
+    """Primaries hear of all ports when a program starts and of changes; new primaries of ports that are down."""
     sh("ip link add s1 type veth peer name far")
     sh("ip link set s1 up; ip link set far up")
     wait_for(lambda: b"state UP" in subprocess.run(["ip", "link", "show", "s1"], capture_output=True).stdout)

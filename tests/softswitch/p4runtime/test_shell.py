@@ -52,7 +52,7 @@ print("all done")
 
 @pytest.mark.needs("p4runtime-shell")
 def test_p4runtime_shell_drives_a_switch(tmp_path: Path) -> None:
-    """Pipeline, entries, groups, counters, packets, and errors it can read."""
+    """p4runtime-shell sets pipeline, entries and groups, reads counters, exchanges packets, and shows errors."""
     python = os.environ["P4RUNTIME_SHELL_PYTHON"]
     program = compile_source(basic(), "basic.p4")
     (tmp_path / "basic.p4").write_text(program.preprocessed)

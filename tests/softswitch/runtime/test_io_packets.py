@@ -242,8 +242,8 @@ def test_interfaces_may_go_down_and_vanish_and_come_back() -> None:
 
 
 @in_own_network
-def test_reports_that_nobody_reads_are_counted_and_confessed() -> None:
-    """A control plane that stalls loses reports beyond a bound, and is told how many; frames go on meanwhile."""
+def test_reports_that_nobody_reads_are_counted_and_reported() -> None:
+    """A control plane that does not read loses events beyond a limit, and learns how many; frames still pass."""
     make_hosts()
     gate, texts, packets = threading.Event(), list[str](), list[int]()
 
@@ -274,7 +274,7 @@ def test_reports_that_nobody_reads_are_counted_and_confessed() -> None:
 
 @in_own_network
 def test_an_idle_switch_uses_no_cpu() -> None:
-    """Without packets the process never wakes: its context switches do not grow."""
+    """Without packets the process does not wake up: the number of its context switches stays the same."""
     make_hosts()
     with switch() as process:
         process.ports()

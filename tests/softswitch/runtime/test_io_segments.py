@@ -23,7 +23,7 @@ FIN, SYN, PSH, ACK, CWR = 0x01, 0x02, 0x08, 0x10, 0x80
 
 
 class Vnet(ctypes.Structure):
-    """ss_vnet."""
+    """The C struct ss_vnet."""
 
     _fields_ = [
         ("flags", ctypes.c_uint8),
@@ -36,13 +36,13 @@ class Vnet(ctypes.Structure):
 
 
 class Frame(ctypes.Structure):
-    """ss_frame."""
+    """The C struct ss_frame."""
 
     _fields_ = [("bytes", ctypes.c_void_p), ("len", ctypes.c_uint32)]
 
 
 class Super(ctypes.Structure):
-    """ss_super."""
+    """The C struct ss_super."""
 
     _fields_ = [("vnet", Vnet), ("header_len", ctypes.c_uint32), ("header", ctypes.c_uint8 * 128)]
 
@@ -65,7 +65,7 @@ def _library() -> ctypes.CDLL:
 
 
 def cut(frame: bytes, vnet: Vnet) -> list[bytes]:
-    """ss_cut; an empty list where it refuses."""
+    """Cut a super-packet by ss_cut; an empty list where it refuses."""
     segments: list[bytes] = []
     buffer = ctypes.create_string_buffer(frame, len(frame) + 1)
     each = _Each(lambda _, data, size: segments.append(ctypes.string_at(data, size)))
@@ -192,7 +192,7 @@ def test_a_super_packet_is_cut_into_what_the_wire_would_show(packet: Packet, siz
 @settings(max_examples=150)
 @given(packets, st.integers(1, 3000))
 def test_what_was_cut_is_joined_and_cut_again_without_a_trace(packet: Packet, size: int) -> None:
-    """join(cut(x)) describes the same segments, as many as a super-packet may have."""
+    """Joining the segments of a super-packet gives the same segments again when it is cut."""
     frames = expected(packet, size)
     taken, joined, vnet = join(frames)
     assert taken == min(len(frames), 64)
@@ -229,7 +229,7 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("kind", "change"), DIFFERENT)
 def test_only_true_neighbours_are_joined(kind: int, change: str) -> None:
-    """Whatever segmentation could not give back stays apart."""
+    """Frames that segmentation could not restore are not joined."""
     first, second = _neighbours(kind)
     assert join([first.frame(), second.frame()])[0] == 2
     assert join([first.frame(), CHANGES[change](second).frame()])[0] == 1

@@ -31,7 +31,7 @@ def test_unicast_goes_to_egress_spec_with_its_payload(engine: LocalEngine) -> No
 
 
 def test_drop_port_drops_and_is_counted(engine: LocalEngine) -> None:
-    """egress_spec 511 means no output."""
+    """A frame with egress_spec 511 is dropped and counted."""
     assert engine.inject(1, probe(Op.DROP)) == []
     assert engine.stats().dropped_ingress == 1
 
@@ -59,7 +59,7 @@ def test_multicast_sends_one_copy_a_replica_and_not_the_original(engine: LocalEn
 
 
 def test_an_unknown_or_empty_group_is_a_drop(engine: LocalEngine) -> None:
-    """Nothing leaves, as BMv2 does it."""
+    """An unknown or empty multicast group drops the frame, as in BMv2."""
     engine.write_multicast("insert", Multicast(8, ()))
 
     assert engine.inject(1, probe(Op.MULTICAST, b=7)) == []
@@ -107,7 +107,7 @@ def test_a_clone_session_may_name_ports_and_a_group_and_cut_the_copy(engine: Loc
 
 
 def test_an_unconfigured_clone_session_clones_nothing(engine: LocalEngine) -> None:
-    """The original goes on."""
+    """A clone to an unknown session makes no copy, and the original frame continues."""
     assert [port for port, _ in engine.inject(1, probe(Op.CLONE, b=99, c=4))] == [4]
 
 
@@ -148,7 +148,7 @@ def test_a_program_that_resubmits_for_ever_does_not_hang_the_switch(engine: Loca
 
 @pytest.mark.timeout(20)
 def test_a_program_that_clones_its_clones_for_ever_does_not_hang_the_switch(engine: LocalEngine) -> None:
-    """Egress clones of egress clones end too."""
+    """A limit ends egress clones of egress clones, so that the switch does not hang."""
     engine.write_clone_session("insert", CloneSession(2, ((6, 0), (7, 0))))
 
     out = engine.inject(1, probe(Op.CLONE_EGRESS, a=2, b=5, c=0xFFFF))
@@ -173,7 +173,7 @@ def test_added_headers_come_before_the_payload_and_show_in_packet_length(engine:
 
 
 def test_the_longest_frame_passes_and_a_longer_one_is_dropped_and_counted(engine: LocalEngine) -> None:
-    """16384 bytes in and out is the limit, both ways."""
+    """Frames of 16384 bytes pass in both directions; longer ones are dropped and counted."""
     frame = probe(Op.FORWARD, b=2, rest=bytes(16384 - 8))
     assert engine.inject(1, frame) == [(2, frame)]
 
@@ -183,7 +183,7 @@ def test_the_longest_frame_passes_and_a_longer_one_is_dropped_and_counted(engine
 
 
 def test_a_full_queue_loses_the_frame_and_counts_it(engine: LocalEngine) -> None:
-    """Tail drop: what the I/O layer refuses is lost, the rest goes."""
+    """A frame that a full queue refuses is lost and counted (tail drop); the others leave."""
     engine.write_multicast("insert", Multicast(7, ((1, 0), (2, 0), (3, 0))))
     engine.limit_output(2)
 

@@ -67,7 +67,7 @@ def test_wide_registers_keep_their_limbs_in_order(engine: LocalEngine) -> None:
 
 
 def test_cells_beyond_the_end_are_out_of_range(engine: LocalEngine) -> None:
-    """For registers, counters and meters, reads and writes."""
+    """An index beyond the end is OUT_OF_RANGE in reads and writes of registers, counters and meters."""
     for call in (
         lambda: engine.read_register(engine.register("sums"), 15, 2),
         lambda: engine.write_register(engine.register("sums"), 16, [0]),
@@ -132,7 +132,7 @@ def csum16(data: bytes) -> int:
 
 
 def xor16(data: bytes) -> int:
-    """16-bit words, the last padded."""
+    """The xor of 16-bit words, the last one padded with zeros."""
     padded = data + b"\0" * (len(data) % 2)
     total = 0
     for (word,) in struct.iter_unpack(">H", padded):
@@ -220,7 +220,7 @@ def test_many_groups_survive_growth_and_deletion(engine: LocalEngine) -> None:
 
 
 def test_reset_brings_back_the_start(engine: LocalEngine) -> None:
-    """Entries, groups, cells and statistics."""
+    """Entries, groups, cells and statistics are those of a new switch after a reset."""
     engine.write_multicast("insert", Multicast(5, ((1, 1),)))
     engine.write_register(engine.register("sums"), 0, [1])
     engine.inject(1, probe(Op.FORWARD, b=1))
@@ -248,7 +248,7 @@ def test_requests_cut_short_or_made_of_noise_are_refused(engine: LocalEngine, op
 
 
 def test_an_unknown_request_is_unimplemented(engine: LocalEngine) -> None:
-    """With a status of its own."""
+    """A request of an unknown kind raises Unimplemented."""
     with pytest.raises(Unimplemented, match="unknown request 999"):
         engine._channel.one(struct.pack("<IH", 2, 999))
 
@@ -257,7 +257,7 @@ def test_an_unknown_request_is_unimplemented(engine: LocalEngine) -> None:
 
 
 class Relay(threading.Thread):
-    """Stands in for a switch process: serves the socket protocol from a switch in this process."""
+    """A stand-in for a switch process, which serves the socket protocol from a switch in this process."""
 
     def __init__(self, engine: LocalEngine, sock: socket.socket) -> None:
         super().__init__(daemon=True)
@@ -299,7 +299,7 @@ def pair(engine: LocalEngine) -> Iterator[tuple[Engine, Relay, list[Event], list
 def test_a_remote_engine_does_what_a_local_one_does(
     pair: tuple[Engine, Relay, list[Event], list[str]], engine: LocalEngine
 ) -> None:
-    """Same requests, same replies, and events in between."""
+    """A switch behind a socket gives the same replies as one in this process, and events arrive in between."""
     remote, relay, events, _ = pair
     assert remote.info == engine.info
     relay.event(Event(EventKind.DIGEST, 3, 77, b"abc"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: who matches, who wins, what is refused; against a reference that looks at every entry."""
+"""Tables: which entries match, which one wins, what is refused; compared with a reference that tries every entry."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def look_up(engine: LocalEngine, op: Op, b: int, c: int) -> int | None:
 
 
 def test_an_exact_entry_matches_its_key_alone(engine: LocalEngine) -> None:
-    """And lookups say whether they hit."""
+    """An exact entry matches its own key only, and a lookup reports whether it hit."""
     engine.insert(entry(engine.table("exact"), [(9, ONES32)], 7))
 
     ((port, frame),) = engine.inject(1, probe(Op.EXACT, c=9))
@@ -84,7 +84,7 @@ def test_the_same_key_again_sees_what_changed_between(engine: LocalEngine) -> No
 
 
 def test_the_longest_prefix_wins(engine: LocalEngine) -> None:
-    """Among entries with the same exact part."""
+    """The longest prefix wins among entries with the same exact fields."""
     table = engine.table("lpm")
     lpm = table.keys[1]
     for length, port in ((0, 1), (8, 2), (24, 3), (32, 4)):
@@ -116,7 +116,7 @@ def test_range_ends_are_inside(engine: LocalEngine) -> None:
 
 
 def test_optional_matches_a_value_or_anything(engine: LocalEngine) -> None:
-    """The priority decides between the two."""
+    """An optional field matches a value or anything; between the two, the priority decides."""
     table = engine.table("optional")
     engine.insert(entry(table, [table.keys[0].any], 1, 1))
     engine.insert(entry(table, [(5, ONES32)], 2, 2))
@@ -186,7 +186,7 @@ def test_duplicates_absences_and_full_tables_have_their_errors(engine: LocalEngi
 
 
 def test_modify_changes_the_action_and_keeps_the_rest(engine: LocalEngine) -> None:
-    """Handle and counter stay."""
+    """A modified entry keeps its handle and counter."""
     table = engine.table("exact")
     old = entry(table, [(9, ONES32)], 7)
     handle = engine.insert(old)
@@ -200,7 +200,7 @@ def test_modify_changes_the_action_and_keeps_the_rest(engine: LocalEngine) -> No
 
 
 def test_the_default_action_can_be_set_and_restored(engine: LocalEngine) -> None:
-    """A miss runs it, with its parameters."""
+    """A miss runs the default action with its parameters, which can be set and restored."""
     table = engine.table("exact")
     setting = table.action("set")
     engine.set_default(table, DoAction(setting.index, setting.pack([0x01020304, 3])))
@@ -335,7 +335,7 @@ def test_members_and_groups_in_use_cannot_go(engine: LocalEngine) -> None:
 
 
 def test_members_and_groups_read_back(engine: LocalEngine) -> None:
-    """Wildcard and single reads."""
+    """Members and groups can be read one by one and all together."""
     profile, table = engine.profile("ecmp"), engine.table("select")
     setting = table.action("set")
     engine.write_member("insert", profile, 5, table, DoAction(setting.index, setting.pack([1, 2])))

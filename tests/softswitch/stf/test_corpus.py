@@ -25,7 +25,7 @@ BMV2_FAILS_TOO = 1
 @pytest.mark.needs("p4c-samples")
 @pytest.mark.timeout(1800)
 def test_p4cs_samples_pass_and_what_does_not_compile_is_refused() -> None:
-    """As many as on BMv2, no wrong answer."""
+    """As many samples pass as on BMv2, none with a wrong result; those that do not compile are refused."""
     folder = Path(SAMPLES)
     verdicts: Counter[str] = Counter()
     wrong: list[str] = []

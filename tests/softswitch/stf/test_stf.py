@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packet tests: the language, and what a run makes of expectations that hold or do not."""
+"""Packet tests: their language, and the results of expectations that hold and that do not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_statement_that_cannot_be_read_says_where_and_what_was_expected(text: 
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """No input makes the reader fail in another way."""
+    """Any text is parsed, or refused with StfSyntaxError."""
     with contextlib.suppress(StfSyntaxError):
         parse(text)
 
@@ -180,7 +180,7 @@ def test_differences_are_marked_nibble_by_nibble() -> None:
 
 @given(st.binary(max_size=40), st.data())
 def test_a_frame_matches_its_own_pattern_with_any_nibbles_starred(frame: bytes, data: st.DataObject) -> None:
-    """And stops matching when an unstarred nibble changes."""
+    """A frame matches its own digits with any of them starred, and no longer when another digit changes."""
     stars = data.draw(st.lists(st.booleans(), min_size=2 * len(frame), max_size=2 * len(frame)))
     pattern = "".join("*" if star else nibble for star, nibble in zip(stars, frame.hex(), strict=True))
 
@@ -215,7 +215,7 @@ def test_a_p4_program_and_a_test_file_run_from_their_paths(tmp_path: Path) -> No
 
 
 def test_a_program_that_does_not_compile_is_the_compilers_error(tmp_path: Path) -> None:
-    """Not a failed test: there was none."""
+    """A program that does not compile is an error of the compiler, not a failed test."""
     program, test = tmp_path / "bad.p4", tmp_path / "t.stf"
     program.write_text("this is no P4")
     test.write_text("wait")
