@@ -33,8 +33,8 @@ typedef struct ss_port {
     uint32_t mtu;
     bool up, started;
     bool reported, reported_up; /* whether the control plane was told of the port, and its state then */
-    bool vnet, join;    /* socket speaks virtio_net_hdr; neighbours are joined */
-    bool bulky;         /* super-packets came last */
+    bool vnet, join;            /* socket speaks virtio_net_hdr; neighbours are joined */
+    bool bulky;                 /* super-packets came last */
     ss_tx_state tx;
     uint8_t *arena;
     size_t arena_size, used; /* frames that wait, back to back, first to last */
