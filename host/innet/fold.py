@@ -35,14 +35,14 @@ from netfold.wire.jobs import Plan
 
 log = logging.getLogger("netfold")
 
-SLICE = 0.05
+SLICE_SECONDS = 0.05
 """Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
-WATCHED_SLICE = 0.01
+WATCHED_SLICE_SECONDS = 0.01
 """The same while the rail is watched, which bounds how soon one of several rails is found dead."""
-PATIENCE = 0.5
+LOST_RANK_SECONDS = 0.5
 """Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
 need not end it."""
-PIECE = 1 << 28
+MAX_ELEMENTS = 1 << 28
 """Largest number of elements of one operation (1 GiB), since RETH's offset has 32 bits."""
 SKB_BYTES = {1024: 2304, 4096: 8448}
 """Path MTU -> bytes that the kernel charges a socket's receive buffer for one packet that was not merged."""
@@ -144,8 +144,10 @@ class FoldRail:
                 raise self._lost
             begin, saturated = time.monotonic(), 0
             try:
-                for first in range(0, max(1, source.size), PIECE):  # an empty array still checks that all ranks agree
-                    piece = request if source.size <= PIECE else request.part(slice(first, first + PIECE))
+                for first in range(
+                    0, max(1, source.size), MAX_ELEMENTS
+                ):  # an empty array still checks that all ranks agree
+                    piece = request if source.size <= MAX_ELEMENTS else request.part(slice(first, first + MAX_ELEMENTS))
                     self._core.start(
                         piece.number & 0xFFFFFFFF, piece.source, piece.out, divisor, native.library().nf_now(),
                         op=cast(Op, reduction.op), coding=coding, feedback=piece.feedback, rank=self._plan.rank,
@@ -173,12 +175,12 @@ class FoldRail:
         self._operations, self._bytes, self._seconds = counted
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """Calls ``watch`` every ``WATCHED_SLICE`` from now on while an operation waits, with the monotonic seconds of
-        its last progress; what it raises ends the operation.  None: stops that."""
+        """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while an operation waits, with the monotonic
+        seconds of its last progress; what it raises ends the operation.  None: stops that."""
         self._watch = watch
 
     def _drive(self, request: AllreduceRequest) -> None:
-        slice_ns = int((SLICE if self._watch is None else WATCHED_SLICE) * 1e9)
+        slice_ns = int((SLICE_SECONDS if self._watch is None else WATCHED_SLICE_SECONDS) * 1e9)
         while True:
             timeout = int(self._timeout * 1e9)
             if self._rounds.pending:
@@ -187,7 +189,7 @@ class FoldRail:
             if now >= self._core.progress() + timeout:
                 raise self._timed_out(request)
             news = self._control.job_error()
-            if news is not None and now >= self._core.progress() + int(PATIENCE * 1e9):
+            if news is not None and now >= self._core.progress() + int(LOST_RANK_SECONDS * 1e9):
                 raise type(news)(f"{self._who(request)}: {news}")
             status, error = self._io.run(min(now + slice_ns, self._core.progress() + timeout))
             if self._timeline is not None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-SOON: Final = 100_000_000
+FIRST_PAUSE: Final = 100_000_000
 """Nanoseconds without a result after which a stream counts as stalled: two of the longest
 retransmission timeouts that silence adds (NF_RTO_SILENT of native/stream.h)."""
-RARELY: Final = 1_600_000_000
+LONGEST_PAUSE: Final = 1_600_000_000
 """Longest time in nanoseconds between two questions, so that what fails while all wait for a late rank is noticed as
 well."""
 
@@ -24,7 +24,7 @@ class StallDetector:
     def __init__(self) -> None:
         self._since: dict[int, tuple[int, int]] = {}
         """Queue pair -> the PSN that it waits for, and since when it is known to."""
-        self._wait = SOON
+        self._wait = FIRST_PAUSE
         self._next = 0
 
     def check(self, waits: Mapping[int, int], progress: int, now: int) -> bool:
@@ -37,12 +37,12 @@ class StallDetector:
             qp: (psn, min(self._since[qp][1], progress) if self._since.get(qp, (-1, 0))[0] == psn else progress)
             for qp, psn in waits.items()
         }
-        stuck = any(now - since >= SOON for _, since in self._since.values())
+        stuck = any(now - since >= FIRST_PAUSE for _, since in self._since.values())
         if not stuck:
-            self._wait, self._next = SOON, 0
+            self._wait, self._next = FIRST_PAUSE, 0
             return False
         if now < self._next:
             return False
         self._next = now + self._wait
-        self._wait = min(2 * self._wait, RARELY)
+        self._wait = min(2 * self._wait, LONGEST_PAUSE)
         return True

@@ -39,12 +39,12 @@ from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, rank
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 
-BURST = 4 << 20
+BURST_BYTES = 4 << 20
 """Bytes moved on one connection before the others get their turn."""
 GRACE_FRACTION = 0.1
 """Fraction of the timeout that a rank, after it has timed out, spends on collecting its peers' wait reports, and that a
 rank which gives up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
-WATCHED_SLICE = 0.01
+WATCHED_SLICE_SECONDS = 0.01
 """Seconds between two calls of whoever watches (``watched_by``)."""
 REPORT_SECONDS = 0.2
 """Seconds that a rank which gives up spends at most on sending its failure reports."""
@@ -95,7 +95,7 @@ class ConnectedMesh(Mesh):
         self._moved = self._looked = clock()
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """See ``Mesh``; every ``WATCHED_SLICE``."""
+        """See ``Mesh``; every ``WATCHED_SLICE_SECONDS``."""
         self._watcher = watch
 
     # ---- waiting ---------------------------------------------------------------------------------------------------
@@ -111,14 +111,14 @@ class ConnectedMesh(Mesh):
     def _advance(self) -> None:
         """Moves the bytes that can be moved, waiting at most the timeout until some can."""
         deadline = self._clock() + self._timeout
-        most = self._timeout if self._watcher is None else WATCHED_SLICE
+        most = self._timeout if self._watcher is None else WATCHED_SLICE_SECONDS
         while not self._poll_once(min(most, deadline - self._clock())):
             if self._watcher is not None:
                 self._watcher(self._moved)
             if self._clock() >= deadline:
                 self._time_out()
         self._moved = self._clock()
-        if self._watcher is not None and self._moved >= self._looked + WATCHED_SLICE:
+        if self._watcher is not None and self._moved >= self._looked + WATCHED_SLICE_SECONDS:
             self._looked = self._moved
             self._watcher(self._moved)
 
@@ -165,7 +165,7 @@ class ConnectedMesh(Mesh):
     # ---- bytes -----------------------------------------------------------------------------------------------------
     def _write(self, link: PeerConnection) -> bool:
         try:
-            return link.write(BURST) > 0
+            return link.write(BURST_BYTES) > 0
         except OSError as error:
             # What the peer wrote before it went away may say why: read it before giving up.
             link.lose(error.strerror or str(error))
@@ -176,7 +176,7 @@ class ConnectedMesh(Mesh):
     def _read(self, link: PeerConnection) -> bool:
         total = 0
         try:
-            while link.socket is not None and total < BURST:
+            while link.socket is not None and total < BURST_BYTES:
                 if link.current is not None:
                     got = link.read_payload(link.current)
                     if not link.current.view:

@@ -20,7 +20,7 @@ from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.rail_set import Fenced, RailSet
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState
 
-PAUSE = 0.002
+PAUSE_SECONDS = 0.002
 """Seconds between two questions to ranks that answer and have not come to the agreement yet."""
 
 
@@ -114,7 +114,7 @@ class Agreements:
                 heard = self._clock()
             self._detector.check(answers, asked, self._clock() - heard)
             if left and answers:
-                time.sleep(PAUSE)
+                time.sleep(PAUSE_SECONDS)
         return result
 
     def _memory(self, like: Flat) -> Flat:

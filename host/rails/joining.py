@@ -17,7 +17,7 @@ from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.out_of_band import TcpOutOfBand, cookie
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.policy import OutOfBand, RailListeners, RailPolicy, Start
-from netfold.host.rails.rail_set import STALL
+from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import RankState
 from netfold.host.rails.reopening import BackgroundReopening
 from netfold.host.rails.shares import Figure
@@ -128,7 +128,7 @@ def _said(start: Start | None, stall: float | None) -> tuple[Start, float]:
     how = os.environ.get(START_VARIABLE, "hot") if start is None else start
     if how not in get_args(Start):
         raise ValueError(f"{START_VARIABLE}={how}: expected one of {', '.join(get_args(Start))}")
-    text = os.environ.get(STALL_VARIABLE, str(STALL)) if stall is None else str(stall)
+    text = os.environ.get(STALL_VARIABLE, str(STALL_SECONDS)) if stall is None else str(stall)
     try:
         seconds = float(text)
     except ValueError:

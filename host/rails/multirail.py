@@ -34,24 +34,24 @@ from netfold.host.rails.missing_ranks import MissingRankDetector
 from netfold.host.rails.policy import DEFAULT_POLICY, NO_LISTENERS, OutOfBand, RailListeners, RailPolicy, Start
 from netfold.host.rails.rail_set import RailSet, ReopenRail, WatchedRail
 from netfold.host.rails.rank_state import first_line
-from netfold.host.rails.shares import LONG, Estimate, RailShares, Split, show_seconds
+from netfold.host.rails.shares import LONG_BYTES, Estimate, RailShares, Split, show_seconds
 
-SHORT = 2 << 20
+MAX_AGREEMENT_BYTES = 2 << 20
 """Largest size of an agreement in bytes: its result is kept for ranks that may lack it."""
-LINGER = 0.3
+LINGER_SECONDS = 0.3
 """Seconds after its last agreement during which a closing rank still answers."""
-GAVE_UP_LINGER = 0.8
+GAVE_UP_LINGER_SECONDS = 0.8
 """The same in seconds after the rank gave up: ranks that wait ask every quarter of a second, and may wait as long for
 answers."""
-EVERY = 400
+EXCHANGE_INTERVAL = 400
 """Figures are exchanged at the latest when calls have taken as long as so many exchanges would."""
-FIGURING = 0.0005
+EXCHANGE_SECONDS = 0.0005
 """Seconds that an exchange takes besides the rail's latency, where ranks share a few cores."""
-LATE = 1.5
+LATE_FACTOR = 1.5
 """Factor of the predicted time up to which nothing of a short call can have been retransmitted."""
-WARM = 3
+WARMUP_CALLS = 3
 """Number of short calls on each rail before those that are measured."""
-LATENCY, RATE = (1024,) * 5, (LONG, 4 * LONG)
+LATENCY, RATE = (1024,) * 5, (LONG_BYTES, 4 * LONG_BYTES)
 """Sizes in bytes of the first calls, from which each rail's cost is measured."""
 SUM = Reduction("sum", "int32")
 """The reduction of the ranks' reports."""
@@ -156,7 +156,7 @@ class MultiRail:
         split = self.shares.split(nbytes, self._rails.live)
         self._note(split.text)
         try:
-            if split.whole and nbytes <= SHORT:
+            if split.whole and nbytes <= MAX_AGREEMENT_BYTES:
                 self._short(request, split)
             else:
                 self._long(request, split)
@@ -232,9 +232,13 @@ class MultiRail:
         self._stripes.close()
         if all(figure.bandwidth is not None for figure in self.shares.figures):
             self._keep(self.shares.figures)
-        end = self._clock() + GAVE_UP_LINGER if self._state.gave_up else self._state.last_outcome_at + LINGER
+        end = (
+            self._clock() + GAVE_UP_LINGER_SECONDS
+            if self._state.gave_up
+            else self._state.last_outcome_at + LINGER_SECONDS
+        )
         if end > self._clock() and self._detector.others:
-            time.sleep(min(end - self._clock(), GAVE_UP_LINGER))
+            time.sleep(min(end - self._clock(), GAVE_UP_LINGER_SECONDS))
         self._channel.close()
         self._rails.close()
 
@@ -246,7 +250,7 @@ class MultiRail:
         np.copyto(request.out, self._agree(request.source, request.reduction, split.single[0], tell=True))
         usual = split.seconds or 1.0
         self._seconds += agreements.seconds
-        if agreements.seconds > LATE * usual:  # in less nothing was sent again
+        if agreements.seconds > LATE_FACTOR * usual:  # in less nothing was sent again
             self._count(agreements.carrier)
         # nothing that only one rank knows: every rank must exchange figures after the same calls
         self._owed += usual
@@ -337,7 +341,7 @@ class MultiRail:
         self._exchanges += 1
         self._owed = 0.0
         following = self.shares.figures[live[self._exchanges % len(live)]]
-        self._due = EVERY * (following.latency + FIGURING)
+        self._due = EXCHANGE_INTERVAL * (following.latency + EXCHANGE_SECONDS)
         return told.done
 
     # ---- the beginning -----------------------------------------------------------------------------------------------
@@ -346,7 +350,7 @@ class MultiRail:
         self._exchange({}, self._rails.live[0])
         strange = [rail for rail in self._rails.live if self.shares.figures[rail].bandwidth is None]
         sizes = LATENCY + (RATE if start == "hot" else ())
-        for tell, nbytes in [(False, 1024)] * WARM + [(True, nbytes) for nbytes in sizes]:
+        for tell, nbytes in [(False, 1024)] * WARMUP_CALLS + [(True, nbytes) for nbytes in sizes]:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
                     self._agree(np.zeros(nbytes // 4, np.int32), SUM, rail, tell=tell)

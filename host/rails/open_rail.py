@@ -29,7 +29,7 @@ from netfold.host.selection.peers import Peers
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Join
 
-LATER = 1.0
+EXTRA_TIMEOUT = 1.0
 """Seconds by which a rail's own timeout is longer than that of all rails, so that missing ranks are known by then."""
 
 
@@ -70,7 +70,7 @@ class OpenRail:
                 raise PlanError(f"rail {self} needs an address for each rank on its plane; use tcp")
             if spec.kind == "innet" and not self.plan.trees:
                 raise PlanError(f"rail {self}: no tree: {self.plan.reason or 'the controller gave no reason'}")
-            patience = timeout + LATER
+            patience = timeout + EXTRA_TIMEOUT
             own = None if timeline is None else timeline.part(self.name)
             mesh = (RoceMesh if spec.kind == "roce" else TcpMesh)(self.plan, listener, timeout=patience, timeline=own)
             self.others = Peers(mesh, note=note)

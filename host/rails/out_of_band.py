@@ -26,9 +26,9 @@ from netfold.host.rails.rank_state import AgreementOutcome, Answer, Question, Qu
 QUESTION = struct.Struct("!8sBQI")
 ANSWER = struct.Struct("!BQQ")
 FOREVER = (1 << 64) - 1
-CONNECT = 0.1
+CONNECT_SECONDS = 0.1
 """Seconds to wait for a connection; a plane that is down does not answer."""
-SEND = 1.0
+SEND_SECONDS = 1.0
 """Seconds for an answer to be sent; a rank that does not take it may ask again."""
 
 
@@ -94,7 +94,7 @@ class TcpOutOfBand:
         if rank not in self._links:
             planes = len(self._addresses[rank])
             plane = self._turn.get(rank, avoid + 1) % planes
-            left = max(0.001, min(CONNECT, deadline - time.monotonic()))
+            left = max(0.001, min(CONNECT_SECONDS, deadline - time.monotonic()))
             try:
                 self._links[rank] = plane, socket.create_connection(self._addresses[rank][plane], timeout=left)
             except OSError as error:
@@ -118,7 +118,7 @@ class TcpOutOfBand:
         try:
             outcome, micros, nbytes = ANSWER.unpack(_receive(link, ANSWER.size, deadline))
             # a result may be long and the plane slow: the deadline moves while bytes arrive
-            result = _receive(link, nbytes, deadline, idle=SEND)
+            result = _receive(link, nbytes, deadline, idle=SEND_SECONDS)
             return Answer(AgreementOutcome(outcome), math.inf if micros == FOREVER else micros / 1e6, result)
         except (OSError, ValueError):
             self._disconnect(rank)
@@ -146,7 +146,7 @@ class TcpOutOfBand:
                         if sock in self._listeners:
                             with contextlib.suppress(OSError):
                                 caller, _ = sock.accept()
-                                caller.settimeout(SEND)
+                                caller.settimeout(SEND_SECONDS)
                                 callers[caller] = bytearray()
                                 selector.register(caller, selectors.EVENT_READ)
                         elif not self._answer_questions(sock, callers[sock]):  # type: ignore[arg-type,index]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from netfold.host.errors import NetFoldError
-from netfold.host.rails.rail_set import STALL
+from netfold.host.rails.rail_set import STALL_SECONDS
 from netfold.host.rails.rank_state import OutOfBandChannel, RankState
 from netfold.host.rails.shares import Figure
 from netfold.host.tracing.timeline import Timeline
@@ -37,14 +37,14 @@ class RailPolicy:
     start     "hot": begins with the shares that follow from ``known``, and measures at the start whatever no rank
               knows; "cold": measures latencies alone, begins on the quickest rail, and gives the others a trial
     known     each rail's figures from an earlier run, or None; empty: none are known
-    stall     seconds without progress after which a rail counts as dead (``rail_set.STALL``)
+    stall     seconds without progress after which a rail counts as dead (``rail_set.STALL_SECONDS``)
     timeout   seconds without an answer or any progress after which a call gives up
     overhead  initial estimate in seconds of what splitting a call costs (``shares``)
     """
 
     start: Start = "hot"
     known: Sequence[Figure | None] = ()
-    stall: float = STALL
+    stall: float = STALL_SECONDS
     timeout: float = 10.0
     overhead: float = 0.0003
 

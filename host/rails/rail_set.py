@@ -18,7 +18,7 @@ from netfold.host.operation.rail import Rail, RailStats
 from netfold.host.rails.missing_ranks import ANSWER_SECONDS, MissingRankDetector
 from netfold.host.rails.rank_state import AgreementOutcome, Question, QuestionKind, RankState, first_line
 
-STALL = 0.08
+STALL_SECONDS = 0.08
 """Seconds without progress on any rank, all being present, after which a rail counts as dead."""
 PEER_STALL_FRACTION = 0.6
 """Fraction of the stall time that must have passed on the other ranks, which looked a little earlier or received

@@ -16,11 +16,11 @@ from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_set import WatchedRail
 
-RETRY = 0.5
+RETRY_SECONDS = 0.5
 """Seconds between attempts to open a dead rail again."""
-SETTLED = 10.0
+RENEW_SECONDS = 10.0
 """Seconds after which a rail that is open here, and not on all ranks, is closed and opened anew."""
-HELLO = 256
+FIRST_SUM_ELEMENTS = 256
 """Elements of the first sum on a reopened rail, which shows whether it carries anything."""
 
 SUM = Reduction("sum", "int32")
@@ -45,14 +45,14 @@ class BackgroundReopening:
         threading.Thread(target=self._run, name="netfold-rail-open", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._over.wait(RETRY):
+        while not self._over.wait(RETRY_SECONDS):
             try:
                 rail = self._open()
             except NetFoldError as error:
                 log.debug("not yet: %s", error)
                 continue
             try:
-                some = np.ones(HELLO, np.int32)
+                some = np.ones(FIRST_SUM_ELEMENTS, np.int32)
                 rail.allreduce(AllreduceRequest(some, some, SUM))  # joining may succeed where no packet gets through
             except NetFoldError as error:
                 log.debug("%s is open and carries nothing: %s", rail, error)
@@ -60,7 +60,7 @@ class BackgroundReopening:
                 continue
             with self._lock:
                 self._rail, self.epoch = rail, rail.plan.epoch
-            if self._over.wait(SETTLED):
+            if self._over.wait(RENEW_SECONDS):
                 return
             with self._lock:
                 if self._taken:

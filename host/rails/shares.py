@@ -22,24 +22,24 @@ from netfold.host.selection.cost import RailCost, equal_finish
 BLOCK = 1024
 """Bytes of a block of 256 elements.  Elements that share a scale stay on one rail, so that no split changes a sum's
 bits."""
-LONG = 256 << 10
+LONG_BYTES = 256 << 10
 """Smallest size in bytes of calls from which a rail's rate is estimated."""
-BRIEF = 8 << 10
+BRIEF_BYTES = 8 << 10
 """Largest size in bytes of calls from which a rail's latency is estimated."""
 WINDOW = 5
 """Number of recent calls of each kind that count."""
 PRIOR = 3
-GAIN = 0.92
+GAIN_FRACTION = 0.92
 """Several rails are used where they are predicted to take less than this fraction of the best single rail's time."""
-REGRET = 0.02
+MAX_REGRET = 0.02
 """Shares stay while new figures predict them to be slower than the best ones by no more than this fraction."""
-SIZES = (64 << 10, 256 << 10, 4 << 20, 64 << 20)
+COMPARED_SIZES = (64 << 10, 256 << 10, 4 << 20, 64 << 20)
 """Sizes in bytes at which present and new shares are compared."""
-TRIAL = 256 << 10
+TRIAL_BYTES = 256 << 10
 """Bytes given to a rail of unknown rate, of a tensor at least 8 times as long."""
 REMEMBERED = 1024
 """Number of splits of short tensors that are remembered."""
-EXPLORE = 32
+TRIAL_INTERVAL = 32
 """Every so many split calls, a rail that is too slow to be used gets a trial all the same, because it may have become
 faster."""
 
@@ -70,13 +70,13 @@ class Estimate:
         self._long: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         if known is not None and known.cost is not None:
             self._short.extend([known.latency] * PRIOR)
-            self._long.extend([(LONG, known.cost.seconds(LONG))] * PRIOR)
+            self._long.extend([(LONG_BYTES, known.cost.seconds(LONG_BYTES))] * PRIOR)
 
     def add(self, nbytes: int, seconds: float) -> None:
         """Adds the duration of one call."""
-        if nbytes >= LONG:
+        if nbytes >= LONG_BYTES:
             self._long.append((nbytes, seconds))
-        elif nbytes <= BRIEF:
+        elif nbytes <= BRIEF_BYTES:
             self._short.append(seconds)
 
     def latency(self) -> float | None:
@@ -153,7 +153,7 @@ class RailShares:
     def __init__(self, names: Sequence[str], *, join: float = 0.0003) -> None:
         self._names = tuple(names)
         self._join = join
-        self._overhead = SplitOverhead(8 * TRIAL)
+        self._overhead = SplitOverhead(8 * TRIAL_BYTES)
         self.figures = [Figure(0.0, None)] * len(names)
         self._cuts = 0
         self._short: dict[int, Split] = {}
@@ -167,7 +167,7 @@ class RailShares:
         present = [self.figures[rail] for rail in live]
         wanted = [fresh[rail] for rail in live]
         if any(figure.bandwidth is None for figure in present) or any(
-            _regret(size, present, wanted) > REGRET for size in SIZES
+            _regret(size, present, wanted) > MAX_REGRET for size in COMPARED_SIZES
         ):
             for rail in live:
                 self.figures[rail] = fresh[rail]
@@ -213,7 +213,7 @@ class RailShares:
         split = self._short.get(nbytes) if live is self._live else None
         if split is not None:
             return split
-        if len(live) > 1 and nbytes >= 8 * TRIAL:
+        if len(live) > 1 and nbytes >= 8 * TRIAL_BYTES:
             self._cuts += 1
             return self._with_trials(self.preview(nbytes, live), live)
         if live is not self._live or len(self._short) >= REMEMBERED:
@@ -234,7 +234,7 @@ class RailShares:
         ideal = equal_finish(nbytes, costs)
         longest = max(cost.seconds(n) for cost, n in zip(costs, ideal, strict=True))
         together = longest + max(0.0, self._start(known) + self._overhead.extra_seconds(nbytes))
-        if together >= GAIN * alone:
+        if together >= GAIN_FRACTION * alone:
             return only
         cut = _aligned(nbytes, ideal)
         whole = [0] * len(self.figures)
@@ -246,10 +246,10 @@ class RailShares:
         whole = list(split.nbytes)
         for rail in live:
             unknown = self.figures[rail].bandwidth is None
-            if whole[rail] == 0 and (unknown or self._cuts % EXPLORE == 0):
+            if whole[rail] == 0 and (unknown or self._cuts % TRIAL_INTERVAL == 0):
                 giver = max(range(len(whole)), key=lambda rail: (whole[rail], -rail))
-                whole[giver] -= TRIAL
-                whole[rail] += TRIAL
+                whole[giver] -= TRIAL_BYTES
+                whole[rail] += TRIAL_BYTES
         return Split(tuple(whole), split.seconds, split.single, self._names)
 
 

@@ -42,11 +42,11 @@ MOST_PORTS = 256
 ENTROPIES = 32
 """Number of source ports that REPS draws from where none are given; the same on all ranks, since acknowledgements name
 them."""
-SLICE = 0.1
+SLICE_SECONDS = 0.1
 """Seconds in native code between two checks of Python's signals (Ctrl-C)."""
-ACCEPT = 0.01
+ACCEPT_SECONDS = 0.01
 """Seconds that a rank which gives up waits, three times, for connections that are being made."""
-LINGER = 0.25
+LINGER_SECONDS = 0.25
 """Seconds of silence after which a closing rank assumes that no peer misses an acknowledgement; it waits 4 of these at
 most."""
 
@@ -236,7 +236,7 @@ class RoceMesh(ConnectedMesh):
             others.append((self._planned.changed_fd, native.POLLIN))
         before = self._endpoint.progress()
         with self.spanned("send, wait, receive"):  # all of it in native code
-            ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE) * 1e9), others)
+            ready, error = self._io.run(native.now() + int(min(max(0.0, seconds), SLICE_SECONDS) * 1e9), others)
         if error:
             raise self._fail(TransportError, f"the kernel refused a packet: {os.strerror(error)}; see `ip addr`")
         moved = self._take_events() or self._endpoint.progress() != before
@@ -377,7 +377,7 @@ class RoceMesh(ConnectedMesh):
         self._stop()
         if not announced:
             for _ in range(3):  # queue pairs are faster than TCP: a peer may still be connecting
-                self._poll(ACCEPT)
+                self._poll(ACCEPT_SECONDS)
             for link in waiting:
                 if link.socket is None and not link.lost:
                     self._connect(link)  # without a connection it could not hear our report
@@ -392,9 +392,9 @@ class RoceMesh(ConnectedMesh):
     def _linger(self) -> None:
         """Keeps acknowledging for a while, since a peer whose acknowledgement was lost retransmits."""
         assert self._io is not None
-        last = self._clock() + 4 * LINGER
+        last = self._clock() + 4 * LINGER_SECONDS
         while self._clock() < last:
-            quiet = self._clock() + LINGER
+            quiet = self._clock() + LINGER_SECONDS
             before = self._received()
             while (left := min(quiet, last) - self._clock()) > 0:
                 if self._io.run(native.now() + int(left * 1e9))[1]:

@@ -25,7 +25,7 @@ from netfold.wire.paths import SERVICE, Follow, Noted, Paths, Suspect
 
 log = logging.getLogger("netfold")
 
-ANSWER: Final = 10.0
+ANSWER_SECONDS: Final = 10.0
 """Seconds to wait for the controller's first answer."""
 MOST_COLLECTIVES: Final = 32
 """Number of collectives whose paths a rank follows at once, a stream each; later ones use the all-to-all's."""
@@ -159,9 +159,9 @@ class PathClient:
         self._me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
         self._first = threading.Event()
         self._now: Paths | None = None
-        self._why = f"no answer within {ANSWER:g} s"
+        self._why = f"no answer within {ANSWER_SECONDS:g} s"
         self._listening = StreamListener(follow(request), "netfold-paths", self._hear, self._over)
-        if not self._first.wait(ANSWER) or self._now is None:
+        if not self._first.wait(ANSWER_SECONDS) or self._now is None:
             self.close()
             raise PlanError(f"{self._me}: no paths from {jobs.controller}: {self._why}")
 

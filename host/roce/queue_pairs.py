@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue pairs between ranks: one for control, and one for each piece that messages to a peer are split into.
 
-    number   OURS | 8 bits of the job | 10 bits of the peer's rank | 5 bits of the lane: 0 for control
+    number   CONNECTION_BIT | 8 bits of the job | 10 bits of the peer's rank | 5 bits of the lane: 0 for control
     PSN      a checksum of job, epoch, ranks and lane
 
 Both follow from the plan, so nothing has to be negotiated.  Those for data are made when two ranks first talk, and are
@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 
 from netfold.host.roce.failover import PathFailover
 from netfold.host.roce.native import Connection, Endpoint
-from netfold.host.roce.sockets import OURS
+from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.host.roce.source_ports import SourcePorts
 from netfold.wire import roce
 from netfold.wire.jobs import Plan
@@ -115,7 +115,7 @@ class QueuePairs:
     def _number(self, peer: int, lane: int) -> int:
         """The number of the queue pair that a rank has for this peer.  Part of it comes from the job, so that another
         job's queue pair is not taken for it."""
-        return OURS | (zlib.crc32(self._job.encode()) & 0xFF) << 15 | peer << 5 | lane
+        return CONNECTION_BIT | (zlib.crc32(self._job.encode()) & 0xFF) << 15 | peer << 5 | lane
 
     def _psn(self, source: int, target: int, lane: int) -> int:
         return zlib.crc32(f"{self._job}/{source}/{target}/{lane}".encode()) & roce.PSN_MASK

@@ -2,7 +2,7 @@
 """The UDP sockets of an endpoint of queue pairs, and how it shares port 4791 with the folding engine.
 
 Both are bound to it, and the kernel hands each datagram to one of them by its destination queue pair (``reuseport``):
-numbers from ``OURS`` up are the endpoint's, those below belong to trees.  The endpoint must be bound first.
+numbers from ``CONNECTION_BIT`` up are the endpoint's, those below belong to trees.  The endpoint must be bound first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from netfold.host.native.sockets import Sockets, open_sockets
 
 log = logging.getLogger("netfold")
 
-OURS = 0x800000
+CONNECTION_BIT = 0x800000
 """Bit that is set in the queue pair numbers of connections between ranks."""
 
 
@@ -28,7 +28,7 @@ def open_endpoint(address: str, ports: Sequence[int], *, room: int, shared: bool
     sockets = open_sockets(address, ports, room=room, shared=shared)
     try:
         if shared:
-            steer(sockets.receiver, by_highest_bit(OURS))
+            steer(sockets.receiver, by_highest_bit(CONNECTION_BIT))
     except BaseException:
         sockets.close()
         raise

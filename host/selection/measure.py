@@ -35,23 +35,23 @@ TURNS = {4 << 10: (6, 4), 16 << 10: (6, 4), 64 << 10: (6, 4), 256 << 10: (3, 4)}
 rank that is scheduled late doubles the time of one small allreduce, and a single one of 256 KB may pass a shaped link
 as a burst, faster than the link."""
 LONG_TURNS = 3, 1
-BUDGET = 0.3
+BUDGET_SECONDS = 0.3
 """Seconds that one size is expected to take at most; on slow links fewer operations are timed."""
-LARGE = 1 << 20
+LARGE_BYTES = 1 << 20
 """Bytes of a long message: 8 ms at 1 Gb/s."""
-SHORTEST = 64 << 10
+SHORTEST_BYTES = 64 << 10
 """Bytes of a long message where the links are slow."""
-PATIENCE = 0.05
+MAX_SECONDS = 0.05
 """Seconds that one allreduce of a timed size, or one long message, is expected to take at most; longer ones are left
 out."""
-TOTAL = 1.0
+TOTAL_SECONDS = 1.0
 """Seconds of timing after which no further size is timed."""
-HOPELESS = 2.0
+HOPELESS_FACTOR = 2.0
 """Algorithms that are expected to take more than this factor of the best expectation are not timed."""
-AGAIN = 2
-"""The fastest algorithm is timed again in so many times the turns, where ``BUDGET`` has room, to show that it was not
-fast by luck: one that stalls once in thirty operations may have been quick in all the others."""
-NOISE = 1.5
+REPEAT_FACTOR = 2
+"""The fastest algorithm is timed again in so many times the turns, where ``BUDGET_SECONDS`` has room, to show that it
+was not fast by luck: one that stalls once in thirty operations may have been quick in all the others."""
+CONTENTION_NOISE = 1.5
 """Contention below this counts as none: two timings of the same links differ by as much."""
 
 
@@ -69,7 +69,7 @@ class Measured:
 
 def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Measured:
     """Measures the links.  All ranks call it together, inside an operation.  Needs two ranks or more."""
-    small, large = np.zeros(8, np.uint8), np.zeros(SHORTEST, np.uint8)
+    small, large = np.zeros(8, np.uint8), np.zeros(SHORTEST_BYTES, np.uint8)
     near, far = 1, max(1, mesh.size // 2)
 
     def exchange(data: Flat, distance: int) -> float:
@@ -84,15 +84,17 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
     exchange(small, far)
     # Medians: a step of a collective waits for a rank that is scheduled late as often as these exchanges do.
     alpha = median(exchange(small, near) for _ in range(ROUNDS))
-    while large.size < LARGE:  # by what a message takes, not by a rate: a shaped link lets short ones pass as a burst
+    while (
+        large.size < LARGE_BYTES
+    ):  # by what a message takes, not by a rate: a shaped link lets short ones pass as a burst
         took = np.array([exchange(large, near)])
         run(mesh, recursive_doubling.allreduce(mesh, took, Reduction("max", "float64")))
-        if took[0] > PATIENCE / 2:
+        if took[0] > MAX_SECONDS / 2:
             break
         large = np.zeros(2 * large.size, np.uint8)
     long = median(exchange(large, near) for _ in range(3))
     across = median(exchange(large, far) for _ in range(3))
-    block = np.zeros(LARGE // 4, np.float32)
+    block = np.zeros(LARGE_BYTES // 4, np.float32)
     begin = clock()
     np.add(block, block, out=block)
     gamma = (clock() - begin) / block.nbytes
@@ -100,7 +102,7 @@ def measure(mesh: Mesh, *, clock: Callable[[], float] = time.perf_counter) -> Me
     figures = np.array([alpha, max(long - alpha, long / 2) / large.size, gamma, across / long if long else 1.0])
     run(mesh, recursive_doubling.allreduce(mesh, figures, Reduction("max", "float64")))
     alpha, beta, gamma, ratio = figures.tolist()
-    return Measured(LinkCost(alpha, beta, gamma), ratio if ratio > NOISE else 1.0)
+    return Measured(LinkCost(alpha, beta, gamma), ratio if ratio > CONTENTION_NOISE else 1.0)
 
 
 def measure_inside(
@@ -119,7 +121,7 @@ def measure_inside(
         run(local, rows.all_gather(data))
         return clock() - begin
 
-    large = min(LARGE, rows.row)
+    large = min(LARGE_BYTES, rows.row)
     both(large)  # touches the pages
     short = median(both(8) for _ in range(ROUNDS))
     long = median(both(large) for _ in range(3))
@@ -144,9 +146,8 @@ def time_algorithms(
     predict     seconds for so many bytes, by algorithm; at each size corrected by what the algorithm took at the one
                 before, or by the median
 
-    At each size all algorithms take turns, except hopeless ones; then the fastest runs on alone (``AGAIN``), until the
-    fastest is one that has.
-    """
+    At each size all algorithms take turns, except hopeless ones; then the fastest runs on alone (``REPEAT_FACTOR``),
+    until the fastest is one that has. """
     timed: dict[str, dict[int, float]] = {name: {} for name in algorithms}
     corrections: dict[str, float] = {}
     spent = 0.0
@@ -155,12 +156,12 @@ def time_algorithms(
         usual = median(corrections.values()) if corrections else 1.0
         expected = {name: model[name] * corrections.get(name, usual) for name in algorithms if name in model}
         best = min(expected.values())
-        if best > PATIENCE or spent > TOTAL:
+        if best > MAX_SECONDS or spent > TOTAL_SECONDS:
             break
-        names = [name for name, seconds in expected.items() if seconds <= HOPELESS * best]
+        names = [name for name, seconds in expected.items() if seconds <= HOPELESS_FACTOR * best]
         turns, in_a_row = TURNS.get(nbytes, LONG_TURNS)
         once = sum(expected[name] for name in names)
-        while (1 + turns) * in_a_row * once > BUDGET and (turns > 2 or in_a_row > 1):
+        while (1 + turns) * in_a_row * once > BUDGET_SECONDS and (turns > 2 or in_a_row > 1):
             turns, in_a_row = (turns, in_a_row - 1) if in_a_row > 1 else (turns - 1, 1)
         data = np.zeros(nbytes // 4, np.float32)
         taken = _race(mesh, [algorithms[name] for name in names], data, 1 + turns, in_a_row, clock)
@@ -169,9 +170,9 @@ def time_algorithms(
         seen: set[str] = set()
         while (leader := min(names, key=lambda name: (_typical(figures[name]), name))) not in seen:
             seen.add(leader)
-            if took + AGAIN * turns * in_a_row * _typical(figures[leader]) > BUDGET:
+            if took + REPEAT_FACTOR * turns * in_a_row * _typical(figures[leader]) > BUDGET_SECONDS:
                 break
-            more = _race(mesh, [algorithms[leader]], data, AGAIN * turns, in_a_row, clock)[:, 0]
+            more = _race(mesh, [algorithms[leader]], data, REPEAT_FACTOR * turns, in_a_row, clock)[:, 0]
             took += float(more.sum()) * in_a_row
             figures[leader] = np.concatenate([figures[leader], more])
         spent += took

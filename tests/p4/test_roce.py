@@ -15,7 +15,7 @@ from netfold.controller.switch import tables
 from netfold.fabric import routes, slots, trees
 from netfold.fabric.generate import leafspine
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
-from netfold.host.roce.sockets import OURS
+from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.wire import roce
 from support.program import checksum
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
@@ -94,7 +94,7 @@ class RoutedFabric(Wires):
         folds = [tables.fold_entries(self.fabric, self.hosts, stream) for stream in streams] if folding else []
         self.write(tables.merge([tables.route_entries(self.fabric, routes.plan(graph)), *folds]))
         # queue pair 0 to the right neighbour, 1 from the left one; first PSNs shortly before the wrap
-        to_right = [OURS | rank << 4 for rank in range(hosts)]
+        to_right = [CONNECTION_BIT | rank << 4 for rank in range(hosts)]
         from_left, psn = [qp | 1 for qp in to_right], 0xFFFFF0
         if of_tree:
             from_left, psn = [number << roce.OPERATION_BITS for number in streams[0].connections], streams[0].psn

@@ -91,7 +91,7 @@ def test_in_place_and_out_of_place_agree() -> None:
 
 def test_tensors_beyond_one_operation_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor that RETH's offset cannot address is split, and the pieces' sums and statistics add up."""
-    monkeypatch.setattr(fold, "PIECE", 4096)
+    monkeypatch.setattr(fold, "MAX_ELEMENTS", 4096)
     with loopback_job(2, loss=0.02, seed=3) as comms:
         ints = arrays(2, 3 * 4096 + 100, "int32")
         for out in on_every_rank(comms, lambda c: c.allreduce(ints[c.rank])):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from netfold.host.client.fold_control import FoldControl
 from netfold.host.innet.fold import FoldRail
-from netfold.host.innet.stall_detector import RARELY, SOON, StallDetector
+from netfold.host.innet.stall_detector import FIRST_PAUSE, LONGEST_PAUSE, StallDetector
 from netfold.testing import loopback_job, on_every_rank
 
 MS = 1_000_000
@@ -26,15 +26,15 @@ def test_a_stream_that_flows_is_never_suspect() -> None:
 
 
 def test_silence_is_suspect_soon_and_asked_about_ever_more_rarely() -> None:
-    """The first question comes after SOON, the next ones with twice the pause each time, up to RARELY."""
+    """The first question comes after FIRST_PAUSE, the next ones with twice the pause each time, up to LONGEST_PAUSE."""
     suspicion, asked = StallDetector(), []
     for now in range(0, 10_000 * MS, 50 * MS):
         if suspicion.check({8: 5, 16: 9}, 0, now):
             asked.append(now)
     pauses = [later - before for before, later in pairwise(asked)]
-    assert asked[0] == SOON
-    assert pauses[:4] == [SOON, 2 * SOON, 4 * SOON, 8 * SOON]
-    assert set(pauses[4:]) == {RARELY}
+    assert asked[0] == FIRST_PAUSE
+    assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+    assert set(pauses[4:]) == {LONGEST_PAUSE}
 
 
 def test_one_stuck_stream_among_others_that_flow_is_noticed() -> None:
@@ -50,13 +50,13 @@ def test_progress_makes_it_impatient_again() -> None:
     for now in range(0, 5000 * MS, 50 * MS):
         suspicion.check({8: 5}, 0, now)
     assert not suspicion.check({8: 6}, 5000 * MS, 5001 * MS)
-    assert suspicion.check({8: 6}, 5000 * MS, 5000 * MS + SOON)
+    assert suspicion.check({8: 6}, 5000 * MS, 5000 * MS + FIRST_PAUSE)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400)), max_size=60))
 def test_it_asks_only_when_something_waits_and_never_twice_within_the_pause(steps: list[tuple[int, int]]) -> None:
     """This holds for any sequence of progress and silence."""
-    suspicion, now, last, progress = StallDetector(), 0, -SOON, 0
+    suspicion, now, last, progress = StallDetector(), 0, -FIRST_PAUSE, 0
     psn = 0
     for results, wait in steps:
         if results:
@@ -65,8 +65,8 @@ def test_it_asks_only_when_something_waits_and_never_twice_within_the_pause(step
         waits = {8: psn} if results != 3 else {}
         if suspicion.check(waits, progress, now):
             assert waits
-            assert now - progress >= SOON
-            assert now - last >= SOON
+            assert now - progress >= FIRST_PAUSE
+            assert now - last >= FIRST_PAUSE
             last = now
 
 

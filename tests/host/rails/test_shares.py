@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfold.host.rails.shares import BLOCK, GAIN, LONG, TRIAL, Estimate, Figure, RailShares
+from netfold.host.rails.shares import BLOCK, GAIN_FRACTION, LONG_BYTES, TRIAL_BYTES, Estimate, Figure, RailShares
 from netfold.host.selection.cost import RailCost
 
 MB = 1 << 20
@@ -34,7 +34,7 @@ def test_shares_are_whole_blocks_add_up_and_beat_every_rail(rails: list[RailCost
     assert split.single[1] == pytest.approx(alone)
     if len(split.used) > 1:
         finishes = [rails[i].seconds(split.nbytes[i]) for i in split.used]
-        assert max(finishes) <= alone * GAIN + BLOCK * max(1 / c.bandwidth for c in rails)
+        assert max(finishes) <= alone * GAIN_FRACTION + BLOCK * max(1 / c.bandwidth for c in rails)
         assert max(finishes) - min(finishes) <= BLOCK * sum(1 / rails[i].bandwidth for i in split.used)
 
 
@@ -69,7 +69,7 @@ def test_feedback_converges_from_wrong_figures_to_equal_finish() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.992, 1.008), min_size=5, max_size=10))
 def test_noise_moves_no_shares(noise: list[float]) -> None:
-    """Figures that vary by 0.8 % leave the shares as they are, since their cost is below REGRET."""
+    """Figures that vary by 0.8 % leave the shares as they are, since their cost is below MAX_REGRET."""
     made = shares((0.001, 1e8), (0.002, 3e7))
     before = made.preview(16 * MB, [0, 1]).nbytes
     for factor in noise:
@@ -92,7 +92,7 @@ def test_one_late_call_in_five_changes_no_estimate() -> None:
     rng = np.random.default_rng(1)
     for i in range(20):
         late = 1.0 if i % 5 == 2 else 0.0
-        for nbytes in (2048, LONG * int(rng.integers(1, 100))):
+        for nbytes in (2048, LONG_BYTES * int(rng.integers(1, 100))):
             estimate.add(nbytes, cost.seconds(nbytes) + late)
     assert estimate.latency() == pytest.approx(0.001, rel=0.3)
     assert estimate.bandwidth() == pytest.approx(1e7, rel=0.05)
@@ -101,8 +101,8 @@ def test_one_late_call_in_five_changes_no_estimate() -> None:
 def test_a_rail_of_unknown_rate_gets_a_trial_and_a_slow_one_sometimes() -> None:
     """A cold rail carries a trial of every long call; one too slow to be used, of every 32nd."""
     cold = shares((0.001, 1e8), (0.0, None))
-    assert cold.split(16 * MB, [0, 1]).nbytes[1] == TRIAL
-    assert cold.split(TRIAL, [0, 1]).used == [0]
+    assert cold.split(16 * MB, [0, 1]).nbytes[1] == TRIAL_BYTES
+    assert cold.split(TRIAL_BYTES, [0, 1]).used == [0]
     slow = shares((0.001, 1e9), (0.001, 1e6))
     tried = [slow.split(16 * MB, [0, 1]).nbytes[1] for _ in range(64)]
     assert sum(n > 0 for n in tried) == 2
@@ -112,5 +112,5 @@ def test_cold_rails_begin_with_the_lowest_latency() -> None:
     """Where no rate is known, the quickest rail carries everything but the trials."""
     cold = shares((0.002, None), (0.001, None), (0.003, None))
     split = cold.split(16 * MB, [0, 1, 2])
-    assert split.nbytes == (TRIAL, 16 * MB - 2 * TRIAL, TRIAL)
+    assert split.nbytes == (TRIAL_BYTES, 16 * MB - 2 * TRIAL_BYTES, TRIAL_BYTES)
     assert split.seconds is None

@@ -10,7 +10,7 @@ import pytest
 
 from netfold.host.errors import NetFoldError, RailDown
 from netfold.host.rails.missing_ranks import MissingRankDetector
-from netfold.host.rails.rail_set import STALL, RailSet
+from netfold.host.rails.rail_set import STALL_SECONDS, RailSet
 from netfold.host.rails.rank_state import MAX_LOOK_GAP, AgreementOutcome, Question, QuestionKind, RankState
 from support.rails import FakeChannels, Plane
 from support.rails import FakeRail as Fake
@@ -35,7 +35,7 @@ class Machine:
                     self.channels.states[rank], self.channels, [r for r in range(world) if r != rank], timeout=TIMEOUT
                 ),
                 None,
-                stall=STALL,
+                stall=STALL_SECONDS,
                 clock=lambda: self.now,
             )
             for rank in range(world)
@@ -101,7 +101,7 @@ def test_a_rail_that_falls_silent_beside_one_that_moves_is_given_up_at_once() ->
     """It is given up after one STALL on every rank, and the other rail carries on."""
     machine = Machine(4, 2)
     machine.passes(0.05, moving=[0, 1])
-    machine.passes(STALL + 0.03, moving=[0])
+    machine.passes(STALL_SECONDS + 0.03, moving=[0])
     assert sorted(machine.lost) == [(rank, 1) for rank in range(4)]
     assert all(isinstance(error, RailDown) for error in machine.lost.values())
 

@@ -26,7 +26,7 @@ from netfold.host.mesh.mesh import Call, Mesh
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
-from netfold.host.roce.sockets import OURS
+from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.host.selection.peers import Peers
 from netfold.testing import LoopbackSwitch
 from netfold.wire import roce
@@ -156,7 +156,10 @@ def test_port_4791_is_shared_by_destination_queue_pair() -> None:
         check_sums(ranks.run(allreduce("ring", sizes, 2)), sizes)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as tree:
             tree.bind((ranks.addresses[1], 0))
-            packets = [roce.BTH.pack(7, 0, roce.PKEY, qp, n) for n, qp in enumerate([1, OURS | 1, OURS - 1, 2])]
+            packets = [
+                roce.BTH.pack(7, 0, roce.PKEY, qp, n)
+                for n, qp in enumerate([1, CONNECTION_BIT | 1, CONNECTION_BIT - 1, 2])
+            ]
             for packet in packets:
                 tree.sendto(packet, (ranks.addresses[0], roce.UDP_PORT))
             assert [fold.recv(2048) for _ in range(3)] == [packets[0], packets[2], packets[3]]

@@ -18,7 +18,15 @@ from netfold.host.operation.arrays import Flat
 from netfold.host.selection.choice import INNET, MARGIN, TIMED, Setting, choose
 from netfold.host.selection.chooser import CHOSEN
 from netfold.host.selection.cost import LinkCost
-from netfold.host.selection.measure import AGAIN, BUDGET, LONG_TURNS, TOTAL, TURNS, Measured, time_algorithms
+from netfold.host.selection.measure import (
+    BUDGET_SECONDS,
+    LONG_TURNS,
+    REPEAT_FACTOR,
+    TOTAL_SECONDS,
+    TURNS,
+    Measured,
+    time_algorithms,
+)
 from netfold.testing import MemoryFabric, loopback_job, on_every_rank
 from support.collectives import values
 
@@ -195,7 +203,7 @@ def test_slow_links_are_measured_in_bounded_time(milliseconds: int) -> None:
     assert set(first["double_binary_tree"]) == {TIMED[0]}
     sizes = TIMED[: 3 if milliseconds == 4 else 2]
     assert first["ring"] == pytest.approx(dict.fromkeys(sizes, milliseconds * 1e-3))
-    assert max(ends) <= TOTAL + BUDGET
+    assert max(ends) <= TOTAL_SECONDS + BUDGET_SECONDS
 
 
 @pytest.mark.parametrize("hits", [1, 2, 3])
@@ -216,7 +224,7 @@ def test_algorithms_that_stall_now_and_then_count_as_slow_by_as_much(hits: int) 
             return time_algorithms(mesh, {"ring": way}, lambda nbytes: {"ring": 1e-3}, clock=lambda: now)
 
     turns, in_a_row = TURNS[64 << 10]
-    mean = 1e-3 + 20e-3 / in_a_row * (hits - 1) / ((1 + AGAIN) * turns - 1)
+    mean = 1e-3 + 20e-3 / in_a_row * (hits - 1) / ((1 + REPEAT_FACTOR) * turns - 1)
     for timed in values(MemoryFabric(2).run(time)):
         assert timed["ring"][64 << 10] == pytest.approx(mean)
 
