@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A P4Runtime client that hides nothing: raw messages over gRPC, every call with a deadline."""
+"""A P4Runtime client with raw messages over gRPC; every call has a deadline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSERT, MODIFY, DELETE = p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE
 
 
 class Stream:
-    """One controller's stream."""
+    """The stream of one controller."""
 
     def __init__(self, stub: p4r_grpc.P4RuntimeStub) -> None:
         self._out: queue.SimpleQueue[p4r.StreamMessageRequest | None] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class Stream:
 
 
 class Client:
-    """One connection."""
+    """A connection of one controller."""
 
     def __init__(self, address: str, *, device: int = 1) -> None:
         self._channel = grpc.insecure_channel(
@@ -115,7 +115,7 @@ class Client:
         self.stub.SetForwardingPipelineConfig(request, timeout=60)
 
     def write(self, *updates: tuple[p4r.Update.Type.ValueType, p4r.Entity]) -> None:
-        """Raises grpc.RpcError where any fails."""
+        """Write updates.  Raises grpc.RpcError where one fails."""
         request = p4r.WriteRequest(device_id=self.device)
         request.election_id.low = self.election
         for kind, entity in updates:
@@ -123,7 +123,7 @@ class Client:
         self.stub.Write(request, timeout=TIMEOUT)
 
     def codes(self, *updates: tuple[p4r.Update.Type.ValueType, p4r.Entity]) -> list[int]:
-        """The code of each update, all 0 where the write succeeded."""
+        """Write updates and return the code of each, all 0 where the write succeeded."""
         try:
             self.write(*updates)
         except grpc.RpcError as error:
@@ -156,7 +156,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 @contextmanager
 def serving(*, settings: Settings | None = None, builder: Builder = probe_builder) -> Iterator[tuple[Server, str]]:
-    """A server without ports, on a free TCP port: (server, address)."""
+    """Start a server without switch ports on a free TCP port: (server, address)."""
     server = Server(device_id=1, settings=settings or Settings(cpu_port=510), builder=builder)
     try:
         (port,) = server.listen("127.0.0.1:0")
@@ -169,7 +169,7 @@ def serving(*, settings: Settings | None = None, builder: Builder = probe_builde
 def primary(
     *, settings: Settings | None = None, builder: Builder = probe_builder
 ) -> Iterator[tuple[Server, Client, Stream]]:
-    """A server with the probe pushed, and the controller that did it."""
+    """A server with the probe as its pipeline, and the controller that has pushed it."""
     with serving(settings=settings, builder=builder) as (server, address), Client(address) as client:
         stream = client.become_primary()
         client.push(probe_config())

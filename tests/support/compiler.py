@@ -40,7 +40,7 @@ control Write(packet_out p, in headers_t h) {{ apply {{ p.emit(h.o); }} }}
 
 
 def run(source: str | Program, frames: Sequence[bytes]) -> list[bytes]:
-    """What the program makes of each frame that comes in at port 0; b"" where nothing leaves."""
+    """The frame that leaves for each frame that enters port 0; b"" where none leaves."""
     compiled = compile_source(source, "test.p4") if isinstance(source, str) else source
     with LocalEngine.open(compiled) as engine:
         return [b"".join(frame for _, frame in engine.inject(0, frame)) for frame in frames]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives tests/support/native/probe.c, a hand-written switch program whose frames say what the switch shall do."""
+"""Frames for tests/support/native/probe.c, a hand-written switch program: they contain what the switch shall do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROBE = Path(__file__).parent / "native" / "probe.c"
 
 
 class Op(IntEnum):
-    """What the probe's ingress does (the enum in probe.c)."""
+    """Operations of the probe's ingress (the enum in probe.c)."""
 
     FORWARD = 0
     MULTICAST = 1
@@ -47,7 +47,7 @@ TELL = 0x80
 
 
 class Probe(NamedTuple):
-    """The probe's header and what follows it."""
+    """The header of a probe frame, and what follows it."""
 
     op: int
     a: int = 0
@@ -60,7 +60,7 @@ class Probe(NamedTuple):
 
 
 def probe(op: int, a: int = 0, b: int = 0, c: int = 0, rest: bytes = b"") -> bytes:
-    """A frame for the probe."""
+    """Make a frame for the probe."""
     return bytes(Probe(op, a, b, c, rest))
 
 

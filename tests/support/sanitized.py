@@ -34,7 +34,7 @@ def build(program: str | Path) -> Path:
 
 
 def run(program: Path, *args: str) -> None:
-    """Feed it; fails where a sanitizer complains."""
+    """Run the program on its hostile input; fails where a sanitizer reports an error."""
     done = subprocess.run([program, SEED, *args], capture_output=True, text=True, timeout=100)
 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switch processes and P4Runtime servers for tests, running the hand-written program tests/support/native/probe.c.
 
-A frame of the probe says itself what shall happen to it (native/probe.c). With op 0 (FORWARD) the bytes are
+A frame of the probe contains what shall happen to it (native/probe.c). With op 0 (FORWARD) the bytes are
 also an Ethernet frame to 00:00:PP:PP:... that leaves through port PPPP.
 """
 
@@ -35,7 +35,7 @@ _UNIT = {
 
 
 def p4info_of(info: ProgramInfo) -> p4i.P4Info:
-    """A p4info for a program that has none, from what the engine says about it."""
+    """A p4info for a program that has none, from the description by the engine."""
     p4info = p4i.P4Info()
     p4info.pkg_info.arch = "v1model"
     actions = {}
@@ -98,22 +98,22 @@ def p4info_of(info: ProgramInfo) -> p4i.P4Info:
 
 @functools.cache
 def probe_p4info() -> p4i.P4Info:
-    """The probe's p4info."""
+    """The p4info of the probe."""
     with LocalEngine.open(PROBE) as engine:
         return p4info_of(engine.info)
 
 
 @functools.cache
 def probe_executable(*, sanitize: bool = False) -> Path:
-    """The probe with runtime and packet I/O."""
+    """The probe as an executable, with the runtime and packet I/O."""
     return build_executable(PROBE, flags=SANITIZE if sanitize else ("-g",))
 
 
 def probe_builder(device_config: bytes) -> Built:
-    """A Builder that knows one program, whatever is pushed."""
+    """A Builder that returns the probe, whatever is pushed."""
     return Built(probe_executable(), probe_p4info())
 
 
 def probe_config() -> p4r.ForwardingPipelineConfig:
-    """What a controller pushes for the probe."""
+    """The pipeline configuration that a controller pushes for the probe."""
     return p4r.ForwardingPipelineConfig(p4info=probe_p4info(), p4_device_config=b"probe")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netfold run`: ranks in the foreground, their output, their ends, and what cannot be."""
+"""`netfold run`: ranks in the foreground, their output, how they are ended, and what is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from netfold.topo import console, net, run
 from netfold.topo.net import environment
 
 UNTIL = "until [ -e %s ]; do sleep 0.05; done"
-"""A shell's wait for a file."""
+"""A shell command that waits for a file."""
 NETFOLD = [sys.executable, "-m", "netfold.cli"]
 
 
@@ -58,7 +58,7 @@ class Ranks:
 
 
 def test_every_line_has_its_rank_in_front() -> None:
-    """Output and errors stay apart; a last line without its end is a line, too."""
+    """Each line has its rank in front, in output and errors apart; a last line may lack its newline."""
     ranks = Ranks("echo a; echo bad >&2; printf b", *["true"] * 9, "echo c")
     assert ranks.run() == 0
     assert sorted(ranks.out.getvalue().splitlines()) == [b"[ 0] a", b"[ 0] b", b"[10] c"]
@@ -66,7 +66,7 @@ def test_every_line_has_its_rank_in_front() -> None:
 
 
 def test_the_first_failure_is_the_status_and_the_others_may_speak(tmp_path: Path) -> None:
-    """Others end by themselves within the grace, and what they say then is still shown."""
+    """The status is that of the first failure; others may end within the grace, and their output is shown."""
     told = tmp_path / "told"
     ranks = Ranks(f"{UNTIL % told}; echo lost rank 1; exit 7", "exit 3", "true")
 
@@ -82,7 +82,7 @@ def test_the_first_failure_is_the_status_and_the_others_may_speak(tmp_path: Path
 
 
 def test_a_failure_ends_those_who_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """After the grace they are asked, told, and killed, in this order, with everything that they started."""
+    """After the grace, ranks and what they started get SIGINT, SIGTERM and SIGKILL, in this order."""
     monkeypatch.setattr(console, "STEPS", tuple((name, number, 0.2) for name, number, _ in console.STEPS))
     deaf = tmp_path / "deaf"
     ranks = Ranks(f"trap '' INT TERM; touch {deaf}; while :; do sleep 0.1; done", f"{UNTIL % deaf}; kill -KILL $$")

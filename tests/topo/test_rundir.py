@@ -27,7 +27,7 @@ with locked_folder(Path(sys.argv[1])) as folder:
 
 
 def killed_holders_folder(place: Path) -> Path:
-    """A folder whose holder got SIGKILL, with a dead socket and a log in it."""
+    """A folder whose owner was killed by SIGKILL, with a dead socket and a log in it."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               text=True)
     with holder:
@@ -46,7 +46,7 @@ def killed_holders_folder(place: Path) -> Path:
 
 
 def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
-    """While it is locked_folder nobody removes it; afterwards it is gone, whatever lies in it."""
+    """Nobody removes a folder while it is locked; after the block it is gone with everything in it."""
     with locked_folder(tmp_path) as folder:
         (folder / "file").touch()
         assert clear_abandoned(tmp_path) == []
@@ -55,7 +55,7 @@ def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_holder_leaves_is_removed(tmp_path: Path) -> None:
-    """Its lock went with it; a folder that is in use beside it stays."""
+    """The lock of a killed owner is free, so that its folder is removed; a folder in use stays."""
     dead = killed_holders_folder(tmp_path)
     with locked_folder(tmp_path) as used:
         assert clear_abandoned(tmp_path) == [dead]
@@ -63,7 +63,7 @@ def test_what_a_killed_holder_leaves_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_may_be_somebody_elses_stays(tmp_path: Path) -> None:
-    """No lock file, or a link for a folder or for a lock file: not ours to judge."""
+    """A folder without a lock file, and links in place of either, are left alone."""
     dead = killed_holders_folder(tmp_path)
     elsewhere = dead.rename(tmp_path / "elsewhere")
     (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
@@ -78,7 +78,7 @@ def test_what_may_be_somebody_elses_stays(tmp_path: Path) -> None:
 
 @pytest.mark.needs("root")
 def test_another_users_folder_stays(tmp_path: Path) -> None:
-    """Even where we could remove it."""
+    """A folder of another user is left alone, also by root."""
     dead = killed_holders_folder(tmp_path)
     os.chown(dead, 12345, 12345)
     assert clear_abandoned(tmp_path) == []
@@ -87,7 +87,7 @@ def test_another_users_folder_stays(tmp_path: Path) -> None:
 @pytest.mark.netns
 @pytest.mark.needs("namespaces", "mininet")
 def test_a_sandbox_removes_what_a_killed_one_left() -> None:
-    """The launcher gets SIGKILL; the next one clears its folder away, and keeps off its own."""
+    """When a launcher was killed by SIGKILL, the next one removes its folder, and keeps its own."""
     launcher = subprocess.Popen(sandbox.command(["sh", "-c", f"echo ${sandbox.RUNDIR}; exec sleep 600"],
                                                 with_parent=True), stdout=subprocess.PIPE, text=True)
     with launcher:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sandbox: what is inside stays inside, and goes whatever happens."""
+"""The sandbox: what is inside is isolated, and is removed whatever happens."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_inside_there_is_nothing_but_a_loopback_that_is_up() -> None:
 
 
 def test_inside_only_its_own_processes_are_seen() -> None:
-    """/proc shows init, the command, and nobody else."""
+    """/proc shows only init and the command."""
     code = "import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))"
     assert sandbox.run(python(code), timeout=BOUND).stdout == "[1, 2]\n"
 
 
 def test_it_knows_when_it_is_inside() -> None:
-    """`inside` is told by the namespace, not by a variable that leaked out of one."""
+    """`inside` compares the namespace, so that a variable that leaked from a sandbox does not count."""
     code = (
         "from netfold.topo import sandbox as s; import os; print(s.inside(), s.rundir().is_dir()); "
         "os.environ[s.INSIDE] = 'net:[1]'; print(s.inside())"
@@ -80,7 +80,7 @@ def test_the_run_folder_goes_with_it() -> None:
     assert not Path(folder.strip()).exists()
 
 
-# Whoever still lives inside holds the pipe's writing end: end of file means that all are gone.
+# Every process inside holds the pipe's writing end: end of file means that all have ended.
 CROWD = "import os, time; [os.fork() for _ in range(3)]; os.write(1, b'.'); time.sleep(600)"
 MEMBERS = 8
 
@@ -108,7 +108,7 @@ def crowd() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.timeout(150)
 def test_kill_9_on_the_launcher_takes_everything_along(crowd: subprocess.Popen[bytes]) -> None:
-    """Nobody survives the launcher, though it had no chance to do anything."""
+    """No process survives the launcher, although it could not do anything itself."""
     crowd.kill()
     assert crowd.stdout is not None
     assert crowd.stdout.read() == b""
@@ -117,7 +117,7 @@ def test_kill_9_on_the_launcher_takes_everything_along(crowd: subprocess.Popen[b
 
 @pytest.mark.timeout(150)
 def test_sigterm_is_handed_on_and_takes_everything_along(crowd: subprocess.Popen[bytes]) -> None:
-    """SIGTERM ends the command, and with it its whole world."""
+    """SIGTERM ends the command and everything else in the sandbox."""
     crowd.terminate()
     assert crowd.stdout is not None
     assert crowd.stdout.read() == b""
@@ -126,7 +126,7 @@ def test_sigterm_is_handed_on_and_takes_everything_along(crowd: subprocess.Popen
 
 @pytest.mark.timeout(150)
 def test_ctrl_c_is_the_commands_alone() -> None:
-    """SIGINT to the whole foreground group reaches the command; the launcher outlives it and gives back its status."""
+    """SIGINT to the whole foreground group reaches the command; the launcher outlives it and returns its status."""
     code = (
         "import sys, time\n"
         "try:\n print('up', flush=True); time.sleep(600)\n"
