@@ -120,7 +120,7 @@ class PlainTcp:
 
         rank, address = int(os.environ["RANK"]), os.environ["NETFOLD_ADDRESS"]
         listener = listen(address)
-        _say(msgspec.json.encode(Peer(rank, address, "{}:{}".format(*listener.getsockname()))))
+        _print_line(msgspec.json.encode(Peer(rank, address, "{}:{}".format(*listener.getsockname()))))
         peers = msgspec.json.decode(sys.stdin.readline(), type=list[Peer])
         plan = Plan("bridge", 1, rank, setup.world, peers, [])
         self._peers = Peers(TcpMesh(plan, listener, timeout=setup.timeout), algorithm="auto")
@@ -185,10 +185,11 @@ def serve(setup: RankSetup, commands: Iterable[str | bytes]) -> None:
             if kind not in allreducers:
                 allreducer = allreducers[kind] = _open(kind, setup)
                 opened.callback(allreducer.close)
-        _say(b"{}")
+        _print_line(b"{}")
         for line in commands:
             command = msgspec.json.decode(line, type=TimingCommand)
-            _say(msgspec.json.encode(measure(allreducers[_kind(command.algorithm, setup)], command, setup, rank)))
+            allreducer = allreducers[_kind(command.algorithm, setup)]
+            _print_line(msgspec.json.encode(measure(allreducer, command, setup, rank)))
 
 
 def _open(kind: str, setup: RankSetup) -> Allreducer:
@@ -272,7 +273,7 @@ def _own(algorithm: str) -> str | None:
     return {"auto": None, "roce": "ring"}.get(algorithm, algorithm)
 
 
-def _say(line: bytes) -> None:
+def _print_line(line: bytes) -> None:
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 

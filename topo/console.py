@@ -116,11 +116,11 @@ class Console:
                             if failed and not status:
                                 status, due = failed, self._clock() + grace
                                 if running:
-                                    self._say(f"{_ranks(running)} may go on for {grace:g} s")
+                                    self._report(f"{_ranks(running)} may go on for {grace:g} s")
                         if running and due is not None and self._clock() >= due:
                             if not status:
                                 status = 124
-                                self._say(f"{timeout:g} s are over")
+                                self._report(f"{timeout:g} s are over")
                             due = self._end(steps, running)
                     except Stopped as stopped:
                         status = status or 128 + int(stopped.args[0])
@@ -159,18 +159,18 @@ class Console:
         code = self._ends[rank]
         if code:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            self._say(f"rank {rank} on {self._names[rank]} {how}")
+            self._report(f"rank {rank} on {self._names[rank]} {how}")
         return 128 - code if code < 0 else int(code)
 
     def _end(self, steps: Iterator[tuple[str, int, float]], running: Set[int]) -> float:
         """Take the next step towards ending the running ranks and return the time at which to take the one after it."""
         name, number, seconds = next(steps, STEPS[-1])
-        self._say(f"{_ranks(running)} {name}")
+        self._report(f"{_ranks(running)} {name}")
         for rank in running:
             _signal(self._processes[rank], number)
         return self._clock() + seconds
 
-    def _say(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         self._errors.write(f"netfold: run: {what}\n".encode())
         self._errors.flush()
 

@@ -155,7 +155,7 @@ def run(spec: PathsSpec, logs: Path) -> list[PathsResult]:
                 _cable(fabric, spec, broken=False)
             elif rank == 0:
                 results.append(msgspec.json.decode(line, type=PathsResult))
-                _tell(results[-1])
+                _print_progress(results[-1])
         network.check()
     return results
 
@@ -174,7 +174,7 @@ def _cable(fabric: Fabric, spec: PathsSpec, *, broken: bool) -> None:
         subprocess.run(command.split(), check=True, timeout=10)
 
 
-def _tell(result: PathsResult) -> None:
+def _print_progress(result: PathsResult) -> None:
     print(f"  round {result.round} {result.collective:17} {result.mode:7}{' link fails' if result.failed else ''} "
           f"{result.seconds:.2f} s", file=sys.stderr, flush=True)
 

@@ -84,10 +84,10 @@ def serve(timeout: float) -> None:
                 if comm is not None:
                     comm.close()
                 comm, begun = _begin(command, timeout)
-                _say(msgspec.json.encode(begun))
+                _print_line(msgspec.json.encode(begun))
             else:
                 assert comm is not None, "the first command must be OpenCommand"
-                _say(msgspec.json.encode(_measure(comm, command)))
+                _print_line(msgspec.json.encode(_measure(comm, command)))
     finally:
         if comm is not None:
             comm.close()
@@ -112,7 +112,7 @@ def _measure(comm: Communicator, turn: SumsCommand) -> SumsResult:
     comm.barrier()
     begin = time.monotonic()
     if turn.announce:
-        _say(msgspec.json.encode(Announcement(begin)))
+        _print_line(msgspec.json.encode(Announcement(begin)))
     for _ in range(turn.iterations):
         comm.allreduce(source, out)
     seconds = (time.monotonic() - begin) / turn.iterations
@@ -133,7 +133,7 @@ def _data(rank: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.arange(size, dtype=np.int32) * np.int32(2 * rank + 1)
 
 
-def _say(line: bytes) -> None:
+def _print_line(line: bytes) -> None:
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 

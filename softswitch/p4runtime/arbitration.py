@@ -67,7 +67,7 @@ class Arbitration:
                 self._sessions.append(session)
             session.role, session.election_id = role, election
             self._highest[role] = max(self._highest.get(role, 0), election)
-            self._tell(role, session, before)
+            self._notify(role, session, before)
 
     def leave(self, session: Session) -> None:
         """Removes a session whose stream has ended, and notifies the other controllers of its role."""
@@ -78,7 +78,7 @@ class Arbitration:
             before = self._primary(role)
             self._sessions.remove(session)
             if before is session:
-                self._tell(role, None, before)
+                self._notify(role, None, before)
 
     def check_write(self, role: str, election_id: p4r.Uint128) -> None:
         """Raises PermissionDenied unless this is the primary of the role."""
@@ -109,7 +109,7 @@ class Arbitration:
         best = max(candidates, key=lambda s: s.election_id, default=None)
         return best if best is not None and best.election_id >= self._highest.get(role, 0) else None
 
-    def _tell(self, role: str, changed: Session | None, before: Session | None) -> None:
+    def _notify(self, role: str, changed: Session | None, before: Session | None) -> None:
         """Notifies all controllers of the role where the primary has changed, else only the one that asked."""
         primary = self._primary(role)
         for session in self._sessions:

@@ -40,11 +40,11 @@ class Pipeline:
     """The state of ports that the process has reported so far."""
 
     def close(self) -> None:
-        self._tell_losses()
+        self._log_losses()
         self.context.digests.close()
         self.process.close()
 
-    def _tell_losses(self) -> None:
+    def _log_losses(self) -> None:
         """Logs the frames that ports have lost."""
         try:
             ports = self.process.ports()

@@ -147,7 +147,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     # ---- from the data plane -------------------------------------------------------------------------------
 
-    def _tell_primaries(self, message: p4r.StreamMessageResponse) -> None:
+    def _notify_primaries(self, message: p4r.StreamMessageResponse) -> None:
         for session in self._arbitration.primaries():
             session.send(message)
 
@@ -160,7 +160,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def _report(self, pipeline: Pipeline, event: Event) -> None:
         if event.kind is EventKind.PACKET_IN:
             packet = packet_io.encode_packet_in(pipeline.context.schema.packet_in, event.data)
-            self._tell_primaries(p4r.StreamMessageResponse(packet=packet))
+            self._notify_primaries(p4r.StreamMessageResponse(packet=packet))
         elif event.kind is EventKind.DIGEST:
             pipeline.context.digests.receive(event.id, event.data)
         elif event.kind is EventKind.IDLE:
@@ -168,16 +168,16 @@ class Server(p4r_grpc.P4RuntimeServicer):
             table = pipeline.context.schema.table(entry.table.id)
             message = p4r.StreamMessageResponse()
             tables.encode_idle(pipeline.context, table, entry, message.idle_timeout_notification.table_entry.add())
-            self._tell_primaries(message)
+            self._notify_primaries(message)
         elif event.kind is EventKind.PORT:
             with self._telling_ports:
                 up = pipeline.ports_up[event.id] = any(event.data)
-                self._tell_primaries(port_status.encode(event.id, up=up))
+                self._notify_primaries(port_status.encode(event.id, up=up))
         else:
             log.info("%s", event.data.decode(errors="replace"))
 
     def _on_digest(self, message: p4r.DigestList) -> None:
-        self._tell_primaries(p4r.StreamMessageResponse(digest=message))
+        self._notify_primaries(p4r.StreamMessageResponse(digest=message))
 
     def _on_death(self, why: str) -> None:
         for outbox in list(self._outboxes):
@@ -297,7 +297,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         kind = request.WhichOneof("update")
         if kind == "arbitration":
             self._arbitration.update(session, request.arbitration)
-            self._tell_ports(session)
+            self._notify_ports(session)
             return
         if session.role is None:
             raise FailedPrecondition("expected an arbitration update as the first message of a stream, got "
@@ -318,7 +318,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
             error.error.canonical_code, error.error.message = refused.code, str(refused)
             session.send(error)
 
-    def _tell_ports(self, session: Session) -> None:
+    def _notify_ports(self, session: Session) -> None:
         """Notifies a new primary of the ports that are down; later it receives changes."""
         if not self._arbitration.is_primary(session):
             return
