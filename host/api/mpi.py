@@ -79,12 +79,12 @@ class Comm:
 
     @property
     def rank(self) -> int:
-        """The same as ``Get_rank``."""
+        """This rank, 0 .. size - 1 (``Get_rank``)."""
         return self.group.rank
 
     @property
     def size(self) -> int:
-        """The same as ``Get_size``."""
+        """The number of ranks (``Get_size``)."""
         return self.group.size
 
     def Create_group(self, ranks: Sequence[int]) -> Comm:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's membership of its job: from the plan until it has left, and nobody needs it any more."""
+"""A rank's membership of its job, from its plan until it has left and no other rank needs it any more."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from netfold.wire.jobs import Plan
 class Membership:
     """A rank of a job that has its plan.
 
-    client  the way to the controller, which watches the rank from here on; taken over.  None: the plan came some other
-            way, and nobody watches
+    client  the connection to the controller, which watches the rank from here on; taken over.  None: the plan came from
+            elsewhere, and no controller watches
     """
 
     def __init__(self, plan: Plan, client: JobClient | None = None) -> None:
@@ -24,33 +24,33 @@ class Membership:
 
     @property
     def plan(self) -> Plan:
-        """What the controller has decided, last."""
+        """The latest plan of the controller."""
         return self._plan
 
     @property
     def client(self) -> JobClient | None:
-        """The way to the controller."""
+        """The connection to the controller, or None."""
         return self._client
 
     def job_error(self) -> NetFoldError | None:
-        """What the controller says has ended the job, if anything."""
+        """What has ended the job according to the controller, or None."""
         return None if self._watcher is None else self._watcher.job_error()
 
     def fold_control(self, timeout: float) -> FoldControl:
-        """What a fold hears and asks; it waits for ``timeout`` seconds for other trees."""
+        """The functions by which a fold talks to the controller; it waits for ``timeout`` seconds for new trees."""
         if self._client is None or self._watcher is None:
             return NO_CONTROLLER
         return self._client.fold_control(self._plan, self._watcher.job_error, timeout, self._go_on_by)
 
     def steer(self, rail: FoldingRail) -> None:
-        """From now on the controller can halt this rail, and wait until it has settled."""
+        """Lets the controller halt this rail from now on, and wait until it has settled."""
         if self._watcher is not None:
             self._watcher.on_halt(rail.halt)
             self._watcher.on_settle(rail.settle)
 
     def leave(self, stats: RailStats, reason: str = "") -> None:
-        """Reports totals and leaves, before any rail is closed: until it is answered, others may need what we have
-        sent.  Never raises for an absent controller.
+        """Reports totals and leaves the job, before any rail is closed: until the controller answers, other ranks may
+        need packets of this one.  Never raises because a controller is absent.
 
         reason  why the job has failed here, if it has
         """
@@ -60,7 +60,7 @@ class Membership:
             self._client.leave(stats.report(self._plan), reason)
 
     def close(self) -> None:
-        """Ends the connection; the controller takes it for this rank's death where it has not left before."""
+        """Closes the connection; the controller takes it for this rank's death if it has not left before."""
         if self._watcher is not None:
             self._watcher.close()
         if self._client is not None:

@@ -66,7 +66,7 @@ def listen(address: str) -> socket.socket:
 
 
 TcpSocket = socket.socket
-"""The type, where an attribute has the module's name."""
+"""The type of a socket, for annotations in classes with an attribute named ``socket``."""
 
 
 class Send(Pending):
@@ -148,54 +148,54 @@ class PeerConnection:
 
     # ---- life --------------------------------------------------------------------------------------------------------
     def attach(self, sock: TcpSocket) -> None:
-        """The peer is connected by this socket from here on; it is to be registered for ``events``."""
+        """Takes the socket that connects the peer; it must be registered for ``events``."""
         self.socket = sock
         self.events = self.poll_events()
 
     def registered(self, events: int) -> None:
-        """The poller is registered for these events now."""
+        """Records the events for which the poller is registered now."""
         self.events = events
 
     def lose(self, why: str) -> None:
-        """The connection is gone; the first reason is kept."""
+        """Records why the connection is gone; the first reason is kept."""
         self.lost = self.lost or why
 
     def detach(self) -> None:
-        """Closes the socket, which no poller is registered for any more."""
+        """Closes the socket, for which no poller may be registered any more."""
         if self.socket is not None:
             self.socket.close()
         self.socket, self.events = None, 0
 
     def withdraw_handshake(self) -> None:
-        """The other connection of the two stays: a handshake that has not been sent is not for it."""
+        """Drops a handshake that has not been sent, because another connection to the peer stays."""
         self.sends = deque(send for send in self.sends if len(send.parts[0]) != HELLO.size)
 
     def withdraw(self) -> None:
-        """Takes back what is posted, but for control messages and the rest of a message that has begun."""
+        """Drops what is posted, except control messages and the rest of a message that is partly sent."""
         self.receives.clear()
         self.sends = deque(send for send in self.sends if isinstance(send, ControlMessage) or send.begun)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def read_header(self) -> int:
-        """Reads what has come of the next header.  Returns how many bytes.  Raises OSError."""
+        """Reads the bytes of the next header that have arrived.  Returns how many.  Raises OSError."""
         assert self.socket is not None
         got = self.socket.recv_into(memoryview(self.header)[self.header_bytes :])
         self.header_bytes += got
         return got
 
     def read_payload(self, receive: Receive) -> int:
-        """Reads what has come of the current message.  Returns how many bytes.  Raises OSError."""
+        """Reads the bytes of the current message that have arrived.  Returns how many.  Raises OSError."""
         assert self.socket is not None
         got = self.socket.recv_into(receive.view)
         receive.view = receive.view[got:]
         return got
 
     def expect_header(self) -> None:
-        """The next bytes are a header."""
+        """Lets the next bytes be read as a header."""
         self.current, self.header_bytes = None, 0
 
     def expect_payload(self, receive: Receive) -> None:
-        """The next bytes are this message."""
+        """Lets the next bytes be read as this message."""
         self.current = receive
 
     def restart_receive(self) -> None:

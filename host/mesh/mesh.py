@@ -51,7 +51,7 @@ class Pending:
         self.done = done
 
     def finish(self) -> None:
-        """Its memory belongs to the caller again."""
+        """Marks it as done: its memory belongs to the caller again."""
         self.done = True
 
 
@@ -66,7 +66,7 @@ class Mesh(ABC):
     kind: str = "TCP"
     """Name of the transport, for messages to people."""
     rail: str = "tcp"
-    """Name of the rail that it is, as users ask for it."""
+    """Name of the rail that this mesh is, as users ask for it."""
     timeline: Timeline | None = None
     """Records the spans spent on sending, waiting and receiving, where a timeline was asked for."""
 
@@ -104,8 +104,8 @@ class Mesh(ABC):
         del algorithm, ranks, root
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """From now on ``watch`` is called every 10 ms while anything is waited for, with the monotonic seconds of the
-        last progress; what it raises ends the operation.  None: nobody is told any more."""
+        """Calls ``watch`` every 10 ms from now on while anything is waited for, with the monotonic seconds of the last
+        progress; what it raises ends the operation.  None: stops that."""
         raise NotImplementedError(f"a mesh over {self.kind} cannot be watched")
 
     @abstractmethod

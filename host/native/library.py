@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bindings of the C engines in native/ share: the build on first use, and what both engines hand over.
+"""What the Python bindings of the C engines in native/ share: building on first use, and common structures.
 
-``folding.native`` and ``roce.native`` name their sources, functions and structures; ctypes lets go of the GIL in them.
+``innet.native`` and ``roce.native`` name their sources, functions and structures; ctypes releases the GIL in them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from cbuild import cc
 
 HOME = Path(__file__).parent
 NEVER = (1 << 63) - 1
-"""A deadline that never comes."""
+"""A deadline, in nanoseconds, that never comes."""
 RUN_PACKETS = 60
-"""NF_RUN_PACKETS, NF_RC_RUN: of a super-packet at most."""
+"""Packets of a super-packet at most: NF_RUN_PACKETS and NF_RC_RUN."""
 
 
 class Sender(C.Structure):
-    """nf_sender: the socket that packets with this UDP source port leave by."""
+    """``nf_sender``: the socket from which packets with this UDP source port are sent."""
 
     _fields_ = [("port", C.c_uint32), ("fd", C.c_int32)]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Packets that leave as one super-packet: UDP payloads of ``segment`` bytes each, the last one maybe shorter."""
+    """Packets that are sent as one super-packet: UDP payloads of ``segment`` bytes each, of which the last may be
+    shorter."""
 
     data: bytes
     segment: int
@@ -52,12 +53,12 @@ def load(
     structures: Sequence[type[C.Structure]],
     flags: Sequence[str] = (),
 ) -> C.CDLL:
-    """An engine, compiled for this CPU unless that is done already.
+    """Loads an engine, compiled for this CPU on first use.
 
-    sources     file names beside this one
+    sources     file names in this folder
     functions   name -> types of its result and its arguments
-    sizes       the function that says how many bytes C gives to the i-th of ``structures``
-    flags       of the compiler, beyond -O3
+    sizes       the function that returns the size in bytes that C gives to the i-th of ``structures``
+    flags       compiler flags besides -O3
     Raises cbuild.cc.BuildError.
     """
     path = cc.build(
@@ -83,7 +84,7 @@ def load(
 
 
 def senders_table(senders: Mapping[int, socket.socket]) -> C.Array[Sender]:
-    """As C takes them: UDP source port -> the socket bound to it."""
+    """The C array of ``Sender`` for UDP source ports and the sockets bound to them."""
     return (Sender * len(senders))(*(Sender(port, sender.fileno()) for port, sender in senders.items()))
 
 
@@ -96,5 +97,5 @@ def number(address: str) -> int:
 
 
 def dotted(address: int) -> str:
-    """``number``'s inverse."""
+    """The dotted IPv4 address of a number; the inverse of ``number``."""
     return str(ipaddress.IPv4Address(address))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several sockets on one address and port, and which of them gets a datagram: by its destination queue pair.
+"""Several sockets on one address and port, each of which gets the datagrams of certain destination queue pairs.
 
 Sockets bound with SO_REUSEPORT form a group, numbered in order of binding; a classic BPF program, attached to any of
-them, sees the UDP payload and returns the number of the socket that gets it.  (The kernel goes by its own hash where
-there is no socket of that number yet.)
+them, sees the UDP payload and returns the number of the socket that gets it.  Where there is no socket of that number
+yet, the kernel chooses one by a hash of its own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from netfold.host.errors import TransportError
 from netfold.wire import roce
 
 Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false, operand."""
+"""A BPF instruction: code, jump if true, jump if false, operand."""
 SO_ATTACH_REUSEPORT_CBPF: Final = 51
-"""<asm/socket.h>"""
+"""The socket option's number in <asm/socket.h>."""
 _FORMAT: Final = struct.Struct("=HBBI")
 
 
 def by_highest_bit(bit: int) -> tuple[Instruction, ...]:
-    """Socket 0 gets queue pairs with this bit of 24, one of the highest eight; socket 1 those without."""
+    """A program by which socket 0 gets queue pairs with this bit of 24, one of the highest eight, and socket 1 all
+    others."""
     return (
         (0x30, 0, 0, 5),  # A = byte 5 of the payload: the queue pair's highest byte
         (0x45, 0, 1, bit >> 16),
@@ -34,7 +35,8 @@ def by_highest_bit(bit: int) -> tuple[Instruction, ...]:
 
 
 def by_remainder(sockets: int) -> tuple[Instruction, ...]:
-    """Socket l gets connections that leave the remainder l divided by the number of sockets (``Plan.machines``)."""
+    """A program by which socket l gets the connections whose number is l modulo the number of sockets
+    (``Plan.machines``)."""
     return (
         (0x20, 0, 0, 4),  # A = bytes 4..7: flags, and 24 bits of queue pair
         (0x54, 0, 0, 0xFFFFFF),

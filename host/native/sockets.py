@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UDP sockets as RoCEv2 over a kernel needs them: one that receives on port 4791, one that sends for each source port.
+"""The UDP sockets of RoCEv2 over the kernel: one that receives on port 4791, and one that sends for each source port.
 
-The folding engine (``folding.fold``) and the queue pairs (``roce.sockets``) each open a set of their own.
+The folding engine (``innet.fold``) and the queue pairs (``roce.sockets``) each open a set of their own.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
 IP_RECVTTL, IP_RECVTOS = 12, 13
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 SEND_BYTES = 1 << 20
-"""Of a sender's buffer."""
+"""Size in bytes of a sending socket's buffer."""
 
 
 @dataclass
 class Sockets:
-    """What an engine needs of the kernel."""
+    """The sockets of an engine, and what the kernel offers it."""
 
     receiver: socket.socket
-    """Says the ECN of each datagram, and merges those of one flow (UDP_GRO)."""
+    """The receiving socket, which reports each datagram's ECN bits and merges datagrams of one flow (UDP_GRO)."""
     senders: dict[int, socket.socket]
-    """By UDP source port."""
+    """UDP source port -> the socket that sends from it."""
     room: int
-    """Bytes that the receive buffer takes, as the kernel counts them."""
+    """Bytes that the receive buffer holds, as the kernel counts them."""
     super_packets: bool
-    """The kernel cuts super-packets (UDP_SEGMENT)."""
+    """Whether the kernel splits super-packets into datagrams (UDP_SEGMENT)."""
 
     def close(self) -> None:
-        """Gives all of them back; safe to call twice."""
+        """Closes all sockets; safe to call twice."""
         for sock in (self.receiver, *self.senders.values()):
             sock.close()
 
@@ -47,9 +47,9 @@ def open_sockets(
 ) -> Sockets:
     """Binds address:4791 and one socket for each source port (0: one that the kernel chooses).
 
-    room    bytes that the receive buffer should take; more than the system's limit needs CAP_NET_ADMIN
-    shared  other sockets are going to use the same address and port (``roce.reuseport``)
-    ttl     of what leaves; then the receiver says the TTL of what comes, too; default: the system's
+    room    bytes that the receive buffer should hold; more than the system's limit needs CAP_NET_ADMIN
+    shared  other sockets are going to use the same address and port (``native.reuseport``)
+    ttl     TTL of packets sent, and then the receiver reports the TTL of packets received; default: the system's
     Raises TransportError.
     """
     opened: list[socket.socket] = []
@@ -80,7 +80,7 @@ def open_sockets(
 
 
 def check_free(address: str) -> None:
-    """Raises TransportError where somebody on this host uses the address's UDP port 4791, even to share it."""
+    """Raises TransportError where any socket on this host uses the address's UDP port 4791, even a shared one."""
     _bound(address, roce.UDP_PORT, []).close()
 
 
@@ -113,7 +113,7 @@ def _try(sock: socket.socket, level: int, option: int, value: int) -> bool:
 
 
 def _grow(sock: socket.socket, force: int, option: int, wanted: int) -> int:
-    """Asks for a socket buffer beyond the system's limit, or up to it; returns the bytes that packets may take."""
+    """Asks for a socket buffer beyond the system's limit, or up to it.  Returns the bytes that packets may take."""
     if not _try(sock, socket.SOL_SOCKET, force, wanted):
         sock.setsockopt(socket.SOL_SOCKET, option, wanted)
     return sock.getsockopt(socket.SOL_SOCKET, option)

@@ -92,7 +92,7 @@ def pieces_of(rows: Sequence[int], like: Array) -> list[slice]:
 
 
 def in_bytes(pieces: Sequence[slice], data: Flat) -> list[slice]:
-    """The same pieces in bytes."""
+    """The pieces of a flat array in bytes instead of elements."""
     return [slice(piece.start * data.itemsize, piece.stop * data.itemsize) for piece in pieces]
 
 

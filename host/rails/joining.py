@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joining several rails with all ranks: each at its plane's controller, and all together as one ``MultiRail``."""
+"""Joins several rails with all ranks: each at its plane's controller, and all together as one ``MultiRail``."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from netfold.wire.jobs import Plan
 STALL_VARIABLE = "NETFOLD_RAIL_STALL"
 START_VARIABLE = "NETFOLD_RAIL_START"
 REJOIN = 5.0
-"""Seconds that an attempt to open a rail again waits for the other ranks."""
+"""Seconds that an attempt to reopen a rail waits for the other ranks."""
 
 
 @dataclass(frozen=True)
 class Joined:
     """Several rails that make one job.
 
-    plan    the first rail's
-    flight  is told what carries the rank's operations
+    plan    that of the first rail
+    flight  records what carries the rank's operations
     """
 
     plan: Plan
@@ -46,7 +46,7 @@ class Joined:
     flight: Flight
 
     def peers(self) -> Peers:
-        """For what is no allreduce that folds: over the plane of the first rail that is up."""
+        """The ranks for operations that do not fold, on the plane of the first rail that is up."""
         first = self.rails.track(self.rails.live[0])
         assert isinstance(first, OpenRail)
         return first.others
@@ -64,12 +64,12 @@ def join_rails(
     start: Start | None = None,
     stall: float | None = None,
 ) -> Joined:
-    """Joins all rails' jobs with all ranks, and makes them one.
+    """Joins all rails' jobs with all ranks, and combines them.
 
-    start, stall  default: $NETFOLD_RAIL_START, or "hot"; $NETFOLD_RAIL_STALL, or STALL
+    start, stall  default: $NETFOLD_RAIL_START, or "hot"; $NETFOLD_RAIL_STALL, or STALL_SECONDS
     Raises JoinRefused, PlanError, TransportError, ValueError.
     """
-    start, stall = _said(start, stall)
+    start, stall = _from_environment(start, stall)
     names = [str(spec) for spec in specs]
     file, key = os.environ.get(calibration.COST_VARIABLE), f"{'+'.join(names)}, {world} ranks"
     known = saved_figures.read(f"{file}.rails", key, list[Figure]) if file and start == "hot" else None
@@ -102,7 +102,7 @@ def join_rails(
         channel = TcpOutOfBand(
             [listen(spec.plane.address) for spec in specs], state.answer, cookie(job, rails[0].plan.epoch)
         )
-        _meet(channel, rails, rank, world)
+        _exchange_ports(channel, rails, rank, world)
         multi = MultiRail(
             rails, rank, world, OutOfBand(state, channel, job_error),
             policy=RailPolicy(
@@ -123,8 +123,8 @@ def join_rails(
         raise
 
 
-def _said(start: Start | None, stall: float | None) -> tuple[Start, float]:
-    """The arguments, or what the environment says.  Raises ValueError."""
+def _from_environment(start: Start | None, stall: float | None) -> tuple[Start, float]:
+    """The arguments, or where they are None the environment's values.  Raises ValueError."""
     how = os.environ.get(START_VARIABLE, "hot") if start is None else start
     if how not in get_args(Start):
         raise ValueError(f"{START_VARIABLE}={how}: expected one of {', '.join(get_args(Start))}")
@@ -138,8 +138,8 @@ def _said(start: Start | None, stall: float | None) -> tuple[Start, float]:
     return cast(Start, how), seconds
 
 
-def _meet(channel: TcpOutOfBand, rails: Sequence[OpenRail], rank: int, world: int) -> None:
-    """Tells all ranks where this one's channel listens."""
+def _exchange_ports(channel: TcpOutOfBand, rails: Sequence[OpenRail], rank: int, world: int) -> None:
+    """Exchanges the ports at which all ranks' out-of-band channels listen."""
     ports = np.zeros((world, len(rails)), np.int32)
     ports[rank] = channel.ports()
     flat = ports.reshape(-1)

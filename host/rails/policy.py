@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a ``MultiRail`` is told besides its rails: how to use them, how to reach the other ranks, whom to tell."""
+"""Settings of a ``MultiRail``: how to use its rails, how to reach the other ranks, and whom to inform."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RailPolicy:
 
 @dataclass(frozen=True)
 class RailListeners:
-    """What is called with news of the rails.
+    """The functions and records that are informed of what rails do.
 
     me        job and rank, for errors; default: the rank
     note      called with which rail carries what share of a call, and why

@@ -73,15 +73,15 @@ class Message(Pending):
         self.left = left
 
     def registered(self, key: int) -> None:
-        """The peer may write to its memory with this key."""
+        """Records the key with which the peer may write to its memory."""
         self.key = key
 
     def cut(self, pieces: int) -> None:
-        """The send leaves in so many pieces."""
+        """Records into how many pieces the send is split."""
         self.left = pieces
 
     def progress(self, count: int) -> bool:
-        """So many more pieces or bytes are done.  Returns whether all are; then the message is finished."""
+        """Counts more pieces or bytes as done.  Returns whether all are; then the message is finished."""
         self.left -= count
         if not self.left:
             self.finish()

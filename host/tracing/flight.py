@@ -99,7 +99,7 @@ class Flight:
                 self.dump(f"operation {number} failed: {operation.error}")
 
     def count_retransmissions(self, packets: int) -> None:
-        """So many packets were sent again in the operation under way."""
+        """Adds packets sent again to the operation under way."""
         self.now.resent(packets)
 
     def note(self, path: str) -> None:
