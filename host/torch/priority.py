@@ -170,17 +170,19 @@ class PriorityOptimizer:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` of the same rank returned.  Raises ValueError for another model's state."""
+        """Restores what ``state_dict`` of the same rank returned, in version 0.1 ("owed") too.  Raises ValueError for
+        another model's state."""
         self.synchronize()
+        given = saved["residual"] if "residual" in saved else saved["owed"]
         places = dict(enumerate(self._residuals()))
         residual = {
             at: as_residual(tensor, places[at][0], f"parameter {at}")
-            for at, tensor in saved["residual"].items()
+            for at, tensor in given.items()
             if at in places
         }
-        if len(residual) < len(saved["residual"]):
+        if len(residual) < len(given):
             raise ValueError(
-                f"the residuals are of {max(saved['residual']) + 1} parameters: this model has {len(places)}"
+                f"the residuals are of {max(given) + 1} parameters: this model has {len(places)}"
             )
         self.optimizer.load_state_dict(saved["optimizer"])
         for at, (_, mine) in places.items():

@@ -173,13 +173,13 @@ def through_a_file(state: Any) -> Any:
 
 
 def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
-    """Residuals are part of the checkpoint: weights after it are those without a break, also where buckets change;
-    without them they differ."""
+    """Residuals are part of the checkpoint, version 0.1's too: weights after it are those without a break, also where
+    buckets change; without them they differ."""
 
     torch.manual_seed(0)
     untrained = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
 
-    def train(comm: Communicator, stops: bool, forgets: bool) -> bytes:
+    def train(comm: Communicator, stops: bool, forgets: bool, old: bool) -> bytes:
         def begin(bucket_mb: float) -> tuple[nn.Module, PriorityOptimizer]:
             model = copy.deepcopy(untrained)  # ranks are threads, which share torch's random numbers
             inner = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
@@ -196,6 +196,8 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
                 model.load_state_dict(saved["model"])
                 if forgets:
                     saved["optimizer"]["residual"] = {}
+                if old:
+                    saved["optimizer"]["owed"] = saved["optimizer"].pop("residual")
                 optimizer.load_state_dict(saved["optimizer"])
             x = torch.randn(8, 16, generator=torch.Generator().manual_seed(RANKS * step + comm.rank))
             ((model(x) - x) ** 2).mean().backward()
@@ -204,13 +206,14 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit() -> None:
         return b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 
     weights = []
-    for stops, forgets in ((False, False), (True, False), (True, True)):
+    cases = ((False, False, False), (True, False, False), (True, False, True), (True, True, False))
+    for stops, forgets, old in cases:
         with loopback_job(RANKS) as comms:
-            first, second = on_every_rank(comms, lambda comm: train(comm, stops, forgets))  # noqa: B023
+            first, second = on_every_rank(comms, lambda comm: train(comm, stops, forgets, old))  # noqa: B023
         assert first == second
         weights.append(first)
-    assert weights[1] == weights[0]
-    assert weights[2] != weights[0]
+    assert weights[0] == weights[1] == weights[2]
+    assert weights[3] != weights[0]
 
 
 def test_residuals_can_be_saved_and_loaded() -> None:
