@@ -170,7 +170,10 @@ class ConnectedMesh(Mesh):
             # What the peer wrote before it went away may say why: read it before giving up.
             link.lose(error.strerror or str(error))
             self._read(link)
+            reports = link.reports_behind_held_message()
             self._drop(link, link.lost)
+            for who, whom, why in reports:
+                self._receive_report(who, whom, why)
             return True
 
     def _read(self, link: PeerConnection) -> bool:

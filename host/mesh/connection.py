@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -204,6 +205,32 @@ class PeerConnection:
         if self.current is not None and self.current.buffer is None:
             self.receives.insert(0, self.current)
         self.expect_header()
+
+    def reports_behind_held_message(self) -> list[tuple[int, int, str]]:
+        """Failure reports that the peer sent after a message that is held: reporting rank, rank concerned, and reason.
+        Messages before and between them are discarded.
+
+        For a connection that has broken: nobody will receive those messages, and a rank that gives up because another
+        one is lost must not be taken for the lost one.
+        """
+        reports: list[tuple[int, int, str]] = []
+        if self.socket is None or self.current is not None or self.header_bytes < HEADER.size:
+            return reports
+        unread = 0
+        with contextlib.suppress(OSError):  # all that had arrived has been read
+            while True:
+                if self.header_bytes == HEADER.size:
+                    number, second, third, text = HEADER.unpack(self.header)
+                    self.header_bytes = 0
+                    if number == FAILURE_REPORT:
+                        reports.append((third, second, text_of(text)))
+                    else:
+                        unread = second
+                got = len(self.socket.recv(min(unread, 1 << 16))) if unread else self.read_header()
+                if not got:
+                    break
+                unread -= got if unread else 0
+        return reports
 
     # ---- what is posted ----------------------------------------------------------------------------------------------
     def poll_events(self) -> int:

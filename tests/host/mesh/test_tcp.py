@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.host.collectives.barrier import barrier
 from netfold.host.collectives.flow import run
 from netfold.host.errors import Closed, CollectiveTimeout, NetFoldError, PeerLost, RankMismatch
-from netfold.host.mesh.connection import CONGESTION_VARIABLE, listen
+from netfold.host.mesh.connection import CONGESTION_VARIABLE, FAILURE_REPORT, HEADER, listen
 from netfold.host.mesh.handshake import connect
 from netfold.host.mesh.mesh import Call, Mesh, Subset
 from netfold.host.operation.arrays import Flat
@@ -334,6 +335,23 @@ def test_a_process_that_is_killed_in_the_middle_is_named_by_all() -> None:
         assert ranks[rank].returncode == 0, said[rank]
         assert said[rank].startswith("PeerLost"), said[rank]
         assert "rank 2 is lost" in said[rank]
+
+
+def test_a_rank_that_gave_up_is_not_taken_for_the_lost_one() -> None:
+    """Its report of the lost rank counts, also where it stands behind a message that nobody receives yet and the
+    connection has been reset since."""
+    call = Call(2, "barrier")
+    with TcpRanks(3) as tcp:
+        mesh = tcp.meshes[0]
+        with socket.create_connection(mesh._acceptor.listener.getsockname(), timeout=30) as peer:
+            peer.sendall(tcp.meshes[1]._acceptor.hello(1) + HEADER.pack(1, 1, 0, b"hello") + b"!")
+            with mesh.operation(Call(1, "hello")):
+                mesh.wait([mesh.receive(1, np.zeros(1, np.uint8))])
+            peer.sendall(HEADER.pack(2, 3, 0, call.text.encode()) + b"abc" + HEADER.pack(2, 1, 1, b"") + b"d")
+            peer.sendall(HEADER.pack(FAILURE_REPORT, 2, 1, b"is lost: it was killed"))
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+        with pytest.raises(PeerLost, match="rank 2 is lost: it was killed"), mesh.operation(call):
+            mesh.wait([mesh.send(1, np.zeros(1 << 20, np.uint8))])
 
 
 def test_connections_have_the_congestion_control_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
