@@ -22,14 +22,50 @@
 // packet until which to wait for the copy, which a full queue may have dropped
 #define LEAVING     0x80000000
 #define LEAVE_TIME  64
+#define DUE_LEAVING(due)    due[31:31]  // The copy is on its way that the held packet is to replace.
+#define DUE_NUMBER(due)     due[30:0]   // The number of the packet until which the held packet waits.
 
 #define WEYL_STEP   0x9e3779b9  // 2^32 / golden ratio, odd
 #define MURMUR_1    0x85ebca6b  // the factors of MurmurHash3's fmix32
 #define MURMUR_2    0xc2b2ae35
 
-// Headers of a held packet as one number: folded 1 | has RETH 1 | Ethernet to RETH 560 | ICRC 32.  hold_packet makes it
-// and restore_packet takes it apart.
+// The headers of a held packet are one number, as a register holds nothing else: hold_packet makes it, and these macros
+// name its fields, which stand in the order of the headers.
 #define HELD_HEADERS_BITS 594
+#define HELD_FOLDED(head)             head[593:593]  // The packet is rewritten on its way out, as meta.folded says.
+#define HELD_HAS_RETH(head)           head[592:592]  // The packet has a RETH; without one, its fields mean nothing.
+#define HELD_ETHERNET_DST(head)       head[591:544]  // The MAC address that the packet goes to.
+#define HELD_ETHERNET_SRC(head)       head[543:496]  // The MAC address that the packet comes from.
+#define HELD_ETHERNET_TYPE(head)      head[495:480]  // The EtherType.
+#define HELD_IPV4_VERSION(head)       head[479:476]  // The version of IP.
+#define HELD_IPV4_IHL(head)           head[475:472]  // The length of the IPv4 header, in words of 32 bits.
+#define HELD_IPV4_DSCP(head)          head[471:466]  // The class of traffic (DSCP).
+#define HELD_IPV4_ECN(head)           head[465:464]  // The codepoint of explicit congestion notification.
+#define HELD_IPV4_TOTAL_LEN(head)     head[463:448]  // The length of the IPv4 packet, in bytes.
+#define HELD_IPV4_ID(head)            head[447:432]  // The identification that IPv4 gives fragments.
+#define HELD_IPV4_FLAGS(head)         head[431:429]  // The flags of IPv4's fragmentation.
+#define HELD_IPV4_FRAG_OFFSET(head)   head[428:416]  // The offset of an IPv4 fragment, in units of 8 bytes.
+#define HELD_IPV4_TTL(head)           head[415:408]  // The hops that the packet may still take.
+#define HELD_IPV4_PROTOCOL(head)      head[407:400]  // The protocol that IPv4 carries.
+#define HELD_IPV4_CHECKSUM(head)      head[399:384]  // The checksum of the IPv4 header.
+#define HELD_IPV4_SRC(head)           head[383:352]  // The IPv4 address that the packet comes from.
+#define HELD_IPV4_DST(head)           head[351:320]  // The IPv4 address that the packet goes to.
+#define HELD_UDP_SPORT(head)          head[319:304]  // The UDP source port, which pins the path.
+#define HELD_UDP_DPORT(head)          head[303:288]  // The UDP destination port.
+#define HELD_UDP_LENGTH(head)         head[287:272]  // The length of the UDP datagram, in bytes.
+#define HELD_UDP_CHECKSUM(head)       head[271:256]  // The checksum of the UDP datagram.
+#define HELD_BTH_OPCODE(head)         head[255:248]  // The operation of RoCE.
+#define HELD_BTH_FLAGS(head)          head[247:240]  // The flags of the BTH, with pad count and transport version.
+#define HELD_BTH_PKEY(head)           head[239:224]  // The partition key.
+#define HELD_BTH_FECN_BECN(head)      head[223:216]  // The notifications of congestion in the BTH.
+#define HELD_BTH_CONNECTION(head)     head[215:192 + OPERATION_BITS]  // The destination queue pair, less the operation.
+#define HELD_BTH_OPERATION(head)      head[191 + OPERATION_BITS:192]  // What becomes of the lanes.
+#define HELD_BTH_ACK_REQ(head)        head[191:184]  // The byte that asks for an acknowledgement.
+#define HELD_BTH_PSN(head)            head[183:160]  // The packet sequence number.
+#define HELD_RETH_ADDRESS(head)       head[159:96]   // The address of the write in the peer's region.
+#define HELD_RETH_RKEY(head)          head[95:64]    // The key of the peer's region.
+#define HELD_RETH_LENGTH(head)        head[63:32]    // The length of the whole write, in bytes.
+#define HELD_ICRC(head)               head[31:0]     // The ICRC, which closes the packet.
 
 // Limits of the draw, each at least the one before it
 struct limits_t {
@@ -101,37 +137,37 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     }
     action restore_packet() {
         fault_head.read(head, (bit<32>)port);
-        meta.folded = head[593:593];
-        has_reth = head[592:592];
-        hdr.ethernet.dst = head[591:544];
-        hdr.ethernet.src = head[543:496];
-        hdr.ethernet.type = head[495:480];
-        hdr.ipv4.version = head[479:476];
-        hdr.ipv4.ihl = head[475:472];
-        hdr.ipv4.dscp = head[471:466];
-        hdr.ipv4.ecn = head[465:464];
-        hdr.ipv4.total_len = head[463:448];
-        hdr.ipv4.id = head[447:432];
-        hdr.ipv4.flags = head[431:429];
-        hdr.ipv4.frag_offset = head[428:416];
-        hdr.ipv4.ttl = head[415:408];
-        hdr.ipv4.protocol = head[407:400];
-        hdr.ipv4.checksum = head[399:384];
-        hdr.ipv4.src = head[383:352];
-        hdr.ipv4.dst = head[351:320];
-        hdr.udp.sport = head[319:304];
-        hdr.udp.dport = head[303:288];
-        hdr.udp.length = head[287:272];
-        hdr.udp.checksum = head[271:256];
-        hdr.bth.opcode = head[255:248];
-        hdr.bth.flags = head[247:240];
-        hdr.bth.pkey = head[239:224];
-        hdr.bth.fecn_becn = head[223:216];
-        hdr.bth.connection = head[215:192 + OPERATION_BITS];
-        hdr.bth.operation = head[191 + OPERATION_BITS:192];
-        hdr.bth.ack_req = head[191:184];
-        hdr.bth.psn = head[183:160];
-        hdr.icrc.crc = head[31:0];
+        meta.folded = HELD_FOLDED(head);
+        has_reth = HELD_HAS_RETH(head);
+        hdr.ethernet.dst = HELD_ETHERNET_DST(head);
+        hdr.ethernet.src = HELD_ETHERNET_SRC(head);
+        hdr.ethernet.type = HELD_ETHERNET_TYPE(head);
+        hdr.ipv4.version = HELD_IPV4_VERSION(head);
+        hdr.ipv4.ihl = HELD_IPV4_IHL(head);
+        hdr.ipv4.dscp = HELD_IPV4_DSCP(head);
+        hdr.ipv4.ecn = HELD_IPV4_ECN(head);
+        hdr.ipv4.total_len = HELD_IPV4_TOTAL_LEN(head);
+        hdr.ipv4.id = HELD_IPV4_ID(head);
+        hdr.ipv4.flags = HELD_IPV4_FLAGS(head);
+        hdr.ipv4.frag_offset = HELD_IPV4_FRAG_OFFSET(head);
+        hdr.ipv4.ttl = HELD_IPV4_TTL(head);
+        hdr.ipv4.protocol = HELD_IPV4_PROTOCOL(head);
+        hdr.ipv4.checksum = HELD_IPV4_CHECKSUM(head);
+        hdr.ipv4.src = HELD_IPV4_SRC(head);
+        hdr.ipv4.dst = HELD_IPV4_DST(head);
+        hdr.udp.sport = HELD_UDP_SPORT(head);
+        hdr.udp.dport = HELD_UDP_DPORT(head);
+        hdr.udp.length = HELD_UDP_LENGTH(head);
+        hdr.udp.checksum = HELD_UDP_CHECKSUM(head);
+        hdr.bth.opcode = HELD_BTH_OPCODE(head);
+        hdr.bth.flags = HELD_BTH_FLAGS(head);
+        hdr.bth.pkey = HELD_BTH_PKEY(head);
+        hdr.bth.fecn_becn = HELD_BTH_FECN_BECN(head);
+        hdr.bth.connection = HELD_BTH_CONNECTION(head);
+        hdr.bth.operation = HELD_BTH_OPERATION(head);
+        hdr.bth.ack_req = HELD_BTH_ACK_REQ(head);
+        hdr.bth.psn = HELD_BTH_PSN(head);
+        hdr.icrc.crc = HELD_ICRC(head);
         EACH_WORD(RESTORE_WORD)
         fault_due.write((bit<32>)port, 0);
     }
@@ -143,15 +179,15 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
                 restore_packet();
                 if (has_reth == 1) {
                     hdr.reth.setValid();
-                    hdr.reth.address = head[159:96];
-                    hdr.reth.rkey = head[95:64];
-                    hdr.reth.length = head[63:32];
+                    hdr.reth.address = HELD_RETH_ADDRESS(head);
+                    hdr.reth.rkey = HELD_RETH_RKEY(head);
+                    hdr.reth.length = HELD_RETH_LENGTH(head);
                 } else {
                     hdr.reth.setInvalid();
                 }
             }
         } else if (fault.apply().hit) {
-            if (due == 0 || (due[31:31] == 1 && number > (bit<32>)due[30:0])) {
+            if (due == 0 || (DUE_LEAVING(due) == 1 && number > (bit<32>)DUE_NUMBER(due))) {
                 free = 1;
             }
             if (draw < limits.lose) {
@@ -170,7 +206,7 @@ control Fault(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
                 hold_packet();
                 fault_due.write((bit<32>)port, release);
                 fault_held.count((bit<32>)port);
-            } else if (due != 0 && due[31:31] == 0 && number >= due && hdr.icrc.isValid()) {
+            } else if (due != 0 && DUE_LEAVING(due) == 0 && number >= due && hdr.icrc.isValid()) {
                 copy = COPY_HELD;
                 fault_due.write((bit<32>)port, LEAVING + number + LEAVE_TIME);
             }

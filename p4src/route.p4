@@ -5,8 +5,8 @@
 #include "headers.p4"
 #include "paths.p4"
 
-// The equally short ways to a destination
-struct ways_t {
+// The next hops on the shortest paths to a destination: equal-cost uplinks
+struct next_hops_t {
     bit<16> leaf;       // the destination's, by its number
     bit<16> group;      // of uplinks
     bit<16> members;    // uplinks in the group
@@ -14,9 +14,9 @@ struct ways_t {
 
 // Where does a packet go that is not folded?
 control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    Paths() paths;
-    ways_t  ways = { 0, 0, 0 };
-    bit<16> member = 0;         // the way that is taken
+    Paths()     paths;
+    next_hops_t next_hops = { 0, 0, 0 };
+    bit<16>     member = 0;         // the next hop that is taken
 
     action forward(port_t port, mac_t src_mac, mac_t dst_mac) {
         sm.egress_spec = port;
@@ -25,13 +25,13 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
     }
     action spread(bit<16> leaf, bit<16> group, bit<16> members) {
-        ways = { leaf, group, members };
+        next_hops = { leaf, group, members };
     }
     action unreachable() {
         mark_to_drop(sm);
     }
 
-    // Which port leads to this host, or which group of equally short ways?
+    // Which port leads to this host, or which group of next hops on equally short paths?
     table route {
         key = { hdr.ipv4.dst: lpm @name("dst"); }
         actions = { forward; spread; unreachable; }
@@ -42,8 +42,8 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     // Which port is this member of a group?
     table uplink {
         key = {
-            ways.group: exact @name("group");
-            member:     exact @name("member");
+            next_hops.group: exact @name("group");
+            member:          exact @name("member");
         }
         actions = { forward; unreachable; }
         const default_action = unreachable();
@@ -55,7 +55,7 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
         } else {
             switch (route.apply().action_run) {
                 spread: {
-                    paths.apply(hdr, ways.leaf, ways.members, ways.group, member);
+                    paths.apply(hdr, next_hops.leaf, next_hops.members, next_hops.group, member);
                     uplink.apply();
                 }
                 default: {}

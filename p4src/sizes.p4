@@ -37,7 +37,7 @@
 #define ROUTES          4096
 // Switches that hosts hang on.
 #define LEAVES          1024
-// Ports in all groups of equally short ways together.
+// Ports in all groups of next hops on equally short paths together.
 #define UPLINKS         1024
 // Source ports that are steered at a switch, for all destination leaves together.
 #define PINS            16384

@@ -145,10 +145,12 @@ class Steering:
                 for source_port, path in self.ports(clos, a, b).items():
                     for hop in path[: len(path) // 2]:
                         pins.setdefault((hop.tail, b, source_port), port_of[hop.link][hop.tail])
-        ways: dict[tuple[str, str], set[int]] = {}
+        next_hops: dict[tuple[str, str], set[int]] = {}
         for (switch, leaf, _), port in pins.items():
-            ways.setdefault((switch, leaf), set()).add(port)
-        return {pin: self.chosen[pin] if self.chosen.get(pin) in ways[pin[:2]] else port for pin, port in pins.items()}
+            next_hops.setdefault((switch, leaf), set()).add(port)
+        return {
+            pin: self.chosen[pin] if self.chosen.get(pin) in next_hops[pin[:2]] else port for pin, port in pins.items()
+        }
 
     def entries(self, graph: nx.MultiGraph[str]) -> BySwitch:
         """Entries of policies and pins of every switch in ``graph``.
