@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md and docs/ name exists: pages, files, commands with their options, variables of the environment."""
+"""What README.md, docs/, docstrings and comments name exists: pages, files, commands with their options,
+variables of the environment."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,8 +22,10 @@ from softswitch.cli import app as softswitch
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ROOMS = sorted(path.name for path in ROOT.glob("[!.]*/") if path.name != "build")
-YOURS = {"prog.p4", "pushed.p4", "train.py"}
+YOURS = {"PROGRAM.p4", "fold.c", "l2.p4", "prog.p4", "pushed.p4", "train.py"}
 """Files of the reader's."""
+SYSTEMS = {"asm/socket.h", "linux/udp.h"}
+"""Headers that Linux brings."""
 FILES = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
 APPS = {"netfold": netfold, "softswitch": softswitch}
 TOOLS: dict[str, Any] = {name: typer.main.get_command(app) for name, app in APPS.items()}
@@ -41,6 +45,22 @@ def code(page: Path) -> Iterator[str]:
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     yield from re.findall(r"^    (\S.*)$", text, re.M)
     yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def remarks(source: Path) -> str:
+    """The docstrings of a Python file, or the comments of one in C or P4."""
+    text = source.read_text()
+    if source.suffix != ".py":
+        return "\n".join(re.findall(r"/\*.*?\*/|//[^\n]*", text, re.S))
+    literals = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    return "\n".join(str(value.value) for value in literals if isinstance(value, ast.Constant))
+
+
+def missing_files(text: str) -> set[str]:
+    """The files that a text names and that are nowhere: `mesh/tcp.py` may be in any room, `X.c` is any file at all."""
+    named = set(re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|c|h|p4))\b(?!\.)", text)) - YOURS - SYSTEMS
+    return {name for name in named if Path(name).stem != "X"
+            and not any(file == name or file.endswith(f"/{name}") for file in FILES)}
 
 
 def commands(page: Path) -> Iterator[list[str]]:
@@ -84,10 +104,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_are_named_exist(page: Path) -> None:
-    """`mesh/tcp.py` may be anywhere below a room, but must be there."""
-    for name in set(re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|c|h|p4))\b(?!\.)", "\n".join(code(page)))):
-        found = name in YOURS or any(file == name or file.endswith(f"/{name}") for file in FILES)
-        assert found, f"{page.name}: there is no {name}"
+    """A page names no file that has been renamed or removed."""
+    assert not missing_files("\n".join(code(page)))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_files_that_sources_name_exist(room: str) -> None:
+    """No docstring or comment names a file that has been renamed or removed."""
+    sources = [path for path in (ROOT / room).rglob("*.*") if path.suffix in (".py", ".c", ".h", ".p4")]
+    assert not {str(path.relative_to(ROOT)): missing for path in sources if (missing := missing_files(remarks(path)))}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What sim/packet.py hands to packet.c; the ctypes structures there mirror these, and sim_abi() is checked.
+/* What sim/packet.py hands to run.c; the ctypes structures there mirror these, and sim_abi() is checked.
  *
  * Times are picoseconds, sizes bytes, rates picoseconds a byte.  Arrays belong to the caller. */
 #pragma once

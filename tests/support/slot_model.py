@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slot protocol in plain Python, as docs/protocol.md states it, and a network that loses, repeats and reorders.
+"""Trees of switches in plain Python, and a network that loses, repeats and reorders.
 
-``SlotSwitch`` is one switch's part in one stream of a tree.  ``Fabric`` joins switches to trees of any depth over
-``TerribleNetwork``; ``run`` drives native cores over it in simulated time.  Everything draws from one seeded RNG.
+``Fabric`` joins switches (``netfold.testing.SlotSwitch``, the slot protocol of docs/protocol.md) to trees of any depth
+over ``TerribleNetwork``; ``run`` drives native cores over it in simulated time.  Everything draws from one seeded RNG.
 """
 
 from __future__ import annotations

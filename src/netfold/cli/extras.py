@@ -42,7 +42,7 @@ SOFTSWITCH: Final = Extra("softswitch", "the command softswitch", {"finsy": "fin
 COMPILER: Final = Extra("compiler", "a C compiler where the system has none", {"ziglang": "ziglang"})
 DEMO: Final = Extra("demo", "netfold demo", {"sklearn": "scikit-learn"})
 TORCH: Final = Extra("torch", "netfold.torch, and gloo beside us in netfold bench", {"torch": "torch"})
-PLOTS: Final = Extra("plots", "figures of netfold sim", {"matplotlib": "matplotlib"})
+PLOTS: Final = Extra("plots", "figures of netfold sim ethereal and netfold bench paths", {"matplotlib": "matplotlib"})
 SIM: Final = Extra("sim", "netfold sim on all cores, or on Ray or Dask", {"joblib": "joblib"})
 SCAPY: Final = Extra("scapy", "netfold.wire.scapy_roce, which dissects our packets", {"scapy": "scapy"})
 
