@@ -56,7 +56,7 @@ def init(
         place = environment.rank_identity()
         rank, world = place.rank if rank is None else rank, place.world if world is None else world
     where = controller or os.environ.get(CONTROLLER_VARIABLE, "")
-    atexit.register(shutdown)  # a script that ends without saying goodbye still leaves its job
+    atexit.register(shutdown)  # a script that ends without calling shutdown() still leaves its job
     _world = Communicator.join(
         job if job is not None else os.environ.get("NETFOLD_JOB", "default"),
         rank,

@@ -60,7 +60,7 @@ class Work(Generic[T]):
             if not self._done.is_set():
                 self._callbacks.append(callback)
                 return
-        self._tell(callback)
+        self._run_callback(callback)
 
     def _run(self) -> None:
         self._starts()
@@ -73,9 +73,9 @@ class Work(Generic[T]):
                 self._done.set()
                 callbacks, self._callbacks = self._callbacks, []
             for callback in callbacks:
-                self._tell(callback)
+                self._run_callback(callback)
 
-    def _tell(self, callback: Callable[[Work[T]], object]) -> None:
+    def _run_callback(self, callback: Callable[[Work[T]], object]) -> None:
         try:
             callback(self)
         except Exception:

@@ -38,7 +38,7 @@ class Watcher:
         self._halt = 0
         self._on_halt: Callable[[int], None] = lambda number: None
         self._on_settle: Callable[[Callable[[], None]], None] = lambda done: done()
-        self._listening = StreamListener(call, "netfold-watch", self._hear, self._over)
+        self._listening = StreamListener(call, "netfold-watch", self._on_event, self._on_end)
 
     def job_error(self) -> NetFoldError | None:
         """The first event that ended the job for this rank, as an exception; None while all is well."""
@@ -67,11 +67,11 @@ class Watcher:
         self._closing = True
         self._listening.close()
 
-    def _over(self, why: str) -> None:
+    def _on_end(self, why: str) -> None:
         if not self._closing and self._job_error is None:
             log.warning("%s: no longer watched (%s): only time-outs tell now that a rank is gone", self._me, why)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Halt):
             log.warning("%s: %s; going on over other trees", self._me, event.why)
             with self._lock:

@@ -100,7 +100,7 @@ class ParallelFold:
             plan,
             address,
             timeout=timeout,
-            control=replace(self._control, job_error=self._heard),
+            control=replace(self._control, job_error=self._job_error),
             shared=True,
             timeline=self._timeline,
             members=len(plan.machines),
@@ -165,7 +165,7 @@ class ParallelFold:
     def trial(self, data: Flat, number: int) -> None:
         self._reduce(AllreduceRequest(data, data, TRIAL, number))
 
-    def _heard(self) -> NetFoldError | None:
+    def _job_error(self) -> NetFoldError | None:
         """What ends a fold early: the controller's event, or that this rank gave up meanwhile."""
         return NetFoldError("this rank gave up") if self._gave_up.is_set() else self._control.job_error()
 

@@ -58,13 +58,13 @@ class PlannedPaths:
         """The paths that ``newer`` or ``changed`` returned last."""
         self.changed_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """An eventfd that is readable when there may be newer paths."""
-        self._tell: Any = jobs.channel.unary_unary(
+        self._report_suspect: Any = jobs.channel.unary_unary(
             f"/{SERVICE}/Suspect",
             request_serializer=msgspec.json.encode,
             response_deserializer=msgspec.json.Decoder(Noted).decode,
         )
         try:
-            self.ports = self._client(ALL_TO_ALL).now.ports
+            self.ports = self._client(ALL_TO_ALL).paths.ports
             """Source ports of all paths that this rank may ever use."""
         except BaseException:
             self.close()
@@ -90,28 +90,28 @@ class PlannedPaths:
                 self._refused.add(wanted)
                 log.warning("no plan for %s: it takes the paths of an all-to-all: %s", wanted, error)
         of = ALL_TO_ALL if wanted in self._refused else wanted
-        now = of, self._clients[of].now
-        if now == self._adopted:
+        paths = self._clients[of].paths
+        if (of, paths) == self._adopted:
             return None
-        self._adopted, self._last_given = now, now[1]
-        return now[1]
+        self._adopted, self._last_given = (of, paths), paths
+        return paths
 
     def newer(self) -> Paths | None:
         """Paths that have arrived since the collective began or since the last call, else None; for use in the middle
         of a collective."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.changed_fd)
-        now = self._clients[self._adopted[0]].now if self._adopted is not None else None
-        if now is self._last_given:
+        paths = self._clients[self._adopted[0]].paths if self._adopted is not None else None
+        if paths is self._last_given:
             return None
-        self._last_given = now
-        return now
+        self._last_given = paths
+        return paths
 
     def suspect(self, peer: int, port: int) -> None:
         """Reports a failed path to the controller, without waiting for its answer."""
         plan = self._plan
         self._jobs.notify(
-            self._tell, Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token),
+            self._report_suspect, Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token),
             lambda why: log.warning("job %r, rank %d: the controller did not hear that source port %d to rank %d is "
                                     "suspect: %s", plan.job, plan.rank, port, peer, why),
         )
@@ -158,30 +158,30 @@ class PathClient:
         )
         self._me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
         self._first = threading.Event()
-        self._now: Paths | None = None
+        self._paths: Paths | None = None
         self._why = f"no answer within {ANSWER_SECONDS:g} s"
-        self._listening = StreamListener(follow(request), "netfold-paths", self._hear, self._over)
-        if not self._first.wait(ANSWER_SECONDS) or self._now is None:
+        self._listening = StreamListener(follow(request), "netfold-paths", self._on_paths, self._on_end)
+        if not self._first.wait(ANSWER_SECONDS) or self._paths is None:
             self.close()
             raise PlanError(f"{self._me}: no paths from {jobs.controller}: {self._why}")
 
     @property
-    def now(self) -> Paths:
+    def paths(self) -> Paths:
         """The newest paths."""
-        assert self._now is not None
-        return self._now
+        assert self._paths is not None
+        return self._paths
 
     def close(self) -> None:
         """Closes the stream and ends its thread."""
         self._listening.close()
 
-    def _hear(self, paths: Paths) -> None:
-        self._now = paths
+    def _on_paths(self, paths: Paths) -> None:
+        self._paths = paths
         self._first.set()
         self._signal()
 
-    def _over(self, why: str) -> None:
+    def _on_end(self, why: str) -> None:
         self._why = why
-        if self._now is not None:
+        if self._paths is not None:
             log.warning("%s: no newer paths (%s): those known go on", self._me, why)
         self._first.set()
