@@ -93,6 +93,7 @@ def _nodes(fabric: Fabric) -> None:
 def _links(fabric: Fabric) -> None:
     """Check that every link joins two unused ports, that hosts have one link, and that all nodes are connected."""
     switches, hosts = {s.name for s in fabric.switches}, {h.name for h in fabric.hosts}
+    nodes = switches | hosts
     used: dict[End, str] = {}
     linked: set[str] = set()
     for i, link in enumerate(fabric.links):
@@ -102,7 +103,7 @@ def _links(fabric: Fabric) -> None:
         except FabricError as error:
             raise FabricError(f"{where}: {error}") from error
         for end in ends:
-            if end.node not in switches | hosts:
+            if end.node not in nodes:
                 raise FabricError(f"{where}: no switch or host is called {end.node}")
             lowest = 1 if end.node in switches else 0
             if not lowest <= end.port <= MAX_PORT:

@@ -149,12 +149,15 @@ def compile_command(
     compiled = _compile(program, include, define)
     if dump_ir:
         print(compiled.dump_ir())
-    if p4info is not None:
-        _write_p4info(p4info, compiled.p4info)
-    if c is not None:
-        c.write_text(compiled.c_source)
-    if preprocessed is not None:
-        preprocessed.write_text(compiled.preprocessed)
+    try:
+        if p4info is not None:
+            _write_p4info(p4info, compiled.p4info)
+        if c is not None:
+            c.write_text(compiled.c_source)
+        if preprocessed is not None:
+            preprocessed.write_text(compiled.preprocessed)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}; expected a file that can be written")
     if not (dump_ir or p4info or c or preprocessed):
         print(build_executable(compiled.c_source))
 
@@ -169,6 +172,7 @@ def stf(
     """Run a packet test; exit status 0 where every expectation holds and no other frame came out."""
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.stf import runner
+    from softswitch.stf.script import StfSyntaxError
 
     _readable(program)
     _readable(test)
@@ -176,6 +180,10 @@ def stf(
         report = runner.run(program, test, include=include or [], defines=_defines(define))
     except CompileError as error:
         fail(str(error), 1)
+    except StfSyntaxError as error:
+        fail(str(error))
+    except UnicodeDecodeError:
+        fail(f"{test}: expected a packet test in UTF-8 text")
     print(report)
     if not report.passed:
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ variables of the environment."""
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from netfold.cli.app import app as netfold
 from softswitch.cli import app as softswitch
+from support import needs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -154,3 +156,17 @@ def test_variables_are_documented_and_exist() -> None:
     # what a launcher tells what it starts, and `netfold up` what is typed at its prompt
     internal = {"NETFOLD_SANDBOX", "NETFOLD_RUNDIR", "NETFOLD_FABRIC"}
     assert read - internal <= told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_that_examples_import_exist(page: Path) -> None:
+    """Every name that a Python example imports from here is where the example says."""
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        for node in ast.walk(ast.parse(block)):
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith(("netfold", "softswitch")):
+                continue
+            if str(node.module).startswith("netfold.torch") and needs.missing("torch"):
+                continue
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name) or importlib.util.find_spec(f"{node.module}.{name.name}"), block

@@ -171,6 +171,26 @@ def test_stf_says_whether_a_packet_test_passes(program: Path, tmp_path: Path) ->
     assert softswitch("stf", program, test).returncode == 1
 
 
+@pytest.mark.parametrize(("test", "said"), [(b"packt 1 00\n", "expected"), (b"packet 1 \xff\n", "UTF-8")])
+def test_a_packet_test_that_cannot_be_read_is_one_message(
+    program: Path, tmp_path: Path, test: bytes, said: str
+) -> None:
+    """The message says where and what was expected, without a traceback."""
+    (tmp_path / "a.stf").write_bytes(test)
+    done = softswitch("stf", program, tmp_path / "a.stf")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_named(program: Path, tmp_path: Path) -> None:
+    """A file in a folder that does not exist is refused by name."""
+    missing = tmp_path / "no" / "where.c"
+    done = softswitch("compile", program, "-o", missing)
+    assert done.returncode == 2
+    assert f"{missing}: No such file" in done.stderr
+
+
 def test_version_and_help() -> None:
     """Version and help are printed without a program."""
     assert softswitch("version").stdout.startswith("softswitch ")
