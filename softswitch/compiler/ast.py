@@ -18,11 +18,13 @@ from softswitch.compiler.types import Type
 
 @dataclass(eq=False, kw_only=True)
 class TypeParam(Decl):
-    pass
+    """A type parameter of a generic declaration: `T` in `extern register<T>`."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Param(Decl):
+    """A parameter of a function, method, action, parser, control or constructor, with its direction."""
+
     direction: str  # "", "in", "out", "inout"
     syntax: TypeSyntax
     default: Expr | None = None
@@ -31,6 +33,8 @@ class Param(Decl):
 
 @dataclass(eq=False, kw_only=True)
 class TypedefDecl(Decl):
+    """`typedef type name;`, which is an alias, or `type base name;`, which is a type of its own."""
+
     syntax: TypeSyntax
     distinct: bool  # `type` rather than `typedef`
     resolved: Type = None  # type: ignore[assignment]
@@ -38,6 +42,8 @@ class TypedefDecl(Decl):
 
 @dataclass(eq=False, kw_only=True)
 class EnumDecl(Decl):
+    """`enum name { ... }`; with an underlying type, its `syntax`, each member has a value."""
+
     syntax: TypeSyntax | None
     members: list[tuple[str, Expr | None, Pos]]
     resolved: Type = None  # type: ignore[assignment]
@@ -53,11 +59,15 @@ class NamesDecl(Decl):
 
 @dataclass(eq=False, kw_only=True)
 class FieldDecl(Decl):
+    """One field of a struct, header or header_union."""
+
     syntax: TypeSyntax
 
 
 @dataclass(eq=False, kw_only=True)
 class StructDecl(Decl):
+    """The declaration of a struct, header or header_union."""
+
     kind: str  # "struct", "header", "header_union"
     type_params: list[TypeParam]
     fields: list[FieldDecl]
@@ -77,12 +87,16 @@ class FunctionDecl(Decl):
 
 @dataclass(eq=False, kw_only=True)
 class ExternDecl(Decl):
+    """`extern name { ... }`: an object that the target provides, with its constructors and methods."""
+
     type_params: list[TypeParam]
     methods: list[FunctionDecl]
 
 
 @dataclass(eq=False, kw_only=True)
 class ActionDecl(Decl):
+    """`action name(parameters) { ... }`; parameters without a direction are set by the control plane."""
+
     params: list[Param]
     body: BlockStmt
 
@@ -103,12 +117,16 @@ class BlockDecl(Decl):
 
 @dataclass(eq=False, kw_only=True)
 class PackageDecl(Decl):
+    """`package name(parameters);`: what an architecture expects `main` to be made of."""
+
     type_params: list[TypeParam]
     ctor_params: list[Param]
 
 
 @dataclass(eq=False, kw_only=True)
 class ValueSetDecl(Decl):
+    """`value_set<type>(size) name;`: values that the control plane sets and that a select may match."""
+
     syntax: TypeSyntax
     size: Expr
     type: Type = None  # type: ignore[assignment]
@@ -116,6 +134,8 @@ class ValueSetDecl(Decl):
 
 @dataclass(eq=False, kw_only=True)
 class SelectCase(Node):
+    """One case of a select expression: `keys: state;`."""
+
     keys: list[Expr]
     state: str
     state_pos: Pos
@@ -123,6 +143,8 @@ class SelectCase(Node):
 
 @dataclass(eq=False, kw_only=True)
 class StateDecl(Decl):
+    """A parser state: its statements, then a plain transition (`next_state`) or a select (`select` and `cases`)."""
+
     body: list[Stmt]
     next_state: str | None  # plain transition
     next_pos: Pos
@@ -132,6 +154,8 @@ class StateDecl(Decl):
 
 @dataclass(eq=False, kw_only=True)
 class KeyElement(Node):
+    """One key of a table: `value: match @annotations;`."""
+
     value: Expr
     match: str
     annotations: list[Annotation]
@@ -150,6 +174,8 @@ class ActionRef(Node):
 
 @dataclass(eq=False, kw_only=True)
 class EntryDecl(Node):
+    """One of the `entries` of a table: `priority = p: keys: action(arguments);`."""
+
     keys: list[Expr]
     action: Expr
     priority: Expr | None
@@ -160,6 +186,8 @@ class EntryDecl(Node):
 
 @dataclass(eq=False, kw_only=True)
 class TableProperty(Node):
+    """A property of a table beside key, actions and entries: `name = value;`, such as size."""
+
     name: str
     value: Expr
     const: bool
@@ -168,6 +196,8 @@ class TableProperty(Node):
 
 @dataclass(eq=False, kw_only=True)
 class TableDecl(Decl):
+    """`table name { ... }`: keys, actions, entries and other properties."""
+
     keys: list[KeyElement]
     actions: list[ActionRef]
     entries: list[EntryDecl] | None
@@ -178,4 +208,6 @@ class TableDecl(Decl):
 
 @dataclass(eq=False)
 class SyntaxTree(Node):
+    """A whole program: the declarations at top level, in their order in the source."""
+
     decls: list[Decl]

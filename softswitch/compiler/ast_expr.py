@@ -12,6 +12,8 @@ from softswitch.compiler.types import Type
 
 @dataclass(eq=False, kw_only=True)
 class Node:
+    """Any node of the syntax tree, with its place in the source."""
+
     pos: Pos = NOWHERE
 
 
@@ -52,6 +54,8 @@ class Expr(Node):
 
 @dataclass(eq=False)
 class IntLit(Expr):
+    """An integer literal such as 5, 8w0xff or 4s7; without a `width` it is of the unbounded type int."""
+
     value: int
     width: int | None = None
     signed: bool = False
@@ -59,16 +63,22 @@ class IntLit(Expr):
 
 @dataclass(eq=False)
 class BoolLit(Expr):
+    """The literal `true` or `false`."""
+
     value: bool
 
 
 @dataclass(eq=False)
 class StrLit(Expr):
+    """A string literal, which only annotations and some arguments of externs may be."""
+
     value: str
 
 
 @dataclass(eq=False)
 class NameExpr(Expr):
+    """A name, from the top level where `absolute` (`.name`); the checker sets `decl` to what it names."""
+
     name: str
     absolute: bool = False
     decl: Any = None
@@ -76,6 +86,8 @@ class NameExpr(Expr):
 
 @dataclass(eq=False)
 class MemberExpr(Expr):
+    """`base.name`: a field, a method, a member of an enum or error, or a property such as `hit`."""
+
     base: Expr
     name: str
     decl: Any = None
@@ -83,12 +95,16 @@ class MemberExpr(Expr):
 
 @dataclass(eq=False)
 class IndexExpr(Expr):
+    """`base[index]`: an element of a header stack, array or tuple."""
+
     base: Expr
     index: Expr
 
 
 @dataclass(eq=False)
 class SliceExpr(Expr):
+    """`base[hi:lo]`, the bits hi to lo of a value, or `base[lo +: width]`."""
+
     base: Expr
     hi: Expr
     lo: Expr
@@ -97,12 +113,16 @@ class SliceExpr(Expr):
 
 @dataclass(eq=False)
 class UnaryExpr(Expr):
+    """A unary operator (`op` is one of + - ! ~) and its operand."""
+
     op: str
     operand: Expr
 
 
 @dataclass(eq=False)
 class BinaryExpr(Expr):
+    """A binary operator and its operands; `op` is as in the source, also `++`, `&&&`, `..` and `|+|`."""
+
     op: str
     left: Expr
     right: Expr
@@ -110,6 +130,8 @@ class BinaryExpr(Expr):
 
 @dataclass(eq=False)
 class MuxExpr(Expr):
+    """`condition ? then : other`."""
+
     condition: Expr
     then: Expr
     other: Expr
@@ -117,12 +139,16 @@ class MuxExpr(Expr):
 
 @dataclass(eq=False)
 class CastExpr(Expr):
+    """`(to) operand`; the casts that the checker inserts have no `to`."""
+
     to: TypeSyntax | None
     operand: Expr
 
 
 @dataclass(eq=False)
 class Arg(Node):
+    """An argument of a call, with the parameter's name where it is given as `name = value`."""
+
     value: Expr
     name: str | None = None
 
@@ -142,12 +168,16 @@ class CallExpr(Expr):
 
 @dataclass(eq=False)
 class ListExpr(Expr):
+    """`{ a, b }`: a list expression, whose type depends on where it stands."""
+
     items: list[Expr]
     rest: bool = False  # ends in `...`
 
 
 @dataclass(eq=False)
 class StructExpr(Expr):
+    """`{ a = x, b = y }`: a value with named fields; `rest` where it ends in `...`."""
+
     fields: list[tuple[str, Expr]]
     rest: bool = False
 

@@ -15,6 +15,8 @@ _SIZE_METHODS = ("minSizeInBits", "minSizeInBytes", "maxSizeInBits", "maxSizeInB
 
 
 class CallChecker(ExprChecker):
+    """Checks l-values, calls and constructor calls, and finds which overload a call means."""
+
     # ---- l-values -----------------------------------------------------------------------------------------------
 
     def lvalue(self, e: A.Expr) -> None:

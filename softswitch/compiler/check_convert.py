@@ -12,6 +12,8 @@ from softswitch.compiler.resolve import Resolver
 
 
 class Converter(Resolver):
+    """Inserts the implicit casts of P4_16, and rejects values that cannot become the type that is expected."""
+
     @abstractmethod
     def expr(self, e: A.Expr, expected: T.Type | None = None) -> A.Expr:
         """Checks an expression; `expected` gives list expressions a type, which they do not have by themselves."""

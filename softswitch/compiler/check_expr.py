@@ -14,6 +14,8 @@ from softswitch.compiler.diagnostics import P4Error, nearest
 
 
 class ExprChecker(OperatorChecker):
+    """Gives each expression its type, and its value where that is known at compile time."""
+
     # ---- dispatch -----------------------------------------------------------------------------------------------
 
     def expr(self, e: A.Expr, expected: T.Type | None = None) -> A.Expr:

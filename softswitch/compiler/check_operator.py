@@ -14,6 +14,8 @@ _COMPARE = ("<", "<=", ">", ">=")
 
 
 class OperatorChecker(Converter):
+    """Checks the operands of operators and casts, and folds those that are constant."""
+
     def check_unary(self, e: A.UnaryExpr) -> None:
         e.operand = self.expr(e.operand)
         t = e.operand.type

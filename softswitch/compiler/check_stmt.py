@@ -13,6 +13,8 @@ from softswitch.compiler.diagnostics import Errors, P4Error, nearest
 
 
 class StmtChecker(CallChecker):
+    """Checks the statements of functions, actions, controls and parser states, and the declarations among them."""
+
     def __init__(self, errors: Errors) -> None:
         super().__init__(errors)
         self.result: T.Type | None = None  # result type of the function that is being checked

@@ -17,6 +17,8 @@ _TABLE_PROPERTIES = {
 
 
 class TableChecker(StmtChecker):
+    """Checks tables, actions and the key sets of entries and select cases."""
+
     def keyset(self, keys: list[A.Expr], types: Sequence[T.Type]) -> list[A.Expr]:
         """Checks the keys of a select case or of an entry against the types that they are compared with."""
         at = keys[0].pos

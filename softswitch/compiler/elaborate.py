@@ -42,6 +42,8 @@ def control_plane_name(prefix: str, decl: A.Decl) -> str:
 
 
 class Elaboration(StmtLowering):
+    """Makes the instances of controls, parsers, externs, tables and value sets, with their control-plane names."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.block_name = ""  # of the control or parser whose body is being lowered

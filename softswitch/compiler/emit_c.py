@@ -30,6 +30,8 @@ def emit(program: LoweredProgram, ids: Ids) -> str:
 
 
 class _Emitter(StmtEmitter):
+    """Writes the C file of one lowered program."""
+
     def __init__(self, program: LoweredProgram, ids: Ids) -> None:
         super().__init__(program.errors)
         self.program = program

@@ -13,6 +13,8 @@ from softswitch.compiler.types import Bits, Varbit
 
 
 class ExternEmitter(PacketEmitter):
+    """Writes the C of calls of the runtime's operations, such as registers, counters, meters and hashes."""
+
     def __init__(self) -> None:
         super().__init__()
         self.function = Function("")  # the function whose body is being written

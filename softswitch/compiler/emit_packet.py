@@ -43,6 +43,8 @@ def group(widths: Sequence[int]) -> list[FieldGroup]:
 
 
 class PacketEmitter(WideEmitter):
+    """Writes the C that turns bytes of a packet into fields of headers, and fields into bytes."""
+
     # ---- from bytes to fields -----------------------------------------------------------------------------------
 
     def unpack(self, base: str, fields: Sequence[tuple[str, ir.Type]]) -> None:

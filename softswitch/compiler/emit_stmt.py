@@ -26,6 +26,8 @@ def has_header(t: ir.Type) -> bool:
 
 
 class StmtEmitter(ExternEmitter):
+    """Writes the C of each kind of instruction of the IR."""
+
     def __init__(self, errors: list[str]) -> None:
         super().__init__()
         self.errors = errors

@@ -14,6 +14,8 @@ from softswitch.compiler.types import BOOL, Bits
 
 
 class WideEmitter(ScalarEmitter):
+    """Writes the C of values wider than 128 bits, limb by limb."""
+
     def pointer(self, e: ir.Value) -> str:
         """A pointer to the limbs of a wide value: where it is stored, or a temporary."""
         if isinstance(e, ir.LValue):

@@ -84,6 +84,8 @@ def scalar_fields(t: RecordType) -> Iterator[tuple[tuple[str, ...], Type]]:
 
 @dataclass(frozen=True, eq=False)
 class Value:
+    """An expression without side effects, and its type."""
+
     type: Type
 
 
@@ -99,7 +101,7 @@ class Const(Value):
 
 @dataclass(frozen=True, eq=False)
 class LValue(Value):
-    pass
+    """A value that has a place in memory and may be assigned to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,8 @@ class Var(LValue):
 
 @dataclass(frozen=True, eq=False)
 class Field(LValue):
+    """A field of a struct, header or union."""
+
     base: LValue
     name: str
 
@@ -145,6 +149,8 @@ class NextIndex(LValue):
 
 @dataclass(frozen=True, eq=False)
 class Valid(Value):
+    """Whether a header is valid: `header.isValid()`."""
+
     header: LValue
 
     def __str__(self) -> str:
@@ -153,6 +159,8 @@ class Valid(Value):
 
 @dataclass(frozen=True, eq=False)
 class UnaryOp(Value):
+    """A unary operator and its operand, in the type of the result."""
+
     op: str
     a: Value
 
@@ -162,6 +170,8 @@ class UnaryOp(Value):
 
 @dataclass(frozen=True, eq=False)
 class BinaryOp(Value):
+    """A binary operator and its operands, in the type of the result."""
+
     op: str
     a: Value
     b: Value
@@ -172,6 +182,8 @@ class BinaryOp(Value):
 
 @dataclass(frozen=True, eq=False)
 class Cast(Value):
+    """A value converted to another type."""
+
     a: Value
 
     def __str__(self) -> str:
@@ -180,6 +192,8 @@ class Cast(Value):
 
 @dataclass(frozen=True, eq=False)
 class Slice(Value):
+    """The bits of a value from `lo` on, as many as its own type has."""
+
     a: Value
     lo: int
 
@@ -189,6 +203,8 @@ class Slice(Value):
 
 @dataclass(frozen=True, eq=False)
 class Mux(Value):
+    """`a` where the condition `c` holds, else `b`."""
+
     c: Value
     a: Value
     b: Value
@@ -199,6 +215,8 @@ class Mux(Value):
 
 @dataclass(frozen=True, eq=False)
 class PacketLength(Value):
+    """The length of the packet, in bytes: `packet.length()`."""
+
     def __str__(self) -> str:
         return "packet.length()"
 
@@ -224,11 +242,15 @@ def root(lv: Value) -> Value:
 
 @dataclass(eq=False)
 class Instruction:
+    """One step of a function, with its place in the source."""
+
     pos: Pos = field(default=NOWHERE, kw_only=True)
 
 
 @dataclass(eq=False)
 class Assign(Instruction):
+    """Copies a value of any type to an l-value."""
+
     dst: LValue
     src: Value
 
@@ -260,6 +282,8 @@ class Zero(Instruction):
 
 @dataclass(eq=False)
 class SetValid(Instruction):
+    """Makes a header valid or invalid."""
+
     header: LValue
     valid: bool
 
@@ -280,6 +304,8 @@ class Shift(Instruction):
 
 @dataclass(eq=False)
 class If(Instruction):
+    """Runs one of two lists of instructions."""
+
     condition: Value
     then: list[Instruction]
     other: list[Instruction]
@@ -287,6 +313,8 @@ class If(Instruction):
 
 @dataclass(eq=False)
 class Label(Instruction):
+    """A place in a function that a Goto names."""
+
     name: str
 
     def __str__(self) -> str:
@@ -317,6 +345,8 @@ class Extract(Instruction):
 
 @dataclass(eq=False)
 class Advance(Instruction):
+    """Skips so many bits of the packet: `packet.advance(bits)`."""
+
     bits: Value
 
     def __str__(self) -> str:
@@ -325,6 +355,8 @@ class Advance(Instruction):
 
 @dataclass(eq=False)
 class Lookahead(Instruction):
+    """Reads a value from the packet without moving on: `packet.lookahead<T>()`."""
+
     dst: LValue
 
     def __str__(self) -> str:
@@ -343,6 +375,8 @@ class ParserError(Instruction):
 
 @dataclass(eq=False)
 class Emit(Instruction):
+    """Appends a header to the packet that leaves, if it is valid: `packet.emit(header)`."""
+
     header: LValue
 
     def __str__(self) -> str:

@@ -29,6 +29,8 @@ def lower(program: A.SyntaxTree, checker: Checker, source: str) -> LoweredProgra
 
 
 class _Lowering(ExternLowering):
+    """Lowers one checked program: finds `main`, makes its instances, and lowers each stage."""
+
     def __init__(self, program: A.SyntaxTree, checker: Checker, source: str) -> None:
         super().__init__(checker.specialize, source)
         self.ast = program

@@ -33,6 +33,8 @@ class Frame:
 
 
 class CallLowering(ExprLowering):
+    """Lowers calls: functions, actions, controls and tables are inlined where they are called or applied."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.frames: list[Frame] = []

@@ -21,6 +21,8 @@ CSUM16 = 6  # HashAlgorithm.csum16
 
 
 class ExternLowering(ParserLowering):
+    """Lowers calls of v1model's functions and of methods of its externs."""
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.standard = ir.Var(U32, "")  # the standard metadata

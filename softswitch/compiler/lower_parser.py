@@ -15,6 +15,8 @@ from softswitch.compiler.objects import ValueSet
 
 
 class ParserLowering(Elaboration):
+    """Lowers parsers: states, transitions, select expressions, and what they extract."""
+
     def parser_body(self, block: BlockInstance, reject: str) -> None:
         """States of a parser, inline; falls out at the end where it accepts."""
         decl = block.decl

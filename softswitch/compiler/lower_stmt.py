@@ -14,6 +14,8 @@ from softswitch.compiler.lower_call import CallLowering
 
 
 class StmtLowering(CallLowering):
+    """Lowers statements, assignments to any l-value included."""
+
     def stmt(self, s: A.Stmt) -> None:
         outer, self.pos = self.pos, s.pos
         try:

@@ -19,6 +19,8 @@ _MAX_EXPANSION = 200_000  # tokens that a line may expand to; more are refused, 
 
 @dataclass(frozen=True)
 class Macro:
+    """A macro: its parameters, and the preprocessing tokens that it stands for."""
+
     params: tuple[str, ...] | None  # None: object-like
     body: tuple[str, ...]
 

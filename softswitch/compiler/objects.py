@@ -25,6 +25,8 @@ class ActionObject:
 
 @dataclass(eq=False)
 class Key:
+    """One key of a table: the control-plane name, match kind and type."""
+
     name: str
     match: str  # "exact", "lpm", ...
     type: Bits | Basic
@@ -44,6 +46,8 @@ class ConstEntry:
 
 @dataclass(eq=False)
 class TableObject:
+    """A table, with its keys, actions, constant entries and the direct resources that belong to it."""
+
     name: str
     decl: Any
     index: int
@@ -85,6 +89,8 @@ class ExternObject:
 
 @dataclass(eq=False)
 class ValueSet:
+    """A parser's value set, whose members the control plane sets."""
+
     name: str
     decl: Any
     index: int

@@ -47,6 +47,8 @@ def make(program: LoweredProgram, ids: Ids) -> p4i.P4Info:
 
 
 class _Maker:
+    """Makes the P4Info of one program."""
+
     def __init__(self, program: LoweredProgram, ids: Ids) -> None:
         self.program, self.ids = program, ids
         self.info = p4i.P4Info()

@@ -9,6 +9,8 @@ from softswitch.compiler.parse_stmt import StmtParser
 
 
 class BlockParser(StmtParser):
+    """Parses parser states, select expressions, value sets and tables."""
+
     # ---- parser states ------------------------------------------------------------------------------------------
 
     def state(self, notes: list[A.Annotation]) -> A.StateDecl:

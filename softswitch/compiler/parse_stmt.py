@@ -9,6 +9,8 @@ from softswitch.compiler.parse_expr import ASSIGN_OPS, ExprParser
 
 
 class StmtParser(ExprParser):
+    """Parses statements, and constants, variables and instances."""
+
     def const(self, notes: list[A.Annotation]) -> A.ConstDecl:
         self.expect("const")
         syntax = self.type()

@@ -27,6 +27,8 @@ def parse(text: str, errors: Errors) -> A.SyntaxTree:
 
 
 class _Parser(BlockParser):
+    """Parses a whole program, one declaration after another."""
+
     def program(self, errors: Errors) -> list[A.Decl]:
         decls: list[A.Decl] = []
         while self.token.kind != "end":

@@ -55,6 +55,8 @@ def strip_comments(text: str) -> str:
 
 
 class _Preprocessor:
+    """Runs the directives of one program and of what it includes, and expands macros in its text."""
+
     def __init__(self, include: Sequence[Path], defines: Mapping[str, str]) -> None:
         self.include = [*include, INCLUDE_DIR]
         self.macros = Macros(defines)

@@ -22,6 +22,8 @@ class Function:
 
 @dataclass(eq=False)
 class LoweredProgram:
+    """A program as IR: its types, objects and the function of each stage."""
+
     source: str
     records: list[ir.RecordType] = field(default_factory=list)
     state: list[ir.Var] = field(default_factory=list)

@@ -45,6 +45,8 @@ class Bits(Type):
 
 @dataclass(frozen=True)
 class Varbit(Type):
+    """The type varbit<width>: a bit string of at most so many bits."""
+
     width: int
 
     def __str__(self) -> str:
@@ -53,6 +55,8 @@ class Varbit(Type):
 
 @dataclass(frozen=True)
 class Tuple(Type):
+    """The type tuple<...>, which list expressions have too."""
+
     items: tuple[Type, ...]
 
     def __str__(self) -> str:
@@ -71,6 +75,8 @@ class Record(Type):
 
 @dataclass(frozen=True)
 class ListOf(Type):
+    """The type list<item>, of a list expression that is known at compile time."""
+
     item: Type
 
     def __str__(self) -> str:
@@ -90,6 +96,8 @@ class Stack(Type):
 
 @dataclass(frozen=True, eq=False)
 class TypeVar(Type):
+    """A type parameter of a generic declaration, for which Substitution puts a type."""
+
     name: str
 
     def __str__(self) -> str:
