@@ -77,7 +77,7 @@ typedef struct {   /* why an operation failed */
 } nf_failure;
 
 typedef struct {                           /* where a stream stands, for messages and statistics */
-    uint64_t sent_ahead, results, packets; /* of this operation */
+    uint64_t sent_ahead, results, packets; /* in packets of this operation: sent, with a result, all */
     uint64_t una_psn, window;
     int64_t rto, srtt;
     nf_counters counters;
@@ -88,7 +88,7 @@ typedef struct { /* a run of packets for one destination, in one super-packet */
     uint32_t length, segment; /* every packet but the last has `segment` bytes */
     uint32_t packets;
     nf_route route;
-    /* which they are, for nf_fold_unsent */
+    /* the stream and the sequence numbers of the packets, for nf_fold_unsent */
     uint32_t tree, kind;
     uint64_t seqs[NF_RUN_PACKETS];
 } nf_run;
@@ -115,27 +115,33 @@ bool nf_fold_start(nf_fold *, const nf_operation *, int64_t now, const char **wh
 bool nf_fold_resume(nf_fold *, const nf_tree_plan *trees, int64_t now, const char **why);
 uint32_t nf_fold_missing(const nf_fold *, uint32_t tree, nf_kind); /* PSN of the lowest packet without a result */
 
-/* The next run to send now, in a buffer that stays until the next call; false: none. */
+/* Writes the next run to send now; its bytes are good until the next call.  Returns false where nothing may leave. */
 bool nf_fold_send(nf_fold *, int64_t now, nf_run *);
-/* The kernel did not take the packets of a run from the `from`-th on. */
+/* Takes the packets of a run from the `from`-th on back, which the kernel did not take: they are to be sent again. */
 void nf_fold_unsent(nf_fold *, const nf_run *, uint32_t from);
-/* Single packets from now on: the kernel refuses super-packets on this path. */
+/* From now on each run has one packet: the kernel refuses super-packets on this path. */
 void nf_fold_no_runs(nf_fold *);
 
-/* UDP payloads that came in: `n` bytes cut every `segment` bytes.  marked: the IP header said congestion
- * experienced. */
+/* Takes UDP payloads in: `n` bytes cut every `segment` bytes.  marked: the IP header said
+ * congestion experienced. */
 void nf_fold_receive(nf_fold *, const uint8_t *bytes, size_t n, size_t segment, bool marked, int64_t now);
 
-/* Retransmission timers. */
+/* Does what the retransmission timers of all streams have due by `now` (nanoseconds). */
 void nf_fold_tick(nf_fold *, int64_t now);
-int64_t nf_fold_deadline(const nf_fold *); /* when to tick; NF_NEVER: nothing to wait for */
+/* Returns when nf_fold_tick is due, in nanoseconds; NF_NEVER where nothing is waited for. */
+int64_t nf_fold_deadline(const nf_fold *);
 
 bool nf_fold_finished(const nf_fold *);
 const nf_failure *nf_fold_failure(const nf_fold *);
-int64_t nf_fold_progress(const nf_fold *);                 /* when the last new result came, or the operation began */
-uint64_t nf_fold_foreign(const nf_fold *);                 /* packets that belong to none of our streams */
-uint64_t nf_fold_elements(const nf_fold *, uint32_t tree); /* of this operation, in this tree's stripe */
-uint64_t nf_fold_retransmitted(const nf_fold *);           /* packets, on all streams, since it was opened */
-uint64_t nf_fold_saturated(const nf_fold *);               /* results of NF_SATURATED so far that stand at an end */
+/* Returns when the last new result came, or the operation began, in nanoseconds. */
+int64_t nf_fold_progress(const nf_fold *);
+/* Returns how many packets came that belong to none of our streams. */
+uint64_t nf_fold_foreign(const nf_fold *);
+/* Returns how many elements of this operation are in this tree's stripe. */
+uint64_t nf_fold_elements(const nf_fold *, uint32_t tree);
+/* Returns how many packets were repeated, on all streams, since nf_fold_open. */
+uint64_t nf_fold_retransmitted(const nf_fold *);
+/* Returns how many results of NF_SATURATED so far are -2^31 or 2^31 - 1, where the sum may have been cut off. */
+uint64_t nf_fold_saturated(const nf_fold *);
 void nf_fold_stream_state(const nf_fold *, uint32_t tree, nf_kind, nf_stream_state *);
 #endif

@@ -15,7 +15,8 @@ void nf_from_lanes(const uint8_t *restrict bytes, size_t n, bool complement, int
     for (size_t i = 0; i < n; i++) x[i] = (int32_t)(__builtin_bswap32(wire[i]) ^ flip);
 }
 
-/* Its own inverse. */
+/* Maps the bits of a float32 to a number that orders as the float does among signed integers, and back: the function is
+ * its own inverse. */
 static inline uint32_t ordered(uint32_t bits) { return bits ^ (uint32_t)((int32_t)bits >> 31) >> 1; }
 
 void nf_to_order(const float *restrict x, size_t n, bool negate, uint8_t *restrict bytes) {

@@ -111,25 +111,31 @@ void nf_rc_deregister(nf_rc *, uint32_t key);
  * in use until the event SENT.  False: no memory, bad length, or the queue pair is broken. */
 bool nf_rc_write(nf_rc *, uint32_t qp, const void *data, uint32_t length, uint32_t key, uint64_t offset, uint64_t id);
 
-/* The next packets to send; answers first.  The bytes are good until the next call. */
+/* Writes the next packets to send into the run, answers before data; their bytes are good until the next call.  Returns
+ * false where nothing may leave now.  Times, here and below, are nanoseconds. */
 bool nf_rc_send(nf_rc *, int64_t now, nf_rc_run *);
-/* The kernel did not take them. */
+/* Takes a run back that the kernel did not take: its packets are to be sent again, and its ACKs are owed again. */
 void nf_rc_unsent(nf_rc *, const nf_rc_run *);
-/* The kernel takes no super-packets: one packet a run from here on. */
+/* From here on each run has one packet: the kernel takes no super-packets. */
 void nf_rc_no_runs(nf_rc *);
 
 /* Takes UDP payloads that came to port 4791, cut every `segment` bytes.  source_port: theirs, 0 where nobody knows. */
 void nf_rc_receive(nf_rc *, const uint8_t *bytes, size_t n, size_t segment, bool marked, uint16_t source_port,
                    int64_t now);
+/* Does what is due by `now`: retransmission timers, and the watch over paths. */
 void nf_rc_tick(nf_rc *, int64_t now);
+/* Returns when nf_rc_tick is due; NF_NEVER where nothing is waited for. */
 int64_t nf_rc_deadline(const nf_rc *);
 
+/* Takes the oldest event for the owner off the queue.  Returns false where there is none. */
 bool nf_rc_event_next(nf_rc *, nf_rc_event *);
 bool nf_rc_has_events(const nf_rc *);
-/* Grows with every packet that was new to us and every one of ours that was acknowledged. */
+/* Returns a count that grows with every packet that was new to us and every one of ours that was acknowledged. */
 uint64_t nf_rc_progress(const nf_rc *);
-uint64_t nf_rc_foreign(const nf_rc *); /* packets for queue pairs that we do not have, or that are none of ours */
+/* Returns how many packets came that are for no queue pair of ours, or that its peer cannot have sent. */
+uint64_t nf_rc_foreign(const nf_rc *);
 /* Forgets the longest stalls so far, of all queue pairs. */
 void nf_rc_reset_stalls(nf_rc *);
+/* Writes the state of a queue pair.  Returns false where there is no such queue pair. */
 bool nf_rc_state_of(const nf_rc *, uint32_t qp, nf_rc_pair_state *);
 #endif

@@ -14,10 +14,12 @@
 #define NF_RC_PATHS_H
 #include "rc_state.h"
 
-/* The queue pair's packets leave by this port, for this group.  False: no memory. */
+/* Assigns the queue pair to the path that its UDP source port and group make up.  Returns false where memory is short.
+ */
 bool nf_path_set(nf_rc *, nf_qp *, uint32_t group, uint16_t port);
-/* An answer for the queue pair came by this port. */
+/* Records that an answer for the queue pair came by this source port at `now` (nanoseconds); if that path was blamed,
+ * it is so no longer, and an event says so. */
 void nf_path_answered(nf_rc *, const nf_qp *, uint16_t port, int64_t now);
-/* Blames the queue pair's path where it has been silent for too long. */
+/* Blames the queue pair's path, by an event, where it has been silent for too long by `now`. */
 void nf_path_watch(nf_rc *, nf_qp *, int64_t now);
 #endif

@@ -13,27 +13,30 @@
 #define NF_RC_REQUESTER_H
 #include "rc_state.h"
 
-/* Of the congestion windows of all queue pairs with this window. */
+/* Returns the rules for the congestion windows of all queue pairs that have at most `window` packets in flight. */
 nf_congestion_rules nf_requester_rules(uint32_t window);
+/* Sets a new requester up, with nothing posted and the congestion window at its start. */
 void nf_requester_open(const nf_rc *, nf_requester *);
-/* Takes on a write; false: no memory. */
+/* Takes on a write, behind those posted before.  Returns false where memory is short. */
 bool nf_requester_post(nf_rc *, nf_qp *, nf_write);
-/* How many packets may leave now: lost ones and new ones together. */
+/* Returns how many packets may leave now, lost ones and new ones together. */
 uint32_t nf_requester_sendable(const nf_rc *, const nf_requester *);
-/* The next one: lost ones first.  Only after nf_requester_sendable() > 0. */
+/* Returns the sequence number of the packet to send next: the lowest lost one, or else the first one never sent.  To be
+ * called only where nf_requester_sendable() > 0. */
 uint64_t nf_requester_peek(const nf_rc *, const nf_requester *);
-/* The write that a posted, unacknowledged packet belongs to. */
+/* Returns the write that a posted, unacknowledged packet belongs to. */
 const nf_write *nf_requester_write(const nf_requester *, uint64_t seq);
-/* Packet `seq` leaves. */
+/* Records that packet `seq` leaves at `now` (nanoseconds, as everywhere here), and starts the timer if it rests. */
 void nf_requester_send(const nf_rc *, nf_requester *, uint64_t seq, int64_t now);
-/* The kernel did not take it: it is to be sent again. */
+/* Marks packet `seq`, which the kernel did not take, as one to send again. */
 void nf_requester_unsent(const nf_rc *, nf_requester *, uint64_t seq);
-/* An ACK or NAK came. */
+/* Takes in an ACK or NAK, whose `psn` and `syndrome` are the BTH's and AETH's; marked: it met congestion (ECN). */
 void nf_requester_take_answer(nf_rc *, nf_qp *, uint32_t psn, uint8_t syndrome, bool marked, int64_t now);
-/* True where the timer ran out. */
+/* Does what is due where the timer ran out: the oldest packet goes again.  Returns whether it ran out. */
 bool nf_requester_tick(const nf_rc *, nf_requester *, int64_t now);
-/* The oldest packet goes again, and what answers it tells about the others in flight. */
+/* Marks the oldest packet as one to send again; what answers it tells about the others in flight. */
 void nf_requester_probe(const nf_rc *, nf_requester *, int64_t now);
-/* Packets take another path from here on.  lost: what is in flight was on a dead one. */
+/* Tells that packets take another path from here on.  lost: what is in flight was on a dead one, and a probe asks the
+ * peer at once what it has of it. */
 void nf_requester_moved(const nf_rc *, nf_requester *, bool lost, int64_t now);
 #endif

@@ -58,10 +58,10 @@ typedef struct {
     uint64_t top;               /* above the highest with a result: what is missing below it is a hole */
     uint64_t unknown;           /* all below have a result, or were found lost once */
     nf_sent *ring;              /* of `window` entries, by sequence number modulo window */
-    uint32_t n_lost, in_flight; /* entries in these states */
+    uint32_t n_lost, in_flight; /* entries in the states NF_LOST and NF_FLIGHT */
     uint64_t lost_from;         /* none is lost below this */
     uint64_t order;             /* packets sent so far */
-    nf_overtaker overtakers[2]; /* of packets sent once, of repeated ones */
+    nf_overtaker overtakers[2]; /* one for packets sent once, one for repeated ones */
     uint64_t suspects;          /* packets below this may have been overtaken by results of this batch */
     bool batch;                 /* results came since nf_stream_end_batch */
     /* the timer, and what time-outs are told apart by */
@@ -80,34 +80,39 @@ typedef struct {
     nf_congestion_rules rules;
 } nf_stream;
 
+/* Sets a stream up at this PSN, with a window in packets.  Returns false where memory is short. */
 bool nf_stream_open(nf_stream *, uint32_t first_psn, uint32_t window);
 void nf_stream_close(nf_stream *);
-/* Everything from `seq` on is to be sent anew, over another path; false where memory is short. */
+/* Begins again at `seq`, over another path: everything from there on is to be sent anew.  Returns false where memory is
+ * short. */
 bool nf_stream_restart(nf_stream *, uint64_t seq, uint32_t window);
 
 static inline uint32_t nf_stream_psn(const nf_stream *s, uint64_t seq) {
     return (s->first_psn + (uint32_t)seq) & 0xffffff;
 }
 
-/* How many packets may leave now, of those below `limit`: lost ones and new ones together. */
+/* Returns how many packets may leave now, of those below `limit`, lost ones and new ones together. */
 uint64_t nf_stream_sendable(const nf_stream *, uint64_t limit);
-/* The next one: lost ones first.  Only after nf_stream_sendable() > 0. */
+/* Returns the sequence number of the packet to send next: the lowest lost one, or else the first one never sent.  To be
+ * called only where nf_stream_sendable() > 0. */
 uint64_t nf_stream_peek(const nf_stream *);
-/* The lowest packet that left once, and neither its result came nor was it found lost; `next` where there is none. */
+/* Returns the lowest packet that left once, and neither its result came nor was it found lost; `next` where there is
+ * none. */
 uint64_t nf_stream_first_unknown(nf_stream *);
-/* The packet that nf_stream_peek named leaves. */
+/* Records that the packet that nf_stream_peek named leaves at `now` (nanoseconds). */
 void nf_stream_send(nf_stream *, int64_t now);
 
-/* Which outstanding packet a result answers; false for a repeated one, or one that was never asked for. */
+/* Finds the outstanding packet that a result with this PSN answers.  Returns false for a repeated result, or one that
+ * was never asked for. */
 bool nf_stream_find(nf_stream *, uint32_t psn, uint64_t *seq);
-/* Takes its result in. */
+/* Takes in the result of packet `seq`, which nf_stream_find named.  marked: it met congestion (ECN). */
 void nf_stream_result(nf_stream *, uint64_t seq, bool marked, int64_t now);
 /* After a batch of results: updates round trip and timer, and finds the packets lost that the results overtook. */
 void nf_stream_end_batch(nf_stream *, int64_t now);
 /* Does what is due by now; the next time is s->timer.deadline. */
 void nf_stream_tick(nf_stream *, int64_t now);
-/* A stream that has not measured its round trip yet starts from another's. */
+/* Gives a stream that has not measured its round trip yet that of another. */
 void nf_stream_seed_rtt(nf_stream *, const nf_stream *from);
-/* The kernel did not take a packet that left: it is to be sent again. */
+/* Marks packet `seq`, which left but which the kernel did not take, as one to send again. */
 void nf_stream_unsent(nf_stream *, uint64_t seq);
 #endif

@@ -4,7 +4,8 @@
  * Elements are numbered things with at most one next event each (a link, a network card, a delay line).  Only the first
  * of the heap ever changes, so it holds about a thousand entries where a heap of packets would hold a million.  Timers
  * are what is rare.  Ties go to the lower element or the earlier timer: runs repeat exactly. */
-#pragma once
+#ifndef SIM_EVENTS_H
+#define SIM_EVENTS_H
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -66,3 +67,4 @@ static inline void pop(struct fifo *f) {
     f->head = (f->head + 1) & (f->room - 1);
     f->count--;
 }
+#endif

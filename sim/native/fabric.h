@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Links of a folded Clos fabric: output queues with ECN, switches with shared buffers, what is down. */
-#pragma once
+#ifndef SIM_FABRIC_H
+#define SIM_FABRIC_H
 #include "sim.h"
 
 int fabric_open(struct sim *s); /* 0 without memory */
@@ -14,3 +15,4 @@ void fault(struct sim *s, const struct fault *f);
 void announce(struct sim *s, const struct fault *f);
 /* Is a link on the way from leaf to leaf down (or, with known, announced to be down)? */
 int blocked(const struct sim *s, uint32_t a, uint32_t b, uint32_t agg, uint32_t core, int known);
+#endif

@@ -2,7 +2,8 @@
 /* What sim/packet.py hands to run.c; the ctypes structures there mirror these, and sim_abi() is checked.
  *
  * Times are picoseconds, sizes bytes, rates picoseconds a byte.  Arrays belong to the caller. */
-#pragma once
+#ifndef SIM_PACKET_H
+#define SIM_PACKET_H
 #include <stdint.h>
 
 enum mode { PINNED, SPRAY, REPS }; /* how a flow's packets choose paths */
@@ -65,3 +66,4 @@ struct result {
     uint64_t unfinished;        /* tasks */
     uint64_t pieces, moved;
 };
+#endif

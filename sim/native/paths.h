@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which path a packet takes, and what hosts believe of paths.  A path is an agg, and a core where it leaves the pod. */
-#pragma once
+#ifndef SIM_PATHS_H
+#define SIM_PATHS_H
 #include "sim.h"
 
 int paths_open(struct sim *s); /* 0 without memory */
@@ -18,3 +19,4 @@ void reps_open(struct sim *s, struct sender *t);
 void reps_path(struct sim *s, struct sender *t, uint16_t *agg, uint16_t *core);
 void reps_keep(struct sim *s, struct reps *r, const struct ack *a);
 void reps_freeze(struct sim *s, struct reps *r);
+#endif

@@ -9,13 +9,14 @@
  *     tasks        the workload's graph, and the plans of its flows
  *     run          set-up, the event loop, results
  *
- * So what happens at one level is news for the next by way of the event loop: a link says that a packet has reached its
- * host, the transport says that a piece is complete.
+ * A module reports to those below it in this list through the event loop alone, by what its functions return: a link
+ * that a packet has reached its host, the transport that a piece is complete.
  *
  * Elements of the event heap:  [0, links)        a link's first packet arrives
  *                              [links, + hosts)  a host's network card is free for its next packet
  *                              [.., + 3)         an ACK arrives: one FIFO for each distance between hosts */
-#pragma once
+#ifndef SIM_SIM_H
+#define SIM_SIM_H
 #include "events.h"
 #include "packet.h"
 
@@ -142,3 +143,4 @@ static inline void fetch(const struct sim *s, uint32_t sender) {
     __builtin_prefetch(&s->senders[sender], 1);
     __builtin_prefetch((const char *)&s->senders[sender] + 64, 1);
 }
+#endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* End points: DCTCP windows over go-back-N, or over receivers that take packets in any order; time-outs. */
-#pragma once
+#ifndef SIM_TRANSPORT_H
+#define SIM_TRANSPORT_H
 #include "sim.h"
 
 void transport_close(struct sim *s);
@@ -15,3 +16,4 @@ uint32_t acknowledge(struct sim *s, const struct ack *a);
  * same. */
 uint32_t ack_event(struct sim *s, uint32_t distance);
 void timeout(struct sim *s, uint32_t sender);
+#endif
