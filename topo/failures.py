@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+EXIT_WRONG_DATA: Final = 65
+"""Exit status of a rank whose data is wrong: `os.EX_DATAERR`, which neither Python nor a shell uses by itself."""
+
 
 class FabricFailed(RuntimeError):
     """The fabric or something on it failed; the message says what, where, and how the log ends."""
@@ -18,6 +23,14 @@ class RankFailed(FabricFailed):
 
 class SwitchFailed(FabricFailed):
     """A switch is not installed, did not answer, or ended on its own."""
+
+
+class WrongData(FabricFailed):
+    """A rank received data that is not what the ranks sent or summed.
+
+    In the rank the message says: rank, operation, how many elements are wrong, the first index, expected and got.  Who
+    waits for a rank that ended with EXIT_WRONG_DATA raises it with the job, the rank, its host and the end of its log.
+    """
 
 
 class WiringError(FabricFailed):

@@ -34,7 +34,7 @@ from netfold.controller import client
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc
-from netfold.topo.failures import ControllerFailed, RankFailed
+from netfold.topo.failures import EXIT_WRONG_DATA, ControllerFailed, RankFailed, WrongData
 from netfold.topo.lifecycle import Lifecycle
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
@@ -46,6 +46,8 @@ CONTROLLER_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 5.0
 ABORT_SECONDS: Final = 5.0
 """Seconds for a rank that is overdue to write the stacks of its threads."""
+WRONG_DATA_SECONDS: Final = 2.0
+"""Seconds after a rank's failure for another one to end because of wrong data, which explains more."""
 STACK_LINES: Final = 60
 MASTER_PORT: Final = 29500
 """First of the 1000 ports on the host of rank 0 at which torch.distributed meets; the job's name picks one."""
@@ -264,7 +266,8 @@ class Ranks:
     def lines(self, within: float) -> Iterator[tuple[int, str]]:
         """Yield (rank, line) of standard output as lines arrive, until all ranks have ended with status 0.
 
-        Raises RankFailed for the first rank that fails, and when ``within`` seconds are over; all ranks are ended then.
+        Raises WrongData where a rank's data was wrong, and RankFailed for the first rank that fails otherwise and when
+        ``within`` seconds are over; all ranks are ended then.
         """
         deadline = time.monotonic() + within
         buffers: dict[int, bytes] = dict.fromkeys(range(len(self.processes)), b"")
@@ -289,7 +292,7 @@ class Ranks:
             self.stop()
 
     def wait(self, within: float) -> list[list[str]]:
-        """Wait until all ranks have ended and return the output lines of each.  Raises RankFailed."""
+        """Wait until all ranks have ended and return the output lines of each.  Raises RankFailed, WrongData."""
         output: list[list[str]] = [[] for _ in self.processes]
         for rank, line in self.lines(within):
             output[rank].append(line)
@@ -310,17 +313,31 @@ class Ranks:
         except subprocess.TimeoutExpired:
             raise RankFailed(f"job {self.job!r}: rank {rank} on {self.hosts[rank]} closed its output, and still runs"
                              ) from None
-        if status != 0:
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            raise RankFailed(
-                "\n".join(
-                    [
-                        f"job {self.job!r}: rank {rank} on {self.hosts[rank]} {how}",
-                        f"  log  {self.logs[rank]}, its end:",
-                        *(f"    {line}" for line in tail(self.logs[rank])),
-                    ]
-                )
-            )
+        if status == 0:
+            return
+        wrong = self._rank_with_wrong_data()
+        if wrong is not None:
+            raise WrongData(self._failure(wrong, "received wrong data"))
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        raise RankFailed(self._failure(rank, how))
+
+    def _rank_with_wrong_data(self) -> int | None:
+        """The first rank that ended because its data was wrong; the others lose it, and may end before it."""
+        until = time.monotonic() + WRONG_DATA_SECONDS
+        for rank, process in enumerate(self.processes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if process.wait(max(0.0, until - time.monotonic())) == EXIT_WRONG_DATA:
+                    return rank
+        return None
+
+    def _failure(self, rank: int, what: str) -> str:
+        return "\n".join(
+            [
+                f"job {self.job!r}: rank {rank} on {self.hosts[rank]} {what}",
+                f"  log  {self.logs[rank]}, its end:",
+                *(f"    {line}" for line in tail(self.logs[rank])),
+            ]
+        )
 
     def _late(self, within: float, ranks: Sequence[int]) -> str:
         """Describe the ranks that are overdue: the state of each process and the stacks of its threads."""

@@ -114,7 +114,7 @@ def run(spec: LossSpec, file: Path | None = None) -> list[LossRow]:
                     with Network(fabric, logs=Path(logs)) as network:
                         rounds[loss, credits].append(_measure(network, spec, credits))
                 except FabricFailed as error:
-                    raise FabricFailed(f"round {number + 1}, loss {loss:g}: {error}") from error
+                    raise type(error)(f"round {number + 1}, loss {loss:g}: {error}") from error
                 print(f"round {number + 1}, loss {loss:g}{f', credits {credits}' if credits else ''}: "
                       f"{rounds[loss, credits][-1].seconds * 1e3:.1f} ms", file=sys.stderr)
     rows = [_row(loss, credits, some, rounds[spec.losses[0], ""], spec) for (loss, credits), some in rounds.items()]

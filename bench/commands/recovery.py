@@ -103,7 +103,7 @@ def run(spec: RecoverySpec, file: Path | None = None) -> list[Pause]:
                     with Network(fabric, logs=Path(logs)) as network:
                         pauses.append(_measure(network, spec, fault))
                 except FabricFailed as error:
-                    raise FabricFailed(f"round {number + 1}, {FAULTS[fault]}: {error}") from error
+                    raise type(error)(f"round {number + 1}, {FAULTS[fault]}: {error}") from error
                 print(f"round {number + 1}, {fault}: {pauses[-1].longest * 1e3:.0f} ms", file=sys.stderr)
     _show(pauses, spec)
     if file is not None:

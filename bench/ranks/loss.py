@@ -12,6 +12,8 @@ import time
 import msgspec
 import numpy as np
 
+from netfold.topo.rank_program import check_data, run_rank
+
 
 class LossTask(msgspec.Struct, frozen=True):
     """What a rank does: one sum of int32 to warm up, then ``operations`` timed ones."""
@@ -30,18 +32,18 @@ class LossResult(msgspec.Struct, frozen=True):
 
 
 def rank(work: LossTask) -> None:
-    """Sum, and print the `LossResult`.  Raises AssertionError for a wrong sum."""
+    """Sum, and print the `LossResult`.  Raises WrongData."""
     import netfold
 
     with netfold.init(rail="innet", timeout=60.0) as comm:
         source, out = np.full(work.elements, comm.rank + 1, np.int32), np.empty(work.elements, np.int32)
         comm.allreduce(source, out)
         before, seconds = comm.stats(), []
-        for _ in range(work.operations):
+        for number in range(work.operations):
             begin = time.perf_counter()
             comm.allreduce(source, out)
             seconds.append(time.perf_counter() - begin)
-            assert (out == comm.size * (comm.size + 1) // 2).all(), "a wrong sum"
+            check_data(out, comm.size * (comm.size + 1) // 2, rank=comm.rank, operation=f"sum {number + 1}")
         after = comm.stats()
         timeouts = sum(tree.timeouts - before.by_tree[name].timeouts for name, tree in after.by_tree.items())
         result = LossResult(seconds, after.retransmissions - before.retransmissions,
@@ -50,4 +52,4 @@ def rank(work: LossTask) -> None:
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=LossTask))
+    run_rank(rank, msgspec.json.decode(sys.argv[1], type=LossTask))

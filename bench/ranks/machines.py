@@ -12,6 +12,8 @@ import time
 import msgspec
 import numpy as np
 
+from netfold.topo.rank_program import check_data, run_rank
+
 
 class MachinesTask(msgspec.Struct, frozen=True):
     """What each rank measures: ``way`` is one of `commands.machines.WAYS`."""
@@ -30,23 +32,23 @@ class MachinesResult(msgspec.Struct, frozen=True):
 
 
 def rank(task: MachinesTask) -> None:
-    """Measure, and print the `MachinesResult`.  Raises AssertionError for a wrong sum."""
+    """Measure, and print the `MachinesResult`.  Raises WrongData."""
     import netfold
 
     with netfold.init(rail="innet", timeout=60.0) as comm:
-        link = getattr(comm._parts.dispatch.switches, "_inside", None)
         algorithm = None if task.way.startswith("folded") else task.way
         source, out = np.full(task.elements, comm.rank + 1, np.int32), np.empty(task.elements, np.int32)
         seconds = []
-        for _ in range(task.rounds + 1):  # the first one opens connections
+        for turn in range(task.rounds + 1):  # the first one opens connections
             comm.barrier()
             begin = time.perf_counter()
             comm.allreduce(source, out, algorithm=algorithm)
             seconds.append(time.perf_counter() - begin)
-            assert (out == comm.size * (comm.size + 1) // 2).all(), task.way
-        result = MachinesResult(seconds[1:], 1e-9 / link.beta if link else 0.0)
+            operation = f"sum {turn + 1} ({task.way})"
+            check_data(out, comm.size * (comm.size + 1) // 2, rank=comm.rank, operation=operation)
+        result = MachinesResult(seconds[1:], comm.shared_memory_rate / 1e9)
         print(msgspec.json.encode(result).decode(), flush=True)
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=MachinesTask))
+    run_rank(rank, msgspec.json.decode(sys.argv[1], type=MachinesTask))

@@ -30,6 +30,7 @@ from netfold.host.roce.mesh import RoceMesh
 from netfold.host.roce.path_client import PlannedPaths
 from netfold.host.selection.peers import Peers
 from netfold.rpc import rpc
+from netfold.topo.rank_program import check_data, run_rank
 from netfold.wire import roce
 from netfold.wire.jobs import Join, RankReport
 
@@ -154,7 +155,7 @@ class Rank:
     def work(
         self, peers: Peers, collective: Collective, number: int
     ) -> tuple[Callable[[], object], Callable[[], None]]:
-        """The call to time, and the check of its result, which raises AssertionError."""
+        """The call to time, and the check of its result, which raises WrongData."""
         count = self.task.nbytes // 4 // self.world * self.world
         slices = split_evenly(count, self.world)
 
@@ -162,16 +163,20 @@ class Rank:
             return np.random.default_rng([number, rank]).integers(-(2**20), 2**20, count, np.int32)
 
         data, out = of(self.rank), np.zeros(count, np.int32)
+
+        def same(expected: np.ndarray[Any, Any]) -> None:
+            check_data(out, expected, rank=self.rank, operation=f"round {number}, {collective}")
+
         if collective == "all_to_all":
             expected = np.concatenate([of(rank)[slices[self.rank]] for rank in range(self.world)])
-            return (lambda: peers.all_to_all(data, slices, out, slices)), lambda: _same(out, expected, collective)
+            return (lambda: peers.all_to_all(data, slices, out, slices)), lambda: same(expected)
         if collective == "all_gather":
             expected = np.concatenate([of(rank)[slices[rank]] for rank in range(self.world)])
             out[slices[self.rank]] = data[slices[self.rank]]
-            return (lambda: peers.all_gather(out, slices)), lambda: _same(out, expected, collective)
+            return (lambda: peers.all_gather(out, slices)), lambda: same(expected)
         expected = sum(of(rank).astype(np.int64) for rank in range(self.world)).astype(np.int32)  # type: ignore[union-attr]
         request = AllreduceRequest(data, out, Reduction("sum", "int32"), algorithm=collective)
-        return (lambda: peers.allreduce(request)), lambda: _same(out, expected, collective)
+        return (lambda: peers.allreduce(request)), lambda: same(expected)
 
     # ---- readings from the controller and the queue pairs ------------------------------------------------------------
 
@@ -212,11 +217,6 @@ class Rank:
         )
 
 
-def _same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: str) -> None:
-    wrong = int(np.count_nonzero(got != expected))
-    if wrong:
-        raise AssertionError(f"{what}: {wrong} of {got.size} elements are wrong")
-
 
 if __name__ == "__main__":
-    Rank(msgspec.json.decode(sys.argv[1], type=PathsTask)).run()
+    run_rank(Rank(msgspec.json.decode(sys.argv[1], type=PathsTask)).run)

@@ -85,8 +85,9 @@ def serve(timeout: float) -> None:
                     comm.close()
                 comm, begun = _begin(command, timeout)
                 _print_line(msgspec.json.encode(begun))
+            elif comm is None:
+                raise ValueError("the first command must be OpenCommand")
             else:
-                assert comm is not None, "the first command must be OpenCommand"
                 _print_line(msgspec.json.encode(_measure(comm, command)))
     finally:
         if comm is not None:
@@ -124,7 +125,8 @@ def _measure(comm: Communicator, turn: SumsCommand) -> SumsResult:
 
 
 def _rails(comm: Communicator) -> MultiRail:
-    assert comm.rails is not None, "NETFOLD_RAILS names several rails"
+    if comm.rails is None:
+        raise ValueError("NETFOLD_RAILS must name several rails")
     return comm.rails
 
 

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.topo.rank_program import check_data, run_rank
+
 STARTED: Final = "started"
 """The line that a rank prints when its first sum is done."""
 
@@ -38,7 +40,7 @@ def rank(work: RecoveryTask) -> None:
     """Print STARTED after the first sum, and the `RecoveryResult` at the end.
 
     Rank 0 sets the last element when the time is over, so that all ranks end with the same operation.  Raises
-    AssertionError for a wrong sum.
+    WrongData.
     """
     import netfold
 
@@ -58,10 +60,10 @@ def rank(work: RecoveryTask) -> None:
             begins.append(time.monotonic())
             comm.allreduce(source, out)
             seconds.append(time.monotonic() - begins[-1])
-            assert np.array_equal(out[:-1], expected[:-1]), f"operation {len(begins)}: a wrong sum"
+            check_data(out[:-1], expected[:-1], rank=comm.rank, operation=f"sum {len(begins)}")
             over = bool(out[-1])
         print(msgspec.json.encode(RecoveryResult(begins, seconds, comm.plan.round)).decode(), flush=True)
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=RecoveryTask))
+    run_rank(rank, msgspec.json.decode(sys.argv[1], type=RecoveryTask))

@@ -23,6 +23,7 @@ from netfold.host.client.jobs import JobClient
 from netfold.host.mesh.connection import listen
 from netfold.host.mesh.mesh import Call, Pending
 from netfold.host.roce.mesh import RoceMesh
+from netfold.topo.rank_program import check_data, run_rank
 from netfold.wire import roce
 from netfold.wire.jobs import Join, RankReport
 
@@ -98,7 +99,7 @@ def replay(
 
 
 def main(task: ReplayTask) -> None:
-    """Replay all rounds and print the `ReplayTimes`."""
+    """Replay all rounds and print the `ReplayTimes`.  Raises WrongData."""
     rank, world, address = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["NETFOLD_ADDRESS"]
     listener = listen(address)
     client = JobClient(os.environ["NETFOLD_CONTROLLER"])
@@ -116,7 +117,8 @@ def main(task: ReplayTask) -> None:
             end = replay(mesh, task.flows, memory)
             begins.append(begin)
             ends.append(end)
-    assert all((memory[n] == n % 251).all() for n in mine), "a flow arrived damaged"
+    for n in mine:
+        check_data(memory[n], n % 251, rank=rank, operation=f"flow {n}")
     resent = sum(one.retransmitted for ends_ in mesh.queue_pair_states().values() for one in ends_)
     print(msgspec.json.encode(ReplayTimes(begins[1:], ends[1:], resent)).decode(), flush=True)
     mesh.close()
@@ -139,4 +141,4 @@ def _agree(mesh: RoceMesh) -> float:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ReplayTask))
+    run_rank(main, msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ReplayTask))

@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from netfold.topo.rank_program import check_data, run_rank
+
 STARTED: Final = "started"
 """The line that a rank prints when its first sum is done."""
 
@@ -40,7 +42,7 @@ def rank(work: SoakTask) -> None:
     """Print STARTED after the first sum, and the `SoakResult` at the end.
 
     Rank 0 sets the last element when the file ``over`` exists, so that all ranks end with the same operation.  Raises
-    AssertionError for a wrong sum.
+    WrongData.
     """
     import netfold
 
@@ -61,12 +63,12 @@ def rank(work: SoakTask) -> None:
             begin = time.monotonic()
             comm.allreduce(array, out=array)
             longest = max(longest, time.monotonic() - begin)
-            wrong = np.count_nonzero(array[:-1] != np.sum(terms, axis=0))
-            assert wrong == 0, f"operation {number}, {np.dtype(dtype)}: {wrong} of {size} sums are wrong"
+            operation = f"sum {number} of {np.dtype(dtype)}"
+            check_data(array[:-1], np.sum(terms, axis=0), rank=comm.rank, operation=operation)
             over = array[-1] > 0
         took = SoakResult(number, longest, comm.plan.round, comm.stats().retransmissions)
         print(msgspec.json.encode(took).decode(), flush=True)
 
 
 if __name__ == "__main__":
-    rank(msgspec.json.decode(sys.argv[1], type=SoakTask))
+    run_rank(rank, msgspec.json.decode(sys.argv[1], type=SoakTask))

@@ -125,6 +125,13 @@ class Communicator(Group):
         """The several rails of ``join(rails=)``, with their shares, states and figures; else None."""
         return self._parts.rails
 
+    @property
+    def shared_memory_rate(self) -> float:
+        """Bytes per second of the shared memory through which the ranks of a machine reduce before the switches do, as
+        measured when they joined; 0 where each rank has a machine of its own, or nothing folds."""
+        switches = self._parts.dispatch.switches
+        return 0.0 if switches is None else switches.shared_memory_rate
+
     def stats(self) -> RailStats:
         """Operations, bytes, packets and retransmissions so far, in total and by tree."""
         return replace(self._parts.dispatch.stats(), saturated=self._saturated)

@@ -166,6 +166,10 @@ class FoldRail:
             return saturated
 
     @property
+    def shared_memory_rate(self) -> float:
+        return 0.0
+
+    @property
     def suffices(self) -> bool:
         return False
 

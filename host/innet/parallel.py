@@ -85,7 +85,7 @@ class ParallelFold:
                 if place == self._local.rank:
                     self._fold = self._bind(plan, address, timeout)
                 run(self._local, barrier(self._local))
-            self._inside = measure_inside(mesh, self._local, self._rows)
+            self._shared_memory = measure_inside(mesh, self._local, self._rows)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="netfold-fold")
         self._operations = 0
         self._bytes = 0
@@ -158,9 +158,13 @@ class ParallelFold:
             raise
 
     @property
+    def shared_memory_rate(self) -> float:
+        return 1 / self._shared_memory.beta
+
+    @property
     def suffices(self) -> bool:
         """Whether NetReduce's condition holds, so that links need not be measured."""
-        return bool(self._rate) and beats_ring(self._peers.size, self._local.size, 1 / self._inside.beta, self._rate)
+        return bool(self._rate) and beats_ring(self._peers.size, self._local.size, self.shared_memory_rate, self._rate)
 
     def trial(self, data: Flat, number: int) -> None:
         self._reduce(AllreduceRequest(data, data, TRIAL, number))
@@ -183,7 +187,7 @@ class ParallelFold:
             f"{nbytes} bytes are reduced by the {ranks} ranks of each machine in shared memory, and each of them folds "
             f"its part: {self._fold.describe(-(-nbytes // ranks), lane_bits)}"
         )
-        inside, needed = 1 / self._inside.beta, ratio(self._peers.size, ranks)
+        inside, needed = self.shared_memory_rate, ratio(self._peers.size, ranks)
         if not self._rate:
             return f"{folds}; {inside / 1e9:.3g} GB/s in a machine"
         have = f"{inside / self._rate:.3g} times its link's {self._rate / 1e9:.3g}"

@@ -110,6 +110,11 @@ class FoldingRail(Rail, Protocol):
     """Number of ranks whose lanes the switches add."""
 
     @property
+    def shared_memory_rate(self) -> float:
+        """Bytes per second that a rank reduces through its machine's shared memory, as measured; 0 where it is alone on
+        its machine."""
+
+    @property
     def suffices(self) -> bool:
         """Whether folding is known to be the cheapest without measuring."""
 

@@ -19,6 +19,7 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Engine, FabricError
 from netfold.topo import mininet_path, sandbox
+from netfold.topo.failures import EXIT_WRONG_DATA, WrongData
 from netfold.topo.mininet_path import MininetFinder, MininetMissing
 from support import needs
 from support.ports import wait_for
@@ -244,6 +245,18 @@ def test_a_failing_rank_ends_the_others_and_shows_its_log(tmp_path: Path) -> Non
     ranks = ranks_of("exec sleep 600", "echo broken >&2; exit 4", tmp_path=tmp_path)
     with pytest.raises(net.RankFailed, match=r"rank 1 on h2 ended with status 4\n.*\n    broken"):
         ranks.wait(within=20)
+    assert all(process.poll() is not None for process in ranks.processes)
+
+
+def test_a_rank_with_wrong_data_is_told_apart_from_those_that_lose_it(tmp_path: Path) -> None:
+    """Its exit status becomes WrongData with the end of its log, even where another rank has failed before it."""
+    os.mkfifo(tmp_path / "gone")
+    slow_exit = f"exec {sys.executable} -c 'raise SystemExit({EXIT_WRONG_DATA})'"
+    wrong = f"read line < {tmp_path}/gone; echo 'sum 3 is wrong' >&2; {slow_exit}"
+    ranks = ranks_of(f"echo > {tmp_path}/gone; exit 1", wrong, tmp_path=tmp_path)
+    with pytest.raises(WrongData, match=r"rank 1 on h2 received wrong data\n.*\n    sum 3 is wrong") as caught:
+        ranks.wait(within=20)
+    assert not isinstance(caught.value, net.RankFailed)
     assert all(process.poll() is not None for process in ranks.processes)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.topo.rank_program import check_data
+
 
 def integers(comm: Any, seed: int, length: int) -> list[NDArray[np.int32]]:
     """Of every rank, over the whole range."""
@@ -22,8 +24,8 @@ def floats(comm: Any, seed: int, length: int) -> list[NDArray[np.float32]]:
 
 
 def exact_sum(comm: Any, sources: list[NDArray[np.int32]]) -> NDArray[np.int32]:
-    """The allreduce of these; raises AssertionError where it is not numpy's sum, wrapping as int32 does."""
+    """The allreduce of these; raises WrongData where it is not numpy's sum, wrapping as int32 does."""
     total: NDArray[np.int32] = comm.allreduce(sources[comm.rank])
     expected = np.sum(sources, axis=0, dtype=np.int64).astype(np.int32)
-    assert np.array_equal(total, expected), f"int32[{len(total)}]: {np.sum(total != expected)} lanes are wrong"
+    check_data(total, expected, rank=comm.rank, operation=f"sum of int32[{len(total)}]")
     return total

@@ -14,6 +14,7 @@ from rank_inputs import exact_sum, floats, integers
 
 import netfold
 from netfold.host.errors import PeerLost
+from netfold.topo.rank_program import check_data, run_rank
 
 
 def main(seed: int, elements: int, victim: int | None) -> None:
@@ -24,7 +25,9 @@ def main(seed: int, elements: int, victim: int | None) -> None:
             total = exact_sum(comm, whole)
             parts = floats(comm, seed, length)
             mean = comm.allreduce(parts[comm.rank], op="average")
-            assert np.allclose(mean, np.mean(parts, axis=0, dtype=np.float64), atol=1e-6)
+            right = np.mean(parts, axis=0, dtype=np.float64)
+            check_data(mean, right, rank=comm.rank, operation=f"mean of float32[{length}]",
+                       tolerance=1e-6 + 1e-5 * np.abs(right))
             digest.update(total.tobytes() + mean.tobytes())
         if comm.rank == victim:
             comm.allreduce(whole[comm.rank])  # nobody is in an earlier operation any more when this one has ended
@@ -49,4 +52,4 @@ def main(seed: int, elements: int, victim: int | None) -> None:
         )
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+run_rank(main, int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the test of two planes: exact sums while a plane dies and comes back.
 
-    python rank_rails.py BYTES      prints "running", "died", then {"deaths", "nbytes", "digest"}; exits 1 where a sum
-                                    is wrong or nothing dies and comes back within MOST sums
+    python rank_rails.py BYTES      prints "running", "died", then {"deaths", "nbytes", "digest"}; ends with
+                                    EXIT_WRONG_DATA where a sum is wrong, and with 1 where nothing dies and comes back
+                                    within MOST sums
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import numpy as np
 
 import netfold
 from netfold.host.rails.multirail import MultiRail
+from netfold.topo.rank_program import check_data, run_rank
 
 MOST = 200
 
@@ -34,8 +36,8 @@ def main(nbytes: int) -> None:
                 parts = [rng.integers(-9999, 9999, size, np.int32) for rng in every]
                 mine = parts[comm.rank].copy()
                 total = comm.allreduce(mine, out=mine if number % 2 else None)
-                wrong = int(np.sum(total != np.sum(parts, axis=0, dtype=np.int32)))
-                assert wrong == 0, f"sum {number}: {wrong} of {size} elements are wrong"
+                right = np.sum(parts, axis=0, dtype=np.int32)
+                check_data(total, right, rank=comm.rank, operation=f"sum {number}")
                 digest.update(total.tobytes())
                 if number == 2 and comm.rank == 0:
                     print("running", flush=True)
@@ -52,8 +54,8 @@ def main(nbytes: int) -> None:
             sums("up", 1)
         use = rails.use()[1]
         gathered = comm.all_gather(np.array([comm.rank]))
-        assert list(gathered) == list(range(comm.size))
+        check_data(gathered, np.arange(comm.size), rank=comm.rank, operation="all_gather of the ranks")
         print(json.dumps({"deaths": use.deaths, "nbytes": use.nbytes - before, "digest": digest.hexdigest()}))
 
 
-main(int(sys.argv[1]))
+run_rank(main, int(sys.argv[1]))

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 
 import netfold
+from netfold.topo.rank_program import check_data, run_rank
 
 
 def main(seed: int, rounds: int, elements: int) -> None:
@@ -23,11 +24,11 @@ def main(seed: int, rounds: int, elements: int) -> None:
             ]
             total = comm.allreduce(integers[comm.rank])
             expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
-            assert np.array_equal(total, expected), f"round {number}: {np.sum(total != expected)} lanes are wrong"
+            check_data(total, expected, rank=comm.rank, operation=f"round {number}")
         stats = comm.stats()
         marks = sum(tree.ecn_marks for tree in stats.by_tree.values())
         said = {"rail": comm.rail, "retransmissions": stats.retransmissions, "marks": marks}
         print(json.dumps({**said, "trees": sorted(stats.by_tree)}))
 
 
-main(*map(int, sys.argv[1:]))
+run_rank(main, *map(int, sys.argv[1:]))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the end-to-end tests: sums whose results it can tell, int32 exactly and float32 within the bound.
 
-    python rank_sums.py SEED         prints {"rail", "retransmissions", "digest"}; exits 1 where a sum is wrong
+    python rank_sums.py SEED         prints {"rail", "retransmissions", "digest"}; ends with EXIT_WRONG_DATA
+                                     where a sum is wrong
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import numpy as np
 from rank_inputs import exact_sum, floats, integers
 
 import netfold
+from netfold.topo.rank_program import check_data, run_rank
 
 LENGTHS = (1, 255, 256, 257, 5_000, 20_003)
 
@@ -29,11 +31,10 @@ def main(seed: int) -> None:
             guard = int(np.ceil(np.log2(comm.size)))
             largest = float(np.max(np.abs(parts)))
             bound = comm.size * largest * 2.0 ** (1 - 31 + guard) + np.abs(exact) * 2.0**-23
-            worst = np.max(np.abs(got - exact) / bound)
-            assert worst <= 1, f"float32[{length}]: error {worst:.2f} times the bound"
+            check_data(got, exact, rank=comm.rank, operation=f"sum of float32[{length}]", tolerance=bound)
             digest.update(total.tobytes() + got.tobytes())
         again = comm.stats().retransmissions
         print(json.dumps({"rail": comm.rail, "retransmissions": again, "digest": digest.hexdigest()}))
 
 
-main(int(sys.argv[1]))
+run_rank(main, int(sys.argv[1]))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the end-to-end test of queue pairs: int32 sums over a ring, exact, without any tree.
 
-    python roce_sums.py SEED         prints {"trees", "retransmissions", "digest"}; exits 1 where a sum is wrong
+    python roce_sums.py SEED         prints {"trees", "retransmissions", "digest"}; ends with EXIT_WRONG_DATA
+                                     where a sum is wrong
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.roce.mesh import RoceMesh
 from netfold.host.selection.peers import Peers
+from netfold.topo.rank_program import check_data, run_rank
 from netfold.wire import roce
 from netfold.wire.jobs import Join, RankReport
 
@@ -41,7 +43,7 @@ def main(seed: int) -> None:
         total = np.empty_like(integers[rank])
         peers.allreduce(AllreduceRequest(integers[rank], total, Reduction("sum", "int32")))
         expected = np.sum(integers, axis=0, dtype=np.int64).astype(np.int32)  # wraps, as int32 does
-        assert np.array_equal(total, expected), f"int32[{length}]: {np.sum(total != expected)} lanes are wrong"
+        check_data(total, expected, rank=rank, operation=f"sum of int32[{length}]")
         digest.update(total.tobytes())
     again = sum(pair.retransmitted for pairs in mesh.queue_pair_states().values() for pair in pairs)
     mesh.close()
@@ -50,4 +52,4 @@ def main(seed: int) -> None:
     print(json.dumps({"trees": len(plan.trees), "retransmissions": again, "digest": digest.hexdigest()}))
 
 
-main(int(sys.argv[1]))
+run_rank(main, int(sys.argv[1]))
