@@ -20,6 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from netfold.topo.rank_program import print_message
+
 if TYPE_CHECKING:
     from netfold.host.api.communicator import Communicator
 
@@ -242,7 +244,7 @@ def main(spec: TrainingSpec) -> None:
         for step in range(1, spec.steps + 1):
             loss = trainer.step()
             if comm.rank == 0:
-                _print_line(TrainingStep(step, loss, time.perf_counter() - start))
+                print_message(TrainingStep(step, loss, time.perf_counter() - start))
         seconds = time.perf_counter() - start
         stats = comm.stats()
         if comm.rank == 0 and spec.weights:
@@ -252,16 +254,13 @@ def main(spec: TrainingSpec) -> None:
             for name, tree in stats.by_tree.items()
         }
         nbytes = trainer.buffer.nbytes
-        _print_line(
+        print_message(
             TrainingResult(
                 comm.rank, digest(trainer.model.weights), loss, trainer.accuracy(), seconds, trainer.reduce_seconds,
                 nbytes, comm.rail, comm.explain(nbytes), stats.packets_sent, stats.retransmissions, trees,
             )
         )
 
-
-def _print_line(line: TrainingStep | TrainingResult) -> None:
-    print(msgspec.json.encode(line).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Final
 
 import grpc
 
+CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
+"""Has the gRPC address of the controller, for ranks, and for commands that are not given another one."""
 CA_VARIABLE: Final = "NETFOLD_CA"
 """Names the PEM file of certificates that are trusted; for a self-signed certificate, that certificate itself."""
 TOKEN_VARIABLE: Final = "NETFOLD_TOKEN"

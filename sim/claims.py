@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from operator import attrgetter
 from typing import Literal
 
 State = Literal["healthy", "link breaks", "link is out"]
@@ -17,6 +18,8 @@ GIVE_UP = 0.05
 
 Key = tuple[object, ...]
 """(fabric, workload, size, state, number of links where it is not 1, seed)."""
+identity = attrgetter("fabric", "workload", "size", "scheme", "state", "links", "seed")
+"""What tells simulations apart: the same of a `ComparisonRow` and of the `points.Point` that it is the result of."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,6 @@ class ComparisonRow:
     dropped: int
     links: int = 1
     """Cables that break or are out; 1 also where all are up."""
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Which simulation this is the result of (`points.Point.identity`)."""
-        return self.fabric, self.workload, self.size, self.scheme, self.state, self.links, self.seed
 
     @property
     def key(self) -> Key:

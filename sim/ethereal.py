@@ -23,7 +23,7 @@ from math import isfinite
 from pathlib import Path
 
 from netfold.plots.charts import PlotsMissing
-from netfold.sim.claims import STATES, Claim, ComparisonRow, State, claims, describe
+from netfold.sim.claims import STATES, Claim, ComparisonRow, State, claims, describe, identity
 from netfold.sim.figures import draw
 from netfold.sim.packet import Transport
 from netfold.sim.placement import SCHEMES
@@ -130,16 +130,16 @@ def _simulate(comparison: Comparison, out: Path, *, jobs: int | None, resume: bo
     places = {point: place for place, point in enumerate(points)}
     out.mkdir(parents=True, exist_ok=True)
     with Journal(out, comparison.rto, resume=resume) as journal:
-        todo = [point for point in points if point.identity not in journal.rows]
+        todo = [point for point in points if identity(point) not in journal.rows]
         seeds = ", ".join(map(str, comparison.seeds))
         echo(f"{len(points)} simulations, {len(points) - len(todo)} of them done, seeds {seeds}")
         for point, row in zip(todo, sweep(simulate_point, todo, jobs=jobs, echo=echo), strict=True):
             journal.add(row)
             first = places[point] // comparison.group * comparison.group
-            group = [journal.rows.get(other.identity) for other in points[first:first + comparison.group]]
+            group = [journal.rows.get(identity(other)) for other in points[first:first + comparison.group]]
             if all(group):
                 echo(f"{first + comparison.group:4}/{len(points)} {_line([one for one in group if one])}")
-    return [journal.rows[point.identity] for point in points]
+    return [journal.rows[identity(point)] for point in points]
 
 
 def _line(rows: Sequence[ComparisonRow]) -> str:

@@ -38,11 +38,6 @@ class Point:
     links: int = 1
     """Cables that break or are out; 1 also where all are up."""
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Everything but the time-out, as in the row of this simulation (`claims.ComparisonRow.identity`)."""
-        return self.fabric, self.workload, self.size, self.scheme, self.state, self.links, self.seed
-
 
 def simulate_point(point: Point) -> ComparisonRow:
     """Run one simulation; of a model only the first two layers, since all its layers are alike."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from netfold.sim.claims import ComparisonRow
+from netfold.sim.claims import ComparisonRow, identity
 
 ROWS = "rows.jsonl"
 RESULTS = "results.json"
@@ -41,7 +41,7 @@ class Journal:
 
     def add(self, row: ComparisonRow) -> None:
         """Append a row to the file at once, so that a run that is interrupted loses nothing."""
-        self.rows[row.identity] = row
+        self.rows[identity(row)] = row
         self._file.write(json.dumps({"rto": self._rto, **_jsonable(row)}) + "\n")
         self._file.flush()
 
@@ -64,7 +64,7 @@ def _read(file: Path, rto: float) -> dict[tuple[object, ...], ComparisonRow]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}:{number}: no row of a run like this one ({error}); run without resume, or give "
                              "another folder") from error
-        rows[row.identity] = row
+        rows[identity(row)] = row
     return rows
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from netfold.host.operation.reduction import Reduction
 from netfold.host.operation.request import AllreduceRequest
+from netfold.topo.rank_program import print_message
 from netfold.wire.jobs import Peer, Plan
 
 Floats = NDArray[np.float32]
@@ -120,7 +121,7 @@ class PlainTcp:
 
         rank, address = int(os.environ["RANK"]), os.environ["NETFOLD_ADDRESS"]
         listener = listen(address)
-        _print_line(msgspec.json.encode(Peer(rank, address, "{}:{}".format(*listener.getsockname()))))
+        print_message(Peer(rank, address, "{}:{}".format(*listener.getsockname())))
         peers = msgspec.json.decode(sys.stdin.readline(), type=list[Peer])
         plan = Plan("bridge", 1, rank, setup.world, peers, [])
         self._peers = Peers(TcpMesh(plan, listener, timeout=setup.timeout), algorithm="auto")
@@ -185,11 +186,11 @@ def serve(setup: RankSetup, commands: Iterable[str | bytes]) -> None:
             if kind not in allreducers:
                 allreducer = allreducers[kind] = _open(kind, setup)
                 opened.callback(allreducer.close)
-        _print_line(b"{}")
+        print_message({})
         for line in commands:
             command = msgspec.json.decode(line, type=TimingCommand)
             allreducer = allreducers[_kind(command.algorithm, setup)]
-            _print_line(msgspec.json.encode(measure(allreducer, command, setup, rank)))
+            print_message(measure(allreducer, command, setup, rank))
 
 
 def _open(kind: str, setup: RankSetup) -> Allreducer:
@@ -272,10 +273,6 @@ def _own(algorithm: str) -> str | None:
     """The algorithm to ask NetFold for; None leaves the choice to it, or to the rail."""
     return {"auto": None, "roce": "ring"}.get(algorithm, algorithm)
 
-
-def _print_line(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

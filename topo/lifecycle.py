@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+
+STOP_SECONDS: Final = 5.0
+"""Seconds for a process to end after SIGTERM."""
 
 
 class Lifecycle(ABC):
@@ -31,3 +36,14 @@ class Lifecycle(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def terminate(process: subprocess.Popen[bytes]) -> None:
+    """End a process by SIGTERM, or by SIGKILL where it has not ended after STOP_SECONDS."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)

@@ -35,7 +35,7 @@ from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc
 from netfold.topo.failures import EXIT_WRONG_DATA, ControllerFailed, RankFailed, WrongData
-from netfold.topo.lifecycle import Lifecycle
+from netfold.topo.lifecycle import Lifecycle, terminate
 from netfold.topo.switches import CLASSES, P4Switch, tail
 from netfold.topo.topology import FabricTopo
 from netfold.topo.wiring import execute
@@ -43,7 +43,6 @@ from netfold.wire import operator
 
 CONTROLLER_SECONDS: Final = 90.0
 """Seconds for the controller to compile the program and fill every switch; the first compilation may take long."""
-STOP_SECONDS: Final = 5.0
 ABORT_SECONDS: Final = 5.0
 """Seconds for a rank that is overdue to write the stacks of its threads."""
 WRONG_DATA_SECONDS: Final = 2.0
@@ -363,17 +362,6 @@ def _state(pid: int) -> str:
     except OSError:
         return "gone"
     return next(line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("State:"))
-
-
-def terminate(process: subprocess.Popen[bytes]) -> None:
-    """End a process by SIGTERM, or by SIGKILL where it has not ended after STOP_SECONDS."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_SECONDS)
 
 
 def _stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs that are one rank share: the check of their data, and the exit status where it is wrong.
+"""What programs that are one rank share: the check of their data, the exit status where it is wrong, and messages to
+whoever launched them, one JSON message a line of standard output.
 
 Such checks are no assert statements, which `python -O` leaves out.
 """
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -54,3 +56,12 @@ def run_rank(program: Callable[P, object], *args: P.args, **kwargs: P.kwargs) ->
             raise
         traceback.print_exception(error)
         sys.exit(EXIT_WRONG_DATA)
+
+
+def print_message(message: object) -> None:
+    """Print a message at once, although standard output is a pipe.
+
+    message  what msgspec encodes as JSON: a Struct, a dict, ...
+    """
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()

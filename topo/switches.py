@@ -28,10 +28,10 @@ from mininet.node import Switch
 from netfold.fabric.graph import CPU_PORT, Engine
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
+from netfold.topo.lifecycle import terminate
 
 READY_SECONDS: Final = 60.0
 """Seconds for a switch to answer; several start at once on few cores."""
-STOP_SECONDS: Final = 5.0
 LOG_LINES: Final = 15
 
 
@@ -115,13 +115,8 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
 
     def stop(self, deleteIntfs: bool = True) -> None:
         """End the process that `start` started."""
-        if self.child is not None and self.child.poll() is None:
-            self.child.send_signal(signal.SIGTERM)
-            try:
-                self.child.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.child.kill()
-                self.child.wait(STOP_SECONDS)
+        if self.child is not None:
+            terminate(self.child)
         super().stop(deleteIntfs)
 
     # ---- readiness and failure -----------------------------------------------------------------------------------

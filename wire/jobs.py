@@ -22,6 +22,8 @@ SERVICE: Final = "netfold.Jobs"
 PROTOCOL: Final = 5
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
+LANE_BITS: Final = (32, 16, 8)
+"""Widths in bits that the lanes of float32 sums may have."""
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -48,6 +48,7 @@ class Opcode(IntEnum):
     WRITE_LAST = 0x08
     WRITE_ONLY = 0x0A
     ACKNOWLEDGE = 0x11
+    """Made and read by host/native alone (NF_RC_ACKNOWLEDGE); named here for whoever reads captured packets."""
 
     @property
     def has_reth(self) -> bool:

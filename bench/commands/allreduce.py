@@ -28,7 +28,7 @@ from netfold.host.collectives import ALLREDUCE
 from netfold.topo import sandbox
 from netfold.topo.allreduce_rank import RankSetup, Timing, TimingCommand
 from netfold.wire import roce
-from netfold.wire.jobs import Peer
+from netfold.wire.jobs import LANE_BITS, Peer
 
 if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
     from netfold.bench.harness.bridge import Bridge
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # Mininet may be absent, and is imported inside the sandbox
 
 BRIDGE: Final = "@bridge"
 ON_FABRIC: Final = ("fabric", "roce")
-LANE_BITS: Final = (32, 16, 8)
 READY_SECONDS: Final = 120.0
 """Seconds for all ranks to join; the first compilation of the native library on a slow machine takes long."""
 

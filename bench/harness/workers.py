@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from netfold.topo.failures import FabricFailed
-from netfold.topo.net import terminate
+from netfold.topo.lifecycle import terminate
 from netfold.topo.switches import tail
 
 

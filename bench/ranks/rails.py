@@ -20,6 +20,7 @@ from netfold.host.rails.joining import START_VARIABLE
 from netfold.host.rails.multirail import MultiRail, RailUse, State
 from netfold.host.rails.policy import Start
 from netfold.host.selection.calibration import COST_VARIABLE
+from netfold.topo.rank_program import print_message
 
 
 class OpenCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -84,11 +85,11 @@ def serve(timeout: float) -> None:
                 if comm is not None:
                     comm.close()
                 comm, begun = _begin(command, timeout)
-                _print_line(msgspec.json.encode(begun))
+                print_message(begun)
             elif comm is None:
                 raise ValueError("the first command must be OpenCommand")
             else:
-                _print_line(msgspec.json.encode(_measure(comm, command)))
+                print_message(_measure(comm, command))
     finally:
         if comm is not None:
             comm.close()
@@ -113,7 +114,7 @@ def _measure(comm: Communicator, turn: SumsCommand) -> SumsResult:
     comm.barrier()
     begin = time.monotonic()
     if turn.announce:
-        _print_line(msgspec.json.encode(Announcement(begin)))
+        print_message(Announcement(begin))
     for _ in range(turn.iterations):
         comm.allreduce(source, out)
     seconds = (time.monotonic() - begin) / turn.iterations
@@ -134,10 +135,6 @@ def _data(rank: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     # cheap to compute, so that checking does not dominate; differs between ranks and between elements
     return np.arange(size, dtype=np.int32) * np.int32(2 * rank + 1)
 
-
-def _print_line(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

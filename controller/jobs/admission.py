@@ -10,12 +10,11 @@ from netfold.controller.health.drains import Drains
 from netfold.controller.jobs.job import Job
 from netfold.fabric.graph import Fabric
 from netfold.rpc.rpc import Code, Refusal
-from netfold.wire.jobs import PROTOCOL, Join
+from netfold.wire.jobs import LANE_BITS, PROTOCOL, Join
 
 MAX_WORLD: Final = 1023
 """Most ranks of a job: the encoding of Inf and NaN cannot count more."""
 MAX_TIMEOUT: Final = 600.0
-LANE_BITS: Final = (32, 16, 8)
 
 
 def check(r: Join, fabric: Fabric, drains: Drains) -> None:

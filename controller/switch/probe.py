@@ -8,10 +8,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-FRAME: Final = 0
-"""Kind of a packet-out or packet-in that carries a frame: CPU_FRAME of p4src/sizes.p4."""
 PROBE: Final = 1
-"""Kind of a packet-out or packet-in that carries a probe of a slot: CPU_PROBE of p4src/sizes.p4."""
+"""Kind of a packet-out or packet-in that carries a probe of a slot: CPU_PROBE of p4src/sizes.p4; 0 is a frame."""
 
 _PROBE: Final = struct.Struct("!I16s")
 _PSN: Final = (1 << 24) - 1

@@ -42,13 +42,12 @@ MARK_ABOVE: Final = "SwitchEgress.congestion.mark_above"
 PORT_IN: Final = "SwitchIngress.port_in"
 PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
-MARKED: Final = "SwitchEgress.congestion.congestion_marked"
 UNPINNED: Final = f"{_PATHS}.unpinned"
 """Counter by destination leaf: packets in mode "pinned" that no pin was for."""
 OUTCOMES: Final = "SwitchIngress.fold.verdict.outcomes"
 """Counter of contributions and results by outcome: FIRST, ANSWERED, ... of p4src/verdict.p4."""
 FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
-"""Outcomes of injected faults, each with a counter (`fault_counter`)."""
+"""Outcomes of injected faults, each with a counter (`fault_counter`) and a field of `wire.operator.Traffic`."""
 REORDER_BY: Final = 8
 """Packets that overtake one that is held back: more than hosts tolerate as reordering (NF_REORDER of host/native)."""
 

@@ -15,12 +15,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from netfold.controller.switch.tables import FAULTS
 from netfold.fabric.graph import bits_per_second
 from netfold.wire.operator import JobStatus, LinkStatus, Outcomes, Status, SwitchStatus, Traffic
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-FAULTS: Final = ("lost", "corrupted", "duplicated", "held")
-"""The counters of injected faults in Traffic."""
 
 
 def text(status: Status) -> bytes:

@@ -35,10 +35,10 @@ from netfold.host.selection.dispatch import Dispatch
 from netfold.host.selection.peers import ALGORITHM_VARIABLE, AUTO, Peers
 from netfold.host.tracing.flight import Flight
 from netfold.host.tracing.timeline import Timeline, timeline_from_environment
+from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import Join, Plan
 
 RailName = Literal["auto", "innet", "tcp", "roce"]
-CONTROLLER_VARIABLE = "NETFOLD_CONTROLLER"
 
 log = logging.getLogger("netfold")
 

@@ -16,11 +16,12 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from netfold.host import environment
-from netfold.host.api.assembly import CONTROLLER_VARIABLE, RailName
+from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import NetFoldError
 from netfold.host.operation.coding import LaneBits
 from netfold.host.operation.reduction import ReduceOp
+from netfold.rpc.channel import CONTROLLER_VARIABLE
 
 Average: Final = "average"
 Sum: Final = "sum"

@@ -22,7 +22,7 @@ from netfold.host.innet.abi import AGREEMENT, DATA, StreamState
 from netfold.host.innet.native import Core, Io
 from netfold.host.innet.recovery_rounds import RecoveryRounds
 from netfold.host.innet.stall_detector import StallDetector
-from netfold.host.mesh.mesh import ranks
+from netfold.host.mesh.mesh import WATCHED_SLICE_SECONDS, ranks
 from netfold.host.native.library import RUN_PACKETS
 from netfold.host.native.sockets import open_sockets
 from netfold.host.operation.coding import Coding, LaneBits
@@ -37,8 +37,6 @@ log = logging.getLogger("netfold")
 
 SLICE_SECONDS = 0.05
 """Seconds in native code between two checks of Python's signals (Ctrl-C), the timeout, and stalled streams."""
-WATCHED_SLICE_SECONDS = 0.01
-"""The same while the rail is watched, which bounds how soon one of several rails is found dead."""
 LOST_RANK_SECONDS = 0.5
 """Seconds without any new result after which a lost rank ends an operation; one that died after its last contribution
 need not end it."""

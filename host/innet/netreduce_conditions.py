@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import math
 
-from netfold.host.selection import cost
-from netfold.host.selection.cost import LinkCost
-
 
 def ratio(ranks: int, members: int) -> float:
     """The B_intra/B_inter above which parallel NetReduce beats a flat ring by bandwidth; infinite where it never does.
@@ -42,11 +39,3 @@ def beats_tencent(machines: int) -> bool:
     """Whether parallel NetReduce is faster by bandwidth than rings across machines; with two machines they are equal,
     and its latency is lower."""
     return machines > 2
-
-
-def seconds_saved(nbytes: float, ranks: int, members: int, inside: LinkCost, across: LinkCost) -> float:
-    """Predicted seconds by which it is faster than the ring, latencies and reducing included; negative where it is
-    slower."""
-    ratio(ranks, members)  # checks both
-    parallel = cost.netreduce_parallel(nbytes, ranks // members, members, inside, across)
-    return cost.ring(nbytes, ranks, across) - parallel

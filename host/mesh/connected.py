@@ -35,7 +35,7 @@ from netfold.host.errors import (
 from netfold.host.mesh.connection import FAILURE_REPORT, HEADER, ControlMessage, PeerConnection, Receive, text_of
 from netfold.host.mesh.failure_reports import FailureReports
 from netfold.host.mesh.handshake import HandshakeAcceptor, PeerUnreachable, connect
-from netfold.host.mesh.mesh import IDLE, Call, Mesh, Pending, no_such_peer, ranks
+from netfold.host.mesh.mesh import IDLE, WATCHED_SLICE_SECONDS, Call, Mesh, Pending, no_such_peer, ranks
 from netfold.host.tracing.timeline import Timeline
 from netfold.wire.jobs import Plan
 
@@ -44,8 +44,6 @@ BURST_BYTES = 4 << 20
 GRACE_FRACTION = 0.1
 """Fraction of the timeout that a rank, after it has timed out, spends on collecting its peers' wait reports, and that a
 rank which gives up waits for peers that have not connected yet; at least ``REPORT_SECONDS``."""
-WATCHED_SLICE_SECONDS = 0.01
-"""Seconds between two calls of whoever watches (``watched_by``)."""
 REPORT_SECONDS = 0.2
 """Seconds that a rank which gives up spends at most on sending its failure reports."""
 

@@ -25,6 +25,10 @@ import numpy as np
 from netfold.host.operation.arrays import Flat
 from netfold.host.tracing.timeline import Timeline
 
+WATCHED_SLICE_SECONDS = 0.01
+"""Seconds between two calls of whoever watches a mesh or rail (``watched_by``); they bound how soon one of several
+rails is found dead."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -104,8 +108,8 @@ class Mesh(ABC):
         del algorithm, ranks, root
 
     def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """Calls ``watch`` every 10 ms from now on while anything is waited for, with the monotonic seconds of the last
-        progress; what it raises ends the operation.  None: stops that."""
+        """Calls ``watch`` every ``WATCHED_SLICE_SECONDS`` from now on while anything is waited for, with the monotonic
+        seconds of the last progress; what it raises ends the operation.  None: stops that."""
         raise NotImplementedError(f"a mesh over {self.kind} cannot be watched")
 
     @abstractmethod

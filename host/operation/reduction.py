@@ -89,3 +89,7 @@ class Reduction:
             for at in range(0, data.size, BLOCK):
                 block = slice(at, at + BLOCK)
                 narrow(widen(data[block], BFLOAT16) / np.float32(ranks), BFLOAT16, data[block])
+
+
+INT32_SUM: Final = Reduction("sum", "int32")
+"""The sum of integers, which is the same in whatever order ranks are added."""

@@ -26,7 +26,7 @@ from netfold.host.errors import Closed, NetFoldError, RailDown, TransportError
 from netfold.host.mesh.mesh import ranks
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.host.operation.rail import Flat, RailStats, folds
-from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import rail_report, striping
 from netfold.host.rails.agreement import Agreements
@@ -53,8 +53,6 @@ WARMUP_CALLS = 3
 """Number of short calls on each rail before those that are measured."""
 LATENCY, RATE = (1024,) * 5, (LONG_BYTES, 4 * LONG_BYTES)
 """Sizes in bytes of the first calls, from which each rail's cost is measured."""
-SUM = Reduction("sum", "int32")
-"""The reduction of the ranks' reports."""
 
 log = logging.getLogger("netfold")
 
@@ -324,7 +322,7 @@ class MultiRail:
         """
         table = rail_report.encode(self.rank, self.world, self._rails, parts, self._estimates, self._took)
         self._took = None
-        total = self._agree(table, SUM, rail, tell=together)
+        total = self._agree(table, INT32_SUM, rail, tell=together)
         told = rail_report.decode(total, self.world, self._rails.live, parts)
         names = self._rails.names
         self._rails.mark_down({
@@ -353,7 +351,7 @@ class MultiRail:
         for tell, nbytes in [(False, 1024)] * WARMUP_CALLS + [(True, nbytes) for nbytes in sizes]:
             for rail in strange:  # in turns: what disturbs one of them for a while disturbs all
                 if rail in self._rails.live:  # it may die here as well as later
-                    self._agree(np.zeros(nbytes // 4, np.int32), SUM, rail, tell=tell)
+                    self._agree(np.zeros(nbytes // 4, np.int32), INT32_SUM, rail, tell=tell)
         if strange:
             self._exchange({}, self._rails.live[0])
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from netfold.host.errors import NetFoldError
-from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.reduction import INT32_SUM
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails.open_rail import OpenRail
 from netfold.host.rails.rail_set import WatchedRail
@@ -22,8 +22,6 @@ RENEW_SECONDS = 10.0
 """Seconds after which a rail that is open here, and not on all ranks, is closed and opened anew."""
 FIRST_SUM_ELEMENTS = 256
 """Elements of the first sum on a reopened rail, which shows whether it carries anything."""
-
-SUM = Reduction("sum", "int32")
 
 log = logging.getLogger("netfold")
 
@@ -53,7 +51,8 @@ class BackgroundReopening:
                 continue
             try:
                 some = np.ones(FIRST_SUM_ELEMENTS, np.int32)
-                rail.allreduce(AllreduceRequest(some, some, SUM))  # joining may succeed where no packet gets through
+                # joining may succeed where no packet gets through
+                rail.allreduce(AllreduceRequest(some, some, INT32_SUM))
             except NetFoldError as error:
                 log.debug("%s is open and carries nothing: %s", rail, error)
                 rail.close()

@@ -209,7 +209,8 @@ class Endpoint:
         self._lib.nf_rc_limit_open(self.handle, most)
 
     def open_now(self) -> int:
-        """Number of queue pairs that are open now."""
+        """Number of queue pairs that are open now: what ``limit_open`` bounds, so that tests can hold the count to the
+        states of all queue pairs."""
         return int(self._lib.nf_rc_open_now(self.handle))
 
     def open_most(self) -> int:

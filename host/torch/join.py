@@ -16,12 +16,13 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from netfold.host import environment
-from netfold.host.api.assembly import CONTROLLER_VARIABLE, RailName
+from netfold.host.api.assembly import RailName
 from netfold.host.api.communicator import Communicator
 from netfold.host.environment import RankIdentity
 from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.coding import LaneBits
+from netfold.rpc.channel import CONTROLLER_VARIABLE
 from netfold.wire.jobs import PROTOCOL, Peer, Plan
 
 STORE = "store"

@@ -71,7 +71,8 @@ class LocalEngine(Engine):
         return frames
 
     def limit_output(self, frames: int = 0xFFFFFFFF, depth: int = 0) -> None:
-        """Lets queues take only so many frames until the next take(), and report `depth` frames as queued."""
+        """Lets queues take only so many frames until the next take(), and report `depth` frames as queued.  In
+        process no link is ever busy: without this, nothing could show what a program does where a queue is full."""
         self._local.limit(frames, depth)
 
     def _collect(self) -> None:

@@ -19,8 +19,8 @@ from netfold.host.innet.abi import AGREEMENT, DATA
 from netfold.host.operation.coding import Coding, LaneBits
 from netfold.wire import roce
 from support import needs
+from support.checksum import checksum
 from support.folding import P4Fabric, reduce
-from support.program import checksum
 from support.slot_model import MICROSECOND, TerribleNetwork
 
 

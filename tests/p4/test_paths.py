@@ -20,7 +20,8 @@ from netfold.fabric.generate import leafspine
 from netfold.wire import roce
 from softswitch.engine.local import LocalEngine
 from support.bmv2 import Bmv2, by_port
-from support.program import PROGRAM, checksum, library, mac, native
+from support.checksum import checksum
+from support.program import PROGRAM, library, mac, native
 from support.slot_model import ip_packet
 
 FABRIC = leafspine(3, 4, 6)

@@ -17,7 +17,7 @@ from netfold.fabric.generate import leafspine
 from netfold.host.roce.native import ARRIVED, BROKEN, SENT, Connection, Endpoint
 from netfold.host.roce.sockets import CONNECTION_BIT
 from netfold.wire import roce
-from support.program import checksum
+from support.checksum import checksum
 from support.slot_model import MICROSECOND, MILLISECOND, SECOND, TerribleNetwork
 from support.tshark import dissect
 from support.wires import Wires

@@ -9,8 +9,8 @@ from netfold.fabric.graph import CPU_PORT, End, Fabric
 from support.controller import MemorySwitch
 
 
-def number(fabric: Fabric, a: str, b: str) -> int:
-    """Of the link between two nodes."""
+def link_between(fabric: Fabric, a: str, b: str) -> int:
+    """The number of the link between two nodes."""
     return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from functools import cache
 from pathlib import Path
 
@@ -19,14 +18,6 @@ PROGRAM = Path(__file__).resolve().parents[2] / "p4src" / "netfold.p4"
 def library() -> Path:
     """The program, compiled once for all tests."""
     return linking.build(compile_file(PROGRAM))
-
-
-def checksum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071): 0 over data that holds its own."""
-    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 def mac(text: str) -> bytes:

@@ -13,7 +13,8 @@ from functools import partial
 from netfold.controller.switch.entities import Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Fabric
 from softswitch.engine import entities, local
-from support.program import checksum, library, mac, native
+from support.checksum import checksum
+from support.program import library, mac, native
 from support.slot_model import TerribleNetwork, ip_packet
 
 

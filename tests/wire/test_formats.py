@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,13 @@ from support import needs
 from support.program import p4_defines
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def c_define(source: str, name: str) -> int:
+    """The number that a C source defines by this name."""
+    found = re.search(rf"^#define {name} (\w+)", source, re.M)
+    assert found, f"no #define {name}"
+    return int(found[1], 0)
 
 
 def test_p4_sizes_equal_the_python_ones() -> None:
@@ -39,6 +47,13 @@ def test_p4_sizes_equal_the_python_ones() -> None:
     operations = {op.name: op.value for op in roce.LaneOperation}
     assert {name: p4[f"OP_{name}"] for name in operations} == operations
     assert max(operations.values()) == p4["OP_LAST"] < roce.QUEUE_PAIRS
+
+
+def test_c_sizes_equal_the_python_ones() -> None:
+    """host/native and wire/roce.py name the same numbers."""
+    lanes, rc = ((ROOT / "host" / "native" / name).read_text() for name in ("lanes.h", "rc.h"))
+    assert c_define(lanes, "NF_BLOCK") == roce.BLOCK
+    assert c_define(rc, "NF_RC_ACKNOWLEDGE") == roce.Opcode.ACKNOWLEDGE
 
 
 @given(st.binary(min_size=0, max_size=64), st.integers(0, 0xFFFF), st.integers(0, roce.PSN_MASK), st.integers(0, 255))

@@ -17,9 +17,9 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import typer
 
-from netfold.cli.options import CONTROLLER_VARIABLE
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Engine, Fabric, FabricError
+from netfold.rpc.channel import CONTROLLER_VARIABLE
 
 FAILED: Final = 1
 CANNOT: Final = 2

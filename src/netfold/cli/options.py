@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
-"""Has the gRPC address of the controller, for commands that are not given another one, and for ranks."""
+from netfold.rpc.channel import CONTROLLER_VARIABLE
 
 FabricFile = Annotated[Path | None, typer.Argument(metavar="FABRIC.toml", help="The fabric's description.")]
 Topo = Annotated[str | None, typer.Option("--topo", metavar="leafspine,LEAVES,SPINES,HOSTS",

@@ -21,7 +21,7 @@ from netfold.controller.switch.entities import Entry
 from netfold.fabric.file import dumps, loads
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import End, Fabric, FabricError
-from support.cables import Cables, number
+from support.cables import Cables, link_between
 from support.controller import run, until
 from support.jobs import Rig, rig
 
@@ -64,7 +64,7 @@ def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
     from scapy.layers.l2 import ARP, Ether
 
     everywhere = [s.name for s in FABRIC.switches]
-    questions = list(Links(FABRIC).arp_probes(everywhere, [number(FABRIC, "leaf1", "spine2")]))
+    questions = list(Links(FABRIC).arp_probes(everywhere, [link_between(FABRIC, "leaf1", "spine2")]))
     asked = [host for host, leaf in FABRIC.leaf_of().items() if leaf == "leaf1"]
     assert sorted(Ether(question.frame)[ARP].pdst for question in questions) == sorted(
         FABRIC.host(host).address for host in asked)
@@ -78,7 +78,7 @@ def test_hosts_at_switches_in_doubt_are_asked_for_a_sign_of_life() -> None:
         assert any({str(End(question.switch, question.port)), host.name} <= {link.a, link.b, link.b.partition(":")[0]}
                    for link in FABRIC.links)
     assert not list(Links(FABRIC).arp_probes(everywhere, []))
-    assert not list(Links(FABRIC).arp_probes(["leaf2"], [number(FABRIC, "leaf1", "spine2")]))
+    assert not list(Links(FABRIC).arp_probes(["leaf2"], [link_between(FABRIC, "leaf1", "spine2")]))
 
 
 def test_a_link_is_down_when_probes_are_lost_in_one_direction() -> None:
@@ -89,7 +89,7 @@ def test_a_link_is_down_when_probes_are_lost_in_one_direction() -> None:
         deliver(found, FABRIC, without=dead)
         assert found.down() == frozenset()
     deliver(found, FABRIC, without=dead)
-    assert found.down() == {number(FABRIC, "leaf1", "spine2")}
+    assert found.down() == {link_between(FABRIC, "leaf1", "spine2")}
     deliver(found, FABRIC)
     assert found.down() == frozenset()
 
@@ -113,7 +113,7 @@ def test_links_of_a_switch_that_is_down_are_not_judged() -> None:
     found = Links(FABRIC)
     for _ in range(2 * FABRIC.misses):
         assert {probe.switch for probe in found.round(["leaf1", "leaf2", "spine1"])} == {"leaf1", "leaf2", "spine1"}
-    assert found.down() == {number(FABRIC, "leaf1", "spine1"), number(FABRIC, "leaf2", "spine1")}
+    assert found.down() == {link_between(FABRIC, "leaf1", "spine1"), link_between(FABRIC, "leaf2", "spine1")}
 
 
 def test_a_cable_in_the_wrong_port_is_named() -> None:
@@ -161,7 +161,7 @@ def test_a_cut_link_is_routed_around_and_taken_back(tmp_path: Path) -> None:
     async def story() -> None:
         async with cabled(tmp_path) as (r, cables):
             assert (ways(r, "leaf1", "h3"), ways(r, "leaf2", "h1")) == ({3, 4}, {3, 4})
-            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            cables.cut.add(link_between(r.fabric, "leaf1", "spine1"))
             for _ in range(FABRIC.misses + 1):
                 await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf1", "h3") == {4})
@@ -231,7 +231,7 @@ def test_a_running_jobs_entries_stay_when_routes_change(tmp_path: Path) -> None:
                         for name, s in r.switches.items()}
 
             before = folding()
-            cables.cut.add(number(r.fabric, "leaf2", "spine2"))
+            cables.cut.add(link_between(r.fabric, "leaf2", "spine2"))
             for _ in range(FABRIC.misses + 1):
                 await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf2", "h1") == {3})
@@ -247,7 +247,7 @@ def test_links_are_probed_in_the_background(tmp_path: Path) -> None:
     async def story() -> None:
         async with rig(tmp_path, probe=0.01) as r:
             cables = Cables(r.fabric, r.switches)
-            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            cables.cut.add(link_between(r.fabric, "leaf1", "spine1"))
             await until(lambda: ways(r, "leaf1", "h3") == {4})
             cables.cut.clear()
             await until(lambda: ways(r, "leaf1", "h3") == {3, 4})
@@ -277,7 +277,7 @@ def test_a_switch_that_refuses_a_new_route_is_mended(tmp_path: Path) -> None:
             leaf = r.switches["leaf1"]
             refusals = iter([True, True])
             leaf.refuse = lambda update: next(refusals, False)
-            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            cables.cut.add(link_between(r.fabric, "leaf1", "spine1"))
             for _ in range(FABRIC.misses + 1):
                 await r.controller.liveness.check()
             await until(lambda: ways(r, "leaf1", "h3") == {4})

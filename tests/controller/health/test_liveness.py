@@ -15,7 +15,7 @@ from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import FabricError
 from netfold.fabric.slots import Exhausted
 from netfold.wire.jobs import AskMissing, Done, Halt, Plan, Resume
-from support.cables import Cables, number
+from support.cables import Cables, link_between
 from support.controller import BOUND, run, until
 from support.jobs import Code, Rig, rig
 from support.recovery import all_resume, lose, restart, streams
@@ -57,7 +57,7 @@ def test_a_link_that_swallows_is_found_by_suspicion_alone(tmp_path: Path) -> Non
             cables = Cables(r.fabric, r.switches)
             plans = await r.together(4)
             watcher = await r.watch(plans[3])
-            cables.cut.add(number(r.fabric, "leaf1", "spine1"))
+            cables.cut.add(link_between(r.fabric, "leaf1", "spine1"))
             await suspect(r, plans[0])
             assert await watcher.next() == Halt(1, "the link leaf1:3 - spine1 is down")
             after = await all_resume(r, plans)
@@ -75,7 +75,7 @@ def test_a_switch_that_a_hosts_port_keeps_deaf_is_woken(tmp_path: Path) -> None:
     async def story() -> None:
         async with rig(tmp_path) as r:
             cables = Cables(r.fabric, r.switches)
-            uplinks = {number(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2")}
+            uplinks = {link_between(r.fabric, "leaf1", spine) for spine in ("spine1", "spine2")}
             before = r.switches["leaf1"].sends
             awake: list[int] = []
 

@@ -14,11 +14,7 @@ from netfold.fabric.clos import Clos, Path
 from netfold.fabric.generate import leafspine, threetier
 from netfold.fabric.graph import Fabric
 from netfold.wire import roce
-
-
-def link_between(fabric: Fabric, a: str, b: str) -> int:
-    """Its number."""
-    return next(n for n, link in enumerate(fabric.links) if {end.node for end in link.ends} == {a, b})
+from support.cables import link_between
 
 
 def path_over(steering: Steering, *switches: str) -> Path:

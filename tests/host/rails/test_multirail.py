@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from netfold.host.api.communicator import Communicator
 from netfold.host.errors import PeerLost, RailDown
-from netfold.host.operation.reduction import Reduction
+from netfold.host.operation.reduction import INT32_SUM, Reduction
 from netfold.host.operation.request import AllreduceRequest
 from netfold.host.rails import planes
-from netfold.host.rails.multirail import SUM, MultiRail
+from netfold.host.rails.multirail import MultiRail
 from netfold.host.rails.planes import RailSpec
 from netfold.host.rails.shares import Figure
 from support.ports import wait_for
@@ -133,7 +133,7 @@ def test_no_rail_left_is_an_error_on_every_rank() -> None:
 
     def call(rail: MultiRail, rank: int) -> str:
         with pytest.raises(RailDown, match=r"no rail is left: rail0: the fake plane is dead; rail1: ") as caught:
-            rail.allreduce(AllreduceRequest(np.ones(LONG, np.int32), np.empty(LONG, np.int32), SUM, 1))
+            rail.allreduce(AllreduceRequest(np.ones(LONG, np.int32), np.empty(LONG, np.int32), INT32_SUM, 1))
         return str(caught.value).partition(", ")[2]
 
     assert len(set(ranks.each(call))) == 1
@@ -167,8 +167,9 @@ def test_a_rank_that_is_gone_is_named() -> None:
     def call(rank: int) -> None:
         if rank == 2:
             return
+        ones, total = np.ones(LONG, np.int32), np.empty(LONG, np.int32)
         with pytest.raises(PeerLost, match=r"rank 2 is gone"):
-            ranks.rails[rank].allreduce(AllreduceRequest(np.ones(LONG, np.int32), np.empty(LONG, np.int32), SUM, 1))
+            ranks.rails[rank].allreduce(AllreduceRequest(ones, total, INT32_SUM, 1))
 
     on_ranks(3, call)
 

@@ -14,6 +14,7 @@ import pytest
 
 from cbuild import cc
 from softswitch.engine import linking
+from support.checksum import checksum
 
 RUNTIME = linking.RUNTIME
 SEED = 20
@@ -24,14 +25,6 @@ def builds() -> list[str]:
     has = set(re.split(r"\s+", Path("/proc/cpuinfo").read_text()))
     wide = {"-mavx2": {"avx2"}, "-mavx512f -mvpclmulqdq -mpclmul": {"avx512f", "vpclmulqdq"}}
     return ["-DPLAIN", *(flags for flags, needs in wide.items() if needs <= has)]
-
-
-def checksum(data: bytes) -> int:
-    """RFC 1071."""
-    total: int = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 @pytest.mark.parametrize("flags", builds())
