@@ -27,9 +27,9 @@ settings.register_profile("netfold", settings.get_profile("explore"), derandomiz
 settings.load_profile("netfold")
 
 LOG_BYTES: Final = 4000
-"""Of the end of each log."""
+"""Bytes that are shown of the end of each log."""
 LOGS: Final = 16
-"""Logs at most, the latest written first: those of one fabric."""
+"""Most logs that are shown, the latest written first: as many as one fabric has."""
 HIDDEN: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder behind which `--without` hides programs and modules."""
 
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Nothing is left."""
+    """Remove the folders that hid what `--without` names."""
     if HIDDEN in config.stash:
         config.stash[HIDDEN].cleanup()
 

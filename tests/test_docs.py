@@ -34,13 +34,13 @@ TOOLS: dict[str, Any] = {name: typer.main.get_command(app) for name, app in APPS
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def code(page: Path) -> Iterator[str]:
-    """What stands in backticks, and every line of code blocks."""
+    """The code of a page: what stands in backticks, and every line of code blocks."""
     text = page.read_text()
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S):
         yield from block.splitlines()
@@ -94,7 +94,7 @@ def helps(tool: str, *names: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """To a file of the repository, and a heading of it where the link names one."""
+    """Each link leads to a file of the repository, and to a heading of it where it names one."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if re.match(r"https?://", target):
             continue

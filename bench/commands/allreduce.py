@@ -42,7 +42,7 @@ READY_SECONDS: Final = 120.0
 
 @dataclass(frozen=True)
 class AllreduceSpec:
-    """What to measure."""
+    """Which sizes, reductions and algorithms to time, how often, and over which fabric."""
 
     sizes: tuple[int, ...]
     iterations: int

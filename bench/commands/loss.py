@@ -38,7 +38,7 @@ STATE_BYTES: Final = 16
 
 @dataclass(frozen=True)
 class LossSpec:
-    """What to measure."""
+    """Which loss rates and flow controls to measure, over which fabric, with which operations."""
 
     topo: str
     engine: Engine

@@ -42,7 +42,7 @@ SECONDS: Final = 120.0
 
 @dataclass(frozen=True)
 class RecoverySpec:
-    """What to measure."""
+    """Which faults to inject into which fabric, how often, and what the ranks sum meanwhile."""
 
     faults: tuple[Fault, ...]
     engine: Engine

@@ -45,7 +45,7 @@ RESTORED_SECONDS: Final = 20.0
 
 
 class PathsTask(msgspec.Struct, frozen=True):
-    """What to measure."""
+    """What the ranks of one job measure: each of the collectives in each of the modes, some rounds of it."""
 
     modes: list[Mode]
     collectives: list[Collective]

@@ -17,7 +17,7 @@ from netfold.cli.doctor import Check, Finding, Missing
 
 
 def text_of(findings: list[Finding]) -> tuple[bool, str]:
-    """Verdict and words."""
+    """The verdict of `netfold doctor` on these findings, and what it prints."""
     out = io.StringIO()
     verdict = doctor.show(findings, Console(file=out, width=160))
     return verdict, out.getvalue()

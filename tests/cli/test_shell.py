@@ -62,7 +62,7 @@ def test_it_is_started_on_the_switch_that_is_meant(tmp_path: Path) -> None:
 def test_where_it_is_missing_the_command_to_get_it_is_said(
     python: str | None, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With the folder in which it is found then."""
+    """The command names the folder in which p4runtime-shell is found once it has been installed there."""
     fabric_file.save(leafspine(2, 2, 4), tmp_path / "lab.toml")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv(PYTHON_VARIABLE, python) if python else monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
@@ -74,7 +74,7 @@ def test_where_it_is_missing_the_command_to_get_it_is_said(
 
 
 def test_a_switch_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    """Before anything is started."""
+    """The command is refused before any shell is started."""
     fabric_file.save(leafspine(2, 2, 4), tmp_path / "lab.toml")
     result = CliRunner().invoke(app, ["shell", "leaf9", str(tmp_path / "lab.toml")])
     assert result.exit_code == CANNOT

@@ -32,7 +32,7 @@ from support.processes import BOUND, Switches
 
 pytestmark = pytest.mark.timeout(180)
 async def together(fabric: Fabric, world: int) -> list[Plan]:
-    """All ranks join."""
+    """Let all ranks join at once, and return their plans."""
     async with grpc.aio.insecure_channel(fabric.jobs) as channel:
         join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
         return list(await asyncio.gather(*(
@@ -42,7 +42,7 @@ async def together(fabric: Fabric, world: int) -> list[Plan]:
 
 
 async def leave(fabric: Fabric, plan: Plan) -> None:
-    """One rank leaves."""
+    """Let one rank leave its job."""
     async with grpc.aio.insecure_channel(fabric.jobs) as channel:
         goodbye = channel.unary_unary(f"/{SERVICE}/Leave", msgspec.json.encode, msgspec.json.Decoder(Done).decode)
         await goodbye(Leave(plan.job, plan.rank, plan.epoch), timeout=60)

@@ -155,7 +155,7 @@ def test_a_switch_that_fails_to_start_is_explained_and_leaves_nothing(tmp_path: 
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(arguments: list[str], status: int, words: str) -> None:
-    """One clear line, and no traceback."""
+    """The error is one clear line without a traceback."""
     done = subprocess.run([*NETFOLD, *arguments], capture_output=True, text=True, timeout=BOUND, check=False)
     assert done.returncode == status
     assert words in done.stderr
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(arguments: list[str], 
 
 @pytest.mark.without("bmv2")
 def test_a_missing_switch_says_how_to_get_on(tmp_path: Path) -> None:
-    """--switch bmv2 without BMv2."""
+    """`--switch bmv2` on a machine without BMv2 says what to install."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("mnexec", "ip", "sh", "bash", "env", "tc", "ethtool", "ifconfig", "stty"):

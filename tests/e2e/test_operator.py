@@ -40,7 +40,7 @@ def through(switch: str, status: Status) -> list[object]:
 
 
 def slots_used(switch: str, status: Status) -> int:
-    """By all jobs."""
+    """The number of a switch's slots that all jobs together use."""
     return next(s.slots_used for s in status.switches if s.name == switch)
 
 

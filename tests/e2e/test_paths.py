@@ -38,7 +38,7 @@ FRAME = 1100
 @pytest.mark.parametrize("engine", ENGINES)
 @in_sandbox(timeout=200)
 def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path) -> None:
-    """Ranks check each element."""
+    """Each rank checks every element of its results."""
     rows = summary(run(SMALL[engine], tmp_path / "logs"))
     print(show(rows))
     assert {(row.collective, row.mode) for row in rows} == {(c, m) for c in SMALL[engine].collectives for m in MODES}
@@ -46,7 +46,7 @@ def test_every_collective_is_exact_in_every_mode(engine: Engine, tmp_path: Path)
 
 @in_sandbox(timeout=150)
 def test_a_planned_all_to_all_loads_the_uplinks_of_each_leaf_alike(tmp_path: Path) -> None:
-    """Within a tenth, and what had to be sent again."""
+    """Loads differ by less than a tenth and what had to be sent again."""
     settings = SMALL["softswitch"]._replace(modes=("pinned",), collectives=("all_to_all",))
     (cell,) = undisturbed(lambda: run(settings, tmp_path), tmp_path, "paths")
     loads = [count for end, count in cell.uplinks.items() if end.startswith("leaf")]
@@ -78,7 +78,7 @@ def netfold(fabric: Fabric, *words: str) -> str:
 
 
 def netfold_paths(fabric: Fabric, *words: str) -> Table:
-    """`netfold paths ...`."""
+    """What `netfold paths` prints with these arguments."""
     return msgspec.json.decode(netfold(fabric, "paths", *words, "--json"), type=Table)
 
 

@@ -95,7 +95,7 @@ def test_an_allreduce_sends_what_the_table_says(name: str, n: int) -> None:
 @given(data=st.data(), n=st.integers(2, 12))
 @settings(max_examples=20, deadline=None)
 def test_a_collective_with_a_root_sends_what_the_table_says(name: str, data: st.DataObject, n: int) -> None:
-    """From or to any root."""
+    """The flows are those of the table for any root, and any number of ranks."""
     root = data.draw(st.integers(0, n - 1))
     assert sent(n, lambda mesh: ROOTED[name](mesh, np.ones(40 * n, np.int32), root)) == told(name, n, root)
 
@@ -158,7 +158,7 @@ def test_the_simulator_sends_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 7, 8])
 def test_simulated_trees_send_the_hosts_messages(n: int) -> None:
-    """As many, as long, between the same two."""
+    """The simulator's flows are as many and as long as the hosts' messages, between the same ranks."""
     assert workload.SEGMENT == double_binary_tree.TREE_SEGMENT
     data = np.ones(70_000, np.int32)  # two segments and a shorter one for each tree
 

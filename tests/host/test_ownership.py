@@ -59,7 +59,7 @@ def foreign(path: Path, tree: ast.AST, owners: dict[str, set[Path]]) -> Iterator
 
 
 def violations(modules: dict[Path, ast.Module]) -> list[str]:
-    """Of all modules together."""
+    """The places where a module sets an attribute that only classes of other modules declare."""
     owners: dict[str, set[Path]] = defaultdict(set)
     for path, tree in modules.items():
         for name in declared(tree):

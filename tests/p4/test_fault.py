@@ -26,7 +26,7 @@ TAIL = 2 * BY
 
 
 class Shares(NamedTuple):
-    """Of packets, by what becomes of them."""
+    """The shares of packets, 0 to 1, that are lost, corrupted, duplicated and held back."""
 
     lose: float = 0.0
     flip: float = 0.0
@@ -39,7 +39,7 @@ class Shares(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A packet that left."""
+    """A packet that left the switch."""
 
     psn: int
     whole: bool

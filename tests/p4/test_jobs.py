@@ -24,12 +24,12 @@ SHORT = 256 * 50
 
 
 def network(loss: float) -> TerribleNetwork:
-    """As bad as it may be, but for marks."""
+    """A network that loses, repeats and reorders packets; it only marks none for congestion."""
     return TerribleNetwork(random.Random(3), loss=loss, duplicate=loss, reorder=loss, packet_time=2 * MICROSECOND)
 
 
 def arrays(hosts: int, size: int, seed: int) -> list[NDArray[np.int32]]:
-    """One a host, that wrap when they are added."""
+    """An array for each host; their sums wrap around."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-(2**31), 2**31, size, dtype=np.int64).astype(np.int32) for _ in range(hosts)]
 

@@ -105,7 +105,7 @@ class RoutedFabric(Wires):
             endpoint.connect(Connection(self.hosts[left].address, to_right[left], from_left[rank], PORT, 5, psn))
 
     def hear(self, rank: int, payload: bytes, *, marked: bool) -> None:
-        """For the endpoint."""
+        """Hand a UDP payload that reached a host to that host's endpoint."""
         self.endpoints[rank].receive(payload, self.network.now, marked=marked)
 
     def drain(self, rank: int) -> None:

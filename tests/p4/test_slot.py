@@ -50,7 +50,7 @@ def fabric_of(text: str) -> Fabric:
 
 
 class Flight(NamedTuple):
-    """A frame that may arrive."""
+    """A frame in flight, which may arrive, or be lost or repeated."""
 
     node: str
     port: int
@@ -221,7 +221,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def machine(topo: str, window: int, slots: int) -> type[Machine]:
-    """Of one size."""
+    """The state machine for a topology, a window and a number of slots."""
     name = f"{topo}, window {window}, {slots} slots"
     return type(name, (Machine,), {"topo": topo, "window": window, "slots": slots})
 

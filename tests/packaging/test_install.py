@@ -80,7 +80,7 @@ def test_the_wheel_holds_every_source_once(wheel: Path, tree: Path, home: Path) 
 
 
 def test_the_switch_alone_holds_nothing_of_the_library(switch_wheel: Path) -> None:
-    """Its own folder, and the one that compiles C."""
+    """Its wheel has its own folder, and the one that compiles C."""
     assert contents(switch_wheel) == set(sources("softswitch", "cbuild"))
 
 

@@ -56,7 +56,7 @@ def tls_fabric(folder: Path) -> Fabric:
 
 
 def controller(fabric: Fabric) -> Controller:
-    """Of switches in memory."""
+    """A controller whose switches are in memory."""
     return Controller(fabric, connect=lambda switch: MemorySwitch(switch.name).connect(), rng=random.Random(5),
                       start_timeout=BOUND)
 
@@ -151,7 +151,7 @@ def test_contradicting_secrets_are_refused(line: str, says: str, tmp_path: Path)
 def test_files_that_are_not_there_are_named_at_the_start(
     tmp_path: Path, settings: dict[str, str], says: str
 ) -> None:
-    """Before any switch is touched."""
+    """The error names the field and the file, before any switch is touched."""
     (tmp_path / "empty").write_text("\n")
     file = tmp_path / "lab.toml"
     fabric_file.save(msgspec.structs.replace(leafspine(1, 0, 2, rundir=tmp_path), **settings), file)

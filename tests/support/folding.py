@@ -39,7 +39,7 @@ class P4Fabric(Wires):
 
     @property
     def cores(self) -> list[Core]:
-        """Host -> its core."""
+        """The core of each host, in the order of ``hosts``."""
         return [self._core[place] for place in range(len(self.hosts))]
 
     def admit(

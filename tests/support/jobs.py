@@ -54,7 +54,7 @@ class Watcher:
         return event
 
     def die(self) -> None:
-        """The rank is gone."""
+        """End the rank without a word to the controller."""
         self._call.cancel()
 
     async def _read(self) -> None:
@@ -80,23 +80,23 @@ class Rig:
     channel: grpc.aio.Channel
 
     async def call(self, method: str, request: Any, answer: Any = Plan, timeout: float = BOUND) -> Any:
-        """One call, as a rank makes it."""
+        """Call the job service, as a rank does, and return the answer."""
         unary = self.channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)
         data = request if isinstance(request, bytes) else msgspec.json.encode(request)
         return msgspec.json.decode(await unary(data, timeout=timeout), type=answer)
 
     def join(self, rank: int, world: int = 2, **changes: Any) -> Join:
-        """What rank `rank` on host h<rank+1> says."""
+        """The request to join of rank `rank`, on host h<rank+1>."""
         request = Join(job="j", world=world, rank=rank, address=self.fabric.hosts[rank % 4].address, tcp="10.0.0.1:1",
                        path_mtu=1024, timeout=BOUND)
         return msgspec.structs.replace(request, **changes)
 
     async def together(self, world: int, **changes: Any) -> list[Plan]:
-        """All ranks join at once."""
+        """Let all ranks join at once, and return their plans."""
         return list(await asyncio.gather(*(self.call("Join", self.join(r, world, **changes)) for r in range(world))))
 
     async def leave(self, plan: Plan, reason: str = "") -> None:
-        """One rank leaves."""
+        """Let one rank leave its job."""
         await self.call("Leave", Leave(plan.job, plan.rank, plan.epoch, reason), Done)
 
     async def watch(self, plan: Plan, token: str = "") -> Watcher:
@@ -109,7 +109,7 @@ class Rig:
         return watcher
 
     async def refusal(self, request: Any, method: str = "Join") -> tuple[grpc.StatusCode, str]:
-        """Code and words of a refusal."""
+        """The code and words of a refused call."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await self.call(method, request)
         return caught.value.code(), caught.value.details() or ""

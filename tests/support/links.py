@@ -91,7 +91,7 @@ def done(check: str) -> None:
 
 
 async def checks(controller: Controller) -> None:
-    """Runs all checks."""
+    """Run all checks, one after the other."""
     misses = controller.fabric.misses
     assert await rounds(controller, 3 * misses) == set(), "links that work were found down"
     done("probes arrive over every link")

@@ -29,16 +29,16 @@ from cbuild.cc import find_compiler
 
 
 class Need(NamedTuple):
-    """One of them."""
+    """Something that some tests need."""
 
     how: str
-    """What to install or to set."""
+    """How to get it: what to install or to set."""
     programs: tuple[str, ...] = ()
-    """All of them have to be on PATH."""
+    """Programs that have to be on PATH."""
     modules: tuple[str, ...] = ()
-    """All of them can be imported."""
+    """Modules that have to be importable."""
     check: Callable[[], str | None] = lambda: None
-    """What else is missing, in words, or None."""
+    """Returns what else is missing, in words, or None."""
 
 
 def _namespaces() -> str | None:

@@ -62,7 +62,7 @@ def switch(
     on_event: Callable[[Event], None] | None = None,
     on_death: Callable[[str], None] | None = None,
 ) -> Iterator[SwitchProcess]:
-    """The probe on s1 (port 1) and s2 (port 2)."""
+    """A softswitch that runs the probe program between s1 (port 1) and s2 (port 2)."""
     settings = Settings((Port(1, "s1"), Port(2, "s2")), cpu_port, join=join, vnet=vnet, pcap=pcap, queue=queue)
     process = SwitchProcess(probe_executable(sanitize=sanitize), settings, on_event=on_event, on_death=on_death)
     try:
@@ -124,7 +124,7 @@ class Tap:
         return frames
 
     def rest(self) -> list[bytes]:
-        """What is there now."""
+        """The frames that have arrived and were not read yet."""
         self._sock.setblocking(False)
         frames = []
         while True:

@@ -38,14 +38,14 @@ class Switches:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
-        """Start one."""
+        """Start the process of a switch."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command(self.fabric.engine, self.fabric.switch(name)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def kill(self, name: str) -> None:
-        """End one without warning."""
+        """End the process of a switch by SIGKILL."""
         process = self.processes.pop(name)
         process.kill()
         process.wait(10)

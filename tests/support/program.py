@@ -21,7 +21,7 @@ def library() -> Path:
 
 
 def mac(text: str) -> bytes:
-    """Six bytes."""
+    """The six bytes of a MAC address such as 02:00:00:00:00:01."""
     return bytes.fromhex(text.replace(":", ""))
 
 

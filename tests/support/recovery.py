@@ -32,13 +32,13 @@ async def all_resume(r: Rig, plans: list[Plan], ahead: Mapping[int, int] = {}) -
 
 
 def lose(r: Rig, name: str) -> None:
-    """Takes a switch away."""
+    """Take a switch away: it answers nobody any more."""
     r.switches[name].unreachable = True
     r.switches[name].break_session()
 
 
 def restart(r: Rig, name: str) -> None:
-    """It comes back with nothing."""
+    """Bring a switch back, with nothing in its tables."""
     switch = r.switches[name]
     switch.has_pipeline, switch.state, switch.unreachable = False, {}, False
 

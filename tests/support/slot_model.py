@@ -70,11 +70,11 @@ class TerribleNetwork:
             self.at(leaves + self.delay + late, lambda: deliver(packet))
 
     def at(self, when: int, call: Callable[[], None]) -> None:
-        """Calls at a time."""
+        """Calls ``call`` once the clock says ``when``."""
         heapq.heappush(self._queue, (when, next(self._order), call))
 
     def next_time(self) -> int:
-        """When something happens next."""
+        """The time of the next event, or NEVER."""
         return self._queue[0][0] if self._queue else NEVER
 
     def step(self, until: int) -> None:
@@ -86,7 +86,7 @@ class TerribleNetwork:
 
 
 def address(rank: int) -> str:
-    """Of a rank's host."""
+    """The IPv4 address of a rank's host."""
     return f"10.0.{rank >> 8}.{rank & 255}"
 
 
@@ -118,7 +118,7 @@ class Fabric:
         self.network = network
         self.cores = list(cores)
         self.entry: dict[int, Callable[[bytes, int, str, int, str], None]] = {}
-        """What a rank's host is plugged into."""
+        """The function that takes each rank's packets: its leaf switch's port."""
         self.switches: list[SlotSwitch] = []
         self.frozen: set[int] = set()
         """Ranks that wait for new trees: nothing leaves them, nothing reaches them."""
@@ -302,5 +302,5 @@ def make_fabric(
 
 
 def count_ranks(layout: Layout) -> int:
-    """Ranks below a node."""
+    """The number of ranks below a node."""
     return 1 if isinstance(layout, int) else sum(count_ranks(child) for child in layout)

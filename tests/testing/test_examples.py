@@ -16,12 +16,12 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.partition("## Testing")[2].
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_example_runs(example: str) -> None:
-    """All that it asserts is so."""
+    """The example runs to its end, and what it asserts holds."""
     exec(compile(example, "docs/host.md", "exec"), {})
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    """Of ranks on loopback, and in memory."""
+    """The page has one example of ranks on loopback, and one of ranks in memory."""
     assert len(EXAMPLES) == 2
     assert "loopback_job" in EXAMPLES[0]
     assert "MemoryFabric" in EXAMPLES[1]

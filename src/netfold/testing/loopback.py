@@ -28,14 +28,14 @@ from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
 
 _subnets = count(1)
 FIRST = 50400
-"""Of a stream's connections: leaves no remainder for any number of ranks on a machine up to 10, and is a source port,
-too."""
+"""First number of a stream's connections: a multiple of each number of ranks on a machine up to 10, and a valid source
+port."""
 AGREEMENT, DATA = 1, 2
 
 
 def subnet() -> str:
-    """The first three numbers of loopback addresses that no other process takes, nor the 15 calls before: RoCE has one
-    UDP port, 4791, and so concurrent test runs meet on it unless their addresses differ."""
+    """Returns the first three numbers of loopback addresses that no other process takes, nor the 15 calls before: RoCE
+    has one UDP port, 4791, and so concurrent test runs meet on it unless their addresses differ."""
     number = os.getpid() * 16 + next(_subnets) % 16
     return f"127.{64 + (number >> 8) % 128}.{number & 255}"
 
@@ -43,7 +43,13 @@ def subnet() -> str:
 class LoopbackSwitch:
     """A root switch on ``address``:4791 that folds for ranks at these addresses; loses packets both ways with its RNG.
 
-    place  of the ranks on their machines, and how many each machine has (``Plan.machines``)
+    address  a loopback address of its own, as text; the switch listens from now on, until ``close``
+    ranks    the ranks' addresses, by rank
+    slots    number of slots, for data and for agreements each
+    loss     probability that a packet is lost, 0 to 1
+    seed     of the RNG
+    place    which place on their machines the ranks have, and how many each machine has (``Plan.machines``)
+    ttl      of the results
     """
 
     def __init__(
@@ -72,11 +78,11 @@ class LoopbackSwitch:
         self._thread.start()
 
     def qp(self, kind: int, rank: int) -> int:
-        """Queue pair of a rank for operation 0."""
+        """Returns the queue pair of a rank for operation 0, in its stream of this kind (``DATA`` or ``AGREEMENT``)."""
         return (kind * FIRST + rank * self._places + self._place) * roce.QUEUE_PAIRS
 
     def trees(self, rank: int, *, slots: int) -> list[RankTree]:
-        """What a rank's plan says."""
+        """Returns the trees of a rank's plan: this switch alone, with so many slots for each stream."""
         port = FIRST + self._place
 
         def stream(kind: int) -> RankStream:
@@ -106,7 +112,7 @@ class LoopbackSwitch:
                     self._socket.sendto(packet.build(self.qp(kind, rank)), (self._ranks[rank], roce.UDP_PORT))
 
     def close(self) -> None:
-        """Stops the thread."""
+        """Stops the thread, and closes the socket."""
         os.write(self._stopped, b"x")
         self._thread.join(30)
         self._socket.close()
@@ -127,10 +133,16 @@ def loopback_job(
     seed: int = 0,
     ttl: int = roce.RESULT_TTL,
 ) -> Iterator[list[Communicator]]:
-    """Communicators of all ranks of a job, over the reference switch or over the TCP ring.
+    """Yields the communicators of all ranks of a job, by rank; they and their switches are closed at the end.
 
+    world    number of ranks
     members  ranks that share an address; one switch folds for each place
-    rate     of their links, as the plan has it
+    rate     of their links in bytes a second, as the plan has it; 0: not known
+    rail     what carries sums: "innet" the reference switch, "tcp" a mesh, "roce" queue pairs, "auto" what is fastest
+    timeout  seconds after which an operation fails that makes no progress
+    slots    of each switch, for data and for agreements each
+    loss     probability that a packet to or from a switch is lost, 0 to 1, drawn with ``seed``
+    ttl      of the switches' results
     """
     net = subnet()
     addresses = [f"{net}.{rank // members + 1}" for rank in range(world)]

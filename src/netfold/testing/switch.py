@@ -29,7 +29,7 @@ class Packet:
 
     @staticmethod
     def parse(payload: bytes) -> Packet:
-        """From a UDP payload; its length must fit its opcode."""
+        """Returns the packet of a UDP payload, BTH to ICRC; its length must fit its opcode.  Raises ValueError."""
         opcode, flags, pkey, qp, ack_psn = roce.BTH.unpack_from(payload)
         if flags != 0 or pkey != roce.PKEY:
             raise ValueError(f"BTH flags {flags:#x} and partition key {pkey:#x}: expected 0x0 and {roce.PKEY:#x}")
@@ -42,15 +42,18 @@ class Packet:
         return Packet(qp % roce.QUEUE_PAIRS, opcode, ack_psn >> 24, ack_psn & roce.PSN_MASK, reth, lanes)
 
     def build(self, connection: int) -> bytes:
-        """The UDP payload for this operation's queue pair of a connection, which operation 0's names; with an ICRC of
-        zeros: hosts do not look at it (native/roce.h says why)."""
+        """Returns the UDP payload for this operation's queue pair of a connection, with an ICRC of zeros: hosts do not
+        look at it (native/roce.h says why).
+
+        connection  the queue pair of its operation 0
+        """
         head = roce.BTH.pack(self.opcode, 0, roce.PKEY, connection + self.operation, self.ack << 24 | self.psn)
         return head + self.reth + self.lanes.astype(">u4").tobytes() + bytes(4)
 
 
 @dataclass
 class Slot:
-    """Free until an epoch is in it."""
+    """What a switch keeps of one PSN of a stream; free until an epoch is in it."""
 
     epoch: int = 0
     psn: int = 0
@@ -65,7 +68,11 @@ Target = Literal["parent", "all"] | int
 
 
 def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """What a switch makes of a slot's lanes and a packet's: p4src/lanes.p4."""
+    """Returns the lanes that a switch makes of a slot's and a packet's (p4src/lanes.p4).
+
+    operation  a value of ``roce.LaneOperation``: how the lanes, 32 bits each or narrower ones packed in these, combine
+    a, b       the slot's and the packet's, of one length
+    """
     narrow: dict[int, Any] = {roce.LaneOperation.SUM16: np.uint16, roce.LaneOperation.SUM8: np.uint8}
     lanes = narrow.get(operation, np.uint32)
     if operation == roce.LaneOperation.MAX32:
@@ -79,7 +86,13 @@ def combine(operation: int, a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDA
 
 
 class SlotSwitch:
-    """One switch's slots for one stream of one tree; the table of p4src/verdict.p4 as docs/protocol.md states it."""
+    """One switch's slots for one stream of one tree; the table of p4src/verdict.p4 as docs/protocol.md states it.
+
+    children  number of hosts or switches below it
+    slots     number of slots, at least the window of the ranks; a PSN's is its remainder
+    root      whether it is the tree's root, which answers itself; any other one sends sums to its parent
+    epoch     of the job; slots of another one are free
+    """
 
     def __init__(self, children: int, slots: int, *, root: bool, epoch: int = 1) -> None:
         self.all = frozenset(range(children))
@@ -88,7 +101,8 @@ class SlotSwitch:
         self.epoch = epoch
 
     def up(self, child: int, packet: Packet) -> tuple[Target, Packet] | None:
-        """A contribution of a child."""
+        """Takes a contribution of a child, by number from 0.  Returns where a packet goes, and the packet: a sum
+        to the parent, a result to all or to the child that repeated its contribution; None where nothing leaves."""
         slot = self.slots[packet.psn % len(self.slots)]
         age = roce.psn_age(packet.psn, slot.psn)
         if slot.epoch != self.epoch or age > 0:
@@ -112,7 +126,8 @@ class SlotSwitch:
         return ("all" if self.root else "parent"), replace(packet, lanes=slot.lanes, marked=slot.marked)
 
     def down(self, packet: Packet) -> tuple[Target, Packet] | None:
-        """A result from the parent."""
+        """Takes a result from the parent.  Returns its target, all children, and the packet; None where the slot has no
+        use for it, because it is late, repeated or of another epoch."""
         slot = self.slots[packet.psn % len(self.slots)]
         if slot.epoch != self.epoch or slot.psn != packet.psn or slot.done or slot.children != self.all:
             return None

@@ -37,7 +37,7 @@ def drain(r: Rig, name: str, *, wait: float = BOUND) -> asyncio.Task[Drained]:
 
 
 async def undrain(r: Rig, name: str) -> None:
-    """`netfold undrain`."""
+    """Undrain a switch or link as `netfold undrain` does."""
     assert (await client.drain(r.fabric.jobs, name, False)).still == []
 
 
@@ -179,7 +179,7 @@ def test_a_leaf_with_ranks_is_not_drained_and_one_without_takes_none(tmp_path: P
     (None, "leaf1:77", "no switch and no link 'leaf1:77'"),
 ])
 def test_what_cannot_be_drained_is_refused(tmp_path: Path, first: str | None, second: str, says: str) -> None:
-    """Nothing changes then."""
+    """The operator gets the reason, and what was drained before stays drained."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:
@@ -216,7 +216,7 @@ def test_a_controller_that_starts_anew_keeps_to_it(tmp_path: Path) -> None:
     ('{"drai', "remove it to start with nothing drained"),
 ])
 def test_a_state_file_that_makes_no_sense_stops_the_start(tmp_path: Path, content: str, says: str) -> None:
-    """Rather than use what was drained."""
+    """The controller names the file and what is wrong in it; it does not start and use what was drained."""
     (tmp_path / "lab.state").write_text(content)
 
     async def story() -> None:

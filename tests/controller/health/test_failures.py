@@ -287,7 +287,7 @@ def test_a_switch_that_refuses_a_new_route_is_mended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("probe", [-1.0, 0.001, 61.0])
 def test_impossible_intervals_are_refused(probe: float) -> None:
-    """The file's check says what may be."""
+    """The check of the fabric's file says which intervals there may be."""
     text = dumps(msgspec.structs.replace(FABRIC, probe=probe))
     with pytest.raises(FabricError, match=r"fabric\.probe: expected 0 \(off\) or 0\.01\.\.60 seconds"):
         loads(text)

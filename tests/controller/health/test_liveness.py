@@ -40,7 +40,7 @@ async def suspect(r: Rig, plan: Plan) -> None:
 
 
 async def inquiry(r: Rig) -> None:
-    """Its end."""
+    """Wait until the inquiry after suspected ranks has ended."""
     task = r.controller.liveness._suspect_task
     assert task is not None
     await task
@@ -174,7 +174,7 @@ def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("misses", 1), ("misses", 1001), ("steady", -1.0), ("steady", 3601.0)])
 def test_impossible_settings_are_refused(name: str, value: float) -> None:
-    """By name, with what may be."""
+    """The error names the setting and what it may be."""
     text = dumps(msgspec.structs.replace(leafspine(2, 2, 4), **{name: value}))
     with pytest.raises(FabricError, match=rf"fabric\.{name}: expected .* got"):
         loads(text)

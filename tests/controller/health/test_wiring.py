@@ -34,19 +34,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ask(r: Rig) -> list[Cable]:
-    """As the command does."""
+    """The answer of the controller to what `netfold links` asks."""
     return (await rpc.call(r.fabric.jobs, f"{operator.SERVICE}/Wiring", AskWiring(), Cables, BOUND)).cables
 
 
 def swapped(fabric: Fabric, first: str, second: str) -> Fabric:
-    """With two cables in each other's ports at their second ends."""
+    """The fabric with two cables in each other's ports at their second ends."""
     ends = {first: second, second: first}
     links = tuple(msgspec.structs.replace(link, b=ends.get(link.b, link.b)) for link in fabric.links)
     return msgspec.structs.replace(fabric, links=links)
 
 
 def text(cables: list[Cable]) -> str:
-    """What people see."""
+    """The table that `netfold links` prints of these cables."""
     out = io.StringIO()
     show(Cables(cables), Console(file=out, width=160))
     return out.getvalue()
@@ -129,6 +129,6 @@ def test_lost_probes_are_sent_again(tmp_path: Path) -> None:
 
 
 def test_without_a_controller_the_command_says_so() -> None:
-    """One paragraph."""
+    """The command fails, and its error says that no controller answers."""
     result = CliRunner().invoke(app, ["links", "--controller", "unix:/nonexistent/socket"])
     assert (result.exit_code, "no controller answers" in result.stderr) == (FAILED, True)

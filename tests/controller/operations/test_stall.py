@@ -52,7 +52,7 @@ def test_states_are_read_as_the_program_lays_them_out(slot: int, state: SlotStat
 
 
 def test_an_answer_that_is_cut_short_is_an_error() -> None:
-    """It says how much came."""
+    """The error says how many bytes came."""
     with pytest.raises(ValueError, match="expected 20 bytes, got 19"):
         probe.answer(bytes(19))
 

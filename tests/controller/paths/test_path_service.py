@@ -35,7 +35,7 @@ WAIT = 30.0
 
 
 class Follower:
-    """A rank's stream."""
+    """A rank that follows the plans of paths which the controller streams to it."""
 
     def __init__(self, r: Rig, request: Follow) -> None:
         method = r.channel.unary_stream(f"/{SERVICE}/Follow", bytes, bytes)
@@ -48,12 +48,12 @@ class Follower:
 
 
 def flows_of(collective: str) -> list[list[PathFlow]]:
-    """Of four ranks."""
+    """The flows of a collective of four ranks, step by step."""
     return [[PathFlow(a, b, size) for (a, b), size in step.items()] for step in collectives.steps(collective, 4)]
 
 
 def steps_of(plan: Plan, steps: list[list[PathFlow]], scope: str) -> list[list[PathFlow]]:
-    """What a rank sends along."""
+    """The flows that a rank sends along with its request: its own, or with scope "leaf" all of them."""
     return [[f for f in step if scope == "leaf" or f.source == plan.rank] for step in steps]
 
 
@@ -69,7 +69,7 @@ async def following(folder: Path, steps: list[list[PathFlow]], scope: str = "lea
 
 
 async def operate(r: Rig, method: str, request: msgspec.Struct) -> path_service.Table:
-    """An operator's call."""
+    """Call the operator service, as a command does."""
     where = f"{path_service.OPERATOR}/{method}"
     return await rpc.call(r.fabric.jobs, where, request, path_service.Table, WAIT)
 
@@ -335,7 +335,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow
     ("SetPin", path_service.SetPin("leaf1", "leaf2", SPINE1, 1), r"one of \[3, 4\]"),
 ])
 def test_operators_hear_what_is_wrong(tmp_path: Path, method: str, request_: msgspec.Struct, words: str) -> None:
-    """Names that the fabric does not have."""
+    """Requests with names that the fabric does not have are refused with those names."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

@@ -16,12 +16,12 @@ from support.controller import BOUND, MemorySwitch, run, until
 
 
 async def no_wait(_: float) -> None:
-    """Retries without their pauses."""
+    """Let retries follow each other without their pauses."""
     await asyncio.sleep(0)
 
 
 def route(port: int, dst: int = 1) -> Entry:
-    """Some entry."""
+    """An entry of the routing table, told apart by its numbers."""
     return Entry(tables.ROUTE, (("dst", (dst, 32)),), tables.FORWARD, (("port", port),))
 
 

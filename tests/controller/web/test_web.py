@@ -135,7 +135,7 @@ def test_the_page_is_drawn_anew_for_whoever_looks(tmp_path: Path) -> None:
     ("Basic " + base64.b64encode(b"anybody:another").decode(), 401),
 ])
 def test_where_there_is_a_token_it_is_the_password(tmp_path: Path, authorization: str, status: int) -> None:
-    """Of any user; nothing is told without."""
+    """Any user name goes with it; without the token there is no page but status 401."""
 
     async def story() -> None:
         fabric = msgspec.structs.replace(leafspine(1, 0, 1, rundir=tmp_path), metrics=ANYWHERE)
@@ -151,7 +151,7 @@ def test_where_there_is_a_token_it_is_the_password(tmp_path: Path, authorization
 
 
 async def nobody() -> Status:
-    """No switch, no link, no job."""
+    """The status of a fabric with no switch, no link and no job."""
     return Status("lab", "bmv2", 1.0, [], [], [])
 
 
@@ -255,7 +255,7 @@ def test_an_address_that_is_taken_is_an_error_at_the_start(tmp_path: Path) -> No
 
 
 def test_what_is_no_address_is_refused() -> None:
-    """With what would be."""
+    """The error says what an address looks like."""
     text = fabric_file.dumps(msgspec.structs.replace(leafspine(2, 2, 4), metrics="9464"))
     with pytest.raises(FabricError, match=r"fabric\.metrics: expected HOST:PORT, such as .*:9464, got '9464'"):
         fabric_file.loads(text)

@@ -33,7 +33,7 @@ def pair_of(
 
 
 def messages(seed: int, lengths: list[int]) -> list[np.ndarray[tuple[int], np.dtype[np.uint8]]]:
-    """Random bytes."""
+    """Random bytes: a message of each of these lengths."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 256, length, dtype=np.uint8) for length in lengths]
 

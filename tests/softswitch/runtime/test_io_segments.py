@@ -87,7 +87,7 @@ def join(frames: list[bytes], mtu: int = 65535) -> tuple[int, bytes, Vnet]:
 
 
 def checksum(data: bytes) -> int:
-    """RFC 1071."""
+    """The Internet checksum (RFC 1071)."""
     data += b"\0" * (len(data) % 2)
     total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:

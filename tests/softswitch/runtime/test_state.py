@@ -123,7 +123,7 @@ def crc16(data: bytes) -> int:
 
 
 def csum16(data: bytes) -> int:
-    """RFC 1071."""
+    """The Internet checksum (RFC 1071)."""
     padded = data + b"\0" * (len(data) % 2)
     total: int = sum(struct.unpack(f">{len(padded) // 2}H", padded))
     while total >> 16:

@@ -12,13 +12,13 @@ from netfold.topo.rank_program import check_data
 
 
 def integers(comm: Any, seed: int, length: int) -> list[NDArray[np.int32]]:
-    """Of every rank, over the whole range."""
+    """The input of every rank: int32 over the whole range."""
     return [np.random.default_rng([seed, rank, length]).integers(-(2**31), 2**31, length, np.int32)
             for rank in range(comm.size)]
 
 
 def floats(comm: Any, seed: int, length: int) -> list[NDArray[np.float32]]:
-    """Of every rank, normal."""
+    """The input of every rank: float32, normally distributed."""
     return [np.random.default_rng([seed, rank, length]).standard_normal(length, np.float32)
             for rank in range(comm.size)]
 

@@ -48,7 +48,7 @@ def command(example: str, turn: int) -> str:
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged."""
+    """A log handler that keeps the lines."""
 
     def __init__(self) -> None:
         super().__init__()
