@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_nothing(moment: str, tmp_path: Path, mark: dict[str, str]
 
 
 def test_a_switch_that_fails_to_start_is_explained_and_leaves_nothing(tmp_path: Path, mark: dict[str, str]) -> None:
-    """Its command line, the end of its log, and its P4Runtime address."""
+    """The error has its command line, the end of its log, and its P4Runtime address."""
     before = _interfaces()
     for name in ("simple_switch_grpc", "p4c-bm2-ss"):
         script = tmp_path / name

@@ -87,7 +87,7 @@ def sent(n: int, strand: Callable[[Mesh], Strand]) -> Pairs:
 @given(n=st.integers(2, 12))
 @settings(max_examples=11, deadline=None)
 def test_an_allreduce_sends_what_the_table_says(name: str, n: int) -> None:
-    """Whom each rank sends to, for any number of ranks."""
+    """The flows of all ranks are those of the table, for any number of ranks."""
     assert sent(n, lambda mesh: ALLREDUCE[name](mesh, np.ones(40 * n, np.int32), SUM)) == told(name, n)
 
 

@@ -124,7 +124,7 @@ def test_what_is_not_roce_is_hashed_in_every_mode(leaf: LocalEngine, mode: Mode)
 
 
 def test_a_pin_that_is_taken_away_falls_to_the_hash(leaf: LocalEngine) -> None:
-    """As the controller does when a path dies: the packet is not lost."""
+    """When the controller takes a dead path's pin away, its packets are hashed, and not lost."""
     pins = [entry for entry in entries() if entry.table == tables.PIN]
     for entry in pins:
         leaf.delete(native(leaf, entry))

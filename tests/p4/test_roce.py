@@ -117,7 +117,7 @@ class RoutedFabric(Wires):
                 self.send(rank, ip_id, payload, run.source_port, run.destination)
 
     def allreduce(self, arrays: list[Lanes]) -> None:
-        """In place, all ranks; in simulated time."""
+        """Sum the ranks' arrays in place, all ranks at once, in simulated time."""
         world = len(self.hosts)
         rings = [Ring(self.endpoints[rank], rank, world, arrays[rank]) for rank in range(world)]
         while True:

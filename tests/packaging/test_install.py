@@ -92,7 +92,7 @@ def test_a_training_host_sums(base: Environment, rail: str) -> None:
 
 @pytest.mark.parametrize("command", ["netfold", "softswitch"])
 def test_a_command_without_its_extra_says_what_to_type(base: Environment, command: str) -> None:
-    """In one line, and with the exit status of a command that cannot start."""
+    """The error is one line, and the exit status that of a command that cannot start."""
     extra = "control" if command == "netfold" else "softswitch"
     said = base.run(command, "--help", status=2)
     assert re.fullmatch(rf"{command}: not installed: .*typer; type: pip install 'netfold\[{extra}\]'\n", said)

@@ -27,7 +27,7 @@ from support.recovery import lose
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses; what is to come has time all the same."""
+    """Let probes follow each other at once, and wait long enough for every answer."""
     monkeypatch.setattr("netfold.controller.health.liveness.DISCOVER_TIMEOUT", BOUND)
     monkeypatch.setattr("netfold.controller.health.liveness.REPEAT_INTERVAL", 0.01)
     monkeypatch.setattr("netfold.controller.health.liveness.SUSPECT_INTERVAL", 0.001)

@@ -198,7 +198,7 @@ def test_what_dies_while_a_job_moves_back_is_planned_around_in_the_same_round(tm
 
 
 def test_a_rank_that_does_not_stop_is_named(tmp_path: Path) -> None:
-    """To those that wait for it, when their time is up."""
+    """The ranks that wait for it learn which one it is, when their time is up."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

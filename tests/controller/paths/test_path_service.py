@@ -313,7 +313,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("method", "request_", "words"), REFUSED, ids=lambda x: str(x)[:40])
 def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow | Suspect, words: str) -> None:
-    """At the border, with what was expected."""
+    """Impossible requests are refused at the border, with what was expected."""
 
     async def story() -> None:
         async with rig(tmp_path) as r:

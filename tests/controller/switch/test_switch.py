@@ -168,7 +168,7 @@ def test_another_primary_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
-    """As a Struct in `other`; whatever else a target says there is not for us."""
+    """Ports come as a Struct in `other` of the switch's messages; anything else there is ignored."""
 
     async def story() -> None:
         server = ScriptedServer()

@@ -198,7 +198,7 @@ def test_the_switches_are_asked_once_for_all_who_look() -> None:
 
 
 def test_a_line_is_as_wide_as_its_link_is_full() -> None:
-    """Of the link's rate, not of the busiest: an idle fabric looks idle."""
+    """The width is a share of the link's own rate, not of the busiest link's: an idle fabric looks idle."""
     fabric = leafspine(1, 0, 1, rate="100mbit")
 
     def look(sent: int) -> Status:

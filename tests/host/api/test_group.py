@@ -70,7 +70,7 @@ def test_rows_of_unlike_number_go_where_they_belong(counts: list[int], root: int
 @settings(max_examples=20, deadline=None)
 @given(ranks=st.integers(1, 6), seed=st.integers(0, 2**32))
 def test_all_to_all_moves_rows(ranks: int, seed: int) -> None:
-    """With counts in both directions, and with equally many rows for all ranks."""
+    """Rows move with counts in both directions, and with equally many rows for all ranks."""
     counts = np.random.default_rng(seed).integers(0, 4, (ranks, ranks)).tolist()
 
     def work(group: Group) -> None:
