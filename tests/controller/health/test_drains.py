@@ -271,7 +271,7 @@ def test_drains_cut_nobody_off(data: st.DataObject) -> None:
 
 
 def test_names_of_links_are_those_of_either_end() -> None:
-    """Either end of a link gives the name of its first end; the error about an unknown name says what names look like."""
+    """Either end of a link gives the name of its first end; an unknown name is refused, with what is expected."""
     drains = Drains(leafspine(2, 2, 4))
     assert drains.canonical("spine1:1") == drains.canonical("leaf1:3") == "leaf1:3"
     with pytest.raises(UnknownName, match="expected the name of a switch, or SWITCH:PORT"):
