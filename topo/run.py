@@ -38,7 +38,7 @@ class CannotRun(ValueError):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run, and how.
+    """The settings of one `netfold run`: the program, its ranks and the fabric under them.
 
     ranks    how many; default: one on every host
     rails    rails of the job in the form of NETFOLD_RAILS; default: that variable, or folding on every plane

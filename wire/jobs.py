@@ -107,7 +107,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machines: list[list[int]] = []
     """Ranks by machine, that is by fabric address; empty: each rank has its own machine.  Where a machine has n ranks
     and there are trees, all machines have n, and connection numbers and source ports of a machine's l-th rank are l
-    modulo n. """
+    modulo n.
+    """
     rate: float = 0.0
     """Bytes per second of the slowest of the ranks' links; 0: the fabric file does not say."""
     ring: list[int] = []

@@ -25,7 +25,8 @@ class PathFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank's announcement: the collective that it is going to run, or its flows.  Flows of one step run at the same
-    time and share uplinks; steps run one after the other. """
+    time and share uplinks; steps run one after the other.
+    """
 
     job: str
     rank: int

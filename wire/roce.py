@@ -60,7 +60,8 @@ class LaneOperation(IntEnum):
     """How a switch combines the lanes of packets for the same slot: OP_* of p4src/sizes.p4.
 
     The lowest bits of the destination queue pair select it, so that one stream, its slots and its table entries serve
-    all operations. """
+    all operations.
+    """
 
     SUM32 = 0
     """Sum of 32-bit lanes that wraps around, as SUM16 and SUM8 do in theirs."""

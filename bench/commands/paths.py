@@ -40,7 +40,7 @@ SECONDS: Final = 600.0
 
 
 class PathsSpec(NamedTuple):
-    """What to measure.
+    """The settings of one run of the benchmark of paths.
 
     fail_after  seconds into an all-to-all at which the first leaf's first uplink breaks; None: never
     silent      whether the link drops packets in both directions while both ends see it as up

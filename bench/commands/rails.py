@@ -64,7 +64,7 @@ TURN, TURNS = 0.1, 10
 
 @dataclass(frozen=True)
 class RailsSpec:
-    """What to measure.
+    """The settings of one run of the benchmark of rails.
 
     rates  of the planes' links, in order
     cuts   parts of a call's time after which a plane fails

@@ -49,7 +49,7 @@ LINKS: Final[tuple[Faults, ...]] = (
 
 @dataclass(frozen=True)
 class SoakSpec:
-    """What to run."""
+    """The settings of one soak."""
 
     engine: Engine
     rate: str

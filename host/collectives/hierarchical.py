@@ -9,7 +9,8 @@ All m ranks of a machine share its link: it carries 2 (H-1)/H M bytes in all wit
 fold.
 
 With groups of different sizes there are as many pieces as the smallest group has ranks, held by each group's first
-ranks. """
+ranks.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ class SharedRows:
     """One row of ``row`` bytes for each rank of ``local``, a mesh (or Subset) of ranks of one machine.
 
     All ranks make it together, inside an operation.  The file's name is removed as soon as all ranks have opened it, so
-    a crash leaves nothing behind.  Raises TransportError where the machine has no room. """
+    a crash leaves nothing behind.  Raises TransportError where the machine has no room.
+    """
 
     def __init__(self, local: Mesh, *, row: int = ROW) -> None:
         self._local = local

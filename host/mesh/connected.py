@@ -13,7 +13,8 @@ rank ends the operation on every rank that it reaches; after a timeout each rank
 collects the reports of the others, and follows the wait-for graph to the ranks that reported nothing.
 
 Messages travel over the same connections in ``tcp.TcpMesh``; ``roce.mesh.RoceMesh`` uses them for failure reports
-alone. """
+alone.
+"""
 
 from __future__ import annotations
 

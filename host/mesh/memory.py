@@ -316,7 +316,8 @@ class MemoryMesh(Mesh):
         arrived.
 
         Messages are booked in the order in which they are waited for, not in which they came: each takes the first gap
-        that is long enough. """
+        that is long enough.
+        """
         if not seconds:
             return start
         at = bisect(self._busy, start, key=lambda busy: busy[1])

@@ -51,7 +51,8 @@ class Agreements:
         one.
 
         It runs over ``rail``, and where that fails over the quickest one left.  Either all ranks get the result or all
-        raise. """
+        raise.
+        """
         rails, state = self._rails, self._state
         self.carrier, self.failed, begin = rail, False, None
         while True:

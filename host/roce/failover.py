@@ -90,7 +90,8 @@ class PathFailover:
         they lead to.
 
         The event may be older than the queue pair's last move; then it says nothing about its present path and is
-        ignored. """
+        ignored.
+        """
         lane, dead = self._lanes[event.pair], event.source_port
         if lane.port != dead:
             return

@@ -333,7 +333,8 @@ class EndpointIo:
     """An endpoint over sockets: one that receives, and one that sends for each UDP source port.
 
     A thread acknowledges and retransmits while nobody is in ``run``; so the endpoint is touched only under
-    ``locked()``. """
+    ``locked()``.
+    """
 
     def __init__(self, endpoint: Endpoint, receiver: socket.socket, senders: Mapping[int, socket.socket]) -> None:
         self._lib = library()

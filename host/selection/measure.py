@@ -147,7 +147,8 @@ def time_algorithms(
                 before, or by the median
 
     At each size all algorithms take turns, except hopeless ones; then the fastest runs on alone (``REPEAT_FACTOR``),
-    until the fastest is one that has. """
+    until the fastest is one that has.
+    """
     timed: dict[str, dict[int, float]] = {name: {} for name in algorithms}
     corrections: dict[str, float] = {}
     spent = 0.0

@@ -76,7 +76,8 @@ class PriorityOptimizer:
     order       "arrival": last layers first, as backward makes them, for comparison
     All ranks start with rank 0's parameters.  Evaluating (model.eval(), or without gradients) and state_dict() see all
     updates; other code that reads parameters must call ``synchronize`` first.  Buffers (batch norm's) stay each rank's
-    own. Raises ValueError for a model without parameters or with some that are not dense, on the CPU. """
+    own. Raises ValueError for a model without parameters or with some that are not dense, on the CPU.
+    """
 
     def __init__(
         self,

@@ -5,7 +5,8 @@ It always runs: an operation costs about three microseconds.  ``Communicator.fli
 $NETFOLD_FLIGHT names a folder, it writes JOB.rankN.json there when an operation fails, and when the process gets a
 signal ($NETFOLD_FLIGHT_SIGNAL, default SIGUSR2, which neither torch nor schedulers use), even if the main thread is
 stuck in native code: the wake-up descriptor of Python's signals is read by a thread of our own.  `netfold flight
-FOLDER` prints all ranks' files side by side. """
+FOLDER` prints all ranks' files side by side.
+"""
 
 from __future__ import annotations
 

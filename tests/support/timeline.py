@@ -35,7 +35,8 @@ def rows(trace: Event) -> dict[tuple[int, str], list[Event]]:
     violated.
 
     Every event has its keys with their types; metadata comes first, times never decrease; complete spans of one row
-    follow each other; asynchronous ones begin and end once, under an id of their own within the process. """
+    follow each other; asynchronous ones begin and end once, under an id of their own within the process.
+    """
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
     assert trace["displayTimeUnit"] in ("ms", "ns")
     names: dict[tuple[int, int], str] = {}

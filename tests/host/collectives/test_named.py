@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every algorithm of the survey as a user calls it: by name, on 1 to 9 ranks, with all dtypes and reductions, in place
-and not, several under way at once, in groups, with the ranks in the fabric's order. """
+and not, several under way at once, in groups, with the ranks in the fabric's order.
+"""
 
 from __future__ import annotations
 

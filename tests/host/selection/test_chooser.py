@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm a group of ranks takes: as asked for, or by figures that are the same on all; and the order of ranks
-in those that follow the fabric. """
+in those that follow the fabric.
+"""
 
 from __future__ import annotations
 
