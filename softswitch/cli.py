@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from softswitch.p4runtime.listening import Tls
     from softswitch.p4runtime.process import Port
 
 COMMANDS = ("run", "compile", "stf", "version")
@@ -70,6 +71,22 @@ def run(
         list[str] | None,
         typer.Option(metavar="HOST:PORT|unix:PATH", help="Where P4Runtime listens; repeat. Default 127.0.0.1:9559."),
     ] = None,
+    grpc_server_ssl: Annotated[
+        bool, typer.Option("--grpc-server-ssl", help="TLS at HOST:PORT addresses; needs certificate and key.")
+    ] = False,
+    grpc_server_cert: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Certificate of the server; read again for each connection.")
+    ] = None,
+    grpc_server_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its private key.")] = None,
+    grpc_server_cacert: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="Certificates that sign those of clients.")
+    ] = None,
+    grpc_server_with_client_auth: Annotated[
+        bool, typer.Option("--grpc-server-with-client-auth", help="Only clients with such a certificate.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen where other machines reach it even without mutual TLS.")
+    ] = False,
     device_id: Annotated[int, typer.Option(min=0, help="P4Runtime device id.")] = 1,
     cpu_port: Annotated[int | None, typer.Option(min=1, max=510, help="Port number of the controller.")] = None,
     queue: Annotated[int, typer.Option(min=1, max=1 << 20, help="Frames that may wait at each port.")] = 1024,
@@ -87,9 +104,10 @@ def run(
     """Run a switch until SIGINT or SIGTERM."""
     from softswitch.compiler.diagnostics import CompileError
     from softswitch.engine.errors import EngineError
+    from softswitch.p4runtime.listening import DEFAULT_ADDRESS, ListenError
     from softswitch.p4runtime.process import Settings
     from softswitch.p4runtime.program import SANITIZE, Compiler
-    from softswitch.p4runtime.server import ListenError, Server
+    from softswitch.p4runtime.server import Server
 
     if (program is None) == (not no_p4):
         fail("give either a PROGRAM.p4 or --no-p4")
@@ -102,6 +120,11 @@ def run(
         fail(f"--cpu-port {cpu_port} is also the number of a port")
     if pcap is not None and not pcap.is_dir():
         fail(f"--pcap {pcap}: no such directory")
+    addresses = grpc_server_addr or [DEFAULT_ADDRESS]
+    if grpc_server_ssl and all(address.startswith("unix:") for address in addresses):
+        fail(f"--grpc-server-ssl: expected a HOST:PORT among --grpc-server-addr, got {', '.join(addresses)}; a unix "
+             "socket goes without TLS, since only its owner may open it")
+    tls = _tls(grpc_server_ssl, grpc_server_cert, grpc_server_key, grpc_server_cacert, grpc_server_with_client_auth)
     settings = Settings(ports, cpu_port, seed, queue, join=not no_offload, pcap=pcap)
 
     done = threading.Event()
@@ -113,8 +136,7 @@ def run(
         if program is not None:
             _readable(program)
             server.push(compiler.file(program, include=include or [], defines=_defines(define)))
-        addresses = grpc_server_addr or ["127.0.0.1:9559"]
-        server.listen(*addresses)
+        server.listen(*addresses, tls=tls, insecure=insecure)
         print(
             f"softswitch: ready: device {device_id}, P4Runtime on {', '.join(addresses)}, "
             f"ports {', '.join(f'{p.number}@{p.interface}' for p in ports) or 'none'}",
@@ -223,6 +245,25 @@ def _port(text: str) -> Port:
         have = ", ".join(sorted(n for _, n in socket.if_nameindex()))
         fail(f"-i {text}: there is no interface {name} here (there are: {have})")
     return Port(int(number), name)
+
+
+def _tls(on: bool, certificate: Path | None, key: Path | None, ca: Path | None, client_auth: bool) -> Tls | None:
+    """TLS as the options of BMv2's names ask for it."""
+    from softswitch.p4runtime.listening import Tls
+
+    given = {"--grpc-server-cert": certificate, "--grpc-server-key": key, "--grpc-server-cacert": ca}
+    if not on:
+        if names := [name for name, path in given.items() if path is not None]:
+            fail(f"{', '.join(names)}: expected --grpc-server-ssl with it")
+        if client_auth:
+            fail("--grpc-server-with-client-auth: expected --grpc-server-ssl with it")
+        return None
+    if certificate is None or key is None:
+        fail("--grpc-server-ssl: expected --grpc-server-cert and --grpc-server-key with it")
+    if (ca is not None) != client_auth:
+        fail("expected --grpc-server-cacert and --grpc-server-with-client-auth together: the one says which "
+             "certificates of clients are good, the other that clients need one")
+    return Tls(certificate, key, ca)
 
 
 def _readable(path: Path) -> None:

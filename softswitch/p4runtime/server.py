@@ -33,9 +33,10 @@ from softswitch.engine.errors import (
     PermissionDenied,
     Unimplemented,
 )
-from softswitch.p4runtime import entities, packet_io, port_status, tables
+from softswitch.p4runtime import entities, listening, packet_io, port_status, tables
 from softswitch.p4runtime.arbitration import Arbitration, Session
 from softswitch.p4runtime.config import Configuration, Listener, Pipeline
+from softswitch.p4runtime.listening import Tls
 from softswitch.p4runtime.process import PortState, Settings
 from softswitch.p4runtime.program import Builder
 
@@ -55,10 +56,6 @@ _STREAM_QUEUE = 10_000
 """Messages that may wait for a controller; beyond that packet-ins are dropped, and their number is logged."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class ListenError(Exception):
-    """The server cannot listen at this address."""
 
 
 class _Outbox:
@@ -107,19 +104,12 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     # ---- starting and stopping ----------------------------------------------------------------------------
 
-    def listen(self, *addresses: str) -> list[int]:
-        """Serves on HOST:PORT or unix:PATH addresses; returns their ports (1 for unix). Raises ListenError."""
-        bound = []
+    def listen(self, *addresses: str, tls: Tls | None = None, insecure: bool = False) -> list[int]:
+        """Serves on HOST:PORT or unix:PATH addresses; returns their ports (1 for unix). Raises ListenError, also for
+        an address that other machines reach without mutual TLS, unless ``insecure``."""
         for address in addresses:
-            try:
-                port = self._grpc.add_insecure_port(address)
-            except RuntimeError:
-                port = 0
-            if port == 0:
-                raise ListenError(
-                    f"cannot listen on {address}: the port is in use, or the address is not one of ours"
-                )
-            bound.append(port)
+            listening.check(address, tls, insecure=insecure)
+        bound = [listening.bind(self._grpc, address, tls) for address in addresses]
         self._grpc.start()
         return bound
 

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import socket
 import subprocess
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
 from netfold.wire.jobs import SERVICE, Join, Plan
 from support import needs
+from support.addresses import free_port
 from support.controller import BOUND, MemorySwitch, run
 
 
@@ -35,15 +34,6 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
         check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60,
     )
     return made, key
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on at this moment, and that the kernel gives to nobody who asks for any."""
-    while True:
-        port = random.randrange(12_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def tls_fabric(folder: Path) -> Fabric:

@@ -75,10 +75,10 @@ class Stream:
 class Client:
     """A connection of one controller."""
 
-    def __init__(self, address: str, *, device: int = 1) -> None:
-        self._channel = grpc.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", 1 << 26), ("grpc.max_send_message_length", 1 << 26)]
-        )
+    def __init__(self, address: str, *, device: int = 1, credentials: grpc.ChannelCredentials | None = None) -> None:
+        options = [("grpc.max_receive_message_length", 1 << 26), ("grpc.max_send_message_length", 1 << 26)]
+        self._channel = (grpc.insecure_channel(address, options=options) if credentials is None
+                         else grpc.secure_channel(address, credentials, options=options))
         self.stub = p4r_grpc.P4RuntimeStub(self._channel)
         self.device = device
         self.election = 0

@@ -13,9 +13,10 @@ import pytest
 from finsy.proto import p4r
 from google.protobuf.struct_pb2 import Struct
 
+from softswitch.p4runtime.listening import ListenError
 from softswitch.p4runtime.process import Port, Settings
 from softswitch.p4runtime.program import Built, build_executable
-from softswitch.p4runtime.server import ListenError, Server
+from softswitch.p4runtime.server import Server
 from support.client import INSERT, MODIFY, TIMEOUT, Client, Stream, code_of, primary, serving
 from support.namespace import in_own_network, sh
 from support.ports import wait_for
