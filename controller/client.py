@@ -30,12 +30,12 @@ SLOTS_TIMEOUT: Final = 60.0
 
 async def status(address: str, timeout: float = TIMEOUT, token: str = "") -> Status:
     """Asks the controller at this gRPC address.  Raises rpc.Unreachable."""
-    return await rpc.call(address, f"{SERVICE}/Status", AskStatus(token), Status, timeout)
+    return await rpc.call(address, f"{SERVICE}/Status", AskStatus(), Status, timeout, token=token)
 
 
 async def drop(address: str, job: str, timeout: float = TIMEOUT, token: str = "") -> bool:
     """End a job.  Returns False if there is none of this name.  Raises rpc.Unreachable."""
-    return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job, token), Dropped, timeout)).found
+    return (await rpc.call(address, f"{SERVICE}/Drop", Drop(job), Dropped, timeout, token=token)).found
 
 
 async def drain(
@@ -43,16 +43,18 @@ async def drain(
 ) -> Drained:
     """Drain a switch or link and wait up to ``wait`` seconds for jobs to leave it, or put it back into use.  Raises
     rpc.Unreachable."""
-    return await rpc.call(address, f"{SERVICE}/Drain", SetDrain(name, drained, wait, token), Drained, wait + timeout)
+    ask = SetDrain(name, drained, wait)
+    return await rpc.call(address, f"{SERVICE}/Drain", ask, Drained, wait + timeout, token=token)
 
 
 async def slots(
     address: str, switch: str, job: str | None = None, timeout: float = SLOTS_TIMEOUT, token: str = ""
 ) -> list[JobSlots]:
     """The open slots of a switch, read now.  Raises rpc.Unreachable."""
-    return (await rpc.call(address, f"{SERVICE}/Slots", AskSlots(switch, job, token), SwitchSlots, timeout)).jobs
+    ask = AskSlots(switch, job)
+    return (await rpc.call(address, f"{SERVICE}/Slots", ask, SwitchSlots, timeout, token=token)).jobs
 
 
 async def stall(address: str, job: str, timeout: float = SLOTS_TIMEOUT, token: str = "") -> list[Stall]:
     """Which ranks a job waits for, by all its slots on all its switches.  Raises rpc.Unreachable."""
-    return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job, token), Stalls, timeout)).stalls
+    return (await rpc.call(address, f"{SERVICE}/Stall", AskStall(job), Stalls, timeout, token=token)).stalls

@@ -25,6 +25,7 @@ from netfold.controller import client
 from netfold.controller.health import wiring
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
+from netfold.controller.jobs import fabric_key
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import differences, state_file
 from netfold.controller.operations.inspection import Inspection
@@ -136,6 +137,7 @@ class Controller:
     async def start(self) -> None:
         """Bring all switches to their desired state, then serve.  Raises StartError, PipelineError and FabricError."""
         self._token, secrets = file.token(self.fabric), file.tls(self.fabric)
+        self.jobs.key = fabric_key.load(self.fabric)
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
             self._pipeline = await asyncio.to_thread(

@@ -13,7 +13,8 @@
     loss = 0.01                       # optional, share of packets lost each way; duplicate, reorder, corrupt likewise
 
 Optional in [fabric]: token or token_file, which ranks and operators must then know; certificate and key, PEM files,
-for TLS; state, where the controller keeps what operators have drained; all of them relative to the fabric file.
+for TLS; fabric_key_file, which seals what ranks hold for the controller; state, where the controller keeps what
+operators have drained; all of them relative to the fabric file.
 
 A file is checked as a whole before anything is done with it: `FabricError` names the field, what was expected and
 what was found.
@@ -39,8 +40,8 @@ def load(path: Path) -> Fabric:
         raise FabricError(f"cannot read the fabric file {path}: {error}") from error
     fabric = loads(text, str(path))
     # paths in the file are relative to the file
-    beside = {name: str(path.parent / value) for name in ("token_file", "certificate", "key", "state")
-              if (value := getattr(fabric, name)) is not None}
+    files = ("token_file", "certificate", "key", "fabric_key_file", "state")
+    beside = {name: str(path.parent / value) for name in files if (value := getattr(fabric, name)) is not None}
     return msgspec.structs.replace(fabric, **beside)
 
 

@@ -108,6 +108,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     certificate: str | None = None
     """PEM file of the job service's certificate; with ``key``, the file of its private key, the service uses TLS."""
     key: str | None = None
+    fabric_key_file: str | None = None
+    """File, for the controller's user alone, of the fabric key, which seals what ranks hold for the controller; None:
+    one in $XDG_STATE_HOME/netfold.  It is made at the first start."""
     metrics: str | None = None
     """``host:port`` of the controller's web page and of its metrics for Prometheus; None: neither."""
     state: str | None = None

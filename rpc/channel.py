@@ -16,8 +16,6 @@ CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
 """Has the gRPC address of the controller, for ranks, and for commands that are not given another one."""
 CA_VARIABLE: Final = "NETFOLD_CA"
 """Names the PEM file of certificates that are trusted; for a self-signed certificate, that certificate itself."""
-TOKEN_VARIABLE: Final = "NETFOLD_TOKEN"
-"""Has the fabric's token, for ranks and commands that are not given one otherwise."""
 
 OPTIONS: Final = (
     # ranks, operators and controller talk directly: an HTTP proxy of the environment has no place between them

@@ -13,13 +13,14 @@ import grpc
 import msgspec
 
 from netfold.rpc import channel as tls
-from netfold.rpc.channel import TOKEN_VARIABLE
+from netfold.rpc import tokens
 
 log = logging.getLogger("netfold.controller")
 
 Code = grpc.StatusCode
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+Context = grpc.aio.ServicerContext[bytes, bytes]
 Method = tuple[type[Any], Callable[[Any], Awaitable[msgspec.Struct]]]
 """The request's type, and the coroutine function that answers it."""
 Stream = tuple[type[Any], Callable[[Any], AsyncGenerator[msgspec.Struct, None]]]
@@ -56,36 +57,28 @@ def service(
     streams  methods with a stream of answers, by name
     """
     handlers = {
-        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", _Decoder(request, token), answer))
+        method: grpc.unary_unary_rpc_method_handler(_unary(f"{name}/{method}", request, answer, token))
         for method, (request, answer) in methods.items()
     }
     handlers |= {
-        method: grpc.unary_stream_rpc_method_handler(_stream(f"{name}/{method}", _Decoder(request, token), answers))
+        method: grpc.unary_stream_rpc_method_handler(_stream(f"{name}/{method}", request, answers, token))
         for method, (request, answers) in (streams or {}).items()
     }
     return grpc.method_handlers_generic_handler(name, handlers)
 
 
-class _Decoder:
-    """Decodes requests and checks their token."""
-
-    def __init__(self, request: type[Any], token: str) -> None:
-        self._decoder = msgspec.json.Decoder(request)
-        self._token = token.encode()
-
-    def decode(self, data: bytes) -> Any:
-        """The request in ``data``.  Raises msgspec's errors, and Refusal for a wrong token."""
-        request = self._decoder.decode(data)
-        # compare_digest takes as long for a good guess as for a bad one
-        if self._token and not hmac.compare_digest(request.token.encode(), self._token):
-            got = "another one" if request.token else "none"
-            raise Refusal(Code.UNAUTHENTICATED, f"token: expected that of the controller's fabric, got {got}. Give it "
-                                                f"as token=, or set {TOKEN_VARIABLE}")
-        return request
+def _check_token(context: Context, expected: str) -> None:
+    """Raise Refusal for a call without the expected token."""
+    token = tokens.of_call(context.invocation_metadata())
+    # compare_digest takes as long for a good guess as for a bad one
+    if expected and not hmac.compare_digest(token.encode(), expected.encode()):
+        got = "another one" if token else "none"
+        raise Refusal(Code.UNAUTHENTICATED, f"token: expected that of the controller's fabric, got {got}. Give it as "
+                                            f"token=, or set {tokens.TOKEN_FILE_VARIABLE} or {tokens.TOKEN_VARIABLE}")
 
 
 @contextlib.asynccontextmanager
-async def _errors_as_status(name: str, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[None]:
+async def _errors_as_status(name: str, context: Context) -> AsyncIterator[None]:
     """Turn exceptions of a handler into the status of its call."""
     try:
         yield
@@ -100,10 +93,13 @@ async def _errors_as_status(name: str, context: grpc.aio.ServicerContext[bytes, 
 
 
 def _unary(
-    name: str, decoder: _Decoder, answer: Callable[[Any], Awaitable[msgspec.Struct]]
-) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
-    async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    name: str, request: type[Any], answer: Callable[[Any], Awaitable[msgspec.Struct]], token: str
+) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    decoder = msgspec.json.Decoder(request)
+
+    async def handle(data: bytes, context: Context) -> bytes:
         async with _errors_as_status(name, context):
+            _check_token(context, token)
             return msgspec.json.encode(await answer(decoder.decode(data)))
         raise AssertionError("abort does not return")
 
@@ -111,18 +107,27 @@ def _unary(
 
 
 def _stream(
-    name: str, decoder: _Decoder, answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]]
-) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[None]]:
-    async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        async with _errors_as_status(name, context), contextlib.aclosing(answers(decoder.decode(data))) as events:
-            async for event in events:
-                await context.write(msgspec.json.encode(event))
+    name: str, request: type[Any], answers: Callable[[Any], AsyncGenerator[msgspec.Struct, None]], token: str
+) -> Callable[[bytes, Context], Awaitable[None]]:
+    decoder = msgspec.json.Decoder(request)
+
+    async def handle(data: bytes, context: Context) -> None:
+        async with _errors_as_status(name, context):
+            _check_token(context, token)
+            async with contextlib.aclosing(answers(decoder.decode(data))) as events:
+                async for event in events:
+                    await context.write(msgspec.json.encode(event))
 
     return handle
 
 
-async def call(address: str, method: str, request: msgspec.Struct, answer: type[Answer], timeout: float) -> Answer:
-    """Call ``method``, given as ``service/method``, and return its answer.  Raises Unreachable."""
+async def call(
+    address: str, method: str, request: msgspec.Struct, answer: type[Answer], timeout: float, *, token: str = ""
+) -> Answer:
+    """Call ``method``, given as ``service/method``, and return its answer.  Raises Unreachable.
+
+    token  what proves the caller's scope; empty: none
+    """
     try:
         opened = tls.aio_channel(address)
     except tls.TlsError as error:
@@ -130,7 +135,7 @@ async def call(address: str, method: str, request: msgspec.Struct, answer: type[
     async with opened as channel:
         unary = channel.unary_unary(f"/{method}", bytes, bytes)
         try:
-            data = await unary(msgspec.json.encode(request), timeout=timeout)
+            data = await unary(msgspec.json.encode(request), timeout=timeout, metadata=tokens.metadata(token))
             return msgspec.json.decode(data, type=answer)
         except grpc.aio.AioRpcError as error:
             if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):

@@ -32,6 +32,8 @@ LOGS: Final = 16
 """Most logs that are shown, the latest written first: as many as one fabric has."""
 HIDDEN: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 """The folder behind which `--without` hides programs and modules."""
+STATE: Final = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+"""The folder in which controllers keep their state."""
 
 
 @pytest.fixture
@@ -57,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hide what is to be hidden, before any test is imported."""
     for name, need in needs.NEEDS.items():
         config.addinivalue_line("markers", f"{name}: needs {name} ({need.how})")
+    # a controller keeps the fabric's key there: not in the home of whoever runs the tests
+    state = config.stash[STATE] = tempfile.TemporaryDirectory(prefix="netfold-state-")
+    os.environ["XDG_STATE_HOME"] = state.name
     for name in config.getoption("--without"):
         folder = config.stash.setdefault(HIDDEN, tempfile.TemporaryDirectory(prefix="netfold-without-"))
         place = Path(folder.name) / name
@@ -65,7 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the folders that hid what `--without` names."""
+    """Remove the folders of the run: the controllers' state, and what hid what `--without` names."""
+    config.stash[STATE].cleanup()
     if HIDDEN in config.stash:
         config.stash[HIDDEN].cleanup()
 

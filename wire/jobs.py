@@ -6,24 +6,42 @@ A job's life: every rank calls ``Join`` and all get their ``Plan`` together; ``R
 others have said that they are ``Settled``.  A rank whose retransmissions bring no result calls ``Suspect``, and one
 that has timed out calls ``Missing`` to learn which ranks the switches wait for.  Where a switch or a link fails, ranks
 are told to ``Halt``, and call ``Resume`` to go on over other trees.  Meanwhile each may hold a ``Watch`` open: on it
-the controller reports what happens to the others, and takes a broken one for the rank's death.  Every request carries
-the fabric's token, where the fabric has one.
+the controller reports what happens to the others, and takes a broken one for the rank's death.  Every request of a
+rank carries the secret that its plan has given it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import hmac
+from typing import Any, Final
 
 import msgspec
 
 from netfold.wire.roce import PATH_MTU
 
 SERVICE: Final = "netfold.Jobs"
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 """Version of packets and messages, raised whenever one changes its meaning: sides with different versions refuse each
 other."""
 LANE_BITS: Final = (32, 16, 8)
 """Widths in bits that the lanes of float32 sums may have."""
+
+
+class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret in a message.  Neither repr() nor a pretty printer shows it, so that no log does."""
+
+    value: str = ""
+    """The secret in hexadecimal digits; empty: there is none."""
+
+    def __repr__(self) -> str:
+        return "Secret(...)" if self.value else "Secret()"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("value", "...")] if self.value else []
+
+    def matches(self, other: Secret) -> bool:
+        """Whether both are the same, in a time that does not depend on where they differ; an empty one matches none."""
+        return bool(self.value) and hmac.compare_digest(self.value.encode(), other.value.encode())
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +59,6 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     protocol: int = PROTOCOL
     timeout: float = 30.0
     """Seconds to wait for the other ranks."""
-    token: str = ""
     fold: bool = True
     """Whether this rank can use trees; where one rank cannot, the job gets none and takes no slots."""
     lane_bits: int = 32
@@ -118,6 +135,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Payload bytes of every data packet on this fabric."""
     round: int = 0
     """Number of recovery rounds so far, in each of which the trees were planned anew."""
+    secret: Secret = Secret()
+    """Secret of the job: 32 random bytes, the same for all its ranks and known to nobody else."""
+    rank_secret: Secret = Secret()
+    """Secret between this rank and the controller, which every request of the rank carries; empty without a
+    controller."""
+    ticket: str = ""
+    """Resumption ticket: the controller's own sealed record of the job, opaque to ranks, which give it back in `Watch`
+    so that a controller that was started anew can go on with the job; empty: it cannot."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,7 +157,7 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retransmissions: int
     by_tree: dict[str, int] = {}
     """Payload bytes folded over each tree, by name."""
-    token: str = ""
+    secret: Secret = Secret()
 
 
 class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,7 +169,7 @@ class Leave(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int
     reason: str = ""
     """Why it leaves before the end; empty where all is well."""
-    token: str = ""
+    secret: Secret = Secret()
 
 
 class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +178,9 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     rank: int
     epoch: int
-    token: str = ""
+    secret: Secret = Secret()
+    ticket: str = ""
+    """The ``ticket`` of this rank's latest plan."""
 
 
 class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,7 +192,7 @@ class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int
     waits: dict[int, int]
     """Queue pair of this rank, as in its plan -> the lowest PSN that was sent on it and has no result."""
-    token: str = ""
+    secret: Secret = Secret()
 
 
 class MissingContributions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +218,7 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Queue pair of this rank, as in its present plan -> the PSN of the lowest packet without a result."""
     timeout: float = 10.0
     """Seconds to wait for the other ranks, and for switches to come back."""
-    token: str = ""
+    secret: Secret = Secret()
 
 
 class Watching(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -232,7 +259,7 @@ class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     rank: int
     epoch: int
-    token: str = ""
+    secret: Secret = Secret()
 
 
 Event = Watching | RankLost | JobEndedEvent | Halt | Settle

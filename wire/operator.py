@@ -68,7 +68,6 @@ class Stall(msgspec.Struct, frozen=True):
 class AskStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request for the status of the whole fabric."""
 
-    token: str = ""
 
 
 class Outcomes(msgspec.Struct, frozen=True):
@@ -224,7 +223,6 @@ class Drop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to end a job whose ranks are dead."""
 
     job: str
-    token: str = ""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -241,7 +239,6 @@ class SetDrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drained: bool
     timeout: float = 0.0
     """Seconds to wait until no job uses it."""
-    token: str = ""
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -261,7 +258,6 @@ class AskSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switch: str
     job: str | None = None
     """The job asked about; None: every job."""
-    token: str = ""
 
 
 class JobSlots(msgspec.Struct, frozen=True):
@@ -284,7 +280,6 @@ class AskStall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request for what a job waits for."""
 
     job: str
-    token: str = ""
 
 
 class Stalls(msgspec.Struct, frozen=True):

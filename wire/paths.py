@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from netfold.wire.jobs import Secret
+
 SERVICE: Final = "netfold.Paths"
 
 
@@ -45,7 +47,7 @@ class Follow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ranks that take part, in the collective's own order (that of its ring, above all); empty: all, by number."""
     root: int = 0
     """Index in ``ranks`` of the root of broadcasts, gathers and the like."""
-    token: str = ""
+    secret: Secret = Secret()
 
 
 class PathPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +86,7 @@ class Suspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int
     peer: int
     source_port: int
-    token: str = ""
+    secret: Secret = Secret()
 
 
 class Noted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

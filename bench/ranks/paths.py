@@ -105,7 +105,7 @@ class Rank:
         client, listener = JobClient(self.controller), listen(self.address)
         where = "{}:{}".format(*listener.getsockname())
         plan = client.join(Join(f"paths-{job}", self.world, self.rank, self.address, where, roce.PATH_MTU,
-                                token=client.token, fold=False))
+                                fold=False))
         settings: dict[str, Any] = {"window": self.task.window}
         if mode in ("spray", "reps"):
             settings["reorder"] = min(OVERTAKE, self.task.window // 2)

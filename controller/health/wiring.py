@@ -16,7 +16,6 @@ from netfold.fabric.graph import Fabric
 class AskWiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Asks where all cables lead."""
 
-    token: str = ""
 
 
 class Cable(msgspec.Struct, frozen=True):

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from netfold.fabric.slots import Stream
 from netfold.fabric.trees import Tree
-from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport
+from netfold.wire.jobs import Event, Join, Plan, RankLost, RankReport, Secret
 
 if TYPE_CHECKING:
     from netfold.controller.jobs.recovery import Round
@@ -26,6 +27,8 @@ class Job:
     state: JobState = "gathering"
     joins: dict[int, Join] = field(default_factory=dict)
     epoch: int = 0
+    secret: Secret = field(default_factory=lambda: Secret(secrets.token_hex(32)))
+    """The job's secret, which all its ranks know."""
     hosts: list[str] = field(default_factory=list)
     """Host names by rank, once all ranks have joined."""
     first_trees: list[Tree] = field(default_factory=list)

@@ -18,9 +18,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Final
 
+from msgspec import structs
+
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import leaving
+from netfold.controller.jobs import fabric_key, leaving
 from netfold.controller.jobs.admission import check, check_against, refuse
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
@@ -47,6 +49,7 @@ from netfold.wire.jobs import (
     RankStream,
     RankTree,
     Resume,
+    Secret,
     Settled,
     Watch,
     Watching,
@@ -75,6 +78,8 @@ class Jobs:
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
         self._closing = False
+        self.key = fabric_key.draw()
+        """The fabric key, from which the secrets of ranks are derived."""
         self.totals = Totals()
         self._recovery = Recovery(fabric, allocator, installer, liveness, drains, self.totals, self._plans)
         self._cleaning: set[asyncio.Task[None]] = set()
@@ -140,7 +145,7 @@ class Jobs:
         for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
             more = getattr(request, name) - (0 if before is None else getattr(before, name))
             setattr(self.totals, name, getattr(self.totals, name) + more)
-        job.reports[request.rank] = request
+        job.reports[request.rank] = structs.replace(request, secret=Secret())  # `netfold status` shows it
         return Done()
 
     async def suspect(self, request: AskMissing) -> Done:
@@ -290,7 +295,8 @@ class Jobs:
         order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
         return [
             Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.announced, hosts, rank), job.reason, shared,
-                 rate, order, self._fabric.path_mtu, number)
+                 rate, order, self._fabric.path_mtu, number, job.secret,
+                 fabric_key.rank_secret(self.key, job.name, job.epoch, rank))
             for rank in range(job.world)
         ]
 

@@ -29,7 +29,6 @@ class AskDiff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     apply: bool = False
     """Whether the differences are to be written, too."""
-    token: str = ""
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -44,7 +44,6 @@ TIMEOUT: Final = 10.0
 class AskTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for the table of all modes, uplinks and pins."""
 
-    token: str = ""
 
 
 class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +51,6 @@ class SetMode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: tables.Mode
     leaves: list[str] = []
-    token: str = ""
 
 
 class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +60,6 @@ class SetPin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     leaf: str
     source_port: int
     port: int
-    token: str = ""
 
 
 class LeafRow(msgspec.Struct, frozen=True):

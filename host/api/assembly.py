@@ -151,7 +151,6 @@ def join(
                 tcp="{}:{}".format(*listener.getsockname()),
                 path_mtu=path_mtu or 0,
                 timeout=join_timeout,
-                token=client.token,
                 fold=settings.rail in ("auto", INNET) and not settings.helpers,
                 lane_bits=settings.lane_bits or lane_bits_from_environment(),
             )

@@ -74,7 +74,8 @@ class Communicator(Group):
                      rail; "auto": the cheapest by measurement; default $NETFOLD_ALGO, or "auto"
         helpers      ranks that have no data and only add for the others (``Peers``); nothing folds then
         path_mtu     payload bytes of a packet, refused where the fabric has another; default: what it has
-        token        the fabric's, if it has one; default: $NETFOLD_TOKEN
+        token        the fabric's, if it has one; default: that of
+                     $NETFOLD_TOKEN_FILE, or $NETFOLD_TOKEN
         rails        several at once, "innet@a+tcp@b" with planes a and b of $NETFOLD_PLANES, or RailSpecs; instead of
                      ``rail``, ``address`` and ``controller``; default: $NETFOLD_RAILS (docs/rails.md)
         Raises JoinRefused, PlanError, TransportError, ValueError.

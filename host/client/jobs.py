@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +17,7 @@ from netfold.host.client.stream_listener import CLOSE_SECONDS
 from netfold.host.client.watcher import Watcher
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
 from netfold.rpc import channel as tls
+from netfold.rpc import tokens
 from netfold.wire.jobs import (
     SERVICE,
     AskMissing,
@@ -28,6 +29,7 @@ from netfold.wire.jobs import (
     Plan,
     RankReport,
     Resume,
+    Secret,
     Settled,
     Watch,
 )
@@ -51,15 +53,20 @@ class JobClient:
     """One rank's connection to the controller, over TLS where NETFOLD_CA is set (rpc/channel.py).  Raises JoinRefused.
 
     controller  "host:port" or "unix:/path"
-    token       the fabric's shared token, if it has one; default: $NETFOLD_TOKEN
+    token       the fabric's shared token, if it has one; default: that of $NETFOLD_TOKEN_FILE, or $NETFOLD_TOKEN
     """
 
     def __init__(self, controller: str, *, token: str = "") -> None:
         self.controller = controller
-        self.token = token or os.environ.get(tls.TOKEN_VARIABLE, "")
         try:
-            self.channel = tls.channel(controller)
-            """The gRPC channel, for other services of the controller."""
+            self._metadata = tokens.metadata(tokens.checked(token, "token") if token else tokens.given())
+            """What every call carries."""
+        except tokens.TokenError as error:
+            raise JoinRefused(f"{controller}: {error}") from error
+        self._secret = Secret()
+        """This rank's secret, from its plan."""
+        try:
+            self._channel = tls.channel(controller)
         except tls.TlsError as error:
             raise JoinRefused(f"{controller}: {error}") from error
         self._join = self._unary("Join", Plan)
@@ -69,25 +76,29 @@ class JobClient:
         self._suspect = self._unary("Suspect", Done)
         self._settled = self._unary("Settled", Done)
         self._resume = self._unary("Resume", Plan)
-        self._watch = self.channel.unary_stream(
-            f"/{SERVICE}/Watch",
-            request_serializer=msgspec.json.encode,
-            response_deserializer=msgspec.json.Decoder(Event).decode,
-        )
+        self._watch = self.stream(f"{SERVICE}/Watch", Event)
 
     def _unary(self, method: str, answer: type[Any]) -> Callable[..., Any]:
-        return self.channel.unary_unary(
-            f"/{SERVICE}/{method}",
-            request_serializer=msgspec.json.encode,
-            response_deserializer=msgspec.json.Decoder(answer).decode,
-        )
+        return self.unary(f"{SERVICE}/{method}", answer)
+
+    def unary(self, method: str, answer: Any) -> Callable[..., Any]:
+        """A method of the controller, given as ``service/method``, with one answer."""
+        return partial(self._channel.unary_unary(
+            f"/{method}", msgspec.json.encode, msgspec.json.Decoder(answer).decode
+        ), metadata=self._metadata)
+
+    def stream(self, method: str, answer: Any) -> Callable[..., Any]:
+        """A method of the controller, given as ``service/method``, with a stream of answers."""
+        return partial(self._channel.unary_stream(
+            f"/{method}", msgspec.json.encode, msgspec.json.Decoder(answer).decode
+        ), metadata=self._metadata)
 
     def join(self, request: Join) -> Plan:
         """Joins the job.  Returns this rank's plan once all ranks have joined.  Raises JoinRefused, PlanError."""
         who = f"job {request.job!r}, rank {request.rank} of {request.world}"
         try:
-            request = msgspec.structs.replace(request, token=request.token or self.token)
             plan: Plan = self._join(request, timeout=request.timeout + ANSWER_MARGIN)
+            self._secret = plan.rank_secret
             return plan
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or "no details"
@@ -108,8 +119,8 @@ class JobClient:
     def watch(self, plan: Plan) -> Watcher:
         """Opens the stream by which the controller notices this rank's death and reports that of others.  To be closed
         after ``leave``."""
-        request = Watch(plan.job, plan.rank, plan.epoch, self.token)
-        settled = Settled(plan.job, plan.rank, plan.epoch, self.token)
+        request = Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket)
+        settled = Settled(plan.job, plan.rank, plan.epoch, plan.rank_secret)
         return Watcher(
             self._watch(request), f"job {plan.job!r}, rank {plan.rank} of {plan.world}",
             lambda: self._notify(self._settled, settled),
@@ -119,8 +130,8 @@ class JobClient:
         """Sends this rank's totals, leaves the job, and waits until no other rank can need this one; an unreachable
         controller is logged, never raised."""
         try:
-            self._report(msgspec.structs.replace(report, token=self.token), timeout=REPORT_TIMEOUT)
-            leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, token=self.token)
+            self._report(msgspec.structs.replace(report, secret=self._secret), timeout=REPORT_TIMEOUT)
+            leave = Leave(job=report.job, rank=report.rank, epoch=report.epoch, reason=reason, secret=self._secret)
             self._leave(leave, timeout=LEAVE_TIMEOUT)
         except grpc.RpcError as error:
             log.warning(
@@ -134,7 +145,7 @@ class JobClient:
 
         waits  as in AskMissing
         """
-        request = AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token)
+        request = AskMissing(plan.job, plan.rank, plan.epoch, waits, plan.rank_secret)
         try:
             answer: MissingContributions = self._missing(request, timeout=MISSING_TIMEOUT)
             return answer
@@ -148,7 +159,7 @@ class JobClient:
 
         waits  as in AskMissing
         """
-        self._notify(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, self.token))
+        self._notify(self._suspect, AskMissing(plan.job, plan.rank, plan.epoch, waits, plan.rank_secret))
 
     def notify(self, method: Any, request: msgspec.Struct, on_failure: Callable[[str], None]) -> None:
         """Sends a request without waiting for the answer; ``on_failure`` is called with the reason where there was
@@ -180,7 +191,7 @@ class JobClient:
         missing  as in Resume
         timeout  seconds
         """
-        request = Resume(plan.job, plan.rank, plan.epoch, missing, min(timeout, MAX_RESUME), self.token)
+        request = Resume(plan.job, plan.rank, plan.epoch, missing, min(timeout, MAX_RESUME), plan.rank_secret)
         try:
             answer: Plan = self._resume(request, timeout=request.timeout + ANSWER_MARGIN)
             return answer
@@ -216,7 +227,7 @@ class JobClient:
     def close(self) -> None:
         """Closes the connection, waiting ``CLOSE_SECONDS`` at most, because gRPC sets no bound to it and a rank that
         has left must not hang."""
-        closing = threading.Thread(target=self.channel.close, name="netfold-close", daemon=True)
+        closing = threading.Thread(target=self._channel.close, name="netfold-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
         if closing.is_alive():

@@ -62,7 +62,7 @@ class OpenRail:
                 Join(
                     job=job, world=world, rank=rank, address=spec.plane.address,
                     tcp="{}:{}".format(*listener.getsockname()), path_mtu=0, timeout=join_timeout,
-                    token=client.token, fold=spec.kind == "innet",
+                    fold=spec.kind == "innet",
                 )
             )
             self._membership = Membership(self.plan, client)

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
-
 from netfold.host.client.jobs import JobClient
 from netfold.host.client.stream_listener import StreamListener
 from netfold.host.errors import PlanError
@@ -58,11 +56,7 @@ class PlannedPaths:
         """The paths that ``newer`` or ``changed`` returned last."""
         self.changed_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """An eventfd that is readable when there may be newer paths."""
-        self._report_suspect: Any = jobs.channel.unary_unary(
-            f"/{SERVICE}/Suspect",
-            request_serializer=msgspec.json.encode,
-            response_deserializer=msgspec.json.Decoder(Noted).decode,
-        )
+        self._report_suspect: Any = jobs.unary(f"{SERVICE}/Suspect", Noted)
         try:
             self.ports = self._client(ALL_TO_ALL).paths.ports
             """Source ports of all paths that this rank may ever use."""
@@ -111,7 +105,7 @@ class PlannedPaths:
         """Reports a failed path to the controller, without waiting for its answer."""
         plan = self._plan
         self._jobs.notify(
-            self._report_suspect, Suspect(plan.job, plan.rank, plan.epoch, peer, port, self._jobs.token),
+            self._report_suspect, Suspect(plan.job, plan.rank, plan.epoch, peer, port, plan.rank_secret),
             lambda why: log.warning("job %r, rank %d: the controller did not hear that source port %d to rank %d is "
                                     "suspect: %s", plan.job, plan.rank, port, peer, why),
         )
@@ -150,12 +144,8 @@ class PathClient:
     ) -> None:
         self._signal = on_change
         request = Follow(plan.job, plan.rank, plan.epoch, collective=of.algorithm, ranks=list(of.ranks), root=of.root,
-                         scope=scope, token=jobs.token)
-        follow = jobs.channel.unary_stream(
-            f"/{SERVICE}/Follow",
-            request_serializer=msgspec.json.encode,
-            response_deserializer=msgspec.json.Decoder(Paths).decode,
-        )
+                         scope=scope, secret=plan.rank_secret)
+        follow = jobs.stream(f"{SERVICE}/Follow", Paths)
         self._me = f"job {plan.job!r}, rank {plan.rank} of {plan.world}"
         self._first = threading.Event()
         self._paths: Paths | None = None

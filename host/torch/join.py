@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -23,7 +24,7 @@ from netfold.host.errors import JoinRefused, PlanError
 from netfold.host.mesh.connection import listen
 from netfold.host.operation.coding import LaneBits
 from netfold.rpc.channel import CONTROLLER_VARIABLE
-from netfold.wire.jobs import PROTOCOL, Peer, Plan
+from netfold.wire.jobs import PROTOCOL, Peer, Plan, Secret
 
 STORE = "store"
 """Value of ``controller`` for a plan made through torch's store, without trees."""
@@ -120,7 +121,8 @@ def join(
 def plan_by_store(
     store: dist.Store, job: str, rank: int, world: int, address: str, tcp: str, *, timeout: float
 ) -> Plan:
-    """A plan without trees, agreed on through the store: every rank writes where it listens, rank 0 draws the epoch.
+    """A plan without trees, agreed on through the store: every rank writes where it listens, rank 0 draws the epoch and
+    the job's secret.
 
     timeout  seconds to wait for the other ranks.  Raises JoinRefused, PlanError.
     """
@@ -128,7 +130,7 @@ def plan_by_store(
     turn = store.add(f"netfold/{job}/joins/{rank}", 1)
     keys = [f"netfold/{job}/{turn}/{r}" for r in range(world)]
     epoch = random.SystemRandom().getrandbits(31)
-    store.set(keys[rank], f"{PROTOCOL} {world} {epoch} {address} {tcp}")
+    store.set(keys[rank], f"{PROTOCOL} {world} {epoch} {secrets.token_hex(32)} {address} {tcp}")
     try:
         store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError as error:  # torch's DistStoreError and DistNetworkError are RuntimeErrors
@@ -152,8 +154,9 @@ def plan_by_store(
         epoch=int(said[0][2]),
         rank=rank,
         world=world,
-        peers=[Peer(rank=r, address=where, tcp=at) for r, (_, _, _, where, at) in enumerate(said)],
+        peers=[Peer(rank=r, address=where, tcp=at) for r, (*_, where, at) in enumerate(said)],
         trees=[],
+        secret=Secret(said[0][3]),
         reason=f"controller={STORE!r}: planned through torch's store, without the fabric's controller",
     )
 

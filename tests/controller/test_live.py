@@ -158,7 +158,8 @@ async def until_slowly(condition: Callable[[], bool]) -> None:
 def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
     """`netfold up` says when it is ready, `netfold status` and `slots` show the switches to who has the token, a signal
     ends it with status 0."""
-    (switches.folder / "token").write_text("a secret\n")
+    (switches.folder / "token").touch(0o600)
+    (switches.folder / "token").write_text("a-secret\n")
     file = switches.folder / "lab.toml"
     fabric_file.save(msgspec.structs.replace(switches.fabric, token_file="token"), file)
     fabric = msgspec.structs.replace(switches.fabric, token_file=str(switches.folder / "token"))
@@ -174,15 +175,15 @@ def test_the_command_line_starts_reports_and_stops(switches: Switches) -> None:
         line = up.stdout.readline()
         assert line.startswith(f"ready: fabric {fabric.name}, 4 switches ({fabric.engine})")
         page = line.rpartition("page and metrics at ")[2].strip()
-        scrape = urllib.request.Request(f"{page}/metrics", headers={"Authorization": "Bearer a secret"})
+        scrape = urllib.request.Request(f"{page}/metrics", headers={"Authorization": "Bearer a-secret"})
         with urllib.request.urlopen(scrape, timeout=60) as answer:
             assert answer.read().count(b"netfold_switch_up{") == 4
         table = subprocess.run([*netfold, "status", str(file)], capture_output=True, text=True, timeout=60, check=True)
         assert "4 of 4 switches up" in table.stdout
         without = subprocess.run([*netfold, "status", "--controller", fabric.jobs], capture_output=True, text=True,
                                  timeout=60, env={k: v for k, v in os.environ.items() if k != "NETFOLD_TOKEN"})
-        assert (without.returncode, "set NETFOLD_TOKEN" in without.stderr) == (1, True)
-        with_token = os.environ | {"NETFOLD_TOKEN": "a secret"}
+        assert (without.returncode, "set NETFOLD_TOKEN_FILE" in without.stderr) == (1, True)
+        with_token = os.environ | {"NETFOLD_TOKEN": "a-secret"}
         data = subprocess.run([*netfold, "status", "--json", "--controller", fabric.jobs], capture_output=True,
                               timeout=60, check=True, env=with_token)
         slots = subprocess.run([*netfold, "slots", "leaf1", "--fabric", str(file)], capture_output=True, text=True,

@@ -78,12 +78,14 @@ class Rig:
     controller: Controller
     switches: dict[str, MemorySwitch]
     channel: grpc.aio.Channel
+    metadata: tuple[tuple[str, str], ...] = ()
+    """What its calls carry, `rpc.tokens.metadata`."""
 
     async def call(self, method: str, request: Any, answer: Any = Plan, timeout: float = BOUND) -> Any:
         """Call the job service, as a rank does, and return the answer."""
         unary = self.channel.unary_unary(f"/{SERVICE}/{method}", bytes, bytes)
         data = request if isinstance(request, bytes) else msgspec.json.encode(request)
-        return msgspec.json.decode(await unary(data, timeout=timeout), type=answer)
+        return msgspec.json.decode(await unary(data, timeout=timeout, metadata=self.metadata), type=answer)
 
     def join(self, rank: int, world: int = 2, **changes: Any) -> Join:
         """The request to join of rank `rank`, on host h<rank+1>."""
@@ -97,13 +99,14 @@ class Rig:
 
     async def leave(self, plan: Plan, reason: str = "") -> None:
         """Let one rank leave its job."""
-        await self.call("Leave", Leave(plan.job, plan.rank, plan.epoch, reason), Done)
+        await self.call("Leave", Leave(plan.job, plan.rank, plan.epoch, reason, plan.rank_secret), Done)
 
-    async def watch(self, plan: Plan, token: str = "") -> Watcher:
+    async def watch(self, plan: Plan) -> Watcher:
         """One rank watches; the controller has said that it does."""
         stream = self.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
-        call = stream(msgspec.json.encode(Watch(plan.job, plan.rank, plan.epoch, token)))
-        settled = Settled(plan.job, plan.rank, plan.epoch, token)
+        request = Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret)
+        call = stream(msgspec.json.encode(request), metadata=self.metadata)
+        settled = Settled(plan.job, plan.rank, plan.epoch, plan.rank_secret)
         watcher = Watcher(call, lambda: self.call("Settled", settled, Done))
         assert await watcher.next() == Watching()
         return watcher

@@ -79,11 +79,14 @@ def address_of(file: Path | None, controller: str | None) -> str:
 
 
 def token_of(file: Path | None) -> str:
-    """The token for that controller, from the fabric file or NETFOLD_TOKEN; empty if there is none."""
-    from netfold.rpc.channel import TOKEN_VARIABLE
+    """The token for that controller, from the fabric file or the environment; empty if there is none."""
+    from netfold.rpc import tokens
 
     said = "" if file is None else checked(lambda: fabric_file.token(load(file)))
-    return said or os.environ.get(TOKEN_VARIABLE, "")
+    try:
+        return said or tokens.given()
+    except tokens.TokenError as error:
+        fail(CANNOT, str(error))
 
 
 def log_to_stderr(verbose: bool) -> None:

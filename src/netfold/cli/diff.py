@@ -49,8 +49,8 @@ def _ask(file: FabricFile, controller: Address, *, apply: bool) -> Differences:
     from netfold.wire import operator
 
     found: Differences = awaited(rpc.call(
-        address_of(file, controller), f"{operator.SERVICE}/Diff", AskDiff(apply, token_of(file)), Differences,
-        client.SLOTS_TIMEOUT,
+        address_of(file, controller), f"{operator.SERVICE}/Diff", AskDiff(apply), Differences,
+        client.SLOTS_TIMEOUT, token=token_of(file),
     ))
     return found
 

@@ -29,7 +29,7 @@ def links(file: FabricFile = None, controller: Address = None, json: Json = Fals
     from netfold.wire import operator
 
     found: Cables = awaited(rpc.call(address_of(file, controller), f"{operator.SERVICE}/Wiring",
-                                     AskWiring(token_of(file)), Cables, client.TIMEOUT))
+                                     AskWiring(), Cables, client.TIMEOUT, token=token_of(file)))
     if json:
         print(msgspec.json.encode(found).decode())
     else:

@@ -12,7 +12,6 @@ from netfold.cli.common import CANNOT, address_of, awaited, fail, token_of
 from netfold.cli.options import Address, FabricOption, Json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     import msgspec
 
@@ -31,7 +30,7 @@ def show(
     """Show the mode of every leaf, and every uplink: up, drained, suspect."""
     from netfold.controller.paths.path_service import AskTable
 
-    _ask("Table", lambda token: AskTable(token), fabric, controller, pins=pins, json=json)
+    _ask("Table", AskTable(), fabric, controller, pins=pins, json=json)
 
 
 @paths.command()
@@ -52,7 +51,7 @@ def mode(
 
     if mode not in get_args(tables.Mode):
         fail(CANNOT, f"paths mode: expected one of {', '.join(get_args(tables.Mode))}, got {mode!r}")
-    _ask("SetMode", lambda token: SetMode(mode, leaves or [], token), fabric, controller, json=json)  # type: ignore[arg-type]
+    _ask("SetMode", SetMode(mode, leaves or []), fabric, controller, json=json)  # type: ignore[arg-type]
 
 
 @paths.command("set")
@@ -68,13 +67,12 @@ def set_(
     """Send what goes to a leaf by one source port over another uplink than planned."""
     from netfold.controller.paths.path_service import SetPin
 
-    _ask("SetPin", lambda token: SetPin(switch, leaf, source_port, port, token), fabric, controller, pins=True,
-         json=json)
+    _ask("SetPin", SetPin(switch, leaf, source_port, port), fabric, controller, pins=True, json=json)
 
 
 def _ask(
     method: str,
-    request: Callable[[str], msgspec.Struct],
+    request: msgspec.Struct,
     fabric: Path | None,
     controller: str | None,
     *,
@@ -87,8 +85,8 @@ def _ask(
     from netfold.rpc import rpc
 
     answer: path_service.Table = awaited(rpc.call(
-        address_of(fabric, controller), f"{path_service.OPERATOR}/{method}", request(token_of(fabric)),
-        path_service.Table, path_service.TIMEOUT,
+        address_of(fabric, controller), f"{path_service.OPERATOR}/{method}", request, path_service.Table,
+        path_service.TIMEOUT, token=token_of(fabric),
     ))
     if json:
         print(msgspec.json.encode(answer).decode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import select
 import socket
 import struct
@@ -24,7 +25,7 @@ from netfold.host.api.communicator import Communicator
 from netfold.host.mesh.connection import listen
 from netfold.testing.switch import Packet, SlotSwitch
 from netfold.wire import roce
-from netfold.wire.jobs import Peer, Plan, RankStream, RankTree
+from netfold.wire.jobs import Peer, Plan, RankStream, RankTree, Secret
 
 _subnets = count(1)
 FIRST = 50400
@@ -149,6 +150,7 @@ def loopback_job(
     machines = [list(range(first, first + members)) for first in range(0, world, members)]
     listeners = [listen(address) for address in addresses]
     peers = [Peer(r, addresses[r], "{}:{}".format(*listeners[r].getsockname())) for r in range(world)]
+    secret = Secret(secrets.token_hex(32))
     with ExitStack() as stack:
         switches = []
         for place in range(members if rail in ("innet", "auto") else 0):
@@ -161,7 +163,7 @@ def loopback_job(
 
         def make(rank: int) -> Communicator:
             trees = switches[rank % members].trees(rank // members, slots=slots) if switches else []
-            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines, rate)
+            plan = Plan("loop", 1, rank, world, peers, trees, "a test", machines, rate, secret=secret)
             return Communicator.of_plan(
                 plan, address=addresses[rank], rail=rail, timeout=timeout, listener=listeners[rank]
             )

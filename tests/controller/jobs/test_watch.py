@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.wire.jobs import SERVICE, Done, JobEndedEvent, Leave, RankLost, RankReport, Watch
+from netfold.rpc import tokens
+from netfold.wire.jobs import SERVICE, JobEndedEvent, Leave, RankLost, RankReport, Watch
 from support.controller import run, until
 from support.jobs import Code, rig
 
@@ -163,12 +164,12 @@ def test_watching_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 RANK = """
-import sys
+import os, sys
 import grpc, msgspec
-from netfold.wire.jobs import SERVICE, Event, Watch
+from netfold.wire.jobs import SERVICE, Event, Secret, Watch
 channel = grpc.insecure_channel(sys.argv[1])
 stream = channel.unary_stream(f"/{SERVICE}/Watch", msgspec.json.encode, msgspec.json.Decoder(Event).decode)
-for event in stream(Watch("j", 1, int(sys.argv[2]))):
+for event in stream(Watch("j", 1, int(sys.argv[2]), Secret(os.environ["RANK_SECRET"]))):
     print(type(event).__name__, flush=True)
 """
 
@@ -181,6 +182,7 @@ def test_a_killed_process_is_noticed(tmp_path: Path) -> None:
             plans = await r.together(2)
             watcher = await r.watch(plans[0])
             rank = subprocess.Popen([sys.executable, "-c", RANK, r.fabric.jobs, str(plans[1].epoch)],
+                                    env={**os.environ, "RANK_SECRET": plans[1].rank_secret.value},
                                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
             try:
                 assert rank.stdout is not None
@@ -217,24 +219,25 @@ def test_a_rank_that_cannot_fold_keeps_the_job_off_the_switches(tmp_path: Path) 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("token", "got"), [("", "got none"), ("wrong", "got another one"), ("tökën", "got another")])
+@pytest.mark.parametrize(("token", "got"), [("", "got none"), ("wrong", "got another one")])
 def test_without_the_token_every_request_is_refused(tmp_path: Path, token: str, got: str) -> None:
     """Join, Watch, Report, Leave, and the operator's; the refusal says what to do, and not the token."""
 
     async def story() -> None:
-        async with rig(tmp_path, token="a secret") as r:
+        async with rig(tmp_path, token="a-secret") as r:
+            r.metadata = tokens.metadata(token)
             for method, request in (
-                ("Join", r.join(0, token=token)), ("Leave", Leave("j", 0, 1, token=token)),
-                ("Report", RankReport("j", 0, 1, 0, 0, 0, 0, token=token)),
+                ("Join", r.join(0)), ("Leave", Leave("j", 0, 1)),
+                ("Report", RankReport("j", 0, 1, 0, 0, 0, 0)),
             ):
                 code, words = await r.refusal(request, method)
                 assert code is Code.UNAUTHENTICATED
                 assert got in words
                 assert "NETFOLD_TOKEN" in words
-                assert "a secret" not in words
+                assert "a-secret" not in words
             stream = r.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stream(msgspec.json.encode(Watch("j", 0, 1, token))).read()
+                await stream(msgspec.json.encode(Watch("j", 0, 1)), metadata=r.metadata).read()
             assert caught.value.code() is Code.UNAUTHENTICATED
             for ask in (client.status(r.fabric.jobs, token=token), client.drop(r.fabric.jobs, "j", token=token),
                         client.slots(r.fabric.jobs, "leaf1", token=token),
@@ -248,14 +251,16 @@ def test_without_the_token_every_request_is_refused(tmp_path: Path, token: str, 
 
 def test_with_the_token_all_goes_as_without(tmp_path: Path) -> None:
     """A token from a file, less the line's end."""
-    (tmp_path / "token").write_text("a secret\n")
+    (tmp_path / "token").touch(0o600)
+    (tmp_path / "token").write_text("a-secret\n")
 
     async def story() -> None:
         async with rig(tmp_path, token_file=str(tmp_path / "token")) as r:
-            plans = await r.together(2, token="a secret")
-            await r.watch(plans[0], token="a secret")
-            await r.call("Leave", Leave("j", 0, plans[0].epoch, token="a secret"), Done)
-            assert (await client.status(r.fabric.jobs, token="a secret")).jobs[0].left == [0]
+            r.metadata = tokens.metadata("a-secret")
+            plans = await r.together(2)
+            await r.watch(plans[0])
+            await r.leave(plans[0])
+            assert (await client.status(r.fabric.jobs, token="a-secret")).jobs[0].left == [0]
 
     run(story())
 

@@ -172,14 +172,14 @@ def test_a_controller_that_goes_away_is_logged(serving: Serving, caplog: pytest.
 def test_a_rank_needs_the_fabrics_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token comes from the argument or from NETFOLD_TOKEN; without it the refusal says what to set."""
     monkeypatch.delenv("NETFOLD_TOKEN", raising=False)
-    with Serving(loopback(tmp_path, token="a secret")) as serving:
+    with Serving(loopback(tmp_path, token="a-secret")) as serving:
         with pytest.raises(JoinRefused, match=r"UNAUTHENTICATED: token: expected .* got none.*NETFOLD_TOKEN"):
             join(serving.fabric, 0)
         monkeypatch.setenv("NETFOLD_TOKEN", "wrong")
         with pytest.raises(JoinRefused, match="got another one"):
             join(serving.fabric, 0)
         with ThreadPoolExecutor(2) as pool:
-            for comm in list(pool.map(lambda rank: join(serving.fabric, rank, token="a secret"), range(2))):
+            for comm in list(pool.map(lambda rank: join(serving.fabric, rank, token="a-secret"), range(2))):
                 comm.close()
         (job,) = serving.controller.jobs.all()
         assert job.state == "finished"
@@ -213,14 +213,14 @@ def test_a_connection_that_does_not_close_is_left_behind(
 ) -> None:
     """Closing gRPC's channel may hang: the rank logs it and goes on."""
     client = JobClient("127.0.0.1:9")
-    real, never = client.channel, threading.Event()
+    real, never = client._channel, threading.Event()
 
     class Hangs:
         def close(self) -> None:
             never.wait(60)
 
     monkeypatch.setattr("netfold.host.client.jobs.CLOSE_SECONDS", 0.01)
-    client.channel = Hangs()
+    client._channel = Hangs()
     client.close()
     never.set()
     real.close()

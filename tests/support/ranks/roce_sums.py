@@ -31,7 +31,7 @@ def main(seed: int) -> None:
     client = JobClient(os.environ["NETFOLD_CONTROLLER"])
     listener = listen(address)
     where = "{}:{}".format(*listener.getsockname())
-    plan = client.join(Join(job, world, rank, address, where, roce.PATH_MTU, token=client.token, fold=False))
+    plan = client.join(Join(job, world, rank, address, where, roce.PATH_MTU, fold=False))
     mesh = RoceMesh(plan, listener, timeout=30.0, queue_pairs=2)
     peers = Peers(mesh, algorithm="ring")
     digest = hashlib.sha256()
