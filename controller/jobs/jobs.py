@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import structs
 
@@ -61,6 +61,19 @@ log = logging.getLogger("netfold.controller")
 
 FINISHED: Final = 16
 """Number of finished jobs that `netfold status` still shows."""
+
+
+class RankRequest(Protocol):
+    """What every request of a rank says: who it is, and the proof."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def secret(self) -> Secret: ...
 
 
 class Jobs:
@@ -140,7 +153,7 @@ class Jobs:
 
     async def report(self, request: RankReport) -> Done:
         """Record a rank's totals.  Raises Refusal."""
-        job = self.find(request.job, request.epoch, request.rank)
+        job = self.find(request)
         before = job.reports.get(request.rank)
         for name in ("operations", "bytes_reduced", "packets_sent", "retransmissions"):
             more = getattr(request, name) - (0 if before is None else getattr(before, name))
@@ -150,7 +163,7 @@ class Jobs:
 
     async def suspect(self, request: AskMissing) -> Done:
         """Probe the links of a rank's trees, since its retransmissions bring no results.  Raises Refusal."""
-        self._recovery.suspect(self.find(request.job, request.epoch, request.rank))
+        self._recovery.suspect(self.find(request))
         return Done()
 
     def notice(self) -> None:
@@ -159,11 +172,11 @@ class Jobs:
 
     async def resume(self, request: Resume) -> Plan:
         """A halted rank waits for its new plan.  Raises Refusal."""
-        return await self._recovery.resume(self.find(request.job, request.epoch, request.rank), request)
+        return await self._recovery.resume(self.find(request), request)
 
     async def leave(self, request: Leave) -> Done:
         """Let a rank leave; with the last one the job ends.  Raises Refusal."""
-        job = self.find(request.job, request.epoch, request.rank)
+        job = self.find(request)
         if not request.reason:
             await leaving.wait_for_others(job, request.rank)
         job.left.add(request.rank)
@@ -182,12 +195,12 @@ class Jobs:
 
     async def settled(self, request: Settled) -> Done:
         """Record that a rank lacks no result: ranks that wait for that may leave.  Raises Refusal."""
-        leaving.settled(self.find(request.job, request.epoch, request.rank), request.rank)
+        leaving.settled(self.find(request), request.rank)
         return Done()
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
         """Events for a rank until it leaves; a rank that closes the stream before counts as lost.  Raises Refusal."""
-        job = self.find(request.job, request.epoch, request.rank)
+        job = self.find(request)
         if request.rank in job.watchers:
             refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
         if request.rank in job.left or request.rank in job.lost:
@@ -230,13 +243,18 @@ class Jobs:
             await self._end(job)
         return bool(jobs)
 
-    def find(self, name: str, epoch: int, rank: int) -> Job:
-        """The incarnation of a job with this epoch and rank.  Raises Refusal."""
+    def find(self, request: RankRequest) -> Job:
+        """The incarnation of a job from whose rank a request comes, which its secret proves.  Raises Refusal."""
+        who = f"job {request.job!r}, epoch {request.epoch}, rank {request.rank}"
+        if not fabric_key.rank_secret(self.key, request.job, request.epoch, request.rank).matches(request.secret):
+            got = "another one" if request.secret.value else "none"
+            refuse(Code.PERMISSION_DENIED, f"{who}: secret: expected that of this rank's plan, got {got}. A rank "
+                                           "speaks for itself alone; if the fabric key was lost, join anew")
         for job in (*self._jobs.values(), *self._ending):
-            if job.name == name and job.epoch == epoch and rank in job.joins:
+            if job.name == request.job and job.epoch == request.epoch and request.rank in job.joins:
                 return job
-        refuse(Code.FAILED_PRECONDITION, f"job {name!r}: no rank {rank} of epoch {epoch} is in it; it may have ended, "
-                                          "or the controller was started anew")
+        refuse(Code.FAILED_PRECONDITION, f"{who}: there is no such rank; its job may have ended, or the controller was "
+                                         "started anew")
 
     # ---- planning ------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class Inspection:
 
     async def missing(self, request: wire.AskMissing) -> wire.MissingContributions:
         """Which ranks a rank waits for: reads the slots of the PSNs that it names, on all switches.  Raises Refusal."""
-        job = self._jobs.find(request.job, request.epoch, request.rank)
+        job = self._jobs.find(request)
         waits = [
             (stream, request.waits[qp])
             for stream in job.announced

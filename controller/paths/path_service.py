@@ -166,7 +166,7 @@ class PathService:
     # ---- ranks -----------------------------------------------------------------------------------------------------
     async def follow(self, request: Follow) -> AsyncGenerator[Paths, None]:
         """A rank's paths, now and whenever they change.  Raises Refusal."""
-        job = self._job(request.job, request.epoch, request.rank)
+        job = self._job(request)
         request = _as_flows(request, job)
         _check(request, job)
         before: Paths | None = None
@@ -181,7 +181,7 @@ class PathService:
     async def suspect(self, request: Suspect) -> Noted:
         """Keep all ranks off an uplink towards a leaf for SUSPECT_SECONDS, or until probes come through.  Raises
         Refusal."""
-        job = self._job(request.job, request.epoch, request.rank)
+        job = self._job(request)
         if not 0 <= request.peer < job.world:
             raise Refusal(Code.INVALID_ARGUMENT, f"peer: expected a rank below {job.world}, got {request.peer}")
         path = self._steering.path(job.hosts[request.rank], job.hosts[request.peer], request.source_port)
@@ -253,8 +253,8 @@ class PathService:
         plan = self._plans[key]
         return [(step[piece.flow], piece) for piece in plan.pieces if step[piece.flow].source == request.rank]
 
-    def _job(self, name: str, epoch: int, rank: int) -> Job:
-        job = self._jobs.find(name, epoch, rank)
+    def _job(self, request: Follow | Suspect) -> Job:
+        job = self._jobs.find(request)
         if len(job.hosts) != job.world:
             raise Refusal(Code.FAILED_PRECONDITION, f"{job}: expected every rank at a host of the fabric "
                                                     f"{self._fabric.name}, got {len(job.hosts)} of {job.world} there")

@@ -45,7 +45,7 @@ async def leave(fabric: Fabric, plan: Plan) -> None:
     """Let one rank leave its job."""
     async with grpc.aio.insecure_channel(fabric.jobs) as channel:
         goodbye = channel.unary_unary(f"/{SERVICE}/Leave", msgspec.json.encode, msgspec.json.Decoder(Done).decode)
-        await goodbye(Leave(plan.job, plan.rank, plan.epoch), timeout=60)
+        await goodbye(Leave(plan.job, plan.rank, plan.epoch, secret=plan.rank_secret), timeout=60)
 
 
 async def held(controller: Controller) -> dict[str, bool]:

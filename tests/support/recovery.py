@@ -21,7 +21,7 @@ def streams(plan: Plan) -> list[RankStream]:
 def resume(plan: Plan, *, ahead: int = 0, timeout: float = 30.0) -> Resume:
     """The Resume of a rank that has ``ahead`` results of every stream since its plan."""
     missing = {stream.qp: (stream.psn + ahead) & roce.PSN_MASK for stream in streams(plan)}
-    return Resume(plan.job, plan.rank, plan.epoch, missing, timeout)
+    return Resume(plan.job, plan.rank, plan.epoch, missing, timeout, plan.rank_secret)
 
 
 async def all_resume(r: Rig, plans: list[Plan], ahead: Mapping[int, int] = {}) -> list[Plan]:

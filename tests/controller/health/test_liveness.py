@@ -36,7 +36,7 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 async def suspect(r: Rig, plan: Plan) -> None:
     """What a rank says whose first tree brings it nothing."""
     waits = {stream.qp: stream.psn for stream in streams(plan)[:2]}
-    await r.call("Suspect", AskMissing(plan.job, plan.rank, plan.epoch, waits), Done)
+    await r.call("Suspect", AskMissing(plan.job, plan.rank, plan.epoch, waits, plan.rank_secret), Done)
 
 
 async def inquiry(r: Rig) -> None:
@@ -167,7 +167,7 @@ def test_only_a_rank_of_the_job_may_suspect(tmp_path: Path) -> None:
         async with rig(tmp_path) as r:
             plans = await r.together(2)
             code, _ = await r.refusal(AskMissing("j", 7, plans[0].epoch, {}), "Suspect")
-            assert code is Code.FAILED_PRECONDITION
+            assert code is Code.PERMISSION_DENIED
 
     run(story())
 
@@ -326,7 +326,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_for_ever(
             lose(r, "spine1")
             assert await watchers[1].next() == Halt(1, "spine1 is down")
             missing = {stream.qp: stream.psn for stream in streams(plans[1])}
-            code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing), "Resume")
+            code, words = await r.refusal(Resume("j", 1, plans[1].epoch, missing, 10.0, plans[1].rank_secret), "Resume")
             assert (code, "rank 0 is not there any more" in words) == (Code.FAILED_PRECONDITION, True)
 
     run(story())

@@ -172,7 +172,7 @@ def test_a_crashed_job_ends_when_its_successor_is_complete(tmp_path: Path) -> No
             before = r.controller._allocator.used()
             await r.together(2)
             assert r.controller._allocator.used() == before
-            code, words = await r.refusal(Leave("j", 1, old[1].epoch), "Leave")
+            code, words = await r.refusal(Leave("j", 1, old[1].epoch, secret=old[1].rank_secret), "Leave")
             assert (code, "may have ended" in words) == (Code.FAILED_PRECONDITION, True)
 
     run(story())
@@ -267,7 +267,8 @@ def test_status_shows_switches_links_jobs_and_reports(tmp_path: Path) -> None:
                              tables.CORRUPT: {0: Count(1, 60)}}
             spine.counters = {tables.PORT_IN: {1: Count(5, 500)}, lost_in: {1: Count(4, 0)}}
             plans = await r.together(2)
-            await r.call("Report", RankReport("j", 0, plans[0].epoch, 3, 4096, 12, 1, {"spine1": 2048}), Done)
+            report = RankReport("j", 0, plans[0].epoch, 3, 4096, 12, 1, {"spine1": 2048}, plans[0].rank_secret)
+            await r.call("Report", report, Done)
             status = await client.status(r.fabric.jobs)
             links = {(link.a, link.b): link for link in status.links}
             host, up = links["leaf1:1", "h1:0"], links["leaf1:3", "spine1:1"]

@@ -152,12 +152,12 @@ def test_watching_what_is_not_there_is_refused(tmp_path: Path) -> None:
                     await call.read()
                 return caught.value.code(), caught.value.details() or ""
 
-            assert (await refused(Watch("j", 5, plans[0].epoch)))[0] is Code.FAILED_PRECONDITION
+            assert (await refused(Watch("j", 5, plans[0].epoch)))[0] is Code.PERMISSION_DENIED
             await r.watch(plans[0])
-            code, words = await refused(Watch("j", 0, plans[0].epoch))
+            code, words = await refused(Watch("j", 0, plans[0].epoch, plans[0].rank_secret))
             assert (code, "watches already" in words) == (Code.ALREADY_EXISTS, True)
             await r.leave(plans[1])
-            code, words = await refused(Watch("j", 1, plans[0].epoch))
+            code, words = await refused(Watch("j", 1, plans[0].epoch, plans[1].rank_secret))
             assert (code, "has left" in words) == (Code.FAILED_PRECONDITION, True)
 
     run(story())

@@ -194,12 +194,13 @@ def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with rig(tmp_path) as r:
-            await r.together(4)
+            plans = await r.together(4)
             (job,) = r.controller.jobs.all()
             stream = job.streams[2]
             for name, held in fold(stream, 77, {0, 2, 3}).items():
                 r.switches[name].slots = held
-            ask = AskMissing("j", 3, job.epoch, {qp(stream, 3): 77, qp(job.streams[0], 3): 5})
+            waits = {qp(stream, 3): 77, qp(job.streams[0], 3): 5}
+            ask = AskMissing("j", 3, job.epoch, waits, plans[3].rank_secret)
             told = await r.call("Missing", ask, MissingContributions)
             assert told.ranks == [1]
             (why,) = told.why
@@ -210,7 +211,7 @@ def test_a_rank_that_waits_is_told_for_whom(tmp_path: Path) -> None:
                 "Missing", msgspec.structs.replace(ask, waits={qp(stream, 0): 77}), MissingContributions
             )
             assert (other.ranks, other.why) == ([], [])
-            with pytest.raises(grpc.aio.AioRpcError, match="no rank 9 of epoch"):
+            with pytest.raises(grpc.aio.AioRpcError, match="rank 9: secret: expected that of this rank"):
                 await r.call("Missing", msgspec.structs.replace(ask, rank=9), MissingContributions)
 
     run(story())

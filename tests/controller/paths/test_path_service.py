@@ -64,7 +64,8 @@ async def following(folder: Path, steps: list[list[PathFlow]], scope: str = "lea
     async with rig(folder) as r:
         plans = await r.together(4)
         yield r, plans, [
-            Follower(r, Follow(p.job, p.rank, p.epoch, steps_of(p, steps, scope), scope)) for p in plans  # type: ignore[arg-type]
+            Follower(r, Follow(p.job, p.rank, p.epoch, steps_of(p, steps, scope), scope,  # type: ignore[arg-type]
+                               secret=p.rank_secret)) for p in plans
         ]
 
 
@@ -127,7 +128,7 @@ def test_a_collective_may_be_named_instead_of_its_flows(tmp_path: Path, scope: s
             for plan, follower in zip(plans, followers, strict=True):
                 def named(name: str, ranks: list[int], plan: Plan = plan) -> Follow:
                     return Follow(plan.job, plan.rank, plan.epoch, collective=name, ranks=ranks,
-                                  scope=scope)  # type: ignore[arg-type]
+                                  scope=scope, secret=plan.rank_secret)  # type: ignore[arg-type]
 
                 told = await follower.next()
                 assert (await Follower(r, named("all_to_all", [])).next()).pieces == told.pieces
@@ -149,7 +150,7 @@ def test_a_suspicion_moves_everybody_and_the_switches(tmp_path: Path) -> None:
                 await follower.next()
             me = plans[0]
             noted = msgspec.json.decode(await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, SPINE1))), type=Noted)
+                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, SPINE1, me.rank_secret))), type=Noted)
             assert noted == Noted("leaf1:3")
             for follower in followers[:2]:
                 paths = await follower.next()
@@ -180,7 +181,7 @@ def test_a_suspicion_that_probes_contradict_is_lifted_once(tmp_path: Path, monke
         async with following(tmp_path, flows_of("all_to_all")) as (r, plans, followers):
             async def blame() -> None:
                 await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                    msgspec.json.encode(Suspect(plans[0].job, 0, plans[0].epoch, 2, SPINE1)))
+                    msgspec.json.encode(Suspect("j", 0, plans[0].epoch, 2, SPINE1, plans[0].rank_secret)))
 
             asked: list[Collection[int]] = []
             answer = r.controller.liveness.links_respond
@@ -256,7 +257,7 @@ def test_a_rank_hears_in_the_middle_of_a_collective_what_others_blame(tmp_path: 
             rank = asyncio.create_task(asyncio.to_thread(rank0, suspected))
             assert await asyncio.to_thread(suspected.wait, WAIT)
             await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                msgspec.json.encode(Suspect(plans[1].job, 1, plans[1].epoch, 3, SPINE1)))
+                msgspec.json.encode(Suspect("j", 1, plans[1].epoch, 3, SPINE1, plans[1].rank_secret)))
             await rank
 
     run(story())
@@ -318,7 +319,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path, method: str, request_: Follow
     async def story() -> None:
         async with rig(tmp_path) as r:
             plan = (await r.together(4))[0]
-            asked = msgspec.json.encode(msgspec.structs.replace(request_, job=plan.job, epoch=plan.epoch))
+            asked = msgspec.json.encode(
+                msgspec.structs.replace(request_, job=plan.job, epoch=plan.epoch, secret=plan.rank_secret)
+            )
             many, one = (kind(f"/{SERVICE}/{method}", bytes, bytes)
                          for kind in (r.channel.unary_stream, r.channel.unary_unary))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -352,7 +355,7 @@ def test_a_port_without_a_path_is_no_suspicion(tmp_path: Path) -> None:
         async with rig(tmp_path) as r:
             me = (await r.together(4))[0]
             answer = await r.channel.unary_unary(f"/{SERVICE}/Suspect", bytes, bytes)(
-                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, 50_000)))
+                msgspec.json.encode(Suspect(me.job, 0, me.epoch, 2, 50_000, me.rank_secret)))
             assert msgspec.json.decode(answer, type=Noted) == Noted("")
             assert not r.controller.steering.suspects()
 

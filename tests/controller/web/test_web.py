@@ -73,7 +73,8 @@ def test_a_scrape_has_what_the_fabric_does(tmp_path: Path) -> None:
             await watcher.next()
             await all_resume(r, plans)
             for retransmissions in (1, 3):  # the later one counts, not both
-                await r.call("Report", RankReport("j", 2, plans[2].epoch, 5, 1000, 50, retransmissions), Done)
+                report = RankReport("j", 2, plans[2].epoch, 5, 1000, 50, retransmissions, {}, plans[2].rank_secret)
+                await r.call("Report", report, Done)
             await client.drain(r.fabric.jobs, "spine2", True)
             status, kind, text = await get(r.controller.page + "/metrics")
             assert (status, kind.startswith("text/plain; version=")) == (200, True)
