@@ -60,9 +60,13 @@ def compile_file(path: Path, *, include: Sequence[Path] = (), defines: Mapping[s
 
 
 def compile_source(
-    text: str, name: str = "<text>", *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None
+    text: str, name: str = "<text>", *, include: Sequence[Path] | None = (), defines: Mapping[str, str] | None = None
 ) -> Program:
-    """Compiles P4_16 text; `name` is its file name in messages and for relative includes."""
+    """Compiles P4_16 text; `name` is its file name in messages and for relative includes.
+
+    include  as in compile_file, or preprocess.LIBRARY for a program that may read no file but ours
+    Raises CompileError.
+    """
     preprocessed = preprocess(text, name, include=include, defines=defines)
     # The passes recurse over the nesting of the program; Python keeps their frames on the heap.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _RECURSION))
@@ -83,6 +87,7 @@ def compile_source(
 
 def _lower(preprocessed: str, name: str) -> Lowered:
     """Runs the passes from text to IR."""
+    from softswitch.compiler import architecture
     from softswitch.compiler.check import Checker
     from softswitch.compiler.lower import lower
     from softswitch.compiler.parser import parse
@@ -90,8 +95,10 @@ def _lower(preprocessed: str, name: str) -> Lowered:
     errors = Errors()
     try:
         tree = parse(preprocessed, errors)
+        shapes = architecture.shapes(tree)
         checker = Checker(errors)
         checker.program(tree)
+        architecture.check(tree, shapes)
         return lower(tree, checker, name)
     except P4Error as error:
         raise CompileError([error.diagnostic]) from None

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from softswitch.compiler import ir
-from softswitch.compiler.c_text import c_name, c_string, width
+from softswitch.compiler.c_text import INCLUDES, c_comment, c_name, c_string, verify, width
 from softswitch.compiler.emit_extern import stride
 from softswitch.compiler.emit_stmt import MAX_ADDED, StmtEmitter, emitted_bytes
 from softswitch.compiler.objects import ActionObject, ExternObject, TableObject
@@ -43,12 +43,10 @@ class _Emitter(StmtEmitter):
             functions += self.emit_function(name, function)
         infos = self.infos()
         keep = self.keep_fields()
+        meta = c_name("meta")
         head = [
-            f"/* Made from {self.program.source.replace('*/', '')} by softswitch; not meant to be edited. */",
-            '#include "softswitch.h"',
-            '#include "wide.h"',
-            "#include <stdio.h>",
-            "",
+            c_comment(f"Made from {self.program.source} by softswitch. Not meant to be edited."),
+            INCLUDES,
             *self.types(),
             "typedef struct {",
             "    ss_packet packet;",
@@ -67,17 +65,18 @@ class _Emitter(StmtEmitter):
             "static void reset_metadata(void *state_)",
             "{",
             "    state *s = state_;",
-            "    memset(&s->meta, 0, sizeof s->meta);",
+            f"    memset(&s->{meta}, 0, sizeof s->{meta});",
             "}",
             "",
         ]
-        return "\n".join([*head, *functions, *keep, *infos]) + "\n"
+        return verify("\n".join([*head, *functions, *keep, *infos]) + "\n")
 
     def types(self) -> list[str]:
         lines: list[str] = []
         stacks = {t for t in self.all_types() if isinstance(t, ir.StackType)}
         for rec in self.program.records:
-            lines.append(f"struct {rec.name} {{ /* {rec.kind} {rec.p4} */")
+            name = c_name(rec.name)
+            lines.append(f"struct {name} {{ {c_comment(f'{rec.kind} {rec.p4}')}")
             if rec.kind == "header":
                 lines.append("    bool _valid;")
             lines += (f"    {self.declare(t, c_name(n))};" for n, t in rec.fields.items())
@@ -86,7 +85,7 @@ class _Emitter(StmtEmitter):
             lines.append("};")
             for stack in sorted((s for s in stacks if s.item is rec), key=lambda s: s.size):
                 lines.append(
-                    f"struct {rec.name}_stack{stack.size} {{ uint32_t next; struct {rec.name} e[{stack.size + 1}]; }};"
+                    f"struct {name}_stack{stack.size} {{ uint32_t next; struct {name} e[{stack.size + 1}]; }};"
                 )
         return [*lines, ""]
 
@@ -104,7 +103,7 @@ class _Emitter(StmtEmitter):
         self.targets = {function.exit} | set(_targets(function.body))
         self.may_overflow = emitted_bytes(self.program.functions["deparse"].body) > MAX_ADDED
         self.stmts(function.body)
-        body = _without_unused(self.lines, function.exit)
+        body = _without_unused(self.lines, c_name(function.exit))
         used = set(_words(body))
         self.lines = [_SIGNATURES.get(name, f"static void {name}(ss_switch *sw, void *state_)"), "{"]
         self.line("state *s = state_;")
@@ -149,7 +148,7 @@ class _Emitter(StmtEmitter):
         for number, paths in sorted(self.program.field_lists.items()):
             lines.append(f"    case {number}:")
             for path in paths:
-                member = ".".join(["meta", *map(c_name, path)])
+                member = ".".join(map(c_name, ("meta", *path)))
                 lines.append(f"        memcpy(&to->{member}, &from->{member}, sizeof to->{member});")
             lines.append("        break;")
         return [*lines, "    }", "}", ""]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from softswitch.compiler import ir
-from softswitch.compiler.c_text import c_string, is_wide, limbs, width
+from softswitch.compiler.c_text import c_name, c_string, is_wide, limbs, width
 from softswitch.compiler.diagnostics import P4Error
 from softswitch.compiler.emit_packet import PacketEmitter
 from softswitch.compiler.objects import ExternObject
@@ -67,7 +67,7 @@ class ExternEmitter(PacketEmitter):
 
     def op_direct_meter(self, s: ir.Extern) -> None:
         assert s.out is not None
-        self.line(f"{self.lv(s.out)} = ss_direct_meter(sw, p, &{s.info});")
+        self.line(f"{self.lv(s.out)} = ss_direct_meter(sw, p, &{c_name(s.info)});")
 
     def op_random(self, s: ir.Extern) -> None:
         assert s.out is not None

@@ -248,7 +248,7 @@ class PacketEmitter(WideEmitter):
         name = self.lv(header)
         if isinstance(header, ir.StackElement) or "[ss_at(" in name:  # evaluate an index once
             pointer = self.fresh("h")
-            self.line(f"struct {rec.name} *{pointer} = &{name};")
+            self.line(f"struct {c_name(rec.name)} *{pointer} = &{name};")
             name = f"(*{pointer})"
         before, varbit, var_text, after = self.header_parts(rec, name)
         first, rest = (sum(width(t) for _, t in part) for part in (before, after))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from softswitch.compiler import ir
-from softswitch.compiler.c_text import c_name, is_wide, limbs, u64, width
+from softswitch.compiler.c_text import c_name, c_packet_field, is_wide, limbs, u64, width
 from softswitch.compiler.types import BOOL, Bits, Varbit
 
 
@@ -49,9 +49,9 @@ class ScalarEmitter(ABC):
             case Varbit():
                 return f"struct {{ uint32_t bits; uint8_t data[{max(1, (t.width + 7) // 8)}]; }} {name}"
             case ir.RecordType():
-                return f"struct {t.name} {name}"
+                return f"struct {c_name(t.name)} {name}"
             case ir.StackType():
-                return f"struct {t.item.name}_stack{t.size} {name}"
+                return f"struct {c_name(t.item.name)}_stack{t.size} {name}"
         return f"bool {name}"
 
     def constant(self, value: int, w: int) -> str:
@@ -73,7 +73,7 @@ class ScalarEmitter(ABC):
             case ir.Var():
                 return c_name(lv.name)
             case ir.Field(base=ir.Var(storage="packet")):
-                return f"p->{lv.name}"
+                return f"p->{c_packet_field(lv.name)}"
             case ir.Field():
                 return f"{self.lv(lv.base)}.{c_name(lv.name)}"
             case ir.StackElement():

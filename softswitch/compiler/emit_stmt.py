@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from softswitch.compiler import ir
-from softswitch.compiler.c_text import c_name, is_wide, limbs, width
+from softswitch.compiler.c_text import c_comment, c_name, is_wide, limbs, width
 from softswitch.compiler.diagnostics import P4Error, Pos
 from softswitch.compiler.emit_extern import ExternEmitter
 from softswitch.compiler.types import BOOL, Bits, Varbit
@@ -44,7 +44,7 @@ class StmtEmitter(ExternEmitter):
         """Writes a comment with the P4 line, where it has changed."""
         if pos.line and (self.shown is None or (pos.file, pos.line) != (self.shown.file, self.shown.line)):
             self.shown = pos
-            self.line(f"/* {pos.file.replace('*/', '')}:{pos.line} */")
+            self.line(c_comment(f"{pos.file}:{pos.line}"))
 
     def stmt(self, s: ir.Instruction) -> None:
         match s:
@@ -62,11 +62,11 @@ class StmtEmitter(ExternEmitter):
                 self.if_(s)
             case ir.Label():
                 if s.name in self.targets:
-                    self.lines.append(f"{s.name}: ;")
+                    self.lines.append(f"{c_name(s.name)}: ;")
             case ir.Goto():
                 if s.counted:
                     self.line(f"if (++steps > {MAX_STEPS}) {self.fail('ParserTimeout')}")
-                self.line(f"goto {s.name};")
+                self.line(f"goto {c_name(s.name)};")
             case ir.Extract():
                 self.check_bytes(s.header)
                 self.extract(s.header, s.size, self.fail, lambda h: self.set_valid(h, True, fresh=False))
@@ -75,7 +75,7 @@ class StmtEmitter(ExternEmitter):
             case ir.Lookahead():
                 self.lookahead(s)
             case ir.ParserError():
-                self.line(f"{{ p->parser_error = {self.x(s.error)}; goto {self.function.exit}; }}")
+                self.line(f"{{ p->parser_error = {self.x(s.error)}; goto {c_name(self.function.exit)}; }}")
             case ir.Emit():
                 self.check_bytes(s.header)
                 self.emit_header(s.header)
@@ -87,7 +87,9 @@ class StmtEmitter(ExternEmitter):
                 raise AssertionError(s)
 
     def fail(self, error: str) -> str:
-        return f"{{ p->parser_error = {self.errors.index(error)}; goto {self.function.exit}; }}"
+        if error not in self.errors:
+            raise P4Error(self.shown or Pos("", 0, 1), f"error.{error} is missing, which core.p4 declares")
+        return f"{{ p->parser_error = {self.errors.index(error)}; goto {c_name(self.function.exit)}; }}"
 
     def check_bytes(self, header: ir.LValue) -> None:
         rec = header.type
@@ -308,16 +310,16 @@ class StmtEmitter(ExternEmitter):
         selector, n = "NULL", "0"
         if s.selectors:
             selector, n = self.field_list(s.selectors)
-        entry = s.entry
+        entry = c_name(s.entry)
         self.line(f"ss_entry {entry} = ss_lookup(sw, p, {table.index}, {key}, {selector}, {n});")
-        self.line(f"{s.hit.name} = {entry}.hit;")
-        self.line(f"{s.run.name} = {entry}.action;")
+        self.line(f"{c_name(s.hit.name)} = {entry}.hit;")
+        self.line(f"{c_name(s.run.name)} = {entry}.action;")
         bodies = [(i, case) for i, case in enumerate(s.cases) if case.body]
         if not bodies:
             return
         with self.braces(f"switch ({entry}.action)"):
             for i, case in bodies:
-                with self.braces(f"case {i}: /* {table.actions[i].name} */"):
+                with self.braces(f"case {i}: {c_comment(table.actions[i].name)}"):
                     self.unpack_each(f"{entry}.params", [(c_name(v.name), v.type) for v in case.params])
                     self.stmts(case.body)
                     self.line("break;")

@@ -113,7 +113,10 @@ class _Lowering(ExternLowering):
         values["standard"] = self.standard
         values["packet"] = None
         for p, what in zip(block.decl.params, params, strict=True):
-            self.bindings[id(p)] = values[what]
+            variable = values[what]
+            if variable is not None and self.type(p.type, p.pos) is not variable.type:
+                raise P4Error(p.pos, f"'{p.name}' is of type {p.type}, but another one in the parser of this V1Switch")
+            self.bindings[id(p)] = variable
         self.bindings.update(block.members)
         self.block_name = block.name
         self.exit_label = self.function.exit = self.unique("exit")

@@ -22,6 +22,11 @@ _MAX_INCLUDE_DEPTH = 64
 INCLUDE_DIR = Path(__file__).resolve().parent.parent / "include"
 """The folder with core.p4 and v1model.p4."""
 
+LIBRARY = None
+"""As `include`: the program may include the switch's own files alone."""
+
+_OWN_FILES = ("core.p4", "v1model.p4")
+
 
 @dataclass
 class _OpenIf:
@@ -34,8 +39,14 @@ class _OpenIf:
     seen_else: bool = False
 
 
-def preprocess(text: str, name: str, *, include: Sequence[Path] = (), defines: Mapping[str, str] | None = None) -> str:
-    """Expands `text`; `name` is its file name in messages and for relative includes. Raises CompileError."""
+def preprocess(
+    text: str, name: str, *, include: Sequence[Path] | None = (), defines: Mapping[str, str] | None = None
+) -> str:
+    """Expands `text`; `name` is its file name in messages and for relative includes. Raises CompileError.
+
+    include  directories for #include, besides the file's own and INCLUDE_DIR; None (LIBRARY): the program is not the
+             user's, and no file is read but INCLUDE_DIR's core.p4 and v1model.p4
+    """
     run = _Preprocessor(include, defines or {})
     try:
         run.file(text, name, 0)
@@ -57,8 +68,9 @@ def strip_comments(text: str) -> str:
 class _Preprocessor:
     """Runs the directives of one program and of what it includes, and expands macros in its text."""
 
-    def __init__(self, include: Sequence[Path], defines: Mapping[str, str]) -> None:
-        self.include = [*include, INCLUDE_DIR]
+    def __init__(self, include: Sequence[Path] | None, defines: Mapping[str, str]) -> None:
+        self.own_files_only = include is LIBRARY
+        self.include = [*(include or ()), INCLUDE_DIR]
         self.macros = Macros(defines)
         self.out: list[str] = []
         self.at: tuple[str, int] = ("", 0)  # the file and line that the next output line would be taken for
@@ -128,7 +140,11 @@ class _Preprocessor:
         if depth >= _MAX_INCLUDE_DEPTH:
             raise P4Error(pos, f"includes nest deeper than {_MAX_INCLUDE_DEPTH}: does the file include itself?")
         wanted = match.group(1) or match.group(2)
-        places = [Path(name).parent, *self.include] if match.group(1) else self.include
+        if self.own_files_only and wanted not in _OWN_FILES:
+            raise P4Error(pos, f"#include of '{wanted}': a pushed program may include core.p4 and v1model.p4 alone; "
+                               "push what `softswitch compile --preprocessed` writes")
+        beside = match.group(1) and not self.own_files_only
+        places = [Path(name).parent, *self.include] if beside else self.include
         for place in places:
             path = place / wanted
             if path.is_file():
