@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +49,13 @@ class FaultInjector:
         child.wait(10)
         Path(self.network.fabric.switch(switch).grpc.removeprefix("unix:")).unlink(missing_ok=True)
 
+    def kill_native(self, switch: str) -> None:
+        """Kill the native process of a softswitch, as a fault in it would; its P4Runtime server lives on."""
+        child = self._switches[switch].child
+        assert child is not None, f"{switch} does not run"
+        (native,) = _children(child.pid)
+        os.kill(native, signal.SIGKILL)
+
     def start(self, switch: str) -> None:
         """Start a switch again, with neither program nor entries."""
         self._switches[switch].start([])
@@ -66,3 +75,9 @@ class FaultInjector:
     @staticmethod
     def _execute(command: str) -> None:
         subprocess.run(command.split(), check=True, timeout=10)
+
+
+def _children(parent: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    threads = Path(f"/proc/{parent}/task").iterdir()
+    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]

@@ -22,6 +22,9 @@ from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, Switch
 
 log = logging.getLogger("netfold.controller")
 
+STEADY: Final = 10.0
+"""Seconds that a session must last for the next attempt to come at once: a switch whose program keeps crashing is
+tried ever later."""
 RETRY: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds before the next attempt to connect; the last one repeats."""
 
@@ -61,6 +64,7 @@ class Target:
         connect: Connect,
         *,
         sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -72,6 +76,7 @@ class Target:
         """Number of pipelines that this controller has pushed."""
         self._connect = connect
         self._sleep = sleep
+        self._clock = clock
         self._on_change = on_change
         self._parts: dict[str, State] = {}
         self._actual: State = {}
@@ -214,22 +219,23 @@ class Target:
         while True:
             client: Client | None = None
             try:
-                began = time.monotonic()
+                began = self._clock()
                 client = await self._connect()
-                connected = time.monotonic()
+                connected = self._clock()
                 async with self._busy:
                     self.pushes += await client.ensure_pipeline()
-                    loaded = time.monotonic()
+                    loaded = self._clock()
                     self._actual_unknown = True
                     await self._apply(client)
                     self._client, client.on_ports = client, self._on_change
                     self.sessions += 1
                     self._set_problem("")
-                attempt = 0
                 log.info("%s: up, %d entries; connected after %.0f ms, program loaded in %.0f, entries written in %.0f",
                          self.name, len(self._actual), 1e3 * (connected - began), 1e3 * (loaded - connected),
-                         1e3 * (time.monotonic() - loaded))
+                         1e3 * (self._clock() - loaded))
                 self._set_problem(await client.ended() or "the session ended")
+                if self._clock() - began >= STEADY:
+                    attempt = 0
                 log.warning("%s: down: %s", self.name, self.problem)
             except NotPrimary as error:
                 # another controller has taken the switch on purpose: competing for it would cut both off

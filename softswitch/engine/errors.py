@@ -64,6 +64,12 @@ class Internal(EngineError):
     code = 13
 
 
+class Unavailable(EngineError):
+    """The switch is not ready for this yet; the message says when it is."""
+
+    code = 14
+
+
 class EngineTimeout(EngineError):
     """The switch process did not answer within the allowed time."""
 

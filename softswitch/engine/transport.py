@@ -137,6 +137,7 @@ class OverSocket:
         self._state = threading.Condition()
         self._replies: dict[int, bytes | None] = {}
         self._tag = 0
+        self._heard = 0  # messages from the switch so far
         self._ended: str | None = None
         self._closing = False
         sock.setblocking(True)
@@ -174,6 +175,23 @@ class OverSocket:
             with self._state:
                 self._replies.pop(tag, None)
 
+    def answers(self, within: float) -> bool:
+        """Asks for a sign of life, which is any message at all, and returns whether there is one within so many
+        seconds. Raises Internal where the switch has ended."""
+        with self._state:
+            if self._ended is not None:
+                raise Internal(f"the switch is gone: {self._ended}")
+            self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
+            before = self._heard
+        if self._send_lock.acquire(timeout=within):  # another sender holds it while the switch takes nothing
+            try:
+                with contextlib.suppress(OSError):  # the reader finds out what is wrong with the socket
+                    self._sock.send(struct.pack("<IBI", 5, _REQUEST, tag), socket.MSG_DONTWAIT)
+            finally:
+                self._send_lock.release()
+        with self._state:
+            return self._state.wait_for(lambda: self._heard != before or self._ended is not None, within)
+
     def close(self) -> None:
         self._closing = True
         with contextlib.suppress(OSError):
@@ -201,6 +219,9 @@ class OverSocket:
         self._end(why)
 
     def _dispatch(self, body: bytes) -> None:
+        with self._state:
+            self._heard += 1
+            self._state.notify_all()
         if body[0] == _REPLY:
             (tag,) = struct.unpack_from("<I", body, 1)
             with self._state:

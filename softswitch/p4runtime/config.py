@@ -2,22 +2,25 @@
 """The forwarding pipeline: verify, save, commit, reconcile (P4Runtime 7), and the program that runs now.
 
 A new program starts beside the old one, with its ports closed, and takes over only when it is ready: an error leaves
-the old program as it was.
+the old program as it was. When a program's process dies, the switch has no pipeline any more, as if none had ever been
+pushed; crashes.py bounds how often the same program starts again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from finsy.proto import p4r
 
 from softswitch.engine.entities import Event
-from softswitch.engine.errors import EngineError, FailedPrecondition, Internal, InvalidArgument
+from softswitch.engine.errors import EngineError, FailedPrecondition, InvalidArgument
 from softswitch.p4runtime import entities
 from softswitch.p4runtime.context import Context
+from softswitch.p4runtime.crashes import Crashes
 from softswitch.p4runtime.digests import Digests
 from softswitch.p4runtime.process import Settings, SwitchProcess
 from softswitch.p4runtime.program import Builder, Built
@@ -81,6 +84,7 @@ class Configuration:
         self._lock = threading.Lock()
         self._saved: p4r.ForwardingPipelineConfig | None = None
         self._running: Pipeline | None = None
+        self._crashes = Crashes()
 
     def close(self) -> None:
         with self._lock:
@@ -89,20 +93,27 @@ class Configuration:
                 self._running = None
 
     def running(self) -> Pipeline:
-        """The running pipeline. Raises FailedPrecondition where there is none, Internal where its process ended."""
+        """The running pipeline. Raises FailedPrecondition where there is none, or its process has ended."""
         pipeline = self._running
         if pipeline is None:
             raise FailedPrecondition(
                 "no forwarding pipeline config was pushed yet: SetForwardingPipelineConfig comes first"
             )
         if pipeline.process.death is not None:
-            raise Internal(f"{pipeline.process.death}; push the pipeline again to go on")
+            raise FailedPrecondition(
+                f"there is no forwarding pipeline any more: {pipeline.process.death}; "
+                "SetForwardingPipelineConfig starts one again, with empty tables"
+            )
         return pipeline
 
-    @property
-    def config(self) -> p4r.ForwardingPipelineConfig | None:
-        """The configuration as the controller pushed it."""
-        return self._running.config if self._running is not None else None
+    def runs(self) -> bool:
+        """Whether there is a pipeline whose process lives."""
+        return self._running is not None and self._running.process.death is None
+
+    def wait_to_restart(self) -> float:
+        """Seconds until the program that died may start again."""
+        pipeline = self._running
+        return 0.0 if pipeline is None else self._crashes.wait(pipeline.built.executable)
 
     def apply(self, action: int, config: p4r.ForwardingPipelineConfig) -> None:
         """Executes one SetForwardingPipelineConfig. Raises EngineError, and leaves the running pipeline unchanged."""
@@ -137,14 +148,20 @@ class Configuration:
         return built
 
     def _prepare(self, config: p4r.ForwardingPipelineConfig, built: Built) -> Pipeline:
-        """Starts a program with its ports closed."""
+        """Starts a program with its ports closed. Raises Unavailable where it has crashed too often."""
+        self._crashes.check(built.executable)
         made: list[Pipeline] = []
+        began = time.monotonic()
 
         def event(e: Event) -> None:
             if made:
                 self._listener.on_event(made[0], e)
 
-        process = SwitchProcess(built.executable, self._settings, on_event=event, on_death=self._listener.on_death)
+        def death(why: str) -> None:
+            self._crashes.died(built.executable, time.monotonic() - began, why)
+            self._listener.on_death(why)
+
+        process = SwitchProcess(built.executable, self._settings, on_event=event, on_death=death)
         try:
             digests = Digests(self._listener.on_digest)
             schema = Schema(built.p4info, process.engine)

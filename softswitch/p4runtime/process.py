@@ -7,7 +7,8 @@
     process.close()
 
 When the native process ends by itself, `death` has the reason (signal, and the frame that was in the pipeline), which
-is logged as well; `on_death` is called once, and every engine call raises Internal.
+is logged as well; `on_death` is called once, and every engine call raises Internal. One that lives but gives no sign of
+life (watchdog.py) is ended, which counts as a death of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pathlib import Path
 from softswitch.engine.engine import Engine
 from softswitch.engine.entities import Event
 from softswitch.engine.errors import EngineError, Internal
+from softswitch.engine.transport import OverSocket
+from softswitch.p4runtime.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -134,9 +137,9 @@ class SwitchProcess:
     ) -> None:
         """Raises Internal with the reason where the process cannot start: a missing interface, no permission..."""
         self.death: str | None = None
+        self._hung: str | None = None
         self._on_death = on_death
         self._closing = False
-        self._dead = threading.Lock()
         self._said: deque[str] = deque(maxlen=50)
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
@@ -153,7 +156,8 @@ class SwitchProcess:
         self._listener = threading.Thread(target=self._listen, name="softswitch-stderr", daemon=True)
         self._listener.start()
         try:
-            self.engine = _ProcessEngine.over(ours, on_event=on_event, on_end=self._ended, timeout=START_TIMEOUT)
+            transport = OverSocket(ours, on_event=on_event, on_end=self._ended, timeout=START_TIMEOUT)
+            self.engine = _ProcessEngine(transport)
         except EngineError as error:
             self._closing = True
             self._stop()
@@ -164,6 +168,7 @@ class SwitchProcess:
             ours.close()
             self._stop()
             raise
+        Watchdog(self._child.pid, transport.answers, self._end_hung)
 
     @property
     def pid(self) -> int:
@@ -172,12 +177,10 @@ class SwitchProcess:
 
     def start(self) -> None:
         """Opens the ports."""
-        assert isinstance(self.engine, _ProcessEngine)
         self.engine.start_ports()
 
     def ports(self) -> list[PortState]:
         """State and statistics of every port."""
-        assert isinstance(self.engine, _ProcessEngine)
         return self.engine.ports()
 
     def close(self) -> None:
@@ -211,11 +214,18 @@ class SwitchProcess:
         self._stop()
         status = self._child.returncode
         how = f"exit status {status}" if status >= 0 else f"signal {_signal_name(-status)}"
-        said = "; ".join(self._said)
-        self.death = f"the switch process died ({how}): {said or why}"
+        if self._hung is not None:
+            self.death = f"the switch process hung and was ended: {self._hung}"
+        else:
+            self.death = f"the switch process died ({how}): {'; '.join(self._said) or why}"
         log.critical("%s", self.death)
         if self._on_death is not None:
             self._on_death(self.death)
+
+    def _end_hung(self, why: str) -> None:
+        """Ends a process that does nothing: its socket breaks, and `_ended` does the rest."""
+        self._hung = why
+        self._child.kill()
 
 
 def _command(executable: Path, settings: Settings, control: int) -> list[str]:

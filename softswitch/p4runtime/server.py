@@ -8,7 +8,8 @@
 
 Errors are reported as the specification demands (P4Runtime 12): a Write that fails in part is UNKNOWN, with one
 p4.v1.Error for each update in grpc-status-details-bin; everything else is a plain gRPC status. When the native process
-ends by itself, streams end with INTERNAL, and calls return INTERNAL with the reason until a pipeline is pushed again.
+ends by itself, streams end with INTERNAL and the reason, and the switch has no pipeline: calls are FAILED_PRECONDITION
+until one is pushed again. The server itself starts only the program of the command line again, which nobody pushes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from softswitch.engine.errors import (
     Internal,
     InvalidArgument,
     PermissionDenied,
+    Unavailable,
     Unimplemented,
 )
 from softswitch.p4runtime import entities, listening, packet_io, port_status, tables
@@ -55,6 +57,7 @@ READ_CHUNK = 512
 _STREAM_QUEUE = 10_000
 """Messages that may wait for a controller; beyond that packet-ins are dropped, and their number is logged."""
 
+_Set = p4r.SetForwardingPipelineConfigRequest
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -92,6 +95,9 @@ class Server(p4r_grpc.P4RuntimeServicer):
         self._configuration = Configuration(settings, builder, listener)
         self._writing = threading.Lock()
         self._telling_ports = threading.Lock()
+        self._own: p4r.ForwardingPipelineConfig | None = None
+        """The program that `push` set; None once a controller has pushed one."""
+        self._closed = threading.Event()
         self._outboxes: set[_Outbox] = set()
         self._threads = ThreadPoolExecutor(MAX_STREAMS + 16, thread_name_prefix="softswitch-grpc")
         options = [
@@ -115,6 +121,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
 
     def close(self) -> None:
         """Ends all streams, the server and the native process."""
+        self._closed.set()
         for outbox in list(self._outboxes):
             outbox.close()
         self._grpc.stop(grace=0.5).wait(2.0)
@@ -124,7 +131,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def push(self, config: p4r.ForwardingPipelineConfig) -> None:
         """Sets a pipeline without a controller, for a program on the command line. Raises EngineError."""
         with self._writing:
-            self._configuration.apply(p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT, config)
+            self._configuration.apply(_Set.VERIFY_AND_COMMIT, config)
+            self._own = config
 
     def ports(self) -> list[PortState]:
         """The ports of the running pipeline. Raises EngineError."""
@@ -172,6 +180,24 @@ class Server(p4r_grpc.P4RuntimeServicer):
     def _on_death(self, why: str) -> None:
         for outbox in list(self._outboxes):
             outbox.close(Internal(why))
+        if self._own is not None:
+            threading.Thread(target=self._restart, daemon=True, name="softswitch-restart").start()
+
+    def _restart(self) -> None:
+        """Starts the program of the command line again after its process has died, as soon as crashes.py allows."""
+        while not self._closed.wait(self._configuration.wait_to_restart()):
+            with self._writing:
+                if self._own is None or self._configuration.runs():  # a controller was quicker
+                    return
+                try:
+                    self._configuration.apply(_Set.VERIFY_AND_COMMIT, self._own)
+                except Unavailable:
+                    continue
+                except EngineError as error:
+                    log.critical("the program could not be started again: %s", error)
+                    return
+            log.warning("the program was started again, with empty tables")
+            return
 
     # ---- the service ---------------------------------------------------------------------------------------
 
@@ -190,6 +216,8 @@ class Server(p4r_grpc.P4RuntimeServicer):
             self._arbitration.check_write(_role(request), request.election_id)
             with self._writing:
                 self._configuration.apply(request.action, request.config)
+                if request.action not in (_Set.VERIFY, _Set.VERIFY_AND_SAVE):
+                    self._own = None
         except EngineError as error:
             _abort(context, error)
         return p4r.SetForwardingPipelineConfigResponse()
@@ -202,9 +230,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         response = p4r.GetForwardingPipelineConfigResponse()
         try:
             self._arbitration.check_device(request.device_id)
-            config = self._configuration.config
-            if config is None:
-                raise FailedPrecondition("no forwarding pipeline config was pushed yet")
+            config = self._configuration.running().config
         except EngineError as error:
             _abort(context, error)
         if config.HasField("cookie"):

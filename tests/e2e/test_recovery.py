@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,23 @@ def test_sums_stay_exact_whatever_is_cut_killed_and_restarted(engine: Engine, tm
         assert roots(steady.round(3)) == ["spine1", "spine2"]
         ends = steady.end()
     assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 3)] * 4
+    assert len({end["operations"] for end in ends}) == 1
+
+
+@in_sandbox(timeout=200)
+def test_a_switch_whose_native_process_dies_is_repaired(tmp_path: Path) -> None:
+    """The native process of a spine, then that of a leaf, is killed under running allreduces: the ranks go on, around
+    the spine and after the leaf is back, every sum is exact, and each switch is pushed and filled again at once."""
+    with Network(fabric_of("softswitch"), logs=tmp_path / "logs") as network, Steady(network, seed=9) as steady:
+        for number, name in enumerate(("spine1", "leaf1"), 1):
+            killed = time.monotonic()
+            FaultInjector(network).kill_native(name)
+            steady.repaired(name)
+            print(f"{name}: repaired {time.monotonic() - killed:.2f} s after its native process was killed")
+            steady.round(number)
+        ends = steady.end()
+    print(f"longest operations: {', '.join(format(end['longest'], '.3f') for end in ends)} s")
+    assert [(end["rail"], end["rounds"]) for end in ends] == [("innet", 2)] * 4
     assert len({end["operations"] for end in ends}) == 1
 
 

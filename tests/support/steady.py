@@ -69,6 +69,14 @@ class Steady:
             time.sleep(LOOK)
         return status
 
+    def repaired(self, name: str) -> None:
+        """Waits until the controller has pushed the program to a switch a second time, and the switch is up."""
+        def again(status: Status) -> bool:
+            switch = next(switch for switch in status.switches if switch.name == name)
+            return switch.pushes == 2 and switch.up
+
+        self.until(f"{name} up after a second push", again)
+
     def all_up(self) -> None:
         """Waits until every switch and link is up."""
         self.until("all switches and links up",

@@ -11,7 +11,7 @@ import pytest
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry, Multicast
 from netfold.controller.switch.switch import NotPrimary, SwitchError
-from netfold.controller.switch.target import Target
+from netfold.controller.switch.target import RETRY, STEADY, Target
 from support.controller import BOUND, MemorySwitch, run, until
 
 
@@ -101,6 +101,31 @@ def test_installing_on_a_dead_switch_says_why() -> None:
         switch.unreachable = False
         await target.wait_up(BOUND)
         assert switch.state == {}
+        await target.stop()
+
+    run(story())
+
+
+def test_a_switch_that_keeps_failing_is_tried_ever_later() -> None:
+    """Sessions that end soon after they began make the next attempts wait longer; one that lasts ends the series."""
+
+    async def story() -> None:
+        now, waits = 0.0, []
+
+        async def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            await asyncio.sleep(0)
+
+        switch = MemorySwitch("s")
+        target = Target("s", switch.connect, sleep=sleep, clock=lambda: now)
+        target.start()
+        for lasts in (0.1, 0.1, 0.1, STEADY, 0.1):
+            ended = target.sessions + 1
+            await until(lambda: target.is_up and target.sessions == ended)  # noqa: B023
+            now += lasts
+            switch.break_session()
+            await until(lambda: len(waits) == ended)  # noqa: B023
+        assert waits == [RETRY[0], RETRY[1], RETRY[2], RETRY[0], RETRY[1]]
         await target.stop()
 
     run(story())

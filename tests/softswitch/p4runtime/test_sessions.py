@@ -13,6 +13,7 @@ import pytest
 from finsy.proto import p4r
 from google.protobuf.struct_pb2 import Struct
 
+from softswitch.engine.errors import FailedPrecondition
 from softswitch.p4runtime.listening import ListenError
 from softswitch.p4runtime.process import Port, Settings
 from softswitch.p4runtime.program import Built, build_executable
@@ -208,20 +209,95 @@ def test_it_listens_on_unix_sockets(tmp_path: Path) -> None:
 
 
 def test_the_death_of_the_native_process_is_told_and_a_push_repairs_it() -> None:
-    """Streams end with INTERNAL and the signal's name, calls answer INTERNAL; a new push starts a new process."""
+    """Streams end with INTERNAL and the signal's name, and the switch has no pipeline and no cookie, until a new push
+    starts a new process."""
     with primary() as (server, client, stream):
         os.kill(server.pid, signal.SIGSEGV)
         with pytest.raises(grpc.RpcError) as caught:
             stream.next()
         assert code_of(caught.value) is grpc.StatusCode.INTERNAL
         assert "SIGSEGV" in str(caught.value.details())
-        for call in (lambda: client.read(COUNTER), lambda: client.write((MODIFY, COUNTER))):
+        client.become_primary(2)
+        for call in (lambda: client.read(COUNTER), lambda: client.write((MODIFY, COUNTER)), lambda: _cookie(client)):
             with pytest.raises(grpc.RpcError) as again:
                 call()
-            assert code_of(again.value) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.PERMISSION_DENIED)
+            assert code_of(again.value) is grpc.StatusCode.FAILED_PRECONDITION
+            assert "SIGSEGV" in str(again.value.details())
+        client.push(probe_config())
+        assert client.read(COUNTER)
+
+
+def _cookie(client: Client) -> int:
+    kind = p4r.GetForwardingPipelineConfigRequest
+    request = kind(device_id=1, response_type=kind.COOKIE_ONLY)
+    return client.stub.GetForwardingPipelineConfig(request, timeout=TIMEOUT).config.cookie.cookie
+
+
+def test_a_program_that_keeps_dying_may_start_again_ever_later() -> None:
+    """The first death costs no wait; after the second, a push of the same program is UNAVAILABLE for a while, and names
+    the deaths."""
+    with primary() as (server, client, stream):
+        for election in (2, 3):
+            os.kill(server.pid, signal.SIGKILL)
+            with pytest.raises(grpc.RpcError):
+                stream.next()
+            stream = client.become_primary(election)
+            if election == 2:
+                client.push(probe_config())
+        with pytest.raises(grpc.RpcError) as caught:
+            client.push(probe_config())
+        assert code_of(caught.value) is grpc.StatusCode.UNAVAILABLE
+        assert "died 2 times" in str(caught.value.details())
+        assert "SIGKILL" in str(caught.value.details())
+        wait_for(lambda: _pushed(client))
+        assert client.read(COUNTER)
+
+
+def _pushed(client: Client) -> bool:
+    try:
+        client.push(probe_config())
+    except grpc.RpcError as error:
+        return code_of(error) is not grpc.StatusCode.UNAVAILABLE
+    return True
+
+
+def test_a_process_that_hangs_is_named_and_ended() -> None:
+    """A stopped process answers no call; within some seconds the stream ends with its state, and a push repairs it."""
+    with primary() as (server, client, stream):
+        pid = server.pid
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(grpc.RpcError) as caught:
+            client.read(COUNTER)
+        assert code_of(caught.value) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.FAILED_PRECONDITION)
+        with pytest.raises(grpc.RpcError) as ended:
+            stream.next()
+        assert "no sign of life for 3 s; its state is T (stopped by a signal)" in str(ended.value.details())
         client.become_primary(2)
         client.push(probe_config())
         assert client.read(COUNTER)
+        assert server.pid != pid
+
+
+def test_the_program_of_the_command_line_is_started_again_by_the_server() -> None:
+    """Nobody else would push it: after a death it runs again, with empty tables; one that a controller has pushed is
+    left to the controller."""
+    with serving() as (server, address), Client(address) as client:
+        server.push(probe_config())
+        stream = client.become_primary()
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(grpc.RpcError):
+            stream.next()
+        wait_for(lambda: _pid(server) not in (None, pid))
+        client.become_primary(2)
+        assert client.read(COUNTER)
+
+
+def _pid(server: Server) -> int | None:
+    try:
+        return server.pid
+    except FailedPrecondition:
+        return None
 
 
 def test_a_crash_in_the_pipeline_names_port_and_packet(tmp_path: Path) -> None:
