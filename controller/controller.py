@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from netfold.controller import client
+from netfold.controller import client, exposure
 from netfold.controller.health import wiring
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
@@ -32,14 +32,15 @@ from netfold.controller.operations.inspection import Inspection
 from netfold.controller.operations.maintenance import Maintenance
 from netfold.controller.paths.path_service import PathService
 from netfold.controller.paths.steering import Steering
-from netfold.controller.switch import pipeline, tables
+from netfold.controller.switch import credentials, pipeline, tables
 from netfold.controller.switch.entities import Entity
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.switch import Session, SwitchError
 from netfold.controller.switch.target import Client, Target
 from netfold.fabric import file, slots
-from netfold.fabric.graph import Fabric, Switch
+from netfold.fabric.graph import Fabric, FabricError, Switch
 from netfold.rpc import rpc
+from netfold.rpc.certificates import Certificates, TlsError, is_local
 from netfold.wire import jobs as wire
 from netfold.wire import operator
 from netfold.wire.operator import Status
@@ -76,6 +77,7 @@ class Controller:
     election_id    P4Runtime's: of several controllers the one with the highest is primary; default: the time, so that
                    the one started last is
     start_timeout  seconds for all switches to come up
+    insecure       whether addresses that other machines reach may go without token and TLS
     """
 
     def __init__(
@@ -87,10 +89,12 @@ class Controller:
         rng: random.Random | None = None,
         election_id: int | None = None,
         start_timeout: float = START_TIMEOUT,
+        insecure: bool = False,
     ) -> None:
         self.fabric = fabric
         self._pipeline = pipeline
         self._start_timeout = start_timeout
+        self._insecure = insecure
         self._election_id = election_id if election_id is not None else time.time_ns() // 1_000_000
         self._opens_sessions = connect is None
         self._changed = asyncio.Event()
@@ -136,7 +140,13 @@ class Controller:
 
     async def start(self) -> None:
         """Bring all switches to their desired state, then serve.  Raises StartError, PipelineError and FabricError."""
-        self._token, secrets = file.token(self.fabric), file.tls(self.fabric)
+        self._token, tls = file.token(self.fabric), exposure.certificates(self.fabric)
+        self._refuse_exposure()
+        try:
+            for switch in self.fabric.switches:
+                credentials.of(self.fabric, switch)
+        except TlsError as error:
+            raise FabricError(str(error)) from error
         self.jobs.key = fabric_key.load(self.fabric)
         state_file.restore(self.drains, self.fabric.state)
         if self._pipeline is None and self._opens_sessions:
@@ -156,7 +166,7 @@ class Controller:
         if problems:
             count = f"{len(problems)} of {len(self._targets)} switches of the fabric {self.fabric.name}"
             raise StartError(f"{count} did not come up:\n" + "\n".join(map(str, problems)))
-        await self._serve(secrets)
+        await self._serve(tls)
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
         self._tasks.append(asyncio.create_task(self._update_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
@@ -164,7 +174,7 @@ class Controller:
         if self.fabric.metrics is not None:
             from netfold.controller.web.serve import Web
 
-            self._web = Web(self.fabric, self.status, self._token)
+            self._web = Web(self.fabric, self.status, self._token, tls=None if is_local(self.fabric.metrics) else tls)
             self.page = self._web.start(self.fabric.metrics)
 
     async def run(self) -> None:
@@ -263,8 +273,15 @@ class Controller:
             device_id=switch.device_id,
             pipeline=self._pipeline,
             election_id=self._election_id,
+            credentials=self._credentials(switch),
             timeout=min(CONNECT_TIMEOUT, self._start_timeout),
         )
+
+    def _credentials(self, switch: Switch) -> grpc.ChannelCredentials | None:
+        try:
+            return credentials.of(self.fabric, switch)
+        except TlsError as error:
+            raise SwitchError(str(error)) from error
 
     async def _check_address_unused(self) -> None:
         # gRPC would take over another process's unix socket without a word
@@ -277,7 +294,16 @@ class Controller:
         raise StartError(f"a controller is running at {self.fabric.jobs} already: stop it, or give this fabric another "
                          "address (fabric.jobs)")
 
-    async def _serve(self, secrets: tuple[bytes, bytes] | None) -> None:
+    def _refuse_exposure(self) -> None:
+        problems = exposure.unprotected(self.fabric, token=bool(self._token))
+        if problems and not self._insecure:
+            advice = ("Give what is missing, loopback addresses or unix sockets; or, where everybody who reaches them "
+                      "is trusted: netfold up --insecure")
+            raise StartError("\n".join([*problems, advice]))
+        for problem in problems:
+            log.warning("insecure: %s", problem)
+
+    async def _serve(self, tls: Certificates | None) -> None:
         server = grpc.aio.server(options=list(_SERVER_OPTIONS))
         server.add_generic_rpc_handlers((
             rpc.service(wire.SERVICE, {
@@ -303,13 +329,16 @@ class Controller:
             *self.paths.handlers(self._token),
         ))
         try:
-            if secrets is None:
+            if self.fabric.jobs.startswith("unix:"):
+                with exposure.umask(token=bool(self._token)):
+                    bound = server.add_insecure_port(self.fabric.jobs)
+            elif tls is None:
                 bound = server.add_insecure_port(self.fabric.jobs)
             else:
-                bound = server.add_secure_port(self.fabric.jobs, grpc.ssl_server_credentials([secrets]))
+                bound = server.add_secure_port(self.fabric.jobs, tls.server())
         except RuntimeError as error:
-            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: {error}. Is the address in use, the folder of "
-                             "the socket missing, or certificate and key no pair?") from error
+            raise StartError(f"cannot serve jobs at {self.fabric.jobs}: {error}. Is the address in use, or the folder "
+                             "of the socket missing?") from error
         if bound == 0:
             raise StartError(f"cannot serve jobs at {self.fabric.jobs}: the address cannot be bound. Is it in use, "
                              "or not of this machine?")

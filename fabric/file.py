@@ -13,8 +13,9 @@
     loss = 0.01                       # optional, share of packets lost each way; duplicate, reorder, corrupt likewise
 
 Optional in [fabric]: token or token_file, which ranks and operators must then know; certificate and key, PEM files,
-for TLS; fabric_key_file, which seals what ranks hold for the controller; state, where the controller keeps what
-operators have drained; all of them relative to the fabric file.
+for TLS, with client_ca for certificates of clients; p4runtime_ca, p4runtime_certificate and p4runtime_key for TLS with
+the switches, in [fabric] or in one [[switch]]; fabric_key_file, which seals what ranks hold for the controller; state,
+where the controller keeps what operators have drained; all of them relative to the fabric file.
 
 A file is checked as a whole before anything is done with it: `FabricError` names the field, what was expected and
 what was found.
@@ -24,12 +25,18 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
 from netfold.fabric.graph import Fabric, FabricError, Host, Link, Settings, Switch
 from netfold.fabric.validity import validate
+
+_SWITCH_FILES: Final = ("p4runtime_ca", "p4runtime_certificate", "p4runtime_key")
+_FILES: Final = ("token_file", "certificate", "key", "client_ca", *_SWITCH_FILES, "fabric_key_file", "state")
+"""Settings that name files."""
 
 
 def load(path: Path) -> Fabric:
@@ -40,9 +47,8 @@ def load(path: Path) -> Fabric:
         raise FabricError(f"cannot read the fabric file {path}: {error}") from error
     fabric = loads(text, str(path))
     # paths in the file are relative to the file
-    files = ("token_file", "certificate", "key", "fabric_key_file", "state")
-    beside = {name: str(path.parent / value) for name in files if (value := getattr(fabric, name)) is not None}
-    return msgspec.structs.replace(fabric, **beside)
+    switches = tuple(_beside(path, switch, _SWITCH_FILES) for switch in fabric.switches)
+    return msgspec.structs.replace(_beside(path, fabric, _FILES), switches=switches)
 
 
 def loads(text: str, where: str = "fabric") -> Fabric:
@@ -91,12 +97,13 @@ def token(fabric: Settings) -> str:
     return text
 
 
-def tls(fabric: Settings) -> tuple[bytes, bytes] | None:
-    """Private key and certificate chain of the job service, in PEM; None if it runs without TLS.  Raises FabricError
-    for files that cannot be read."""
-    if fabric.certificate is None or fabric.key is None:
-        return None
-    return _read("fabric.key", fabric.key), _read("fabric.certificate", fabric.certificate)
+Named = TypeVar("Named", bound=msgspec.Struct)
+
+
+def _beside(path: Path, said: Named, fields: Iterable[str]) -> Named:
+    """The same with the files that ``fields`` name relative to the folder of ``path``."""
+    given = {name: str(path.parent / value) for name in fields if (value := getattr(said, name)) is not None}
+    return msgspec.structs.replace(said, **given)
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):

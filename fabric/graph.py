@@ -54,6 +54,10 @@ class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     """IPv4 address of this switch as an end point of RoCE packets between switches."""
     mac: str
+    p4runtime_ca: str | None = None
+    """For this switch instead of the fabric's, as are the next two."""
+    p4runtime_certificate: str | None = None
+    p4runtime_key: str | None = None
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +112,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     certificate: str | None = None
     """PEM file of the job service's certificate; with ``key``, the file of its private key, the service uses TLS."""
     key: str | None = None
+    client_ca: str | None = None
+    """PEM file of the certificates that sign those of ranks and operators, who need one then; None: they need none."""
+    p4runtime_ca: str | None = None
+    """PEM file of the certificates that sign those of the switches: P4Runtime is TLS then, at ``host:port``."""
+    p4runtime_certificate: str | None = None
+    """PEM file of the certificate that the controller shows the switches, with ``p4runtime_key``; None: none."""
+    p4runtime_key: str | None = None
     fabric_key_file: str | None = None
     """File, for the controller's user alone, of the fabric key, which seals what ranks hold for the controller; None:
     one in $XDG_STATE_HOME/netfold.  It is made at the first start."""
@@ -132,6 +143,17 @@ class Fabric(Settings, frozen=True, kw_only=True):
     def switch(self, name: str) -> Switch:
         """The switch with this name.  Raises KeyError."""
         return _named(self.switches, name)
+
+    def p4runtime_files(self, name: str) -> tuple[str | None, str | None, str | None]:
+        """The PEM files of TLS with a switch: its CA, the controller's certificate and key.  What the switch does not
+        say is the fabric's; all None at a unix socket, which is never TLS.  Raises KeyError."""
+        switch = self.switch(name)
+        if switch.grpc.startswith("unix:"):
+            return None, None, None
+        certificate, key = switch.p4runtime_certificate, switch.p4runtime_key
+        if certificate is None:
+            certificate, key = self.p4runtime_certificate, self.p4runtime_key
+        return switch.p4runtime_ca or self.p4runtime_ca, certificate, key
 
     def host(self, name: str) -> Host:
         """The host with this name.  Raises KeyError."""

@@ -55,9 +55,23 @@ def _settings(fabric: Settings) -> None:
     if (fabric.certificate is None) != (fabric.key is None):
         given, other = ("certificate", "key") if fabric.key is None else ("key", "certificate")
         raise FabricError(f"fabric.{other}: TLS needs both certificate and key, got only fabric.{given}")
-    if fabric.certificate is not None and fabric.jobs.startswith("unix:"):
-        raise FabricError(f"fabric.certificate: TLS goes with fabric.jobs = \"host:port\", got {fabric.jobs}; a unix "
-                          "socket is guarded by the permissions of its folder")
+    if fabric.certificate is not None and fabric.jobs.startswith("unix:") and fabric.metrics is None:
+        raise FabricError(f"fabric.certificate: TLS goes with fabric.jobs = \"host:port\", or with fabric.metrics, got "
+                          f"{fabric.jobs}; a unix socket is guarded by the permissions of its folder")
+    if fabric.client_ca is not None and (fabric.certificate is None or fabric.jobs.startswith("unix:")):
+        raise FabricError("fabric.client_ca: certificates of clients go with TLS: expected fabric.certificate, "
+                          f"fabric.key and fabric.jobs = \"host:port\", got fabric.jobs = {fabric.jobs!r}")
+    _p4runtime("fabric", fabric, fabric.p4runtime_ca)
+
+
+def _p4runtime(where: str, said: Settings | Switch, ca: str | None) -> None:
+    """Check that the files of TLS with switches go together."""
+    if (said.p4runtime_certificate is None) != (said.p4runtime_key is None):
+        raise FabricError(f"{where}.p4runtime_certificate: expected it together with {where}.p4runtime_key, got one of "
+                          "the two")
+    if said.p4runtime_certificate is not None and ca is None:
+        raise FabricError(f"{where}.p4runtime_certificate: expected {where}.p4runtime_ca with it, which says whose "
+                          "certificates the switches have")
 
 
 def _nodes(fabric: Fabric) -> None:
@@ -83,6 +97,7 @@ def _nodes(fabric: Fabric) -> None:
             if not 0 <= node.device_id < 2**64:
                 raise FabricError(f"{path}.device_id: expected 0..2^64-1, got {node.device_id}")
             _grpc_address(f"{path}.grpc", node.grpc)
+            _p4runtime(path, node, node.p4runtime_ca or fabric.p4runtime_ca)
             device = (node.grpc, node.device_id)
             if device in devices:
                 raise FabricError(f"{path}: {node.name} and {devices[device]} share {node.grpc} and device_id "

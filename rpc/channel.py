@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC channels to the controller: plain, or TLS where NETFOLD_CA names the certificates to trust.
+"""gRPC channels to the controller: plain, or TLS where NETFOLD_CA names the certificates to trust.  NETFOLD_CERT and
+NETFOLD_KEY name the certificate that is shown to a controller which asks for one.
 
 A unix socket is guarded by the permissions of its folder and is never TLS.
 """
@@ -7,15 +8,20 @@ A unix socket is guarded by the permissions of its folder and is never TLS.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
 import grpc
+
+from netfold.rpc.certificates import Certificates, TlsError
 
 CONTROLLER_VARIABLE: Final = "NETFOLD_CONTROLLER"
 """Has the gRPC address of the controller, for ranks, and for commands that are not given another one."""
 CA_VARIABLE: Final = "NETFOLD_CA"
 """Names the PEM file of certificates that are trusted; for a self-signed certificate, that certificate itself."""
+CERTIFICATE_VARIABLE: Final = "NETFOLD_CERT"
+"""Names the PEM file of this client's certificate, where the controller wants to see one (fabric.client_ca)."""
+KEY_VARIABLE: Final = "NETFOLD_KEY"
+"""Names the PEM file of its private key."""
 
 OPTIONS: Final = (
     # ranks, operators and controller talk directly: an HTTP proxy of the environment has no place between them
@@ -23,10 +29,6 @@ OPTIONS: Final = (
     # or a new channel inherits the back-off of one that found nobody just before the controller came up
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
-class TlsError(Exception):
-    """The certificates that NETFOLD_CA names cannot be read; the message has the file and the reason."""
 
 
 def channel(address: str) -> grpc.Channel:
@@ -51,15 +53,24 @@ def hint(address: str) -> str:
         return ""
     ca = os.environ.get(CA_VARIABLE)
     if ca:
-        return f" {CA_VARIABLE} is {ca}: does the controller speak TLS, with a certificate for this name from there?"
+        shown = os.environ.get(CERTIFICATE_VARIABLE)
+        ours = f"does it trust {shown}" if shown else f"does it want a certificate of ours ({CERTIFICATE_VARIABLE})"
+        return (f" {CA_VARIABLE} is {ca}: does the controller speak TLS, with a certificate for this name from there, "
+                f"and {ours}?")
     return f" If it speaks TLS, set {CA_VARIABLE} to its certificate."
 
 
 def _credentials(address: str) -> grpc.ChannelCredentials | None:
-    ca = os.environ.get(CA_VARIABLE)
-    if not ca or address.startswith("unix:"):
+    """Credentials by the environment; None for a plain channel.  Raises TlsError."""
+    ca, certificate, key = (os.environ.get(name) or None for name in (CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE))
+    if address.startswith("unix:"):
         return None
-    try:
-        return grpc.ssl_channel_credentials(Path(ca).read_bytes())
-    except OSError as error:
-        raise TlsError(f"cannot read the certificates of {CA_VARIABLE}={ca}: {error.strerror}") from error
+    if (certificate is None) != (key is None):
+        raise TlsError(f"expected {CERTIFICATE_VARIABLE} and {KEY_VARIABLE} together, got one of the two")
+    if ca is None:
+        if certificate is not None:
+            raise TlsError(f"{CERTIFICATE_VARIABLE} is set: expected {CA_VARIABLE} too, which says whose certificate "
+                           "the controller has")
+        return None
+    what = f"{CA_VARIABLE}={ca}" + (f", {CERTIFICATE_VARIABLE}={certificate}, {KEY_VARIABLE}={key}" if key else "")
+    return Certificates(what, ca, certificate, key).client()

@@ -14,6 +14,7 @@ import msgspec
 
 from netfold.rpc import channel as tls
 from netfold.rpc import tokens
+from netfold.rpc.certificates import TlsError
 
 log = logging.getLogger("netfold.controller")
 
@@ -130,7 +131,7 @@ async def call(
     """
     try:
         opened = tls.aio_channel(address)
-    except tls.TlsError as error:
+    except TlsError as error:
         raise Unreachable(str(error)) from error
     async with opened as channel:
         unary = channel.unary_unary(f"/{method}", bytes, bytes)

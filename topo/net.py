@@ -34,6 +34,7 @@ from netfold.controller import client
 from netfold.fabric import file as fabric_file
 from netfold.fabric.graph import Fabric, Host, Link
 from netfold.rpc import rpc
+from netfold.rpc.certificates import Certificates
 from netfold.topo.failures import EXIT_WRONG_DATA, ControllerFailed, RankFailed, WrongData
 from netfold.topo.lifecycle import Lifecycle, terminate
 from netfold.topo.switches import CLASSES, P4Switch, tail
@@ -65,6 +66,7 @@ class Network(Lifecycle):
     pcap        folder for captures of every switch port, or None
     offload     whether segmentation offloads stay on; None: on where the switch takes super-packets
     controller  whether to start the controller
+    tls         see `FabricTopo`
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Network(Lifecycle):
         pcap: Path | None = None,
         offload: bool | None = None,
         controller: bool = True,
+        tls: Certificates | None = None,
     ) -> None:
         self.fabric = fabric
         self.logs = logs
@@ -83,6 +86,7 @@ class Network(Lifecycle):
         self.mininet: Any = None
         self._pcap = pcap
         self._offload = offload
+        self._tls = tls
         self._wants_controller = controller
         self._controller: subprocess.Popen[bytes] | None = None
         self._running: list[Ranks] = []
@@ -100,7 +104,7 @@ class Network(Lifecycle):
         Mininet.inited = True
         self.mininet = Mininet(switch=kind, controller=None, build=False)
         self.mininet.topo = FabricTopo(
-            self.fabric, logs=self.logs.absolute(), pcap=self._pcap, offload=self._offload
+            self.fabric, logs=self.logs.absolute(), pcap=self._pcap, offload=self._offload, tls=self._tls
         )
         self.mininet.build()
         self.mininet.start()

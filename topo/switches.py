@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import grpc
+from grpc import ChannelCredentials
 from mininet.node import Switch
 
 from netfold.fabric.graph import CPU_PORT, Engine
+from netfold.rpc.certificates import Certificates, is_local
 from netfold.topo import sandbox
 from netfold.topo.failures import SwitchFailed
 from netfold.topo.lifecycle import terminate
@@ -41,6 +43,8 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
     grpc       P4Runtime address, ``host:port`` or ``unix:/path``
     device_id  P4Runtime device
     cpu_port   port of packet-in and packet-out
+    tls        what its P4Runtime server shows and whom it trusts, at ``host:port``; None: plain
+    trust      credentials with which its P4Runtime server is asked whether it is ready, where it speaks TLS
     log        file for its output; default: NAME.log in the temporary folder
     pcap       folder for a capture of each port, or None
     """
@@ -59,6 +63,8 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         grpc: str,
         device_id: int,
         cpu_port: int = CPU_PORT,
+        tls: Certificates | None = None,
+        trust: ChannelCredentials | None = None,
         log: str | Path | None = None,
         pcap: str | Path | None = None,
         **params: Any,
@@ -66,6 +72,8 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         self.grpc = grpc
         self.device_id = device_id
         self.cpu_port = cpu_port
+        self.tls = tls
+        self.trust = trust
         self.log = Path(log) if log is not None else Path(tempfile.gettempdir()) / f"{name}.log"
         self.pcap = None if pcap is None else Path(pcap)
         self.child: subprocess.Popen[bytes] | None = None
@@ -127,7 +135,8 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
         options = [("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 100),
                    ("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]
         end = self._started + seconds
-        with grpc.insecure_channel(self.grpc, options=options) as channel:
+        with (grpc.insecure_channel(self.grpc, options=options) if self.trust is None
+              else grpc.secure_channel(self.grpc, self.trust, options=options)) as channel:
             ask = channel.unary_unary("/p4.v1.P4Runtime/Capabilities", bytes, bytes)
             while True:
                 self.check()
@@ -162,6 +171,20 @@ class P4Switch(ABC, Switch):  # type: ignore[misc]
             ]
         )
 
+    def server_options(self) -> list[str]:
+        """Options of the P4Runtime server, which both engines share.  Raises SwitchFailed."""
+        options = ["--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port)]
+        if self.tls is None:
+            if not is_local(self.grpc):
+                raise SwitchFailed(f"{self.name}: other machines may reach {self.grpc}: expected tls, loopback, or a "
+                                   "unix socket")
+            return options
+        options += ["--grpc-server-ssl", "--grpc-server-cert", str(self.tls.certificate), "--grpc-server-key",
+                    str(self.tls.key)]
+        if self.tls.ca is not None:
+            options += ["--grpc-server-cacert", self.tls.ca, "--grpc-server-with-client-auth"]
+        return options
+
     def interfaces(self) -> list[tuple[int, str]]:
         """(port number, interface name) of every port, in order."""
         return sorted((port, intf.name) for port, intf in self.intfs.items() if intf.name != "lo")
@@ -180,7 +203,7 @@ class SoftSwitch(P4Switch):
         ports = [f"{port}@{name}" for port, name in self.interfaces()]
         return [
             find_program("softswitch", self.missing), "--no-p4", *(word for port in ports for word in ("-i", port)),
-            "--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port), "--device-id", str(self.device_id),
+            *self.server_options(), "--device-id", str(self.device_id),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
         ]
 
@@ -209,7 +232,7 @@ class Bmv2Switch(P4Switch):
             *(["--notifications-addr", f"ipc://{events}"] if has_option(program, "--notifications-addr") else []),
             "--thrift-port", str(thrift_port(self.device_id)),
             *(["--pcap", str(self.pcap)] if self.pcap else []),
-            "--", "--grpc-server-addr", self.grpc, "--cpu-port", str(self.cpu_port),
+            "--", *self.server_options(),
         ]
 
 

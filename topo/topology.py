@@ -8,9 +8,11 @@ from typing import Unpack
 
 from mininet.topo import Topo
 
+from netfold.controller.switch import credentials
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import FabricOptions, leafspine
 from netfold.fabric.graph import Fabric
+from netfold.rpc.certificates import Certificates
 from netfold.topo.switches import CLASSES
 from netfold.topo.wiring import FabricHost, FabricLink, HostInterface, mtu_for
 
@@ -21,6 +23,8 @@ class FabricTopo(Topo):  # type: ignore[misc]
     logs     folder for the switches' logs
     pcap     folder for captures of every switch port, or None
     offload  whether segmentation offloads stay on; None: on where the switch takes super-packets
+    tls      what the switches' P4Runtime servers show and whom they trust, where they are at ``host:port``; what the
+             controller shows is in the fabric (p4runtime_ca)
     """
 
     def build(
@@ -30,6 +34,7 @@ class FabricTopo(Topo):  # type: ignore[misc]
         pcap: Path | None = None,
         offload: bool | None = None,
         network: str = "default",
+        tls: Certificates | None = None,
     ) -> None:
         """Build the topology; Mininet calls this with the constructor's arguments.
 
@@ -43,7 +48,8 @@ class FabricTopo(Topo):  # type: ignore[misc]
                 gateways[here.node] = here.port, fabric.node(there.node).mac
         for switch in fabric.switches:
             log = None if logs is None else str(logs / f"{switch.name}.log")
-            self.addSwitch(switch.name, grpc=switch.grpc, device_id=switch.device_id, log=log, pcap=pcap)
+            self.addSwitch(switch.name, grpc=switch.grpc, device_id=switch.device_id, log=log, pcap=pcap, tls=tls,
+                           trust=None if tls is None else credentials.of(fabric, switch))
         for host in fabric.hosts:
             interfaces = [HostInterface(host.address, *gateways[host.name], network)] if host.name in gateways else []
             if host.name in self.hosts():  # it is on another plane already

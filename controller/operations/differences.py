@@ -15,13 +15,14 @@ import msgspec
 from netfold.controller.health.drains import Drains
 from netfold.controller.operations import state_file
 from netfold.controller.paths.steering import Steering
-from netfold.controller.switch import pipeline, tables
+from netfold.controller.switch import credentials, pipeline, tables
 from netfold.controller.switch.entities import Entity, State, state
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update, Verb, diff
 from netfold.controller.switch.switch import Session, SwitchError
 from netfold.controller.switch.target import Target
 from netfold.fabric.graph import Fabric, Switch
+from netfold.rpc.certificates import TlsError
 
 
 class AskDiff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,11 +77,15 @@ async def dry_run(fabric: Fabric, *, built: Pipeline | None = None) -> Differenc
     wanted = tables.merge([tables.fixed_entries(fabric), Steering(fabric, drains).base(fabric.graph())])
     if built is None:
         built = await asyncio.to_thread(pipeline.build, fabric.engine, path_mtu=fabric.path_mtu)
-    return await _gathered([_dry(switch, built, wanted.get(switch.name, ())) for switch in fabric.switches])
+    return await _gathered([_dry(fabric, switch, built, wanted.get(switch.name, ())) for switch in fabric.switches])
 
 
-async def _dry(switch: Switch, made: Pipeline, wanted: Sequence[Entity]) -> list[Difference]:
-    session = Session(switch.name, switch.grpc, switch.device_id, made, election_id=0)
+async def _dry(fabric: Fabric, switch: Switch, made: Pipeline, wanted: Sequence[Entity]) -> list[Difference]:
+    try:
+        tls = credentials.of(fabric, switch)
+    except TlsError as error:
+        raise SwitchError(str(error)) from error
+    session = Session(switch.name, switch.grpc, switch.device_id, made, election_id=0, credentials=tls)
     try:
         loaded = await session.runs_pipeline()
         actual: State = await session.read_state(tables.MANAGED) if loaded else {}

@@ -95,7 +95,10 @@ class Session:
     Call `open` to make one; `close` may be called at any time, and twice.
     """
 
-    def __init__(self, name: str, address: str, device_id: int, pipeline: Pipeline, election_id: int) -> None:
+    def __init__(
+        self, name: str, address: str, device_id: int, pipeline: Pipeline, election_id: int,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.name = name
         self.address = address
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue(PACKETS)
@@ -106,7 +109,10 @@ class Session:
         self._pipeline = pipeline
         self._codec = Codec(pipeline.p4info)
         self._election = p4r.Uint128(high=election_id >> 64, low=election_id & (2**64 - 1))
-        self._channel = grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS))
+        self._speaks_tls = credentials is not None
+        options = list(_CHANNEL_OPTIONS)
+        self._channel = (grpc.aio.insecure_channel(address, options=options) if credentials is None
+                         else grpc.aio.secure_channel(address, credentials, options=options))
         self._stub: Any = p4r_grpc.P4RuntimeStub(self._channel)
         self._stream: Any = None
         self._reader: asyncio.Task[str] | None = None
@@ -116,10 +122,12 @@ class Session:
 
     @classmethod
     async def open(
-        cls, name: str, address: str, *, device_id: int, pipeline: Pipeline, election_id: int, timeout: float
+        cls, name: str, address: str, *, device_id: int, pipeline: Pipeline, election_id: int, timeout: float,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> Session:
-        """Connect and become primary within ``timeout`` seconds.  Raises SwitchError."""
-        session = cls(name, address, device_id, pipeline, election_id)
+        """Connect, with TLS where there are credentials, and become primary within ``timeout`` seconds.  Raises
+        SwitchError."""
+        session = cls(name, address, device_id, pipeline, election_id, credentials)
         try:
             async with asyncio.timeout(timeout):
                 await session._arbitrate()
@@ -127,12 +135,18 @@ class Session:
             await session.close()
             raise SwitchError(
                 f"{name}: no P4Runtime server answers at {address} within {timeout:g} s. Is the switch running, does "
-                f"it listen there (--grpc-server-addr), is its device id {device_id}?"
+                f"it listen there (--grpc-server-addr), is its device id {device_id}? {session._tls_hint()}"
             ) from None
         except SwitchError:
             await session.close()
             raise
         return session
+
+    def _tls_hint(self) -> str:
+        if self._speaks_tls:
+            return ("Does it speak TLS, with a certificate for this name that fabric.p4runtime_ca signs, and does it "
+                    "know who signs fabric.p4runtime_certificate?")
+        return "If it speaks TLS, set fabric.p4runtime_ca."
 
     async def __aenter__(self) -> Session:
         return self

@@ -16,6 +16,7 @@ import base64
 import binascii
 import hmac
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,7 @@ import msgspec
 
 from netfold.controller.web import metrics, page
 from netfold.fabric.graph import Fabric, FabricError
+from netfold.rpc.certificates import Certificates
 from netfold.wire.operator import Status
 
 log = logging.getLogger("netfold.controller")
@@ -69,10 +71,13 @@ class StatusCache:
 
 
 class Web:
-    """The HTTP server.  ``status`` is awaited in the event loop that calls `start`."""
+    """The HTTP server.  ``status`` is awaited in the event loop that calls `start`; with ``tls`` it is HTTPS."""
 
-    def __init__(self, fabric: Fabric, status: Callable[[], Awaitable[Status]], token: str) -> None:
+    def __init__(
+        self, fabric: Fabric, status: Callable[[], Awaitable[Status]], token: str, *, tls: Certificates | None = None
+    ) -> None:
         self._fabric = fabric
+        self._tls = tls
         self._statuses = StatusCache(status)
         self._token = token.encode()
         self._server: _Server | None = None
@@ -87,9 +92,10 @@ class Web:
             raise FabricError(f"fabric.metrics: cannot listen at {address}: {error.strerror or error}. Is the address "
                               "in use, or not of this machine?") from error
         self._server.web = self
+        self._server.tls = None if self._tls is None else self._tls.context()
         self._server.look = lambda: asyncio.run_coroutine_threadsafe(self._statuses.look(), loop).result(TIMEOUT)
         threading.Thread(target=self._server.serve_forever, args=(POLL,), name="web", daemon=True).start()
-        return f"http://{host}:{self._server.server_address[1]}"
+        return f"http{'s' if self._tls else ''}://{host}:{self._server.server_address[1]}"
 
     async def stop(self) -> None:
         """Stop listening and end the server's thread."""
@@ -126,6 +132,7 @@ class Web:
 class _Server(ThreadingHTTPServer):
     web: Web
     look: Callable[[], StatusPair]
+    tls: ssl.SSLContext | None
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer asks DNS for the name of its address, which may take long
@@ -136,6 +143,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = TIMEOUT
     server: _Server
+
+    def setup(self) -> None:
+        """Shake hands in the connection's own thread, so that a client that stops half-way holds up nobody."""
+        if self.server.tls is not None:
+            self.request.settimeout(TIMEOUT)
+            self.request = self.server.tls.wrap_socket(self.request, server_side=True)
+        super().setup()
 
     def do_GET(self) -> None:
         if not self.server.web.allowed(self.headers.get("Authorization", "")):

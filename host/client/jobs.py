@@ -18,6 +18,7 @@ from netfold.host.client.watcher import Watcher
 from netfold.host.errors import JoinRefused, NetFoldError, PlanError, TreesLost
 from netfold.rpc import channel as tls
 from netfold.rpc import tokens
+from netfold.rpc.certificates import TlsError
 from netfold.wire.jobs import (
     SERVICE,
     AskMissing,
@@ -67,7 +68,7 @@ class JobClient:
         """This rank's secret, from its plan."""
         try:
             self._channel = tls.channel(controller)
-        except tls.TlsError as error:
+        except TlsError as error:
             raise JoinRefused(f"{controller}: {error}") from error
         self._join = self._unary("Join", Plan)
         self._report = self._unary("Report", Done)

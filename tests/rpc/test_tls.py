@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -12,28 +11,21 @@ import msgspec
 import pytest
 
 from netfold.controller import client
-from netfold.controller.controller import Controller, StartError
+from netfold.controller.controller import Controller
 from netfold.fabric import file as fabric_file
 from netfold.fabric.generate import leafspine
 from netfold.fabric.graph import Fabric, FabricError
 from netfold.rpc import channel as tls
 from netfold.rpc.rpc import Unreachable
 from netfold.wire.jobs import SERVICE, Join, Plan
-from support import needs
 from support.addresses import free_port
+from support.certificates import Authority
 from support.controller import BOUND, MemorySwitch, run
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A fresh self-signed certificate for 127.0.0.1 and its key, or a skip without openssl."""
-    needs.require("openssl")
-    made, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(made), "-keyout", str(key)],
-        check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60,
-    )
-    return made, key
+    """A fresh certificate for 127.0.0.1 that an authority of its own signs, and its key."""
+    return Authority(folder, f"{name}-authority").issue(name)
 
 
 def tls_fabric(folder: Path) -> Fabric:
@@ -59,7 +51,7 @@ def test_who_trusts_the_certificate_is_served(tmp_path: Path, monkeypatch: pytes
 
     async def story() -> None:
         async with controller(fabric):
-            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller.pem"))
+            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
             assert (await client.status(fabric.jobs)).fabric == fabric.name
             async with tls.aio_channel(fabric.jobs) as channel:
                 join = channel.unary_unary(f"/{SERVICE}/Join", msgspec.json.encode, msgspec.json.Decoder(Plan).decode)
@@ -85,9 +77,60 @@ def test_a_key_of_another_certificate_is_an_error_at_the_start(tmp_path: Path, m
 
     async def story() -> None:
         broken = controller(msgspec.structs.replace(fabric, key=str(key)))
-        with pytest.raises(StartError, match=r"cannot serve jobs at 127\.0\.0\.1"):
+        with pytest.raises(FabricError, match=r"fabric\.key.*expected a certificate and its own private key"):
             await broken.start()
         await broken.stop()
+
+    run(story())
+
+
+def test_certificates_of_clients_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With client_ca only who shows a certificate that it signs is served; the others are told what to set."""
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    fabric = msgspec.structs.replace(tls_fabric(tmp_path), client_ca=str(authority.certificate))
+    ours, strange = authority.issue("rank"), other.issue("stranger")
+
+    def show(pair: tuple[Path, Path] | None) -> None:
+        for name, file in zip((tls.CERTIFICATE_VARIABLE, tls.KEY_VARIABLE), pair or ("", ""), strict=True):
+            monkeypatch.setenv(name, str(file))
+
+    async def story() -> None:
+        monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
+        async with controller(fabric):
+            show(ours)
+            assert (await client.status(fabric.jobs)).fabric == fabric.name
+            show(strange)
+            with pytest.raises(Unreachable, match=r"does it trust .*stranger\.pem"):
+                await client.status(fabric.jobs, timeout=2)
+            show(None)
+            with pytest.raises(Unreachable, match=r"does it want a certificate of ours \(NETFOLD_CERT\)"):
+                await client.status(fabric.jobs, timeout=2)
+            monkeypatch.setenv(tls.CERTIFICATE_VARIABLE, str(ours[0]))
+            with pytest.raises(Unreachable, match="expected NETFOLD_CERT and NETFOLD_KEY together"):
+                await client.status(fabric.jobs)
+            show(ours)
+            ours[1].chmod(0o644)
+            with pytest.raises(Unreachable, match="everybody may read the private key"):
+                await client.status(fabric.jobs)
+
+    run(story())
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next connection sees the new files; broken ones leave those before."""
+    fabric = tls_fabric(tmp_path)
+    renewed = Authority(tmp_path, "renewed")
+
+    async def story() -> None:
+        async with controller(fabric):
+            monkeypatch.setenv(tls.CA_VARIABLE, str(tmp_path / "controller-authority.pem"))
+            (tmp_path / "controller.pem").write_text("damaged")
+            assert (await client.status(fabric.jobs)).fabric == fabric.name
+            renewed.issue("controller")
+            with pytest.raises(Unreachable):
+                await client.status(fabric.jobs, timeout=2)
+            monkeypatch.setenv(tls.CA_VARIABLE, str(renewed.certificate))
+            assert (await client.status(fabric.jobs)).fabric == fabric.name
 
     run(story())
 
@@ -124,6 +167,9 @@ def test_who_asked_too_early_does_not_hold_up_who_asks_now(tmp_path: Path) -> No
     ('certificate = "c.pem"', "fabric.key: TLS needs both"),
     ('key = "c.key"', "fabric.certificate: TLS needs both"),
     ('certificate = "c.pem"\nkey = "c.key"', "TLS goes with fabric.jobs = \"host:port\""),
+    ('client_ca = "ca.pem"', "fabric.client_ca: certificates of clients go with TLS"),
+    ('p4runtime_ca = "ca.pem"\np4runtime_key = "k"', "fabric.p4runtime_certificate: expected it together"),
+    ('p4runtime_certificate = "c"\np4runtime_key = "k"', "expected fabric.p4runtime_ca with it"),
 ])
 def test_contradicting_secrets_are_refused(line: str, says: str, tmp_path: Path) -> None:
     """The error names the field and what to do."""
@@ -136,7 +182,7 @@ def test_contradicting_secrets_are_refused(line: str, says: str, tmp_path: Path)
 @pytest.mark.parametrize(("settings", "says"), [
     ({"token_file": "none"}, "fabric.token_file: cannot read .*none: No such file"),
     ({"token_file": "empty"}, "fabric.token_file: .*empty is empty"),
-    ({"certificate": "none", "key": "none", "jobs": "127.0.0.1:1"}, "fabric.key: cannot read"),
+    ({"certificate": "none", "key": "none", "jobs": "127.0.0.1:1"}, "fabric.key.*: cannot read .*none: No such file"),
 ])
 def test_files_that_are_not_there_are_named_at_the_start(
     tmp_path: Path, settings: dict[str, str], says: str

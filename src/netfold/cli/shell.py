@@ -39,7 +39,7 @@ def shell(
 
     address, device_id = _target(switch, file, controller)
     try:
-        command = [str(python()), "-m", MODULE, *arguments(address, device_id)]
+        command = [str(python()), "-m", MODULE, *arguments(address, device_id), *_tls(switch, file)]
     except NoShell as error:
         fail(FAILED, f"shell: {error}")
     os.execv(command[0], command)
@@ -49,6 +49,19 @@ def arguments(address: str, device_id: int) -> list[str]:
     """Arguments of p4runtime-shell.  A controller's election id is milliseconds since 1970, so that any process id is
     lower: the shell never becomes primary, and two shells do not collide."""
     return ["--grpc-addr", address, "--device-id", str(device_id), "--election-id", f"0,{os.getpid()}"]
+
+
+def _tls(switch: str, file: Path | None) -> list[str]:
+    """Options of p4runtime-shell for a switch that speaks TLS, as the fabric file says."""
+    from netfold.cli.common import load
+
+    if file is None:
+        return []
+    ca, certificate, key = load(file).p4runtime_files(switch)
+    if ca is None:
+        return []
+    files = {"--cacert": ca, "--cert": certificate, "--private-key": key}
+    return ["--ssl", *(word for option, path in files.items() if path is not None for word in (option, path))]
 
 
 def home() -> Path:

@@ -26,6 +26,8 @@ def up(
     misses: Misses = None,
     steady: Steady = None,
     metrics: Metrics = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve where other machines reach it even without token "
+                                                              "and TLS, and speak P4Runtime in the clear.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds for all switches to come up.")] = 60.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be written to the switches of "
                                                             "FABRIC.toml.")] = False,
@@ -42,6 +44,9 @@ def up(
     if dry_run and file is None:
         fail(CANNOT, "up --dry-run: expected a FABRIC.toml, whose switches are read; `netfold plan --entries` shows "
                      "what an empty fabric would get")
+    if topo is not None and insecure:
+        fail(CANNOT, "up: --insecure goes with a FABRIC.toml; a fabric of --topo has unix sockets in a folder of its "
+                     "own, and its page belongs to its own network: --metrics 127.0.0.1:PORT")
     if topo is not None and file is None:
         planes = [_changed(fabric, {**settings, **_own_page(metrics, number)})
                   for number, fabric in enumerate(generated.planes(topo))]
@@ -60,7 +65,7 @@ def up(
 
         show(awaited(compare(fabric)))
         return
-    awaited(_serve(fabric, timeout))
+    awaited(_serve(fabric, timeout, insecure))
 
 
 def _own_page(metrics: str | None, plane: int) -> dict[str, str]:
@@ -76,13 +81,13 @@ def _changed(fabric: Fabric, settings: dict[str, Any]) -> Fabric:
     return changed
 
 
-async def _serve(fabric: Fabric, timeout: float) -> None:
+async def _serve(fabric: Fabric, timeout: float, insecure: bool) -> None:
     from netfold.controller.controller import Controller
 
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    controller = Controller(fabric, start_timeout=timeout)
+    controller = Controller(fabric, start_timeout=timeout, insecure=insecure)
     starting = asyncio.create_task(controller.start())
     stopping = asyncio.create_task(stopped.wait())
     try:
