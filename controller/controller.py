@@ -5,7 +5,7 @@
         await controller.run()                                        # until cancelled
 
 Leaving the block leaves the switches as they are: a controller that starts again finds the pipeline and its entries in
-place, and removes entries that it does not know.
+place, goes on with the jobs whose ranks register with it (jobs/adoption.py), and removes entries that it does not know.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from netfold.controller.health import wiring
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
 from netfold.controller.jobs import fabric_key
+from netfold.controller.jobs.adoption import Adoption
 from netfold.controller.jobs.jobs import Jobs
 from netfold.controller.operations import differences, state_file
 from netfold.controller.operations.inspection import Inspection
@@ -101,17 +102,22 @@ class Controller:
         """Set when something may have gone down or come up."""
         self._stale = asyncio.Event()
         """Set when routes may have to change."""
-        self._targets = {
-            s.name: Target(s.name, partial(connect or self._connect, s), on_change=self._changed.set)
-            for s in fabric.switches
-        }
+        self._targets: dict[str, Target] = {}
+        allocator = slots.Allocator(
+            [switch.name for switch in fabric.switches], slots.SIZES[fabric.engine], rng or random.Random()
+        )
+        self._adoption = Adoption(fabric, allocator, self._targets)
+        for s in fabric.switches:
+            self._targets[s.name] = Target(
+                s.name, partial(connect or self._connect, s), on_change=self._changed.set,
+                on_found=partial(self._adoption.reserve, s.name),
+            )
         self.liveness = Liveness(fabric, self._targets, self._changed.set)
         self.drains = Drains(fabric)
         self.steering = Steering(fabric, self.drains)
         self._tasks: list[asyncio.Task[None]] = []
-        allocator = slots.Allocator(self._targets, slots.SIZES[fabric.engine], rng or random.Random())
         self._allocator = allocator
-        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains)
+        self.jobs = Jobs(fabric, allocator, self, self.liveness, self.drains, self._adoption)
         self.inspection = Inspection(fabric, self._targets, self.jobs, allocator, self.drains)
         self.paths = PathService(
             self.steering, self.jobs, graph=self.liveness.graph, replan=self.replan, unpinned=self.inspection.unpinned,
@@ -170,6 +176,7 @@ class Controller:
         self._tasks.append(asyncio.create_task(self._watch_changes(), name="changes"))
         self._tasks.append(asyncio.create_task(self._update_routes(), name="routes"))
         self._tasks.append(asyncio.create_task(self.liveness.run(), name="link probes"))
+        self._tasks.append(asyncio.create_task(self._end_grace(), name="grace"))
         self._ready = time.monotonic()
         if self.fabric.metrics is not None:
             from netfold.controller.web.serve import Web
@@ -239,6 +246,14 @@ class Controller:
                 await self._reroute()
             except Exception:
                 log.exception("routes could not be planned anew")
+
+    async def _end_grace(self) -> None:
+        """Wait for ranks of jobs that are found on the switches, then remove what nobody has claimed."""
+        await asyncio.sleep(self.fabric.grace)
+        try:
+            await self.jobs.end_grace()
+        except Exception:
+            log.exception("what is left of unknown jobs could not be removed")
 
     # ---- recovery.Installer --------------------------------------------------------------------------------------
 

@@ -93,6 +93,33 @@ class Stream:
     """Connection of results on their way to the lower switch."""
 
 
+@dataclass(frozen=True)
+class Holding:
+    """The numbers of one epoch that one switch holds, whoever allocated them."""
+
+    ranges: frozenset[tuple[int, int]]
+    """First slot and length of each range of slots."""
+    groups: frozenset[int]
+    """Multicast groups."""
+    connections: frozenset[int]
+
+
+def holdings(streams: Iterable[Stream]) -> dict[str, Holding]:
+    """What these streams hold on each switch of their trees, with the connections of all that fold there."""
+    found: dict[str, list[Holding]] = {}
+    for stream in streams:
+        numbers = frozenset((*stream.connections, *stream.up.values(), *stream.down.values()))
+        for switch, base in stream.bases.items():
+            found.setdefault(switch, []).append(
+                Holding(frozenset([(base, stream.slots)]), frozenset([stream.groups[switch]]), numbers)
+            )
+    return {
+        switch: Holding(*(frozenset().union(*parts) for parts in
+                          zip(*((h.ranges, h.groups, h.connections) for h in held), strict=True)))
+        for switch, held in found.items()
+    }
+
+
 @dataclass
 class Cycle:
     """Hands out the numbers low..high in a cycle, so that a released number is reused as late as possible."""
@@ -112,6 +139,12 @@ class Cycle:
                     self.used.add(number)
                     return number
         raise Exhausted(f"all {size} {what} are in use")
+
+    def take(self, number: int) -> bool:
+        """Mark a number as used.  Returns False if it was already."""
+        new = number not in self.used
+        self.used.add(number)
+        return new
 
     def _after(self, number: int) -> int:
         return self.low if number == self.high else number + 1
@@ -135,10 +168,16 @@ class Slots:
         if length < 1 or length & (length - 1):
             raise ValueError(f"slots: expected a power of two, got {length}")
         for base in range(0, self.size - length + 1, length):
-            if not any(b < base + length and base < b + n for b, n in self.ranges.items()):
-                self.ranges[base] = length
+            if self.take(base, length):
                 return base
         raise Exhausted(f"no {length} slots in a row, {self.size - self.used} of {self.size} are free in all")
+
+    def take(self, base: int, length: int) -> bool:
+        """Allocate this range.  Returns False, and allocates nothing, if any of its slots is in use."""
+        if any(b < base + length and base < b + n for b, n in self.ranges.items()):
+            return False
+        self.ranges[base] = length
+        return True
 
 
 class Allocator:
@@ -154,6 +193,8 @@ class Allocator:
         self._connections = Cycle(MIN_CONNECTION, MAX_CONNECTION, first)
         self._epochs = Cycle(1, EPOCHS, rng.randint(1, EPOCHS))
         self._returns: dict[int, list[Callable[[], object]]] = {}
+        self._reserved: dict[int, set[tuple[str, int]]] = {}
+        """Numbers that were reserved for an epoch, each with the name of its cycle."""
 
     def used(self) -> dict[str, int]:
         """Allocated slots, by switch."""
@@ -197,8 +238,34 @@ class Allocator:
             for kind, length in kinds
         ]
 
+    def reserve(self, epoch: int, found: Mapping[str, Holding]) -> bool:
+        """Allocate what switches hold of an epoch, by switch, until `release`: numbers that an earlier controller has
+        handed out.  May be called again with what another switch holds.  Returns False if some of it is in use by
+        another epoch; the rest is allocated all the same."""
+        returns = self._returns.setdefault(epoch, [])
+        mine = self._reserved.setdefault(epoch, set())
+        free = True
+        wanted = [("epochs", self._epochs, epoch)]
+        for switch, holding in found.items():
+            wanted += [(f"groups of {switch}", self._groups[switch], group) for group in holding.groups]
+            wanted += [("connections", self._connections, connection) for connection in holding.connections]
+            for base, length in sorted(holding.ranges):
+                slots = self._slots[switch]
+                if slots.take(base, length):
+                    returns.append(partial(slots.ranges.pop, base))
+                else:
+                    free = False
+        for what, cycle, number in wanted:
+            if cycle.take(number):
+                returns.append(partial(cycle.used.discard, number))
+                mine.add((what, number))
+            else:
+                free &= (what, number) in mine  # a connection is known at both of its ends
+        return free
+
     def release(self, epoch: int) -> None:
         """Free everything that the job with this epoch holds; an unknown epoch holds nothing."""
+        self._reserved.pop(epoch, None)
         for give_back in self._returns.pop(epoch, ()):
             give_back()
 

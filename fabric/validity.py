@@ -48,6 +48,8 @@ def _settings(fabric: Settings) -> None:
         raise FabricError(f"fabric.misses: expected 2..1000 probes, got {fabric.misses}")
     if not 0 <= fabric.steady <= 3600:
         raise FabricError(f"fabric.steady: expected 0..3600 seconds, got {fabric.steady}")
+    if not 0 <= fabric.grace <= 3600:
+        raise FabricError(f"fabric.grace: expected 0..3600 seconds, got {fabric.grace}")
     if fabric.token is not None and fabric.token_file is not None:
         raise FabricError("fabric.token: expected either a token or a token_file, got both")
     if fabric.token == "":

@@ -140,9 +140,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank_secret: Secret = Secret()
     """Secret between this rank and the controller, which every request of the rank carries; empty without a
     controller."""
-    ticket: str = ""
+    ticket: Secret = Secret()
     """Resumption ticket: the controller's own sealed record of the job, opaque to ranks, which give it back in `Watch`
     so that a controller that was started anew can go on with the job; empty: it cannot."""
+    controllers: list[str] = []
+    """gRPC addresses at which this fabric's controller or its standby may answer, besides those that the rank knows."""
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,8 +181,11 @@ class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     epoch: int
     secret: Secret = Secret()
-    ticket: str = ""
+    ticket: Secret = Secret()
     """The ``ticket`` of this rank's latest plan."""
+    round: int = 0
+    """Number of the last recovery round that this rank was told of (`Halt`); 0: of none.  Where it is higher than the
+    plan's, the rank stands still."""
 
 
 class AskMissing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -40,10 +40,17 @@ class Job:
     """The streams that its ranks know: while they stand still, those before the change."""
     slots_epoch: int = 0
     """Epoch of ``streams`` on the switches; ``epoch`` stays that of the first plan, by which its ranks know the job."""
+    known: dict[int, list[Stream]] = field(default_factory=dict)
+    """Streams that a rank knows instead of ``announced``, by rank: it missed the last round's end while there was no
+    controller."""
+    awaited: set[int] = field(default_factory=set)
+    """Ranks of a job that an earlier controller began which have not registered with this one."""
     sessions: dict[str, int] = field(default_factory=dict)
     """Session number of each switch of its trees when the slots were allocated."""
     round: Round | None = None
-    """The last time that its trees were planned anew; None if that never happened."""
+    """The last time that this controller has planned its trees anew; None if that never happened."""
+    rounds: int = 0
+    """Number of the last recovery round that is over."""
     stay_reason: str = ""
     """Why its trees could not move where they should be; empty if they are there."""
     slots: int = 0
@@ -81,6 +88,10 @@ class Job:
     def is_empty(self) -> bool:
         """Whether all ranks have left or are lost."""
         return len(self.left | self.lost.keys()) == self.world
+
+    def streams_of(self, rank: int) -> list[Stream]:
+        """The streams that a rank knows."""
+        return self.known.get(rank, self.announced)
 
     @property
     def stands_still(self) -> bool:

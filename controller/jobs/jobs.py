@@ -22,8 +22,9 @@ from msgspec import structs
 
 from netfold.controller.health.drains import Drains
 from netfold.controller.health.liveness import Liveness
-from netfold.controller.jobs import fabric_key, leaving
+from netfold.controller.jobs import fabric_key, leaving, ticket
 from netfold.controller.jobs.admission import check, check_against, refuse
+from netfold.controller.jobs.adoption import Adoption, record_of
 from netfold.controller.jobs.job import Job
 from netfold.controller.jobs.recovery import Installer, Recovery
 from netfold.controller.switch import tables
@@ -50,6 +51,7 @@ from netfold.wire.jobs import (
     RankTree,
     Resume,
     Secret,
+    Settle,
     Settled,
     Watch,
     Watching,
@@ -80,13 +82,15 @@ class Jobs:
     """All jobs of one fabric."""
 
     def __init__(
-        self, fabric: Fabric, allocator: Allocator, installer: Installer, liveness: Liveness, drains: Drains
+        self, fabric: Fabric, allocator: Allocator, installer: Installer, liveness: Liveness, drains: Drains,
+        adoption: Adoption,
     ) -> None:
         self._fabric = fabric
         self._allocator = allocator
         self._installer = installer
         self._liveness = liveness
         self._drains = drains
+        self._adoption = adoption
         self._jobs: dict[str, Job] = {}
         self._ending: list[Job] = []
         self._finished: deque[Job] = deque(maxlen=FINISHED)
@@ -200,6 +204,7 @@ class Jobs:
 
     async def watch(self, request: Watch) -> AsyncGenerator[Event, None]:
         """Events for a rank until it leaves; a rank that closes the stream before counts as lost.  Raises Refusal."""
+        self._adopt(request)
         job = self.find(request)
         if request.rank in job.watchers:
             refuse(Code.ALREADY_EXISTS, f"{job}: rank {request.rank} watches already; a rank has one Watch")
@@ -212,12 +217,46 @@ class Jobs:
                 yield lost
             if job.round is not None and job.round.halt_sent and job.stands_still:
                 yield Halt(job.round.number, job.round.why)
+            if leaving.registered(job, request.rank):
+                yield Settle()
             while (event := await queue.get()) is not None:
                 yield event
         finally:
             del job.watchers[request.rank]
             if not self._closing:
                 self._lose(job, request.rank, "its connection to the controller broke before it left")
+
+    def _adopt(self, request: Watch) -> None:
+        """Go on with the job of a rank that registers with a ticket of an earlier controller.  Raises Refusal."""
+        job = next((job for job in self.all() if (job.name, job.epoch) == (request.job, request.epoch)), None)
+        if not request.ticket.value or (job is not None and request.rank not in job.awaited):
+            return
+        self._proven(request)
+        record = self._adoption.record(request, self.key)
+        if job is None:
+            other = self._jobs.get(request.job)
+            if other is not None and other.state != "gathering":
+                refuse(Code.FAILED_PRECONDITION, f"{other}: its name was joined anew since; give each job its own name")
+            job = self._adoption.adopt(record)
+            if other is not None:
+                other.reason = "a job of this name runs already, which the controller has just adopted"
+                other.complete.set()
+            self._jobs[job.name] = job
+            log.warning("%s: epoch %d, %d ranks, adopted", job, job.epoch, job.world)
+        job.awaited.discard(request.rank)
+        self._recovery.register(job, request.rank, record.streams, record.round, request.round)
+        log.info("%s: rank %d has registered, %d to come", job, request.rank, len(job.awaited))
+        job.notify()
+        self.notice()
+
+    async def end_grace(self) -> None:
+        """Remove what switches hold of jobs that nobody has claimed; ranks of adopted jobs that have not registered are
+        lost."""
+        await self._adoption.close()
+        for job in self.all():
+            for rank in sorted(job.awaited):
+                self._lose(job, rank, f"it has not registered with the new controller within {self._fabric.grace:g} s")
+            job.awaited.clear()
 
     def close(self) -> None:
         """End all Watch streams because the service ends; no rank counts as lost for that."""
@@ -245,16 +284,21 @@ class Jobs:
 
     def find(self, request: RankRequest) -> Job:
         """The incarnation of a job from whose rank a request comes, which its secret proves.  Raises Refusal."""
-        who = f"job {request.job!r}, epoch {request.epoch}, rank {request.rank}"
-        if not fabric_key.rank_secret(self.key, request.job, request.epoch, request.rank).matches(request.secret):
-            got = "another one" if request.secret.value else "none"
-            refuse(Code.PERMISSION_DENIED, f"{who}: secret: expected that of this rank's plan, got {got}. A rank "
-                                           "speaks for itself alone; if the fabric key was lost, join anew")
+        who = self._proven(request)
         for job in (*self._jobs.values(), *self._ending):
             if job.name == request.job and job.epoch == request.epoch and request.rank in job.joins:
                 return job
         refuse(Code.FAILED_PRECONDITION, f"{who}: there is no such rank; its job may have ended, or the controller was "
                                          "started anew")
+
+    def _proven(self, request: RankRequest) -> str:
+        """The rank from which a request comes, in words.  Raises Refusal where its secret does not prove it."""
+        who = f"job {request.job!r}, epoch {request.epoch}, rank {request.rank}"
+        if not fabric_key.rank_secret(self.key, request.job, request.epoch, request.rank).matches(request.secret):
+            got = "another one" if request.secret.value else "none"
+            refuse(Code.PERMISSION_DENIED, f"{who}: secret: expected that of this rank's plan, got {got}. A rank "
+                                           "speaks for itself alone; if the fabric key was lost, join anew")
+        return who
 
     # ---- planning ------------------------------------------------------------------------------------------------
 
@@ -285,6 +329,7 @@ class Jobs:
         except (trees.NoTree, slots.Exhausted, SwitchError) as error:
             job.reason, job.trees, job.streams, job.announced = str(error), [], [], []
             self._allocator.release(job.epoch)
+            job.slots_epoch = 0  # it holds none, and this one will be another job's
             wanted = job.world > 1 and all(join.fold for join in job.joins.values())
             log.log(logging.WARNING if wanted else logging.INFO, "%s: not folded: %s", job, error)
         except BaseException:  # dropped meanwhile, or a bug: the job must not hold anything then
@@ -307,14 +352,15 @@ class Jobs:
 
     def _plans(self, job: Job) -> list[Plan]:
         """A plan for each rank, with the streams that the ranks are to know."""
-        hosts, shared, number = self._hosts(job), machines(job.hosts), job.round.number if job.round else 0
+        hosts, shared = self._hosts(job), machines(job.hosts)
         rate = slowest(self._fabric.graph(), job.hosts)
         peers = [Peer(rank, join.address, join.tcp) for rank, join in sorted(job.joins.items())]
+        sealed = ticket.seal(self.key, record_of(job, self._fabric.name))
         order = ring_order(((a.node, b.node) for a, b in (link.ends for link in self._fabric.links)), job.hosts)
         return [
             Plan(job.name, job.epoch, rank, job.world, peers, _trees(job.announced, hosts, rank), job.reason, shared,
-                 rate, order, self._fabric.path_mtu, number, job.secret,
-                 fabric_key.rank_secret(self.key, job.name, job.epoch, rank))
+                 rate, order, self._fabric.path_mtu, job.rounds, job.secret,
+                 fabric_key.rank_secret(self.key, job.name, job.epoch, rank), sealed)
             for rank in range(job.world)
         ]
 
@@ -330,7 +376,7 @@ class Jobs:
         job.broadcast(lost)
         job.notify()
         self._recovery.abort_if_ranks_gone(job)
-        if job.is_empty and job.planning is not None and job.planning.done():
+        if job.is_empty and (job.planning is None or job.planning.done()):
             # in the background, since the task that noticed is being cancelled itself
             self._background(self._end(job), f"end of {job}")
 

@@ -24,7 +24,8 @@ log = logging.getLogger("netfold.controller")
 ANSWER_TIMEOUT: Final = 1.0
 """Seconds for the other ranks to answer Settle; they do so milliseconds after their last result."""
 HALTED_TIMEOUT: Final = 10.0
-"""Seconds for the answers while the job's ranks are halted for new trees."""
+"""Seconds for the answers while the job's ranks are halted for new trees, or have yet to register with a new
+controller."""
 
 
 async def wait_for_others(job: Job, rank: int) -> None:
@@ -33,19 +34,27 @@ async def wait_for_others(job: Job, rank: int) -> None:
     job.notify()
     if not job.streams:  # the job is not folded
         return
-    for other in _unsettled(job) - job.settle_sent:
+    for other in (_unsettled(job) & job.watchers.keys()) - job.settle_sent:
         job.settle_sent.add(other)
         job.watchers[other].put_nowait(Settle())
     try:
         async with asyncio.timeout(HALTED_TIMEOUT):
             while _unsettled(job):
                 changed = job.changed
-                async with asyncio.timeout(None if job.stands_still else ANSWER_TIMEOUT):
+                async with asyncio.timeout(None if job.stands_still or job.awaited else ANSWER_TIMEOUT):
                     await changed.wait()
     except TimeoutError:
         job.left_early = True
         log.warning("%s: rank %d leaves although rank %s may lack results", job, rank,
                     ", ".join(map(str, sorted(_unsettled(job)))))
+
+
+def registered(job: Job, rank: int) -> bool:
+    """Whether a rank that begins to watch must be sent Settle, because others wait to leave."""
+    if not job.streams or not job.leaving or rank not in _unsettled(job) - job.settle_sent:
+        return False
+    job.settle_sent.add(rank)
+    return True
 
 
 def settled(job: Job, rank: int) -> None:
@@ -55,5 +64,6 @@ def settled(job: Job, rank: int) -> None:
 
 
 def _unsettled(job: Job) -> set[int]:
-    """Ranks that may lack results; those without a Watch stream cannot be asked."""
-    return job.watchers.keys() - job.leaving - job.settled - job.left - job.lost.keys()
+    """Ranks that may lack results.  Those without a Watch stream cannot be asked, but those who have not registered
+    with a new controller yet will be."""
+    return (job.watchers.keys() | job.awaited) - job.leaving - job.settled - job.left - job.lost.keys()

@@ -123,7 +123,7 @@ class Recovery:
                 continue  # no rank lacks a result (leaving.py), and nothing more can be folded
             elif why := self._broken_part(job):
                 self._begin(job, why)
-            elif job.state == "active" and not job.leaving and (why := self._reason_to_move(job)):
+            elif job.state == "active" and not job.leaving and not job.awaited and (why := self._reason_to_move(job)):
                 self._background(self._return(job, why), f"return of {job}")
 
     def suspect(self, job: Job) -> None:
@@ -144,7 +144,7 @@ class Recovery:
             raise Refusal(Code.FAILED_PRECONDITION, f"{who}: the ranks of this job are not halted")
         own = [
             connection << OPERATION_BITS
-            for stream in job.announced
+            for stream in job.streams_of(request.rank)
             for rank, connection in zip(stream.ranks, stream.connections, strict=True) if rank == request.rank
         ]
         if sorted(request.missing) != sorted(own):
@@ -162,6 +162,24 @@ class Recovery:
             problem = here.problem or f"the ranks {', '.join(map(str, waits))} did not stop within that time"
             raise Refusal(Code.DEADLINE_EXCEEDED, f"{who}: {here.why}, and no trees in their place after "
                                                   f"{request.timeout:g} s: {problem}") from None
+
+    def register(self, job: Job, rank: int, known: Sequence[slots.Stream], number: int, heard: int) -> None:
+        """A rank of an adopted job has registered with the plan of round ``number``, and was told of round ``heard``.
+        All halt where it waits for a plan, or where not all ranks have the same one: the controller before was cut off
+        in the middle of a round."""
+        wanted = heard if heard > number else 0
+        if number != job.rounds or known != job.announced:
+            wanted = max(wanted, number + 1, job.rounds + 1)
+            job.known[rank] = list(known)
+        here = job.round
+        if here is not None and job.stands_still:
+            if here.number < wanted:  # ranks have heard of this number, or have its plan from the controller before
+                here.number = wanted
+                job.broadcast(Halt(here.number, here.why))
+        elif wanted:
+            job.round = self._round(job, "the controller died while the ranks were halted")
+            job.round.number = wanted
+            self._start(job, job.round)
 
     def abort_if_ranks_gone(self, job: Job) -> None:
         """Fail the round if a rank has left or is lost: it cannot retransmit what others may lack."""
@@ -232,11 +250,14 @@ class Recovery:
         return trees.moved(job.first_trees, planned)
 
     def _round(self, job: Job, why: str) -> Round:
-        number = 1 if job.round is None else job.round.number + 1
+        number = max(job.rounds, 0 if job.round is None else job.round.number) + 1
         return Round(number, why, time.monotonic(), asyncio.get_running_loop().create_future())
 
     def _begin(self, job: Job, why: str) -> None:
-        here = job.round = self._round(job, why)
+        job.round = self._round(job, why)
+        self._start(job, job.round)
+
+    def _start(self, job: Job, here: Round) -> None:
         self._background(self._work(job, here), f"round {here.number} of {job}")
 
     async def _return(self, job: Job, why: str) -> None:
@@ -279,7 +300,9 @@ class Recovery:
         leftovers, here.leftovers = here.leftovers, []
         for part, epoch in leftovers:
             self._background(self._clean(part, epoch), f"leftovers of {job}")
-        job.streams = job.announced = _rewound(job.announced, job.streams, here.resumes)
+        job.streams = job.announced = _rewound(job.streams_of, job.streams, here.resumes)
+        job.known.clear()
+        job.rounds = here.number
         here.plans.set_result(self._plans(job))
         here.ended = time.monotonic()
         self._totals.rounds += 1
@@ -347,15 +370,16 @@ def _linked(graph: nx.MultiGraph[str], here: str, port: int, there: str) -> bool
 
 
 def _rewound(
-    known: Sequence[slots.Stream], new: Sequence[slots.Stream], resumes: Mapping[int, Resume]
+    known: Callable[[int], Sequence[slots.Stream]], new: Sequence[slots.Stream], resumes: Mapping[int, Resume]
 ) -> list[slots.Stream]:
-    """The new streams, each starting at the lowest PSN whose result one of its ranks lacks."""
+    """The new streams, each starting at the lowest PSN whose result one of its ranks lacks; ``known`` are those that a
+    rank has known so far."""
 
-    def start(stream: slots.Stream) -> int:
+    def start(number: int, stream: slots.Stream) -> int:
         lacking = [
-            resumes[rank].missing[connection << OPERATION_BITS]
-            for rank, connection in zip(stream.ranks, stream.connections, strict=True)
+            resumes[rank].missing[known(rank)[number].connections[place] << OPERATION_BITS]
+            for place, rank in enumerate(stream.ranks)
         ]
         return min(lacking, key=lambda psn: psn_age(psn, lacking[0]))
 
-    return [replace(stream, psn=start(old)) for old, stream in zip(known, new, strict=True)]
+    return [replace(stream, psn=start(number, stream)) for number, stream in enumerate(new)]

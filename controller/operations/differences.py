@@ -91,7 +91,11 @@ async def _dry(fabric: Fabric, switch: Switch, made: Pipeline, wanted: Sequence[
         actual: State = await session.read_state(tables.MANAGED) if loaded else {}
     finally:
         await session.close()
-    found = differences(switch.name, actual, diff(actual, state(wanted)))
+    desired = state(wanted)
+    # a controller that starts keeps what it finds of jobs
+    for entities in tables.by_epoch(entity for key, entity in actual.items() if key not in desired).values():
+        desired.update(state(entities))
+    found = differences(switch.name, actual, diff(actual, desired))
     program = Difference(switch.name, "modify", f"the program, to {made.cookie:#x}; that empties the switch", "")
     return found if loaded else [program, *found]
 

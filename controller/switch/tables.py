@@ -18,7 +18,7 @@ from typing import Final, Literal
 from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
 from netfold.fabric.graph import CPU_PORT, End, Engine, Fabric, Host, Link
 from netfold.fabric.routes import NextHop, Route
-from netfold.fabric.slots import Stream
+from netfold.fabric.slots import Holding, Stream
 from netfold.fabric.trees import Child, Fold
 
 ROUTERS: Final = "224.0.0.2"
@@ -207,6 +207,43 @@ def fold_entries(fabric: Fabric, ranks: Sequence[Host], stream: Stream) -> BySwi
                 here.mac, parent.mac, here.address, parent.address, stream.source_ports[0], stream.up[fold.switch])))
         result[fold.switch] = entities
     return result
+
+
+def by_epoch(state: Iterable[Entity]) -> dict[int, list[Entity]]:
+    """The entities of jobs among those of a switch, by the epoch of their slots: entries of `connection` say it, and a
+    multicast group and its replicas are of the epoch whose entries send to the group."""
+    entities = list(state)
+    epoch_of: dict[int, int] = {}
+    for entity in entities:
+        if isinstance(entity, Entry) and entity.table == CONNECTION:
+            params = dict(entity.params)
+            epoch_of[params["group"]] = params["epoch"]
+    found: dict[int, list[Entity]] = defaultdict(list)
+    for entity in entities:
+        if isinstance(entity, Entry):
+            group = {CONNECTION: dict(entity.params).get("group"), REPLICA: dict(entity.key).get("group")}.get(
+                entity.table)
+        else:
+            group = entity.group if isinstance(entity, Multicast) else None
+        if isinstance(group, int) and group in epoch_of:
+            found[epoch_of[group]].append(entity)
+    return dict(found)
+
+
+def holding(entities: Iterable[Entity]) -> Holding:
+    """The numbers that a job's entities on one switch stand for."""
+    ranges, groups, connections = set(), set(), set()
+    for entity in entities:
+        if isinstance(entity, Multicast):
+            groups.add(entity.group)
+        elif isinstance(entity, Entry):
+            exact = {name: value for name, value in entity.key if isinstance(value, int)}
+            values = {**exact, **dict(entity.params)}
+            connections.add(values["connection"])
+            if entity.table == CONNECTION:
+                ranges.add((values["base"], values["mask"] + 1))
+                groups.add(values["group"])
+    return Holding(frozenset(ranges), frozenset(groups), frozenset(connections))
 
 
 def merge(parts: Iterable[Mapping[str, Sequence[Entity]]]) -> BySwitch:

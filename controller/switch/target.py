@@ -55,7 +55,9 @@ Sleep = Callable[[float], Awaitable[None]]
 class Target:
     """A switch, its desired state, and the task that reconciles the two.
 
-    The desired state consists of named parts: what the fabric needs (faults, routes), and a part for each job.
+    The desired state consists of named parts: what the fabric needs (faults, routes), and a part for each job.  What an
+    earlier controller has left of its jobs on the switch is part of it as well, by epoch, until somebody calls `claim`
+    or `forget`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Target:
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
+        on_found: Callable[[dict[int, State]], None] = lambda found: None,
     ) -> None:
         self.name = name
         self.problem: str = "not connected yet"
@@ -74,10 +77,16 @@ class Target:
         """Number of sessions so far: with a new one, the switch may have lost its registers."""
         self.pushes = 0
         """Number of pipelines that this controller has pushed."""
+        self.found: dict[int, State] | None = None
+        """What an earlier controller has left of jobs on the switch, by epoch; None until it was read, at the first
+        connection."""
+        self.was_empty = False
+        """Whether the switch had no program at the first connection, and so nothing of any job."""
         self._connect = connect
         self._sleep = sleep
         self._clock = clock
         self._on_change = on_change
+        self._on_found = on_found
         self._parts: dict[str, State] = {}
         self._actual: State = {}
         self._actual_unknown = True
@@ -169,6 +178,22 @@ class Target:
             if self._parts.pop(part, None) is not None or self._actual_unknown:
                 await self._reconcile()
 
+    def claim(self, epoch: int, part: str, entities: Iterable[Entity]) -> bool:
+        """Make what an earlier controller has left of an epoch the part of a job, with nothing to write.  Returns
+        False, and does nothing, unless the switch held exactly these entities."""
+        wanted = state(entities)
+        if not self.found or self.found.get(epoch) != wanted:
+            return False
+        del self.found[epoch], self._parts[_left_part(epoch)]
+        self._parts[part] = wanted
+        return True
+
+    async def forget(self, epoch: int) -> None:
+        """Remove what an earlier controller has left of an epoch."""
+        await self.uninstall(_left_part(epoch))
+        if self.found:
+            self.found.pop(epoch, None)
+
     async def compare(self, *, repair: bool = False) -> tuple[State, list[Update]]:
         """The switch's actual state, read now, and the updates that it lacks; with ``repair`` they are written.  Raises
         SwitchError."""
@@ -214,6 +239,22 @@ class Target:
             log.warning("%s: still not in its desired state, connecting anew: %s", self.name, error)
             await client.close()  # the next session starts from what the switch then holds
 
+    async def _read_jobs(self, client: Client, *, empty: bool) -> None:
+        """At the first connection: keep what an earlier controller has left of its jobs.  Raises SwitchError."""
+        if self.found is not None:
+            return
+        self._actual = await client.read_state(tables.MANAGED)
+        self._actual_unknown = False
+        desired = self._desired()
+        left = tables.by_epoch(entity for key, entity in self._actual.items() if key not in desired)
+        self.found, self.was_empty = {epoch: state(entities) for epoch, entities in left.items()}, empty
+        for epoch, entities in self.found.items():
+            self._parts[_left_part(epoch)] = entities
+        if left:
+            self._on_found(self.found)
+            log.info("%s: holds entries of jobs of an earlier controller, of the epochs %s", self.name,
+                     ", ".join(map(str, sorted(left))))
+
     async def _run(self) -> None:
         attempt = 0
         while True:
@@ -223,9 +264,11 @@ class Target:
                 client = await self._connect()
                 connected = self._clock()
                 async with self._busy:
-                    self.pushes += await client.ensure_pipeline()
+                    pushed = await client.ensure_pipeline()
+                    self.pushes += pushed
                     loaded = self._clock()
                     self._actual_unknown = True
+                    await self._read_jobs(client, empty=pushed)
                     await self._apply(client)
                     self._client, client.on_ports = client, self._on_change
                     self.sessions += 1
@@ -263,3 +306,8 @@ class Target:
         self.problem = problem
         self._changed.set()
         self._on_change()
+
+
+def _left_part(epoch: int) -> str:
+    """Name of the part with what an earlier controller has left of an epoch."""
+    return f"left of epoch {epoch}"

@@ -57,8 +57,8 @@ async def held(controller: Controller) -> dict[str, bool]:
 
 
 def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
-    """Pipeline, routes, losses and a job's entries read back equal; they go with the job; a second controller finds
-    the pipeline in place, and a switch that died gets everything anew."""
+    """Pipeline, routes, losses and a job's entries read back equal; they go with the job, or after the
+    grace of a second controller, which finds the pipeline in place, and a switch that died gets everything anew."""
     fabric = switches.fabric
     names = [switch.name for switch in fabric.switches]
 
@@ -72,7 +72,9 @@ def test_switches_hold_what_the_controller_wants(switches: Switches) -> None:
                 status = await client.status(fabric.jobs)
                 assert all(s.up and s.pushes == 1 and s.entries > 10 for s in status.switches)
 
-            async with Controller(fabric, start_timeout=BOUND) as controller:
+            left = msgspec.structs.replace(fabric, grace=0.0)
+            async with Controller(left, start_timeout=BOUND) as controller:
+                await until_slowly(lambda: not any(target.found for target in controller._targets.values()))
                 assert [target.pushes for target in controller._targets.values()] == [0] * 4
                 assert await held(controller) == dict.fromkeys(names, True)
                 assert all(e.table != tables.CONNECTION for t in controller._targets.values()

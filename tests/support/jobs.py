@@ -101,10 +101,10 @@ class Rig:
         """Let one rank leave its job."""
         await self.call("Leave", Leave(plan.job, plan.rank, plan.epoch, reason, plan.rank_secret), Done)
 
-    async def watch(self, plan: Plan) -> Watcher:
-        """One rank watches; the controller has said that it does."""
+    async def watch(self, plan: Plan, heard: int = 0) -> Watcher:
+        """One rank watches, who was told of round ``heard``; the controller has said that it does."""
         stream = self.channel.unary_stream(f"/{SERVICE}/Watch", bytes, bytes)
-        request = Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret)
+        request = Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket, heard)
         call = stream(msgspec.json.encode(request), metadata=self.metadata)
         settled = Settled(plan.job, plan.rank, plan.epoch, plan.rank_secret)
         watcher = Watcher(call, lambda: self.call("Settled", settled, Done))
@@ -132,6 +132,16 @@ class Rig:
         """True where no switch holds anything of a job."""
         base = (tables.ROUTE, tables.UPLINK, tables.POLICY, tables.PIN, tables.CONGESTION)
         return all(key[0] in base for s in self.switches.values() for key in s.state)
+
+
+@asynccontextmanager
+async def restarted(r: Rig, **settings: Any) -> AsyncIterator[Rig]:
+    """A controller that is started anew on a rig's switches, after the first one has gone."""
+    fabric = msgspec.structs.replace(r.fabric, **settings)
+    again = Controller(fabric, connect=lambda switch: r.switches[switch.name].connect(), rng=random.Random(6),
+                       start_timeout=BOUND)
+    async with again, grpc.aio.insecure_channel(fabric.jobs) as channel:
+        yield Rig(fabric, again, r.switches, channel)
 
 
 @asynccontextmanager

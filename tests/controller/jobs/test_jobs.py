@@ -123,16 +123,18 @@ def test_a_switch_that_restarts_empty_gets_everything_again(tmp_path: Path) -> N
 
 
 def test_a_controller_that_starts_anew_writes_only_the_difference(tmp_path: Path) -> None:
-    """With the pipeline and its routes in place it writes nothing but the removal of what it does not know."""
+    """With the pipeline and its routes in place it writes nothing but, after the grace, the removal of what it does not
+    know."""
 
     async def story() -> None:
-        async with rig(tmp_path) as r:
+        async with rig(tmp_path, grace=0.0) as r:
             await r.together(2)
             held = dict(r.switches["leaf1"].state)
         for switch in r.switches.values():
             switch.writes.clear()
         again = Controller(r.fabric, connect=lambda s: r.switches[s.name].connect(), start_timeout=BOUND)
         async with again:
+            await until(lambda: bool(r.switches["leaf1"].writes))
             updates = [u for batch in r.switches["leaf1"].writes for u in batch]
             assert {u.verb for u in updates} == {"delete"}
             assert len(updates) == len(held) - len(r.switches["leaf1"].state)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adoption: a controller that has just started goes on with the jobs that an earlier one has left on the switches.
+
+    first connection --> entries of jobs found on a switch: kept, their numbers reserved, by epoch
+    a rank registers --> its ticket says which job they are: they are the job's again (`Adoption.adopt`)
+    `grace` is over  --> what nobody has claimed is removed, and ranks that have not registered count as lost
+
+A ticket says what a job was, the switches what is true now: a job is adopted only where each switch of its trees holds
+exactly its entries, so that the ticket of a job which has ended adopts nothing.  A switch that was down or empty proves
+neither; the job is adopted, and its trees are planned anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from netfold.controller.jobs import ticket
+from netfold.controller.jobs.job import Job
+from netfold.controller.jobs.ticket import Record, TicketError
+from netfold.controller.switch import tables
+from netfold.controller.switch.entities import State, state
+from netfold.controller.switch.target import Target
+from netfold.fabric import slots
+from netfold.fabric.graph import Fabric
+from netfold.fabric.slots import Allocator
+from netfold.rpc.rpc import Code, Refusal
+from netfold.wire.jobs import Watch
+
+log = logging.getLogger("netfold.controller")
+
+NEVER: Final = -1
+"""Session number of a switch that has never held a job's entries while this controller was there."""
+
+
+class Adoption:
+    """What an earlier controller has left on the switches of one fabric."""
+
+    def __init__(self, fabric: Fabric, allocator: Allocator, targets: Mapping[str, Target]) -> None:
+        self._fabric = fabric
+        self._allocator = allocator
+        self._targets = targets
+        self.is_open = True
+        """Whether ranks may still register with tickets: from the start until the grace is over."""
+
+    def reserve(self, switch: str, found: Mapping[int, State]) -> None:
+        """Keep the numbers that a switch holds for unknown jobs from being handed out."""
+        for epoch, entities in found.items():
+            if not self._allocator.reserve(epoch, {switch: tables.holding(entities.values())}):
+                log.warning("%s: an earlier controller has left epoch %d there, with numbers that another job has",
+                            switch, epoch)
+
+    @staticmethod
+    def record(request: Watch, key: bytes) -> Record:
+        """The record in the ticket of a rank that registers.  Raises Refusal unless it is of that rank's job."""
+        who = f"job {request.job!r}, rank {request.rank}"
+        try:
+            record = ticket.unseal(key, request.ticket)
+        except TicketError as error:
+            raise Refusal(Code.PERMISSION_DENIED, f"{who}: {error}") from error
+        if (record.job, record.epoch) != (request.job, request.epoch) or not 0 <= request.rank < len(record.joins):
+            raise Refusal(Code.PERMISSION_DENIED, f"{who} of epoch {request.epoch}: ticket: expected one of this job, "
+                                                  f"got that of {record.job!r}, epoch {record.epoch}")
+        return record
+
+    def adopt(self, record: Record) -> Job:
+        """The job of a record, holding what the switches hold for it.  Raises Refusal where they hold something else.
+
+        Its ``sessions`` name the switches that hold nothing of it, with NEVER: its trees must be planned anew."""
+        who = f"job {record.job!r} of epoch {record.epoch}"
+        if record.fabric != self._fabric.name:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who} is of the fabric {record.fabric!r}: expected "
+                                                    f"{self._fabric.name!r}. Give the rank this fabric's controllers")
+        if not self.is_open:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who}: its rank came {self._fabric.grace:g} s or more after the "
+                                                    "controller's start (fabric.grace), when what switches held of "
+                                                    "unknown jobs was removed; join anew")
+        job = _job(record)
+        if record.streams:
+            self._claim(job, self._entries(record, who), who)
+        return job
+
+    async def close(self) -> None:
+        """Remove what nobody has claimed, and free its numbers; no job is adopted from now on."""
+        self.is_open = False
+        unclaimed = {epoch for target in self._targets.values() for epoch in target.found or ()}
+        for epoch in sorted(unclaimed):
+            log.warning("epoch %d, which an earlier controller has left, is removed: no rank has registered", epoch)
+            for target in self._targets.values():
+                await target.forget(epoch)
+            self._allocator.release(epoch)
+
+    def _entries(self, record: Record, who: str) -> dict[str, State]:
+        """The entities of a job by switch.  Raises Refusal where the fabric is not the one that it was planned on."""
+        try:
+            hosts = [self._fabric.host(name) for name in record.hosts]
+            entities = tables.merge(tables.fold_entries(self._fabric, hosts, stream) for stream in record.streams)
+        except KeyError as error:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who} was planned on another fabric: {error.args[0]}. Was the "
+                                                    "fabric file changed? Join anew") from error
+        return {switch: state(those) for switch, those in entities.items()}
+
+    def _claim(self, job: Job, entities: Mapping[str, State], who: str) -> None:
+        epoch = job.slots_epoch
+        held = {name for name in entities if (self._targets[name].found or {}).get(epoch) == entities[name]}
+        unknown = {name for name in entities if self._targets[name].found is None or self._targets[name].was_empty}
+        if without := sorted(entities.keys() - held - unknown):
+            raise Refusal(Code.UNAVAILABLE, f"{who}: {', '.join(without)} does not hold its entries of epoch {epoch}: "
+                                            "the job has ended, or a rank with a later plan must register first")
+        self._allocator.release(epoch)
+        if not self._allocator.reserve(epoch, slots.holdings(job.streams)):
+            self._allocator.release(epoch)
+            for name, target in self._targets.items():
+                if target.found and epoch in target.found:
+                    self.reserve(name, {epoch: target.found[epoch]})
+            raise Refusal(Code.FAILED_PRECONDITION, f"{who}: numbers of its are another job's by now; join anew")
+        for name in entities:
+            target = self._targets[name]
+            job.sessions[name] = target.sessions if target.claim(epoch, job.part, entities[name].values()) else NEVER
+
+
+def record_of(job: Job, fabric: str) -> Record:
+    """What the ticket of a running job says."""
+    joins = [job.joins[rank] for rank in sorted(job.joins)]
+    return Record(fabric, job.name, job.epoch, job.secret, joins, job.hosts, job.first_trees, job.trees, job.streams,
+                  job.slots_epoch, job.rounds, job.reason)
+
+
+def _job(record: Record) -> Job:
+    """The job of a record, none of whose ranks has registered yet."""
+    return Job(
+        record.job, len(record.joins), "active", dict(enumerate(record.joins)), record.epoch, record.secret,
+        record.hosts, record.first_trees, record.trees, record.streams, record.streams, record.slots_epoch,
+        slots=record.streams[0].slots if record.streams else 0, reason=record.reason,
+        awaited=set(range(len(record.joins))), rounds=record.round,
+    )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resumption tickets: the controller's own record of a job, sealed and kept by the job's ranks.
+
+    controller --Plan.ticket--> rank ... the controller dies ... rank --Watch.ticket--> new controller
+
+As with the session tickets of TLS (RFC 5077) the server stores nothing: who can show a ticket with a valid seal was
+given it by a controller that knows the fabric key.  Whether it is of now, and not of a job that has ended, the switches
+say (adoption.py).  A ticket is base64 of HMAC-SHA256 and record; the record is compressed JSON.  It is not encrypted:
+it says nothing that the ranks of the job must not know, who know the job's secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import zlib
+from typing import Final
+
+import msgspec
+
+from netfold.fabric.slots import Stream
+from netfold.fabric.trees import Tree
+from netfold.wire.jobs import Join, Secret
+
+SEAL_BYTES: Final = 32
+_PURPOSE: Final = b"ticket\0"
+"""What the key is used for here: a seal of one purpose is none of another."""
+
+
+class TicketError(ValueError):
+    """A ticket that no controller of this fabric has sealed, or that of another version has."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a controller must know to go on with a job."""
+
+    fabric: str
+    """Name of the fabric."""
+    job: str
+    epoch: int
+    secret: Secret
+    joins: list[Join]
+    """The ranks' requests to join, by rank."""
+    hosts: list[str]
+    """Names of the ranks' hosts, by rank."""
+    first_trees: list[Tree]
+    trees: list[Tree]
+    streams: list[Stream]
+    """Streams that the switches hold, which are those that the ranks know; empty for a job that is not folded."""
+    slots_epoch: int
+    """Epoch of ``streams`` on the switches."""
+    round: int
+    """Number of recovery rounds so far."""
+    reason: str
+    """Why the job is not folded; empty if it is."""
+
+
+_decoder: Final = msgspec.json.Decoder(Record)
+
+
+def seal(key: bytes, record: Record) -> Secret:
+    """The ticket of a record."""
+    body = zlib.compress(msgspec.json.encode(record), 1)
+    return Secret(_text(_mac(key, body) + body))
+
+
+def unseal(key: bytes, ticket: Secret) -> Record:
+    """The record in a ticket.  Raises TicketError where a single bit is not as it was sealed."""
+    try:
+        sealed = base64.urlsafe_b64decode(ticket.value.encode())
+    except (binascii.Error, ValueError) as error:
+        raise TicketError(f"ticket: expected base64, got something else: {error}") from error
+    mac, body = sealed[:SEAL_BYTES], sealed[SEAL_BYTES:]
+    # base64 has bits that mean nothing, and its decoder skips what is no digit
+    if not hmac.compare_digest(mac, _mac(key, body)) or _text(sealed) != ticket.value:
+        raise TicketError("ticket: expected the seal of this fabric's controller, got another one. Do all controllers "
+                          "of the fabric have the same fabric key?")
+    try:
+        return _decoder.decode(zlib.decompress(body))
+    except (zlib.error, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise TicketError(f"ticket: sealed by a controller of another version: {error}") from error
+
+
+def _mac(key: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, _PURPOSE + body, "sha256")
+
+
+def _text(sealed: bytes) -> str:
+    return base64.urlsafe_b64encode(sealed).decode()

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs go on when their controller dies: the next one keeps what it finds, and adopts what ranks have tickets for."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+
+from netfold.controller.jobs import ticket
+from netfold.controller.switch.entities import Entry
+from netfold.wire import roce
+from netfold.wire.jobs import Done, Halt, JobEndedEvent, Leave, Plan, RankLost, Watch
+from support.controller import run, until
+from support.jobs import Code, Rig, Watcher, restarted, rig
+from support.recovery import all_resume, connections, lose, restart, streams
+
+
+def held(r: Rig) -> dict[str, dict[Any, Any]]:
+    """What every switch holds now."""
+    return {name: dict(switch.state) for name, switch in r.switches.items()}
+
+
+async def refused(r: Rig, request: Watch) -> grpc.aio.AioRpcError:
+    """The error by which the controller refuses a rank that registers."""
+    stream = r.channel.unary_stream("/netfold.Jobs/Watch", bytes, bytes)
+    call = stream(msgspec.json.encode(request))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value
+
+
+def watching(plan: Plan) -> Watch:
+    """The request by which a rank registers."""
+    return Watch(plan.job, plan.rank, plan.epoch, plan.rank_secret, plan.ticket)
+
+
+def test_a_job_goes_on_under_a_new_controller(tmp_path: Path) -> None:
+    """Nothing is written to any switch while its ranks register; it then holds its slots, is seen to die, and ends as
+    any other."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            before, used = held(r), r.controller._allocator.used()
+        async with restarted(r) as r:
+            assert held(r) == before
+            assert r.controller._allocator.used() == used
+            watchers = [await r.watch(plan) for plan in plans]
+            (job,) = r.controller.jobs.all()
+            assert (job.name, job.state, job.world, job.epoch) == ("j", "active", 4, plans[0].epoch)
+            assert (job.awaited, job.round) == (set(), None)
+            assert held(r) == before
+            assert r.controller._allocator.used() == used
+            watchers[2].die()
+            event = await watchers[0].next()
+            assert isinstance(event, RankLost)
+            assert event.rank == 2
+            for plan in plans:
+                if plan.rank != 2:
+                    await r.leave(plan)
+            await until(r.base_only)
+            assert set(r.controller._allocator.used().values()) == {0}
+
+    run(story())
+
+
+def test_numbers_of_unknown_jobs_are_not_handed_out(tmp_path: Path) -> None:
+    """A job that joins before the ranks of the old one have registered gets other slots, groups and connections."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            old = await r.together(4)
+            mine = {name: connections(r, name) for name in r.switches}
+        async with restarted(r) as r:
+            new = await r.together(4, job="other")
+            assert {s.qp for plan in new for s in streams(plan)}.isdisjoint(
+                {s.qp for plan in old for s in streams(plan)})
+            for name, connections_before in mine.items():
+                assert connections_before < connections(r, name)
+            for plan in old:
+                await r.watch(plan)
+            assert sorted(job.name for job in r.controller.jobs.active()) == ["j", "other"]
+
+    run(story())
+
+
+def test_what_nobody_claims_goes_after_the_grace(tmp_path: Path) -> None:
+    """Entries, slots and numbers; and ranks of an adopted job that have not registered are lost to the others."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            unknown = await r.together(4, job="unknown")
+        async with restarted(r) as r:
+            watcher = await r.watch(plans[0])
+            for plan in plans[2:]:
+                await r.watch(plan)
+            await r.controller.jobs.end_grace()
+            event = await watcher.next()
+            assert isinstance(event, RankLost)
+            assert (event.rank, event.host) == (1, "h2")
+            assert "has not registered with the new controller within 30 s" in event.why
+            for name in r.switches:
+                gone = {stream.qp >> roce.OPERATION_BITS for plan in unknown for stream in streams(plan)}
+                assert connections(r, name).isdisjoint(gone)
+            error = await refused(r, watching(unknown[0]))
+            assert error.code() is Code.FAILED_PRECONDITION
+            assert "30 s or more after the controller's start" in (error.details() or "")
+            for plan in (plans[0], *plans[2:]):
+                await r.leave(plan)
+            await until(r.base_only)
+            assert set(r.controller._allocator.used().values()) == {0}
+
+    run(story())
+
+
+def test_the_ticket_of_a_job_that_has_ended_adopts_nothing(tmp_path: Path) -> None:
+    """The switches say that it has."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            for plan in plans:
+                await r.leave(plan)
+        async with restarted(r) as r:
+            error = await refused(r, watching(plans[0]))
+            assert error.code() is Code.UNAVAILABLE
+            assert "does not hold its entries" in (error.details() or "")
+            assert r.controller.jobs.all() == []
+            assert set(r.controller._allocator.used().values()) == {0}
+
+    run(story())
+
+
+def test_entries_that_were_changed_meanwhile_are_not_adopted(tmp_path: Path) -> None:
+    """A wrong sum would be worse than none: one parameter of one entry is another."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+        leaf = r.switches["leaf1"].state
+        key = next(key for key in leaf if key[0].endswith(".replica"))
+        entry = leaf[key]
+        assert isinstance(entry, Entry)
+        leaf[key] = dataclasses.replace(entry, params=(*entry.params[:-1], (entry.params[-1][0], 99)))
+        async with restarted(r) as r:
+            error = await refused(r, watching(plans[0]))
+            assert "leaf1 does not hold its entries" in (error.details() or "")
+
+    run(story())
+
+
+def test_only_the_rank_itself_can_register_it(tmp_path: Path) -> None:
+    """Another rank's secret, another job's ticket, and a ticket with another seal are refused."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            other = await r.together(2, job="other")
+        async with restarted(r) as r:
+            mine = watching(plans[0])
+            for wrong in (
+                msgspec.structs.replace(mine, secret=plans[1].rank_secret),
+                msgspec.structs.replace(mine, ticket=other[0].ticket),
+                msgspec.structs.replace(mine, ticket=ticket.seal(b"x" * 32, ticket.unseal(
+                    r.controller.jobs.key, plans[0].ticket))),
+                msgspec.structs.replace(mine, rank=9),
+            ):
+                assert (await refused(r, wrong)).code() is Code.PERMISSION_DENIED
+            assert r.controller.jobs.all() == []
+            await r.watch(plans[0])
+            assert (await refused(r, mine)).code() is Code.ALREADY_EXISTS
+
+    run(story())
+
+
+def test_a_switch_that_was_started_anew_meanwhile_is_planned_around(tmp_path: Path) -> None:
+    """It holds nothing of the job: all ranks halt as soon as they have registered, and go on over new entries."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+        restart(r, "spine1")
+        async with restarted(r) as r:
+            watchers = [await r.watch(plan) for plan in plans]
+            assert [await watcher.next() for watcher in watchers] == [Halt(1, "spine1 was away")] * 4
+            after = await all_resume(r, plans, {1: 3})
+            assert [tree.name for tree in after[0].trees] == ["spine1", "spine2"]
+            assert {plan.round for plan in after} == {1}
+            for plan in after:
+                await r.leave(plan)
+            await until(r.base_only)
+            assert set(r.controller._allocator.used().values()) == {0}
+
+    run(story())
+
+
+def test_a_round_that_was_cut_off_before_any_rank_had_its_plan_is_made_anew(tmp_path: Path) -> None:
+    """Some ranks have halted, others have not heard of it: all halt under the new controller, and begin where the
+    slowest was."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+        restart(r, "spine1")
+        async with restarted(r) as r:
+            watchers = [await r.watch(plan, heard=1 if plan.rank < 2 else 0) for plan in plans]
+            for watcher in watchers:
+                event = await watcher.next()
+                assert isinstance(event, Halt)
+                assert event.round >= 1
+            after = await all_resume(r, plans, {0: 5, 1: 4, 2: 9, 3: 8})
+            for plan, new in zip(plans, after, strict=True):
+                assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
+                        zip(streams(plan), streams(new), strict=True)] == [4] * 4
+
+    run(story())
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_round_of_which_only_some_ranks_have_the_plan_is_followed_by_another(tmp_path: Path, first: int) -> None:
+    """Ranks 0 and 1 have gone on by the new plan, 2 and 3 still stand still by the old one, when the controller dies.
+    Whoever registers first, all halt once more, each says what it lacks by its own plan, and all end with one."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            kept = held(r)
+            after = await all_resume(r, plans)
+        for name, state in kept.items():  # the old entries had not been removed yet
+            if name != "spine1":
+                r.switches[name].state.update(state)
+        restart(r, "spine1")
+        async with restarted(r) as r:
+            known = [*after[:2], *plans[2:]]
+            order = [*known[first:], *known[:first]]
+            watchers: dict[int, Watcher] = {}
+            for plan in order:
+                watchers[plan.rank] = await r.watch(plan, heard=1)
+            for rank, watcher in watchers.items():
+                number = 0
+                while number <= known[rank].round:
+                    event = await watcher.next()
+                    assert isinstance(event, Halt)
+                    number = event.round
+            final = await all_resume(r, known, {0: 6, 1: 2, 2: 2, 3: 5})
+            assert len({plan.round for plan in final}) == 1
+            assert final[0].round >= 2
+            for plan, new in zip(plans, final, strict=True):
+                assert [(now.psn - was.psn) & roce.PSN_MASK for was, now in
+                        zip(streams(plan), streams(new), strict=True)] == [2] * 4
+            assert [s.peer_qp for s in streams(final[0])] == [s.qp for s in streams(final[1])]
+
+    run(story())
+
+
+def test_a_rank_whose_plan_is_older_than_what_the_switches_hold_waits_for_the_others(tmp_path: Path) -> None:
+    """Its ticket adopts nothing, since the entries have moved; it is told to come again, and does when another rank has
+    shown the later plan."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            watcher = await r.watch(plans[0])
+            lose(r, "spine1")
+            assert await watcher.next() == Halt(1, "spine1 is down")
+            after = await all_resume(r, plans)
+            old = {s.qp >> roce.OPERATION_BITS for s in streams(plans[0])}
+            await until(lambda: connections(r, "leaf1").isdisjoint(old))
+        restart(r, "spine1")
+        async with restarted(r) as r:
+            error = await refused(r, watching(plans[3]))
+            assert error.code() is Code.UNAVAILABLE
+            await r.watch(after[0], heard=1)
+            late = await r.watch(plans[3], heard=1)
+            assert isinstance(await late.next(), Halt)
+            assert len(r.controller.jobs.all()) == 1
+
+    run(story())
+
+
+def test_ranks_that_leave_wait_for_those_that_have_yet_to_register(tmp_path: Path) -> None:
+    """A rank that comes late may lack results: it is asked first."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+        async with restarted(r) as r:
+            await r.watch(plans[0])
+            (job,) = r.controller.jobs.all()
+            request = Leave(plans[0].job, 0, plans[0].epoch, "", plans[0].rank_secret)
+            leaving = asyncio.create_task(r.call("Leave", request, Done))
+            await until(lambda: job.leaving == {0})
+            assert job.left == set()
+            await r.watch(plans[1])
+            await leaving
+            assert (job.left, job.left_early) == ({0}, False)
+
+    run(story())
+
+
+def test_a_job_without_trees_is_adopted_as_well(tmp_path: Path) -> None:
+    """It holds nothing on switches; its ranks' deaths are seen all the same."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2, fold=False)
+        async with restarted(r) as r:
+            watchers = [await r.watch(plan) for plan in plans]
+            (job,) = r.controller.jobs.all()
+            assert "asked for no folding" in job.reason
+            watchers[0].die()
+            assert isinstance(await watchers[1].next(), RankLost)
+
+    run(story())
+
+
+def test_a_name_that_is_being_joined_belongs_to_the_job_that_runs(tmp_path: Path) -> None:
+    """Who joined under it in the moment before the running job's ranks registered is told."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+        async with restarted(r) as r:
+            joining = asyncio.create_task(r.refusal(r.join(0, 2)))
+            await until(lambda: r.waiting() == 1)
+            await r.watch(plans[0])
+            code, words = await joining
+            assert (code, "runs already" in words) == (Code.ABORTED, True)
+            assert [job.epoch for job in r.controller.jobs.all()] == [plans[0].epoch]
+
+    run(story())
+
+
+def test_an_operator_can_end_an_adopted_job(tmp_path: Path) -> None:
+    """It goes from the switches at once."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(2)
+        async with restarted(r) as r:
+            watcher = await r.watch(plans[0])
+            assert await r.controller.jobs.drop("j")
+            assert isinstance(await watcher.next(), JobEndedEvent)
+            await until(r.base_only)
+
+    run(story())
+
+
+def test_nothing_of_a_ticket_depends_on_who_asks(tmp_path: Path) -> None:
+    """All ranks hold the same one, made once."""
+
+    async def story() -> None:
+        async with rig(tmp_path) as r:
+            plans = await r.together(4)
+            assert len({plan.ticket for plan in plans}) == 1
+            made = ticket.unseal(r.controller.jobs.key, plans[0].ticket)
+            assert (made.job, made.round, made.secret) == ("j", 0, plans[0].secret)
+
+    run(story())
