@@ -4,6 +4,7 @@
 #define ROUTE_P4
 #include "headers.p4"
 #include "paths.p4"
+#include "punt.p4"
 
 // The next hops on the shortest paths to a destination: equal-cost uplinks
 struct next_hops_t {
@@ -15,6 +16,7 @@ struct next_hops_t {
 // Where does a packet go that is not folded?
 control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     Paths()     paths;
+    Punt()      punt;
     next_hops_t next_hops = { 0, 0, 0 };
     bit<16>     member = 0;         // the next hop that is taken
 
@@ -30,11 +32,14 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
     action unreachable() {
         mark_to_drop(sm);
     }
+    action to_cpu() {           // punt.p4 says whether it really goes there
+        mark_to_drop(sm);
+    }
 
-    // Which port leads to this host, or which group of next hops on equally short paths?
+    // Which port leads to this host, or which group of next hops on equally short paths?  Or is it for the switch itself?
     table route {
         key = { hdr.ipv4.dst: lpm @name("dst"); }
-        actions = { forward; spread; unreachable; }
+        actions = { forward; spread; to_cpu; unreachable; }
         const default_action = unreachable();
         size = ROUTES;
     }
@@ -57,6 +62,9 @@ control Route(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t 
                 spread: {
                     paths.apply(hdr, next_hops.leaf, next_hops.members, next_hops.group, member);
                     uplink.apply();
+                }
+                to_cpu: {
+                    punt.apply(hdr, meta, sm);
                 }
                 default: {}
             }

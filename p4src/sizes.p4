@@ -59,6 +59,8 @@
 #define ECN_CE          3
 // Time to live of a packet that a switch rewrites: enough for any fabric's next hops, RFC 1700's default.
 #define REWRITTEN_TTL   64
+// Time to live of a packet that comes from the very other end of a link; what was routed even once has less.
+#define ONE_HOP_TTL     255
 
 // BTH opcodes, reliable connection (InfiniBand spec, table 38)
 #define WRITE_FIRST     0x06
@@ -100,6 +102,9 @@
 #define EGRESS_CLONE    2
 #define RECIRCULATED    4
 #define REPLICATED      5
+
+// The colour of a packet that is within its meter's rate, as v1model numbers it
+#define METER_GREEN     0
 
 #define COPIES          1                 // field list: metadata that a fault's copies keep
 

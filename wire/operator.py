@@ -87,6 +87,17 @@ class Outcomes(msgspec.Struct, frozen=True):
     """Results that this switch already had."""
 
 
+class Punts(msgspec.Struct, frozen=True):
+    """Packets for a switch's CPU port that never reached the controller."""
+
+    refused: int = 0
+    """From a port from which none may come, such as a host's."""
+    over_rate: int = 0
+    """Beyond the rate that their port's meter lets pass."""
+    dropped: int = 0
+    """Dropped between the CPU port and the controller, since this session with the switch began."""
+
+
 class SwitchStatus(msgspec.Struct, frozen=True):
     """The state of one switch."""
 
@@ -108,6 +119,7 @@ class SwitchStatus(msgspec.Struct, frozen=True):
     """Whether an operator has taken it out of use."""
     device_id: int = 0
     """P4Runtime device id of the switch at the address ``grpc``."""
+    punts: Punts = Punts()
 
 
 class Traffic(msgspec.Struct, frozen=True):

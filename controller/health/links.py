@@ -100,6 +100,19 @@ class Links:
         for number in numbers:
             self._missed[number, 0] = self._missed[number, 1] = 0
 
+    def missing(self) -> dict[End, bool]:
+        """The ends at which a probe is missing of a link that counts as up, each with whether the next missing one
+        takes it down."""
+        down = self.down()
+        return {self._directions[direction][1]: missed >= self._allowed_misses[direction[0]] - 1
+                for direction, missed in self._missed.items() if missed and direction[0] not in down}
+
+    def excuse(self, receiver: End) -> None:
+        """Set the number of lost probes to 0 that should have arrived at this end of a link."""
+        for direction, (_, end) in self._directions.items():
+            if end == receiver:
+                self._missed[direction] = 0
+
     def unseen(self, up: Collection[str]) -> set[int]:
         """Numbers of the links with an end whose probes have not arrived anywhere yet, both switches being ``up``."""
         return {number for (number, _), (sender, receiver) in self._directions.items()

@@ -17,6 +17,7 @@ from typing import Final
 import networkx as nx
 
 from netfold.controller.health.damping import FlapDamping
+from netfold.controller.health.excuses import Excuses
 from netfold.controller.health.links import Links
 from netfold.controller.switch.switch import SwitchError
 from netfold.controller.switch.target import Target
@@ -46,6 +47,7 @@ class Liveness:
         self._targets = targets
         self._changed = changed
         self._links = Links(fabric)
+        self._excuses = Excuses(targets, self._links)
         self._damping = FlapDamping(fabric.steady)
         self._recheck: asyncio.TimerHandle | None = None
         self._miswired: set[str] = set()
@@ -167,6 +169,7 @@ class Liveness:
                 await self._send(self._suspects)
                 await asyncio.sleep(SUSPECT_INTERVAL)
                 self._listen()
+                await self._excuses.consider()
                 answers = {number for number in self._suspects if self._links.arrived_since(before, number)}
                 answered |= bool(answers)
                 lost = self._suspects & self._links.down()
@@ -182,6 +185,7 @@ class Liveness:
 
     async def _probe(self, only: Collection[int] | None) -> None:
         self._listen()
+        await self._excuses.consider()
         await self._send(only)
         self._compare()
 

@@ -18,6 +18,7 @@ from netfold.wire.operator import (
     JobStatus,
     LinkStatus,
     Outcomes,
+    Punts,
     RoundStatus,
     SwitchStatus,
     Traffic,
@@ -25,7 +26,7 @@ from netfold.wire.operator import (
 )
 
 COUNTERS: Final = (
-    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES,
+    tables.PORT_IN, tables.PORT_OUT, tables.CORRUPT, tables.OUTCOMES, tables.REFUSED, tables.OVER_RATE,
     *(tables.fault_counter(control, fault) for control in (tables.FAULT_IN, tables.FAULT_OUT)
       for fault in tables.FAULTS),
 )
@@ -42,8 +43,14 @@ def of_switch(switch: Switch, target: Target, used: int, counters: Counters, *, 
     return SwitchStatus(
         switch.name, switch.role, switch.grpc, target.is_up, target.problem, target.entries, target.pushes, used,
         slots.SLOTS, counters[tables.CORRUPT].get(0, _NOTHING).packets, _outcomes(counters), drained,
-        switch.device_id,
+        switch.device_id, _punts(target, counters),
     )
+
+
+def _punts(target: Target, counters: Counters) -> Punts:
+    refused, over_rate = (sum(cell.packets for cell in counters.get(name, {}).values())
+                          for name in (tables.REFUSED, tables.OVER_RATE))
+    return Punts(refused, over_rate, target.packets_dropped)
 
 
 def _outcomes(counters: Counters) -> Outcomes:

@@ -11,7 +11,7 @@ from typing import Final
 
 from finsy.proto import p4i, p4r
 
-from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, Value
+from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, Rate, Value
 
 
 class CodecError(ValueError):
@@ -34,6 +34,8 @@ class _Table:
     """Id, bits and match type of each key field, by name."""
     actions: dict[int, _Action]
     const: bool
+    metered: bool
+    """Whether each entry has a meter of its own."""
 
 
 _EXACT: Final = p4i.MatchField.EXACT
@@ -48,6 +50,7 @@ class Codec:
             a.preamble.id: _Action(a.preamble.id, a.preamble.name, {p.name: (p.id, p.bitwidth) for p in a.params})
             for a in p4info.actions
         }
+        metered = {meter.direct_table_id for meter in p4info.direct_meters}
         tables = [
             _Table(
                 t.preamble.id,
@@ -55,6 +58,7 @@ class Codec:
                 {m.name: (m.id, m.bitwidth, m.match_type) for m in t.match_fields},
                 {ref.id: actions[ref.id] for ref in t.action_refs},
                 t.is_const_table,
+                t.preamble.id in metered,
             )
             for t in p4info.tables
         ]
@@ -94,7 +98,10 @@ class Codec:
     def read_table(self, name: str) -> p4r.Entity:
         """A request for all entries of a table, or for the default action of a table without a key."""
         table = self._table(name)
-        return p4r.Entity(table_entry=p4r.TableEntry(table_id=table.id, is_default_action=not table.fields))
+        message = p4r.TableEntry(table_id=table.id, is_default_action=not table.fields)
+        if table.metered:
+            message.meter_config.SetInParent()  # the answer has the meters of its entries (P4Runtime 9.1.2)
+        return p4r.Entity(table_entry=message)
 
     @staticmethod
     def read_multicast() -> p4r.Entity:
@@ -135,6 +142,12 @@ class Codec:
         for name, value in entry.params:
             param, bits = action.params[name]
             message.action.action.params.add(param_id=param, value=_bytes(value, bits, f"{action.name} {name}"))
+        if entry.rate is not None:
+            if not table.metered:
+                raise CodecError(f"{table.name}: expected no rate, as its entries have no meters, got {entry}")
+            config = message.meter_config
+            config.cir = config.pir = entry.rate.packets
+            config.cburst = config.pburst = entry.rate.burst
         return p4r.Entity(table_entry=message)
 
     def _table_entry(self, message: p4r.TableEntry) -> Entry:
@@ -155,8 +168,9 @@ class Codec:
         if action is None:
             raise CodecError(f"{table.name}: expected a direct action of this table, got {message.action}")
         values = {p.param_id: int.from_bytes(p.value, "big") for p in message.action.action.params}
+        rate = Rate(message.meter_config.pir, message.meter_config.pburst) if message.HasField("meter_config") else None
         return Entry(table.name, key, action.name,
-                     tuple((name, values.get(param, 0)) for name, (param, _) in action.params.items()))
+                     tuple((name, values.get(param, 0)) for name, (param, _) in action.params.items()), rate)
 
     def _table(self, name: str) -> _Table:
         if name not in self._by_name:
@@ -165,11 +179,14 @@ class Codec:
 
     # ---- counters and packets ------------------------------------------------------------------------------------
 
-    def read_counter(self, name: str) -> p4r.Entity:
-        """A request for all cells of an indirect counter.  Raises CodecError."""
+    def read_counter(self, name: str, index: int | None = None) -> p4r.Entity:
+        """A request for one cell of an indirect counter, or for all.  Raises CodecError."""
         if name not in self._counters:
             raise CodecError(f"the program has no counter {name}; it has {', '.join(self._counters)}")
-        return p4r.Entity(counter_entry=p4r.CounterEntry(counter_id=self._counters[name]))
+        message = p4r.CounterEntry(counter_id=self._counters[name])
+        if index is not None:
+            message.index.index = index
+        return p4r.Entity(counter_entry=message)
 
     def packet_out(self, payload: bytes, fields: dict[str, int]) -> p4r.PacketOut:
         """A packet-out with these fields of its `packet_out` header; other fields are 0."""

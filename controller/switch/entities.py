@@ -10,10 +10,19 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Value: TypeAlias = int | tuple[int, int]
 """An exact value, or (value, prefix length) for longest prefix match."""
+
+
+class Rate(NamedTuple):
+    """The configuration of a meter that counts packets: what exceeds it is red."""
+
+    packets: int
+    """Per second."""
+    burst: int
+    """Packets that may come at once."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class Entry:
     key: tuple[tuple[str, Value], ...]
     action: str
     params: tuple[tuple[str, int], ...] = ()
+    rate: Rate | None = None
+    """Of the entry's own meter, in a table that has direct meters; None: every packet is green."""
 
     @property
     def identity(self) -> Identity:
@@ -41,7 +52,8 @@ class Entry:
     def __str__(self) -> str:
         key = " ".join(f"{name}={_show(name, value)}" for name, value in self.key) or "default"
         params = ", ".join(f"{name}={_show(name, value)}" for name, value in self.params)
-        return f"{self.table} {key} -> {self.action.rpartition('.')[2]}({params})"
+        rate = "" if self.rate is None else f", {self.rate.packets} packets/s in bursts of {self.rate.burst}"
+        return f"{self.table} {key} -> {self.action.rpartition('.')[2]}({params}){rate}"
 
 
 @dataclass(frozen=True)

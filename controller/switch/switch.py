@@ -223,7 +223,7 @@ class Session:
                 except ValueError as error:
                     return f"packet-in: {error}"
             elif message.HasField("other"):
-                self._on_port_status(message.other)
+                self._on_notice(message.other)
 
     def _on_packet(self, fields: dict[str, int], payload: bytes) -> None:
         if fields.get("kind") == probe.PROBE:
@@ -237,18 +237,19 @@ class Session:
         except asyncio.QueueFull:
             self.packets_dropped += 1
 
-    def _on_port_status(self, message: Any) -> None:
-        """Process a port status message.  softswitch sends them (p4runtime/port_status.py), BMv2 does not."""
-        status = Struct()
-        port = status["port"] if message.Unpack(status) and "port" in status and "up" in status else None
-        if not isinstance(port, float):
+    def _on_notice(self, message: Any) -> None:
+        """Process a notice of a port's state or of lost packet-ins.  softswitch sends them (p4runtime/notices.py), BMv2
+        does not."""
+        notice = Struct()
+        if not message.Unpack(notice):
             return  # another target's message
-        port = int(port)
-        if status["up"]:
-            self.ports_down.discard(port)
-        else:
-            self.ports_down.add(port)
-        self.on_ports()
+        said = dict(notice.items())
+        port, lost = said.get("port"), said.get("packet_ins_lost")
+        if isinstance(port, float) and "up" in said:
+            (self.ports_down.discard if said["up"] else self.ports_down.add)(int(port))
+            self.on_ports()
+        elif isinstance(lost, float):
+            self.packets_dropped += int(lost)
 
     async def packet_out(self, port: int, payload: bytes) -> None:
         """Send a packet out of a port.  Raises SwitchError."""
@@ -360,6 +361,11 @@ class Session:
         entities = await self._read([self._codec.read_counter(name)])
         cells = ((e.counter_entry.index.index, e.counter_entry.data) for e in entities)
         return {i: Count(data.packet_count, data.byte_count) for i, data in cells if data.packet_count}
+
+    async def read_cell(self, name: str, index: int) -> int:
+        """The packets in one cell of an indirect counter.  Raises SwitchError."""
+        entities = await self._read([self._codec.read_counter(name, index)])
+        return sum(entity.counter_entry.data.packet_count for entity in entities)
 
     def _decode(self, message: p4r.Entity) -> Entity:
         return self._codec.decode(message)

@@ -4,25 +4,33 @@
     routes   -> route, uplink           streams -> connection, replica, multicast groups
     steering -> policy, pin, uplink
     faults   -> fault (on the way in and out)       engine  -> congestion
+    probes   -> route (to the CPU port), punt
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Literal
 
-from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast
-from netfold.fabric.graph import CPU_PORT, End, Engine, Fabric, Host, Link
+from netfold.controller.switch.entities import Clone, Entity, Entry, Multicast, Rate
+from netfold.fabric.graph import End, Engine, Fabric, Host, Link
 from netfold.fabric.routes import NextHop, Route
 from netfold.fabric.slots import Holding, Stream
 from netfold.fabric.trees import Child, Fold
 
 ROUTERS: Final = "224.0.0.2"
 """Multicast address of all routers on a link (RFC 1112), such as link probes have: switches send them to the CPU."""
+PROBES_PER_LINK: Final = 50
+"""Probes a second that `netfold.controller.health.liveness` may send over a link each way beside the regular ones: of a
+suspect link, and where somebody waits for an answer."""
+PUNT_HEADROOM: Final = 4
+"""How many times as many probes as the controller sends may reach the CPU port: links that duplicate packets do so to
+probes too, and a switch that was late has several at once."""
 CONNECTION: Final = "SwitchIngress.fold.connection.connection"
 CONTRIBUTION: Final = "SwitchIngress.fold.connection.contribution"
 RESULT: Final = "SwitchIngress.fold.connection.result"
@@ -39,6 +47,13 @@ FAULT_IN: Final = "SwitchIngress.fault_in"
 FAULT_OUT: Final = "SwitchEgress.fault_out"
 CONGESTION: Final = "SwitchEgress.congestion.congestion"
 MARK_ABOVE: Final = "SwitchEgress.congestion.mark_above"
+TO_CPU: Final = "SwitchIngress.route.to_cpu"
+_PUNT: Final = "SwitchIngress.route.punt"
+PUNT: Final = f"{_PUNT}.punt"
+REFUSED: Final = f"{_PUNT}.refused"
+"""Counter by port: packets for the CPU port from where none may come, hosts above all."""
+OVER_RATE: Final = f"{_PUNT}.over_rate"
+"""Counter by port: packets for the CPU port beyond the rate that its meter lets pass."""
 PORT_IN: Final = "SwitchIngress.port_in"
 PORT_OUT: Final = "SwitchEgress.port_out"
 CORRUPT: Final = "SwitchIngress.fold.corrupt"
@@ -52,7 +67,7 @@ REORDER_BY: Final = 8
 """Packets that overtake one that is held back: more than hosts tolerate as reordering (NF_REORDER of host/native)."""
 
 MANAGED: Final = (
-    ROUTE, UPLINK, POLICY, PIN, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
+    ROUTE, UPLINK, POLICY, PIN, PUNT, CONNECTION, REPLICA, f"{FAULT_IN}.fault", f"{FAULT_OUT}.fault", CONGESTION,
 )
 """Tables that the controller reconciles: it deletes entries that it does not know."""
 
@@ -169,12 +184,24 @@ def congestion_entries(fabric: Fabric) -> BySwitch:
 
 
 def probe_entries(fabric: Fabric) -> BySwitch:
-    """Routes of link probes, which are addressed to all routers of a link, to the CPU port of every switch."""
-    key = (("dst", (_ip(ROUTERS), 32)),)
-    return {
-        s.name: [Entry(ROUTE, key, FORWARD, (("port", CPU_PORT), ("src_mac", _mac(s.mac)), ("dst_mac", _mac(s.mac))))]
-        for s in fabric.switches
-    }
+    """What brings link probes, which are addressed to all routers of a link, to the CPU port of every switch: their
+    route, and an entry of `punt` for each port with a switch behind it, with the rate of its meter."""
+    result: BySwitch = defaultdict(list)
+    switches, rate = {switch.name for switch in fabric.switches}, _punt_rate(fabric)
+    for name in switches:
+        result[name].append(Entry(ROUTE, (("dst", (_ip(ROUTERS), 32)),), TO_CPU))
+    for link in fabric.links:
+        if {end.node for end in link.ends} <= switches:
+            for end in link.ends:
+                result[end.node].append(Entry(PUNT, (("ingress_port", end.port),), f"{_PUNT}.allow", (), rate))
+    return result
+
+
+def _punt_rate(fabric: Fabric) -> Rate:
+    """What may reach the CPU port from one port; at once, a quarter of a second's packets."""
+    regular = 1 / fabric.probe if fabric.probe else 0.0
+    rate = math.ceil(PUNT_HEADROOM * (PROBES_PER_LINK + regular))
+    return Rate(rate, math.ceil(rate / 4))
 
 
 def fixed_entries(fabric: Fabric) -> BySwitch:

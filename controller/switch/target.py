@@ -33,6 +33,8 @@ class Client(Protocol):
     """The part of `netfold.controller.switch.switch.Session` that a target uses; tests have others."""
 
     packets: asyncio.Queue[PacketIn]
+    packets_dropped: int
+    """Packet-ins that were dropped on the way to ``packets``, by the switch's stream or because the queue was full."""
     ports_down: set[int]
     """Ports that are down, if the switch reports them."""
     on_ports: Callable[[], None]
@@ -42,6 +44,7 @@ class Client(Protocol):
     async def ensure_pipeline(self) -> bool: ...
     async def read_state(self, tables: Iterable[str]) -> State: ...
     async def read_counter(self, name: str) -> dict[int, Count]: ...
+    async def read_cell(self, name: str, index: int) -> int: ...
     async def write(self, updates: list[Update]) -> None: ...
     async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]: ...
     async def ended(self) -> str: ...
@@ -113,6 +116,11 @@ class Target:
     def ports_down(self) -> set[int]:
         """Ports that the switch reports as down; none if it is down itself or does not report them."""
         return set() if self._client is None else self._client.ports_down
+
+    @property
+    def packets_dropped(self) -> int:
+        """Packet-ins of the current session that were dropped on their way here; 0 where there is none."""
+        return 0 if self._client is None else self._client.packets_dropped
 
     @property
     def entries(self) -> int:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from netfold.controller.switch.tables import FAULTS
 from netfold.fabric.graph import bits_per_second
-from netfold.wire.operator import JobStatus, LinkStatus, Outcomes, Status, SwitchStatus, Traffic
+from netfold.wire.operator import JobStatus, LinkStatus, Outcomes, Punts, Status, SwitchStatus, Traffic
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -65,11 +65,16 @@ def _switches(switches: list[SwitchStatus]) -> Iterator[Metric]:
         "netfold_switch_folded_packets", "Contributions and results by what became of them: first, or repeats that "
         "were answered here, asked of the level above, waiting for others, late, here already",
         labels=["switch", "outcome"])
+    punts = CounterMetricFamily(
+        "netfold_switch_punts_dropped_packets", "For the CPU port, by why they did not reach the controller: from a "
+        "port that may send none, beyond a port's rate, dropped on the way from the switch", labels=["switch", "why"])
     for switch in switches:
+        for why in Punts.__struct_fields__:
+            punts.add_metric([switch.name, why], getattr(switch.punts, why))
         corrupt.add_metric([switch.name], switch.corrupt)
         for outcome in Outcomes.__struct_fields__:
             folded.add_metric([switch.name, outcome], getattr(switch.folded, outcome))
-    yield from (corrupt, folded)
+    yield from (corrupt, folded, punts)
 
 
 def _links(links: list[LinkStatus], switches: set[str]) -> Iterator[Metric]:

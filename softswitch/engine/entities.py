@@ -132,11 +132,13 @@ class EventKind(IntEnum):
     IDLE = 3
     LOG = 4
     PORT = 5
+    LOST = 6
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event: `id` is the ingress port, digest index, table index or port; now_us counts from the switch's start."""
+    """An event: `id` is the ingress port, digest index, table index, port, or kind of the events that were lost; now_us
+    counts from the switch's start."""
 
     kind: EventKind
     id: int

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -35,7 +36,7 @@ from softswitch.engine.errors import (
     Unavailable,
     Unimplemented,
 )
-from softswitch.p4runtime import entities, listening, packet_io, port_status, tables
+from softswitch.p4runtime import entities, listening, notices, packet_io, tables
 from softswitch.p4runtime.arbitration import Arbitration, Session
 from softswitch.p4runtime.config import Configuration, Listener, Pipeline
 from softswitch.p4runtime.listening import Tls
@@ -55,35 +56,57 @@ READ_CHUNK = 512
 """Entities in one ReadResponse."""
 
 _STREAM_QUEUE = 10_000
-"""Messages that may wait for a controller; beyond that packet-ins are dropped, and their number is logged."""
+"""Messages of each kind that may wait for a controller; further ones are dropped and counted, and of packet-ins the
+controller is told how many."""
 
 _Set = p4r.SetForwardingPipelineConfigRequest
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class _Outbox:
-    """The messages for one controller, from any thread; iterating waits for the next message, or until it is closed."""
+    """The messages for one controller, from any thread; iterating waits for the next message, or until it is closed.
+
+    Each kind of message has room of its own, so that a flood of packet-ins costs no word of a port its place.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[p4r.StreamMessageResponse | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._untold = 0
+        """Packet-ins that were lost and that the controller has not been told of."""
         self.failure: EngineError | None = None
-        self.lost = 0
 
     def put(self, message: p4r.StreamMessageResponse) -> None:
-        if self._queue.qsize() >= _STREAM_QUEUE:
-            self.lost += 1
-            if self.lost.bit_count() == 1:
-                log.warning("a controller does not read its stream: %d messages lost so far", self.lost)
-            return
-        self._queue.put(message)
+        """Append a message; one beyond its kind's room is dropped and counted."""
+        kind = message.WhichOneof("update") or ""
+        with self._lock:
+            if self._waiting[kind] < _STREAM_QUEUE:
+                self._waiting[kind] += 1
+                self._queue.put(message)
+                return
+            self._lost[kind] += 1
+            self._untold += kind == "packet"
+            lost = self._lost[kind]
+        if lost.bit_count() == 1:
+            log.warning("a controller does not read its stream: %d messages of kind %s lost so far", lost, kind)
 
     def close(self, failure: EngineError | None = None) -> None:
+        """End the iteration after what waits; ``failure`` is why."""
         self.failure = self.failure or failure
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[p4r.StreamMessageResponse]:
         while (message := self._queue.get()) is not None:
+            with self._lock:
+                kind = message.WhichOneof("update") or ""
+                self._waiting[kind] -= 1
+                tell = self._untold if self._waiting["packet"] < _STREAM_QUEUE / 2 else 0
+                self._untold -= tell
             yield message
+            if tell:
+                yield notices.packet_ins_lost(tell)
 
 
 class Server(p4r_grpc.P4RuntimeServicer):
@@ -167,10 +190,15 @@ class Server(p4r_grpc.P4RuntimeServicer):
             message = p4r.StreamMessageResponse()
             tables.encode_idle(pipeline.context, table, entry, message.idle_timeout_notification.table_entry.add())
             self._notify_primaries(message)
+        elif event.kind is EventKind.LOST:
+            lost, kind = int.from_bytes(event.data, "little"), EventKind(event.id)
+            log.warning("%d reports of kind %s lost: nobody read them from the native process in time", lost, kind.name)
+            if kind is EventKind.PACKET_IN:
+                self._notify_primaries(notices.packet_ins_lost(lost))
         elif event.kind is EventKind.PORT:
             with self._telling_ports:
                 up = pipeline.ports_up[event.id] = any(event.data)
-                self._notify_primaries(port_status.encode(event.id, up=up))
+                self._notify_primaries(notices.port_status(event.id, up=up))
         else:
             log.info("%s", event.data.decode(errors="replace"))
 
@@ -345,7 +373,7 @@ class Server(p4r_grpc.P4RuntimeServicer):
         with self._telling_ports:
             for port, up in pipeline.ports_up.items():
                 if not up:
-                    session.send(port_status.encode(port, up=False))
+                    session.send(notices.port_status(port, up=False))
 
     def _packet_out(self, session: Session, message: p4r.PacketOut) -> None:
         if not self._arbitration.is_primary(session):

@@ -13,8 +13,9 @@
 
 #define HEAD 5u /* u32 size, u8 type */
 #define TAG 4u
-#define EVENTS_MAX (8u << 20)  /* bytes of events that may wait */
-#define REPLIES_MAX (4u << 20) /* bytes waiting, from which on no request is taken */
+#define EVENTS_MAX (2u << 20)  /* bytes of events of one kind that may wait: a flood of one costs no other its room */
+#define REPLIES_MAX (4u << 20) /* bytes of replies waiting, from which on no request is taken */
+#define REPLIES 0              /* the place of replies among the kinds of events */
 
 bool ss_channel_open(ss_channel *c, int fd) {
     *c = (ss_channel){.fd = fd, .in = malloc(4 + SS_MESSAGE_MAX)};
@@ -27,14 +28,15 @@ void ss_channel_close(ss_channel *c) {
     free(c->out);
 }
 
-bool ss_channel_hungry(const ss_channel *c) { return c->n_out - c->out_at < REPLIES_MAX; }
+bool ss_channel_hungry(const ss_channel *c) { return c->waiting[REPLIES] < REPLIES_MAX; }
 
 static uint8_t *room(ss_channel *c, size_t n) {
-    if (c->out_at == c->n_out) c->out_at = c->n_out = 0;
-    if (c->out_size - c->n_out < n && c->out_at) {
-        memmove(c->out, c->out + c->out_at, c->n_out - c->out_at);
-        c->n_out -= c->out_at;
-        c->out_at = 0;
+    if (c->out_at == c->n_out) c->out_message = c->out_at = c->n_out = 0;
+    if (c->out_size - c->n_out < n && c->out_message) {
+        memmove(c->out, c->out + c->out_message, c->n_out - c->out_message);
+        c->n_out -= c->out_message;
+        c->out_at -= c->out_message;
+        c->out_message = 0;
     }
     if (c->out_size - c->n_out < n) {
         size_t size = 2 * c->out_size + n;
@@ -54,9 +56,9 @@ static void put_head(uint8_t *at, size_t payload, uint8_t type) {
 
 void ss_channel_event(ss_channel *c, uint8_t kind, uint32_t id, uint64_t now_us, const uint8_t *data, uint32_t len) {
     size_t n = HEAD + 13 + len;
-    uint8_t *at = c->n_out - c->out_at + n > EVENTS_MAX ? NULL : room(c, n);
+    uint8_t *at = c->waiting[kind] + n > EVENTS_MAX ? NULL : room(c, n);
     if (!at) {
-        c->lost_events++;
+        c->lost[kind]++;
         return;
     }
     put_head(at, 13 + len, SS_MSG_EVENT);
@@ -65,6 +67,28 @@ void ss_channel_event(ss_channel *c, uint8_t kind, uint32_t id, uint64_t now_us,
     memcpy(at + 10, &now_us, 8);
     if (len) memcpy(at + 18, data, len);
     c->n_out += n;
+    c->waiting[kind] += n;
+}
+
+void ss_channel_report_lost(ss_channel *c, uint64_t now_us) {
+    if (ss_channel_unsent(c)) return;
+    for (uint8_t kind = 1; kind < SS_EVENT_KINDS; kind++) {
+        uint64_t lost = c->lost[kind];
+        c->lost[kind] = 0;
+        if (lost) ss_channel_event(c, SS_EVENT_LOST, kind, now_us, (const uint8_t *)&lost, sizeof lost);
+    }
+}
+
+/* Takes the messages that are sent whole out of the counts of what waits. */
+static void settle(ss_channel *c) {
+    while (c->out_message < c->out_at) {
+        const uint8_t *message = c->out + c->out_message;
+        uint32_t size;
+        memcpy(&size, message, 4);
+        if (c->out_message + 4 + size > c->out_at) return;
+        c->waiting[message[4] == SS_MSG_EVENT ? message[5] : REPLIES] -= 4 + size;
+        c->out_message += 4 + size;
+    }
 }
 
 void ss_channel_write(ss_channel *c) {
@@ -76,6 +100,7 @@ void ss_channel_write(ss_channel *c) {
             return;
         }
         c->out_at += (size_t)n;
+        settle(c);
     }
 }
 
@@ -94,6 +119,7 @@ static void serve(ss_channel *c, const uint8_t *payload, size_t n, ss_request_fn
     memcpy(at + HEAD, payload, TAG);
     memcpy(at + HEAD + TAG, reply, length);
     c->n_out += HEAD + TAG + length;
+    c->waiting[REPLIES] += HEAD + TAG + length;
 }
 
 void ss_channel_read(ss_channel *c, ss_request_fn *execute, void *arg) {

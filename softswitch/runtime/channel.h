@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "switch.h"
 
 typedef struct ss_channel {
     int fd;
@@ -15,7 +16,10 @@ typedef struct ss_channel {
     size_t n_in; /* a message that is not whole yet */
     uint8_t *out;
     size_t out_at, n_out, out_size;
-    uint64_t lost_events; /* nobody read them for too long */
+    size_t out_message; /* where the message begins that out_at is in */
+    size_t
+        waiting[SS_EVENT_KINDS]; /* bytes of events of each kind that are not sent whole; in the place of 0: replies */
+    uint64_t lost[SS_EVENT_KINDS]; /* events of each kind that nobody read for too long, since the last report */
 } ss_channel;
 
 /* Executes a request batch and writes the replies to reply[0..cap); returns their length. */
@@ -27,5 +31,6 @@ void ss_channel_read(ss_channel *, ss_request_fn *, void *arg); /* serves the re
 void ss_channel_event(ss_channel *, uint8_t kind, uint32_t id, uint64_t now_us, const uint8_t *data, uint32_t len);
 void ss_channel_write(ss_channel *); /* sends what the socket takes */
 static inline bool ss_channel_unsent(const ss_channel *c) { return c->out_at < c->n_out; }
-bool ss_channel_hungry(const ss_channel *); /* requests are welcome: replies are being read */
+void ss_channel_report_lost(ss_channel *, uint64_t now_us); /* an SS_EVENT_LOST for each kind, once all else is sent */
+bool ss_channel_hungry(const ss_channel *);                 /* requests are welcome: replies are being read */
 #endif

@@ -235,15 +235,6 @@ void ss_io_close(ss_io *io) {
     close(io->epoll), close(io->netlink), close(io->timer);
 }
 
-/* Reports how many events were lost because the control plane read too slowly, once it reads again. */
-static void report_lost_events(ss_io *io) {
-    uint64_t lost = io->channel.lost_events - io->reported_lost;
-    if (!lost || ss_channel_unsent(&io->channel)) return;
-    io->reported_lost = io->channel.lost_events;
-    tell(io, "%llu reports (packet-in, digest, log) lost: the control plane did not keep up", (unsigned long long)lost);
-    ss_channel_write(&io->channel);
-}
-
 static uint32_t channel_interest(const ss_io *io) {
     return (ss_channel_hungry(&io->channel) ? EPOLLIN : 0u) | (ss_channel_unsent(&io->channel) ? EPOLLOUT : 0u);
 }
@@ -275,7 +266,8 @@ void ss_io_run(ss_io *io) {
         }
         flush_all(io, retry);
         ss_channel_write(&io->channel);
-        report_lost_events(io);
+        ss_channel_report_lost(&io->channel, io->now_us);
+        ss_channel_write(&io->channel);
         uint32_t now = channel_interest(io);
         if (now != interest) watch(io, io->channel.fd, KEY_CHANNEL, interest = now);
     }

@@ -22,7 +22,6 @@ enum {
 typedef struct ss_io {
     ss_switch *sw;
     ss_channel channel;
-    uint64_t reported_lost; /* how many of channel.lost_events were reported */
     ss_port *ports[SS_MAX_PORTS];
     uint32_t numbers[SS_MAX_PORTS], n_ports; /* port numbers in use */
     int epoll, netlink, timer;

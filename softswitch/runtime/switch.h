@@ -21,6 +21,8 @@ typedef enum {
     SS_EVENT_IDLE = 3,      /* id: table index; data: the entry as OP_TABLE_READ gives it (control.h) */
     SS_EVENT_LOG = 4,       /* data: UTF-8 text of log_msg, a failed assert or a named loss; no end mark */
     SS_EVENT_PORT = 5,      /* id: port; data: one byte, 1 where frames can pass, 0 where it is down or gone (io.c) */
+    SS_EVENT_LOST = 6, /* id: a kind of event; data: u64, how many were dropped since the last report (channel.c) */
+    SS_EVENT_KINDS     /* one more than the greatest kind */
 } ss_event_kind;
 
 typedef struct {

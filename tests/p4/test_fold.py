@@ -16,6 +16,7 @@ from support.topo import ENGINES
 
 FOLD = TESTS / "support" / "fold.py"
 LINKS = TESTS / "support" / "links.py"
+PUNT = TESTS / "support" / "punt.py"
 
 
 def namespace() -> list[str]:
@@ -40,6 +41,16 @@ def test_a_leaf_folds_as_written_down(engine: str, tmp_path: Path) -> None:
     """Every operation on every rank, header fields to the last bit, repeats, marks, corrupt and late packets; whom an
     open slot waits for."""
     assert checks(FOLD, engine, tmp_path) == 10
+
+
+@pytest.mark.netns
+@pytest.mark.needs("namespaces")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_may_reach_the_cpu_port(engine: str, tmp_path: Path) -> None:
+    """Nothing from a host's port, not even a perfect link probe; from a switch's port as many probes as its meter lets
+    pass, while another switch's port has room of its own; every packet is counted."""
+    assert checks(PUNT, engine, tmp_path) == 4
 
 
 @pytest.mark.netns

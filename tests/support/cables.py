@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from netfold.controller.switch import tables
 from netfold.controller.switch.entities import Entry
-from netfold.fabric.graph import CPU_PORT, End, Fabric
+from netfold.fabric.graph import End, Fabric
 from support.controller import MemorySwitch
 
 
@@ -15,7 +15,7 @@ def link_between(fabric: Fabric, a: str, b: str) -> int:
 
 
 class Cables:
-    """Between switches in memory: what a switch sends arrives at its neighbour, if that routes it to the CPU port."""
+    """Between switches in memory: what a switch sends arrives at its neighbour, if that lets it reach the CPU port."""
 
     def __init__(self, fabric: Fabric, switches: dict[str, MemorySwitch]) -> None:
         self.cut: set[int] = set()
@@ -30,13 +30,14 @@ class Cables:
         def sends(port: int, frame: bytes) -> None:
             if port != a.port:
                 before(port, frame)
-            elif n not in self.cut and self._to_cpu(switches[b.node]):
+            elif n not in self.cut and self._to_cpu(switches[b.node], b.port):
                 switches[b.node].arrives(b.port, frame)
 
         switches[a.node].sends = sends
 
     @staticmethod
-    def _to_cpu(switch: MemorySwitch) -> bool:
+    def _to_cpu(switch: MemorySwitch, port: int) -> bool:
         key = (tables.ROUTE, (("dst", (0xE0000002, 32)),))
         entry = switch.state.get(key)
-        return isinstance(entry, Entry) and dict(entry.params)["port"] == CPU_PORT
+        punting = (tables.PUNT, (("ingress_port", port),)) in switch.state
+        return punting and isinstance(entry, Entry) and entry.action == tables.TO_CPU

@@ -87,6 +87,7 @@ class MemorySession:
         self.switch = switch
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue()
+        self.packets_dropped = 0
         self.ports_down: set[int] = set()
         self.on_ports: Callable[[], None] = lambda: None
 
@@ -105,6 +106,9 @@ class MemorySession:
 
     async def read_counter(self, name: str) -> dict[int, Count]:
         return self.switch.counters.get(name, {})
+
+    async def read_cell(self, name: str, index: int) -> int:
+        return self.switch.counters.get(name, {}).get(index, Count(0, 0)).packets
 
     async def probe_all(self, slots: Iterable[int]) -> dict[int, SlotState]:
         return {slot: self.switch.slots.get(slot, SlotState(0, 0, False, False, 0)) for slot in slots}

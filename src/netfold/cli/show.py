@@ -15,6 +15,7 @@ from netfold.wire.operator import (
     JobStatus,
     LinkStatus,
     Outcomes,
+    Punts,
     RoundStatus,
     Status,
     Traffic,
@@ -27,11 +28,12 @@ def show(status: Status, console: Console | None = None) -> None:
     up = sum(switch.up for switch in status.switches)
     console.print(f"fabric [bold]{status.fabric}[/bold] on {status.engine}, controller up {status.uptime:.0f} s, "
                   f"{up} of {len(status.switches)} switches up")
-    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "repeats", box=None)
+    switches = Table("switch", "role", "P4Runtime", "state", "entries", "slots", "corrupt", "repeats", "punts dropped",
+                     box=None)
     for s in status.switches:
         state = words(s.up, s.drained) + (f": {s.problem}" if s.problem else "")
         switches.add_row(s.name, s.role, s.grpc, state, str(s.entries), f"{s.slots_used}/{s.slots}", str(s.corrupt),
-                         _repeats(s.folded))
+                         _repeats(s.folded), _punts(s.punts))
     console.print(switches)
     links = Table("link", "state", "rate", "faults", "there", "back", "done there/back", box=None)
     for link in status.links:
@@ -110,6 +112,12 @@ def _repeats(folded: Outcomes) -> str:
     """Counts of retransmissions by the level that answered: this switch, one above it, or none yet."""
     names = ("answered", "asked", "waited", "late")
     return ", ".join(f"{count} {name}" for name in names if (count := getattr(folded, name))) or "-"
+
+
+def _punts(punts: Punts) -> str:
+    """Counts of packets for the CPU port that did not reach the controller, by why."""
+    counts = {"refused": punts.refused, "over rate": punts.over_rate, "dropped": punts.dropped}
+    return ", ".join(f"{count} {why}" for why, count in counts.items() if count) or "-"
 
 
 def _faults(link: LinkStatus) -> str:

@@ -17,7 +17,7 @@ from netfold.controller.switch.entities import Entry, Multicast
 from netfold.controller.switch.pipeline import Pipeline
 from netfold.controller.switch.reconcile import Update
 from netfold.controller.switch.switch import Count, NotPrimary, PacketIn, Session, SwitchError
-from softswitch.p4runtime import port_status
+from softswitch.p4runtime import notices
 from support.controller import PIPELINE, ScriptedServer, run, session, tiny_p4info, until
 
 ENTRY = Entry("In.t", (("port", 5), ("dst", (0x0A000000, 8))), "In.go", (("where", 300),))
@@ -177,8 +177,8 @@ def test_a_switch_tells_which_ports_are_down(tmp_path: Path) -> None:
             s.on_ports = lambda: changes.put_nowait(set(s.ports_down))
             foreign = p4r.StreamMessageResponse()
             foreign.other.Pack(p4r.Uint128(low=3))
-            for message in (foreign, port_status.encode(3, up=False), port_status.encode(4, up=False),
-                            port_status.encode(3, up=True)):
+            for message in (foreign, notices.port_status(3, up=False), notices.port_status(4, up=False),
+                            notices.port_status(3, up=True)):
                 await server.to_send.put(message)
             assert [await changes.get() for _ in range(3)] == [{3}, {3, 4}, {4}]
 
